@@ -1,0 +1,37 @@
+"""ropecli: extends the context window of Hugging Face checkpoints with rotary position embeddings.
+
+The Python API; each name is imported when it is first used, so that `import ropecli` costs nothing.
+"""
+
+import importlib
+from typing import Any
+
+_API = {
+    "RopeGeometry": "ropecli.rope",
+    "ScaledRope": "ropecli.rope",
+    "ScalingSpec": "ropecli.rope",
+    "RopecliError": "ropecli.errors",
+    "scale": "ropecli.scaling.registry",
+    "scaling_methods": "ropecli.scaling.registry",
+    "open_checkpoint": "ropecli.checkpoint.reading",
+    "inspect_checkpoint": "ropecli.checkpoint.inspection",
+    "make_plan": "ropecli.checkpoint.plan",
+    "patch_to": "ropecli.checkpoint.writing",
+    "rotary_tables": "ropecli.checkpoint.live",
+    "set_ropes": "ropecli.checkpoint.live",
+    "read_documents": "ropecli.data.documents",
+    "evaluate_perplexity": "ropecli.evaluate.perplexity",
+    "compare_methods": "ropecli.evaluate.comparison",
+    "finetune": "ropecli.finetune.training",
+}
+__all__ = list(_API)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _API:
+        return getattr(importlib.import_module(_API[name]), name)
+    raise AttributeError(f"module 'ropecli' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_API])

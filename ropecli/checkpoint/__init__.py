@@ -1,0 +1,1 @@
+"""Checkpoints on disk and live: config dialects, reading, planning, atomic writing, proof."""

@@ -1,0 +1,150 @@
+"""What a patch would write, worked out without writing: PatchPlan. Loads neither torch nor transformers."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ropecli.checkpoint.dialects import (
+    RopeSettings,
+    native_parameters,
+    read_settings,
+    sees_whole_context,
+    write_settings,
+)
+from ropecli.checkpoint.provenance import Change, diff, read_provenance
+from ropecli.checkpoint.reading import Checkpoint, copy_config, section_of
+from ropecli.errors import MethodError, PatchError
+from ropecli.rope import ScaledRope, ScalingSpec
+from ropecli.scaling.registry import get_method, scale, varies_with_length
+
+
+@dataclass(frozen=True)
+class PatchPlan:
+    """What would be written: printable, diffable, free to make.
+
+    ropes: by layer type (None where all share one), untouched ones included. changes: against the config as
+    it stands; original: the config before any patch. window: max_position_embeddings to write, tokens.
+    """
+
+    source: Checkpoint
+    spec: ScalingSpec
+    ropes: dict[str | None, ScaledRope]
+    original: dict[str, Any]
+    config: dict[str, Any]
+    changes: tuple[Change, ...]
+    window: int
+    target_length: int
+    warnings: tuple[str, ...]
+
+
+def original_settings(
+    checkpoint: Checkpoint, original_length: int | None = None
+) -> tuple[dict[str, Any], RopeSettings]:
+    """The config before any patch of ours, and its RoPE settings."""
+    provenance = read_provenance(checkpoint)
+    config = provenance.original if provenance else copy_config(checkpoint.config)
+    return config, read_settings(config, original_length)
+
+
+def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope], RopeSettings]:
+    """The ropes in effect, by layer type, and the settings that config.json shows.
+
+    Where ropecli.yaml fits the config, the pretrained geometry and the method are known from it; a new base
+    alone would not show what it was before.
+    """
+    shown = read_settings(checkpoint.config)
+    provenance = read_provenance(checkpoint)
+    if provenance is None:
+        return {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in shown.ropes}, shown
+    before = read_settings(provenance.original, provenance.record.get("original_max_position_embeddings"))
+    return _scale_layers(before, provenance.spec), shown
+
+
+def make_plan(
+    checkpoint: Checkpoint,
+    spec: ScalingSpec,
+    *,
+    target_length: int | None = None,
+    original_length: int | None = None,
+) -> PatchPlan:
+    """Plans to patch `checkpoint`.
+
+    target_length: tokens; then the factor follows from the true original window, whatever spec.factor says.
+    original_length: corrects a config that lies about that window. Raises MethodError for a factor or target
+    out of range, PatchError for what stock transformers cannot express.
+    """
+    get_method(spec.method)
+    config, settings = original_settings(checkpoint, original_length)
+    if not settings.ropes:
+        raise PatchError(f"{checkpoint.name}: no layer of this model turns its queries and keys.")
+    window = settings.ropes[0].geometry.original_max_position_embeddings
+    if target_length is not None:
+        if target_length < window:
+            raise MethodError(
+                f"The target length {target_length} is below the pretraining window, {window}. "
+                "Give at least that, or correct the window with --original-length."
+            )
+        spec = ScalingSpec(spec.method, target_length / window, spec.params)
+    if spec.factor > 1e6:
+        raise MethodError(f"The factor {spec.factor:g} is beyond any use; it must be at most 1000000.")
+    _refuse_softmax_scale(config)
+    ropes = _scale_layers(settings, spec)
+    target = target_length or round(window * spec.factor)
+    warnings = list(settings.warnings)
+    # transformers takes max_position_embeddings for dynamic NTK's original window: raised, it would switch it off.
+    keeps_window = get_method(spec.method).rope_type == "dynamic"
+    written_window = window if keeps_window else target
+    if keeps_window:
+        warnings.append(
+            f"max_position_embeddings stays at {window}: stock readers take it for dynamic NTK's pretraining window."
+        )
+    scaled = {label: rope for label, rope in ropes.items() if rope.spec.method == spec.method}
+    if not scaled:
+        raise PatchError(f"{checkpoint.name}: every layer has a sliding window, so no scaling could help.")
+    warnings += _warn(config, spec, scaled, target)
+    patched = copy_config(config)
+    write_settings(patched, scaled, written_window)
+    changes = tuple(diff(checkpoint.config, patched))
+    return PatchPlan(checkpoint, spec, ropes, config, patched, changes, written_window, target, tuple(warnings))
+
+
+def _scale_layers(settings: RopeSettings, spec: ScalingSpec) -> dict[str | None, ScaledRope]:
+    """Scales the layers that see the whole context; the others keep what they have."""
+    ropes = {}
+    for rope in settings.ropes:
+        label = rope.geometry.layer_type
+        ropes[label] = scale(rope.geometry, spec if sees_whole_context(label) else rope.spec)
+    return ropes
+
+
+def _refuse_softmax_scale(config: dict[str, Any]) -> None:
+    section = section_of(config)
+    parameters = {**(section.get("rope_parameters") or {}), **(section.get("rope_scaling") or {})}
+    if parameters.get("mscale_all_dim"):
+        raise PatchError(
+            "config.json carries mscale_all_dim, which also multiplies the softmax scale (DeepSeek); "
+            "patching such a model is not supported yet, and doing it halfway would be silent."
+        )
+
+
+def _warn(config: dict[str, Any], spec: ScalingSpec, scaled: dict[str | None, ScaledRope], target: int) -> list[str]:
+    warnings = []
+    rope = next(iter(scaled.values()))
+    if spec.method == "none" and spec.factor > 1:
+        warnings.append("none scales nothing: positions beyond the pretraining window stay unseen by the model.")
+    if rope.rope_theta != rope.geometry.rope_theta and native_parameters(rope)["rope_type"] == "default":
+        warnings.append(
+            "the new base says nothing of the window it came from; ropecli.yaml does: keep it beside the weights."
+        )
+    if varies_with_length(rope.geometry, spec):
+        warnings.append(
+            f"{spec.method} switches frequencies with the length: a KV cache that grows past the pretraining "
+            "window, and prompts read in chunks, differ from one pass."
+        )
+    section = section_of(config)
+    sliding = section.get("sliding_window")
+    if isinstance(sliding, int) and section.get("use_sliding_window", True) and sliding < target and None in scaled:
+        warnings.append(f"sliding_window is {sliding}: no layer attends further back, whatever the positions say.")
+    if not math.isclose(spec.factor * rope.geometry.original_max_position_embeddings, target, abs_tol=1):
+        warnings.append(f"factor {spec.factor:g} does not reach the target length {target}.")
+    return warnings

@@ -1,0 +1,81 @@
+"""Proof that a written patch took effect: stock transformers builds the model from the written config, without
+weights, and every rotary table is compared with our own float64 mathematics."""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+
+from ropecli.errors import CheckpointError, ProofError
+from ropecli.rope import ScaledRope
+from ropecli.scaling.registry import scale, varies_with_length
+
+# transformers computes in float32; its powers and our casts differ by a few units in the last place.
+_RELATIVE = 2e-6
+
+
+def build_without_weights(folder: Path):
+    """The causal LM that stock transformers makes from folder/config.json: parameters on the meta device."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with quiet_transformers(), init_empty_weights(include_buffers=False):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # config classes raise what they like
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"transformers does not build a model from this config: {reason}") from error
+
+
+def prove(folder: Path, ropes: dict[str | None, ScaledRope]) -> int:
+    """Compares every rotary table with `ropes` (by layer type); returns how many tables agree.
+
+    Length-dependent methods are compared at one token, at both sides of the pretraining window, and at the
+    target. Raises ProofError naming the module and by how much it differs.
+    """
+    from ropecli.checkpoint.live import rotary_tables
+
+    tables = rotary_tables(build_without_weights(folder))
+    for table in tables:
+        rope = ropes.get(table.layer_type)
+        if rope is None:
+            raise ProofError(f"{table.name}: the live model has layers of type {table.layer_type!r}; config.json not.")
+        if not varies_with_length(rope.geometry, rope.spec):
+            _compare(table.name, table.inv_freq, table.attention_factor, rope)
+            continue
+        window = rope.geometry.original_max_position_embeddings
+        for length in (1, window, window + 1, round(window * rope.spec.factor)):
+            expected = scale(rope.geometry, rope.spec, length)
+            _compare(f"{table.name} at length {length}", *table.at_length(length), expected)
+    return len(tables)
+
+
+def _compare(name: str, inv_freq: np.ndarray, attention_factor: float, rope: ScaledRope) -> None:
+    if inv_freq.shape != rope.inv_freq.shape:
+        raise ProofError(f"{name}: the live module turns {inv_freq.size} pairs, the patch {rope.inv_freq.size}.")
+    error = np.abs(inv_freq - rope.inv_freq) / np.maximum(rope.inv_freq, np.finfo(np.float32).tiny)
+    if error.max() > _RELATIVE:
+        pair = int(error.argmax())
+        raise ProofError(
+            f"{name}: pair {pair} turns by {inv_freq[pair]:.6g} radians per token in the live module, and by "
+            f"{rope.inv_freq[pair]:.6g} in the patch (relative difference {error[pair]:.2g}). "
+            "Stock transformers does not do what this config asks for."
+        )
+    if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:
+        raise ProofError(
+            f"{name}: the live attention factor is {attention_factor:.6g}, the patch's {rope.attention_factor:.6g}."
+        )
+
+
+@contextlib.contextmanager
+def quiet_transformers():
+    """Silences transformers' own warnings: what matters of them we say ourselves."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,128 @@
+"""Finds a checkpoint and reads its JSON files. Owns what CHECKPOINT means; refuses what is not plain JSON.
+
+Loads neither torch nor transformers.
+"""
+
+import copy
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropecli import demo
+from ropecli.errors import CheckpointError
+
+CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_LARGEST_JSON = 32 * 2**20
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py", "README.md", "LICENSE*"]
+_SAMPLE = 2**20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """name: as the user gave it. folder: where its files are. config: config.json as it stands."""
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+
+    @property
+    def tokenizer_config(self) -> dict[str, Any] | None:
+        path = self.folder / TOKENIZER_CONFIG
+        return read_json(path) if path.is_file() else None
+
+    def weight_files(self) -> list[Path]:
+        """The safetensors files; raises CheckpointError where there are none, or where a shard is missing."""
+        found = sorted(self.folder.glob("*.safetensors"))
+        index = self.folder / "model.safetensors.index.json"
+        if index.is_file():
+            names = {str(name) for name in read_json(index).get("weight_map", {}).values()}
+            missing = sorted(names - {path.name for path in found})
+            if missing:
+                raise CheckpointError(f"{self.name}: {index.name} names {missing[0]}, which is not in {self.folder}.")
+        if not found:
+            pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.folder.glob(pattern)]
+            hint = f" {pickled[0]} is pickled and is not read: convert it to safetensors first." if pickled else ""
+            raise CheckpointError(f"{self.name}: no *.safetensors weights in {self.folder}.{hint}")
+        return found
+
+    def digest(self) -> str:
+        """sha256 over config.json and, of each weight file, the name, the size, and the first and last MiB."""
+        sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for path in sorted(self.folder.glob("*.safetensors")):
+            size = path.stat().st_size
+            sha.update(f"{path.name} {size}".encode())
+            with path.open("rb") as file:
+                sha.update(file.read(_SAMPLE))
+                file.seek(max(0, size - _SAMPLE))
+                sha.update(file.read(_SAMPLE))
+        return sha.hexdigest()
+
+
+def open_checkpoint(name: str | Path, *, weights: bool = False, revision: str | None = None) -> Checkpoint:
+    """Finds CHECKPOINT: a folder, `demo`, or a Hub id (`owner/name`).
+
+    weights: of a Hub id, fetch all files rather than the two config files alone. Raises CheckpointError.
+    """
+    folder = Path(name).expanduser()
+    if str(name) == demo.NAME:
+        folder = demo.FOLDER
+    elif not folder.is_dir():
+        if folder.exists():
+            raise CheckpointError(f"{name} is a file; a checkpoint is a folder that holds {CONFIG}.")
+        if not _HUB_ID.fullmatch(str(name)):
+            raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
+        folder = _from_hub(str(name), weights, revision)
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{name}: no {CONFIG} in {folder}. A checkpoint's folder holds one.")
+    return Checkpoint(str(name), folder, read_json(folder / CONFIG))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises CheckpointError for a file that is too large, is not JSON, or does not hold an object."""
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise CheckpointError(f"{path} is {path.stat().st_size >> 20} MiB; at most {_LARGEST_JSON >> 20} are read.")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds {type(value).__name__}; an object was expected.")
+    return value
+
+
+def text_section(config: dict[str, Any]) -> tuple[str, ...]:
+    """Path to the part that holds the RoPE fields: () or, in composite models, ("text_config",)."""
+    return ("text_config",) if isinstance(config.get("text_config"), dict) else ()
+
+
+def section_of(config: dict[str, Any]) -> dict[str, Any]:
+    for key in text_section(config):
+        config = config[key]
+    return config
+
+
+def copy_config(config: dict[str, Any]) -> dict[str, Any]:
+    return copy.deepcopy(config)
+
+
+def _from_hub(name: str, weights: bool, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        if weights:
+            return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_PATTERNS))
+        config = hf_hub_download(name, CONFIG, revision=revision)
+        try:
+            hf_hub_download(name, TOKENIZER_CONFIG, revision=revision)
+        except EntryNotFoundError:
+            pass  # not every checkpoint has a tokenizer
+        return Path(config).parent
+    except Exception as error:  # the Hub client raises many kinds; each means that the name gave no folder
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{name} is no folder here, and the Hub did not give it: {reason}") from error

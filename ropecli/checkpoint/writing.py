@@ -1,0 +1,134 @@
+"""Writes a checkpoint folder so that it is there whole or not at all: a sibling folder is filled, then renamed."""
+
+import contextlib
+import fnmatch
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ropecli.checkpoint.plan import PatchPlan
+from ropecli.checkpoint.proof import prove
+from ropecli.checkpoint.provenance import PROVENANCE, diff
+from ropecli.checkpoint.reading import CONFIG, TOKENIZER_CONFIG
+from ropecli.errors import OutputError, PatchError
+from ropecli.version import VERSION
+
+# What makes up a checkpoint. Code travels only with a config that names it.
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*"]
+
+
+def patch_to(plan: PatchPlan, output: Path, *, link: bool = True, verify: bool = True) -> int:
+    """Writes the patched checkpoint; returns how many live rotary tables proved it (0 without `verify`).
+
+    link: hard-link the weights where the file system can, copy them elsewhere. Raises OutputError, ProofError;
+    then nothing is left behind.
+    """
+    weights = plan.source.weight_files()
+    with new_folder(output) as folder:
+        write_json(folder / CONFIG, plan.config)
+        write_record(folder, plan)
+        _write_tokenizer_config(folder, plan)
+        proved = prove(folder, plan.ropes) if verify else 0
+        for file in _checkpoint_files(plan):
+            # Only weights are shared with the source: small files get edited by hand.
+            _place(file, folder / file.name, link and file in weights)
+    return proved
+
+
+@contextlib.contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Gives a folder to fill, renamed to `output` at the end, or removed when anything goes wrong.
+
+    Raises OutputError for an output that exists and is not empty, and for whatever the disk refuses.
+    """
+    refuse_existing(output)
+    partial = output.parent / f".{output.name}.partial-{os.getpid()}"
+    try:
+        try:
+            _remove_abandoned(output)
+            partial.mkdir(parents=True)
+            yield partial
+            partial.rename(output)
+        except OSError as error:
+            raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_existing(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise OutputError(f"{output} exists and is not empty. Give another --output, or remove it first.")
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise PatchError(f"{path.name} would hold NaN or an infinity, which JSON has not: {error}") from error
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def write_record(folder: Path, plan: PatchPlan) -> None:
+    """Writes ropecli.yaml: enough to say what was done, and to go back to the original config."""
+    rope = next(rope for rope in plan.ropes.values() if rope.spec.method == plan.spec.method)
+    record = {
+        "ropecli": VERSION,
+        "source": {"checkpoint": plan.source.name, "digest": plan.source.digest()},
+        "original_max_position_embeddings": rope.geometry.original_max_position_embeddings,
+        "target_length": plan.target_length,
+        "scaling": {
+            "method": plan.spec.method,
+            "factor": float(plan.spec.factor),
+            "params": {key: _plain(value) for key, value in plan.spec.params.items()},
+        },
+        "changes": [change._asdict() for change in diff(plan.original, plan.config)],
+    }
+    header = "# What ropecli did to this checkpoint; read by it when the checkpoint is patched again.\n"
+    text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
+    (folder / PROVENANCE).write_text(header + text, encoding="utf-8")
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _write_tokenizer_config(folder: Path, plan: PatchPlan) -> None:
+    config = plan.source.tokenizer_config
+    if config is None:
+        return
+    longest = config.get("model_max_length")
+    if isinstance(longest, int | float) and longest < plan.target_length:
+        config["model_max_length"] = plan.target_length
+    write_json(folder / TOKENIZER_CONFIG, config)
+
+
+def _checkpoint_files(plan: PatchPlan) -> list[Path]:
+    patterns = [*_FILES, "*.py"] if plan.config.get("auto_map") else _FILES
+    written = {CONFIG, TOKENIZER_CONFIG, PROVENANCE}
+    files = [file for file in sorted(plan.source.folder.iterdir()) if file.name not in written and file.is_file()]
+    return [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns)]
+
+
+def _place(source: Path, target: Path, link: bool) -> None:
+    source = source.resolve()  # the Hub's cache holds links to its blobs
+    if link:
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
+
+
+def _remove_abandoned(output: Path) -> None:
+    """Removes what a killed run left beside `output`."""
+    for partial in output.parent.glob(f".{output.name}.partial-*"):
+        try:
+            os.kill(int(partial.name.rpartition("-")[2]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(partial, ignore_errors=True)
+        except (ValueError, PermissionError):
+            continue

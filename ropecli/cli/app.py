@@ -1,0 +1,54 @@
+"""The `ropecli` command: its subcommands, and what becomes of their errors.
+
+Loads neither torch nor transformers; a command imports them when it runs.
+"""
+
+import sys
+
+import typer
+
+from ropecli.cli import compare, eval_ppl, finetune, inspect, patch
+from ropecli.cli.terminal import fail
+from ropecli.errors import RopecliError
+from ropecli.version import VERSION
+
+app = typer.Typer(
+    name="ropecli",
+    help="Extend the context window of Hugging Face checkpoints with rotary position embeddings.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("inspect")(inspect.command)
+app.command("patch")(patch.command)
+app.command("eval-ppl")(eval_ppl.command)
+app.command("compare")(compare.command)
+app.command("finetune")(finetune.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ropecli {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs the command line. Exit status 2: the user can mend it; 130: interrupted; 1: a fault of ours."""
+    try:
+        app()
+    except RopecliError as error:
+        fail(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        fail("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)

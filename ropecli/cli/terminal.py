@@ -1,0 +1,70 @@
+"""What commands share in speaking to the terminal: results on standard output, all else on standard error."""
+
+import json
+import math
+import sys
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from ropecli.errors import MethodError
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def fail(message: str) -> None:
+    err.print("[bold red]error:[/]", end=" ")
+    err.print(message, markup=False, soft_wrap=True)
+
+
+def warn(message: str) -> None:
+    err.print("[yellow]warning:[/]", end=" ")
+    err.print(message, markup=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """JSON on standard output; infinities and NaN, which JSON has not, become null."""
+    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, Any]:
+    """`--set KEY=VALUE` options, values read as YAML. Raises MethodError for one that is not KEY=VALUE."""
+    params = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not (equals and key.strip()):
+            raise MethodError(f"--set {setting!r} was not understood; it has the form KEY=VALUE.")
+        params[key.strip()] = _scalar(value)
+    return params
+
+
+def parse_numbers(text: str, option: str, kind: type) -> list:
+    """`256,512,1024` as sorted numbers without repeats. Raises MethodError."""
+    try:
+        numbers = sorted({kind(part) for part in text.split(",") if part.strip()})
+    except ValueError:
+        numbers = []
+    if not numbers or not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise MethodError(f"{option} is {text!r}; it must be positive numbers with commas between, as 256,512.")
+    return numbers
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return float(text) if "." in text or "e" in text.lower() else int(text)  # YAML 1.1 takes 5e5 for a string
+    except ValueError:
+        pass
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

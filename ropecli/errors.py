@@ -1,0 +1,36 @@
+"""What goes wrong, by whose hand. The command line turns each into one message and exit status 2.
+
+RopecliError
+├── CheckpointError   a folder or config.json that cannot be used as it is
+├── MethodError       an unknown method, parameter or factor
+├── PatchError        a patch that cannot be written as asked
+│   └── ProofError    the written patch does not show in the live model
+├── DataError         a data source that does not give what was asked of it
+├── OutputError       an output that exists already, or that cannot be written
+└── RecipeError       a recipe with faults, all of them listed
+"""
+
+
+class RopecliError(Exception):
+    """Something the user can mend. Its message says what, the value, what was expected, and the next step."""
+
+
+class CheckpointError(RopecliError): ...
+
+
+class MethodError(RopecliError): ...
+
+
+class PatchError(RopecliError): ...
+
+
+class ProofError(PatchError): ...
+
+
+class DataError(RopecliError): ...
+
+
+class OutputError(RopecliError): ...
+
+
+class RecipeError(RopecliError): ...

@@ -1,0 +1,67 @@
+"""What a rotary position embedding is, in numbers: RopeGeometry, ScalingSpec, ScaledRope.
+
+Owns the base frequencies. Knows no method, config or model.
+Source: Su et al. 2021 (arXiv:2104.09864), section 3.2.2: θ_i = b^(-2i/d).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RopeGeometry:
+    """What a model, or one of its layer types, was pretrained with.
+
+    head_dim: width of a head. rotary_dim: width of the part of it that turns, even.
+    rope_theta: the base b. original_max_position_embeddings: the pretraining window, tokens.
+    layer_type: None where all layers share one geometry.
+    """
+
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    original_max_position_embeddings: int
+    layer_type: str | None = None
+
+    def inv_freq(self, rope_theta: float | None = None) -> np.ndarray:
+        """Base frequencies b^(-2i/d), shape (rotary_dim/2,), float64, radians per token, fastest first."""
+        exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim
+        return (rope_theta or self.rope_theta) ** -exponents
+
+
+@dataclass(frozen=True)
+class ScalingSpec:
+    """What the user wants: a method's name, the factor s = target window ÷ pretraining window, its parameters."""
+
+    method: str
+    factor: float = 1.0
+    params: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ScaledRope:
+    """What the mathematics gives.
+
+    inv_freq: shape (rotary_dim/2,), float64, radians per token, index 0 fastest.
+    attention_factor: multiplies cos and sin, so that logits get its square.
+    rope_theta: the base in effect; differs from the geometry's where the method changes the base itself.
+    """
+
+    geometry: RopeGeometry
+    spec: ScalingSpec
+    inv_freq: np.ndarray
+    attention_factor: float = 1.0
+    rope_theta: float = math.nan
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.rope_theta):
+            object.__setattr__(self, "rope_theta", self.geometry.rope_theta)
+
+    @property
+    def wavelength(self) -> np.ndarray:
+        """Tokens per turn, shape (rotary_dim/2,); infinite where a pair does not turn."""
+        with np.errstate(divide="ignore"):
+            return 2 * math.pi / self.inv_freq

@@ -1,0 +1,25 @@
+"""Adjusted base frequency: a larger base b, so that slow pairs turn slower still."""
+
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.registry import scaling_method
+
+
+@scaling_method("abf", source="Xiong et al. 2023, arXiv:2309.16039, section 4.1", rope_type="default")
+def abf(
+    rope: RopeGeometry, s: float, *, rope_theta: float | None = None, beta: float | None = None
+) -> ScaledRope:
+    """Adjusted base frequency (ABF): replace the base b by rope_theta, or by beta * b.
+
+    rope_theta: the new base (Llama 2 Long 500000, Code Llama 1000000). beta: the new base over the old
+    (50 in Xiong et al.). Exactly one of them. The factor sets the window alone.
+    """
+    if (rope_theta is None) == (beta is None):
+        given = "both" if beta is not None else "neither"
+        raise MethodError(
+            f"abf takes either rope_theta (the new base) or beta (new base over old), and {given} was given. "
+            "Example: --set rope_theta=500000"
+        )
+    new_theta = rope_theta if rope_theta is not None else beta * rope.rope_theta
+    params = {"rope_theta": rope_theta} if rope_theta is not None else {"beta": beta}
+    return ScaledRope(rope, ScalingSpec("abf", s, params), rope.inv_freq(new_theta), rope_theta=new_theta)

@@ -1,0 +1,17 @@
+"""Dynamic NTK: the base grows with the current length, so that short inputs see the pretrained frequencies."""
+
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.ntk import ntk_theta
+from ropecli.scaling.registry import scaling_method
+
+
+@scaling_method("dynamic", source="emozilla 2023, 'Dynamically Scaled RoPE'; YaRN, appendix B.3", rope_type="dynamic")
+def dynamic(rope: RopeGeometry, s: float, length: int) -> ScaledRope:
+    """Dynamic NTK: NTK-aware scaling by (s·l/L) - (s - 1), where l is the current length, at least L.
+
+    Keys that were rotated at one length do not fit another, so a KV cache that grows past L is inexact.
+    """
+    window = rope.original_max_position_embeddings
+    stretch = s * max(length, window) / window - (s - 1)
+    theta = ntk_theta(rope, stretch)
+    return ScaledRope(rope, ScalingSpec("dynamic", s), rope.inv_freq(theta), rope_theta=theta)

@@ -1,0 +1,30 @@
+"""Llama 3.1's scaling: three bands of wavelengths, the middle one interpolated smoothly."""
+
+import math
+
+import numpy as np
+
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.registry import scaling_method
+
+
+@scaling_method("llama3", source="Meta 2024, Llama 3.1's apply_scaling in llama-models", rope_type="llama3")
+def llama3(
+    rope: RopeGeometry, s: float, *, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0
+) -> ScaledRope:
+    """Llama 3.1: divide by the factor what turns less than low_freq_factor times in the pretraining window.
+
+    low_freq_factor, high_freq_factor: turns in the pretraining window. Below the first a pair is fully
+    interpolated, above the second left alone; between, linear in the number of turns.
+    """
+    if high_freq_factor <= low_freq_factor:
+        raise MethodError(
+            f"high_freq_factor is {high_freq_factor:g} and low_freq_factor {low_freq_factor:g}; "
+            "high_freq_factor must be the larger."
+        )
+    base = rope.inv_freq()
+    turns = rope.original_max_position_embeddings * base / (2 * math.pi)
+    kept = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
+    params = {"low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor}
+    return ScaledRope(rope, ScalingSpec("llama3", s, params), base * (kept + (1 - kept) / s))

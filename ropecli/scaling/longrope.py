@@ -1,0 +1,41 @@
+"""LongRoPE: a factor for each pair, found by a search outside of this file."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.registry import scaling_method
+
+
+@scaling_method("longrope", source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3", rope_type="longrope")
+def longrope(
+    rope: RopeGeometry,
+    s: float,
+    length: int,
+    *,
+    long_factor: Sequence[float],
+    short_factor: Sequence[float] | None = None,
+    attention_factor: float | None = None,
+) -> ScaledRope:
+    """LongRoPE: divide each pair's frequency by its own factor.
+
+    long_factor, short_factor: rotary_dim/2 numbers each, for sequences above and up to the pretraining
+    window L; one list alone serves both, and then the frequencies never switch. attention_factor:
+    √(1 + ln s / ln L) unless given.
+    """
+    short_factor = long_factor if short_factor is None else short_factor
+    pairs = rope.rotary_dim // 2
+    for name, factors in (("long_factor", long_factor), ("short_factor", short_factor)):
+        if len(factors) != pairs:
+            raise MethodError(f"{name} has {len(factors)} entries; this model has {pairs} rotary pairs.")
+    params = {"long_factor": list(long_factor), "short_factor": list(short_factor)}
+    window = rope.original_max_position_embeddings
+    if attention_factor is not None:
+        params["attention_factor"] = attention_factor
+    else:
+        attention_factor = math.sqrt(1 + math.log(s) / math.log(window))
+    factors = np.array(long_factor if length > window else short_factor, dtype=np.float64)
+    return ScaledRope(rope, ScalingSpec("longrope", s, params), rope.inv_freq() / factors, attention_factor)

@@ -1,0 +1,147 @@
+"""Finds the scaling methods and calls them with checked parameters.
+
+A method is a function `(rope, s, *, parameters) -> ScaledRope`; one that depends on the current sequence
+length takes it third: `(rope, s, length, *, parameters)`. Its keyword-only parameters are its schema.
+"""
+
+import difflib
+import importlib
+import inspect
+import math
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+
+
+@dataclass(frozen=True)
+class ScalingMethod:
+    """name: ours. source: paper and section. rope_type: the native encoding in transformers.
+
+    depends_on_length: the frequencies change with the current sequence length.
+    """
+
+    name: str
+    function: Callable[..., ScaledRope]
+    source: str
+    rope_type: str
+    depends_on_length: bool
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.function) or "").split("\n\n")[0].replace("\n", " ")
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        found = inspect.signature(self.function).parameters.items()
+        return {name: parameter for name, parameter in found if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+_METHODS: dict[str, ScalingMethod] = {}
+
+
+def scaling_method(name: str, *, source: str, rope_type: str) -> Callable:
+    """Registers the decorated function as a scaling method."""
+
+    def register(function: Callable[..., ScaledRope]) -> Callable[..., ScaledRope]:
+        depends_on_length = "length" in inspect.signature(function).parameters
+        _METHODS[name] = ScalingMethod(name, function, source, rope_type, depends_on_length)
+        return function
+
+    return register
+
+
+@cache
+def scaling_methods() -> dict[str, ScalingMethod]:
+    """All methods by name."""
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{__package__}.{module.name}")
+    return dict(sorted(_METHODS.items()))
+
+
+def get_method(name: str) -> ScalingMethod:
+    """Raises MethodError for a name that is not registered."""
+    methods = scaling_methods()
+    if name in methods:
+        return methods[name]
+    raise MethodError(f"Unknown method {name!r}. Known: {', '.join(methods)}.{_did_you_mean(name, methods)}")
+
+
+def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) -> ScaledRope:
+    """The frequencies that `spec` gives for `geometry`.
+
+    length: the current sequence length, tokens; by default the target window. Methods that do not depend on
+    it ignore it. Raises MethodError for an unknown method or parameter, a value of the wrong kind, or a
+    factor that is not a finite number of at least 1.
+    """
+    method = get_method(spec.method)
+    if not (math.isfinite(spec.factor) and spec.factor >= 1):
+        raise MethodError(f"The factor is {spec.factor:g}; it must be a finite number of at least 1.")
+    params = _checked_parameters(method, spec.params)
+    if method.depends_on_length:
+        window = round(geometry.original_max_position_embeddings * spec.factor)
+        scaled = method.function(geometry, spec.factor, length or window, **params)
+    else:
+        scaled = method.function(geometry, spec.factor, **params)
+    if not (np.isfinite(scaled.inv_freq).all() and (scaled.inv_freq >= 0).all()):
+        raise MethodError(f"{spec.method} with factor {spec.factor:g} gives frequencies that are not finite.")
+    return scaled
+
+
+def varies_with_length(geometry: RopeGeometry, spec: ScalingSpec) -> bool:
+    """Whether the frequencies really change inside the target window (longrope with one list does not)."""
+    if not get_method(spec.method).depends_on_length:
+        return False
+    short, long = scale(geometry, spec, length=1), scale(geometry, spec)
+    return not np.array_equal(short.inv_freq, long.inv_freq)
+
+
+def _checked_parameters(method: ScalingMethod, params: Mapping[str, object]) -> dict[str, object]:
+    known = method.parameters
+    for key, value in params.items():
+        if key not in known:
+            names = ", ".join(known) or "none"
+            hint = _did_you_mean(key, known)
+            raise MethodError(f"Method {method.name} has no parameter {key!r}. Its parameters: {names}.{hint}")
+        if not _fits(value, known[key].annotation):
+            expected = _describe(known[key].annotation)
+            raise MethodError(f"{method.name}: {key} is {value!r}; it must be {expected}.")
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in params:
+            raise MethodError(f"Method {method.name} needs {key}: give it with --set {key}=... or --factors-file FILE.")
+    return dict(params)
+
+
+def _fits(value: object, annotation: object) -> bool:
+    if isinstance(annotation, types.UnionType):
+        return any(_fits(value, one) for one in typing.get_args(annotation))
+    if annotation is types.NoneType:
+        return value is None
+    if annotation is bool:
+        return isinstance(value, bool)
+    if typing.get_origin(annotation) is Sequence:
+        return isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(x, float) for x in value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _describe(annotation: object) -> str:
+    if isinstance(annotation, types.UnionType):
+        return " or ".join(_describe(one) for one in typing.get_args(annotation) if one is not types.NoneType)
+    if annotation is bool:
+        return "true or false"
+    if typing.get_origin(annotation) is Sequence:
+        return "a list of positive numbers"
+    return "a positive, finite number"
+
+
+def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

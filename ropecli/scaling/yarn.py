@@ -1,0 +1,81 @@
+"""YaRN and its parts: NTK-by-parts interpolation, and the logits' temperature on top.
+
+Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 and 3.3.
+"""
+
+import math
+
+import numpy as np
+
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.registry import scaling_method
+
+
+def yarn_attention_factor(s: float) -> float:
+    """√(1/t) = 0.1·ln s + 1 (eq. 22)."""
+    return 0.1 * math.log(s) + 1.0
+
+
+def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, truncate: bool) -> np.ndarray:
+    """Frequencies between base and base/s (eq. 19), shape (rotary_dim/2,).
+
+    The ramp is linear in the pair's index, as in the reference implementation and transformers, where the
+    paper's γ (eq. 18) is linear in the number of turns. Raises MethodError unless beta_fast > beta_slow.
+    """
+    if beta_fast <= beta_slow:
+        raise MethodError(f"beta_fast is {beta_fast:g} and beta_slow {beta_slow:g}; beta_fast must be the larger.")
+    if rope.rope_theta <= 1:
+        raise MethodError(f"rope_theta is {rope.rope_theta:g}; a ramp over the pairs needs a base above 1.")
+
+    def pair_with(turns: float) -> float:
+        """Index of the pair that makes so many turns in the pretraining window."""
+        window = rope.original_max_position_embeddings
+        return rope.rotary_dim * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
+
+    low, high = pair_with(beta_fast), pair_with(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    if low == high:
+        high += 0.001  # as the reference does, where both ends fall on one pair
+    interpolated = np.clip((np.arange(rope.rotary_dim // 2) - low) / (high - low), 0, 1)
+    return rope.inv_freq() * (interpolated / s + (1 - interpolated))
+
+
+@scaling_method("ntk-by-parts", source="YaRN, arXiv:2309.00071, section 3.2, eq. 17-19", rope_type="yarn")
+def ntk_by_parts(
+    rope: RopeGeometry, s: float, *, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
+) -> ScaledRope:
+    """NTK-by-parts: interpolate slow pairs, leave fast ones, and ramp between. YaRN without temperature.
+
+    beta_fast: turns in the pretraining window from which on a pair is left alone. beta_slow: turns below
+    which it is fully interpolated. truncate: round the ramp's ends to whole pairs.
+    """
+    params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
+    inv_freq = by_parts(rope, s, beta_fast, beta_slow, truncate)
+    return ScaledRope(rope, ScalingSpec("ntk-by-parts", s, params), inv_freq)
+
+
+@scaling_method("yarn", source="Peng et al. 2023, arXiv:2309.00071, section 3.3, eq. 21-22", rope_type="yarn")
+def yarn(
+    rope: RopeGeometry,
+    s: float,
+    *,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+    attention_factor: float | None = None,
+) -> ScaledRope:
+    """YaRN: NTK-by-parts and an attention temperature.
+
+    beta_fast, beta_slow, truncate: as in ntk-by-parts. attention_factor: multiplies cos and sin;
+    0.1·ln s + 1 unless given.
+    """
+    params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
+    if attention_factor is not None:
+        params["attention_factor"] = attention_factor
+    else:
+        attention_factor = yarn_attention_factor(s)
+    inv_freq = by_parts(rope, s, beta_fast, beta_slow, truncate)
+    return ScaledRope(rope, ScalingSpec("yarn", s, params), inv_freq, attention_factor)

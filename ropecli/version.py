@@ -1,0 +1,8 @@
+"""The version, in one place."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    VERSION = version("ropecli")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    VERSION = "0+source"

@@ -1,0 +1,167 @@
+"""Makes the demo checkpoint from nothing: tokenizer, weights, model card.
+
+    python scripts/train_demo.py                    # into runs/demo, then copied to ropecli/demo
+    python scripts/train_demo.py --tokens 1000000 --no-install
+
+A run that was interrupted goes on from its last checkpoint when the same command is given again. The batch
+at a step depends on (seed, step) alone, so a resumed run sees what an uninterrupted one would have seen.
+"""
+
+import json
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+from ropecli.demo import FOLDER
+from ropecli.demo.corpus import line_windows, sample_windows, training_files
+
+WINDOW = 256
+VOCABULARY = 2048
+END_OF_TEXT = "<|endoftext|>"
+CONFIG = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=256,
+    intermediate_size=704,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=WINDOW,
+    tie_word_embeddings=True,
+    bos_token_id=0,
+    eos_token_id=0,
+    pad_token_id=0,
+)
+INSTALLED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "trained_windows.npy")
+
+
+def train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
+    """Byte-level BPE; a document begins with END_OF_TEXT, as Llama's begins with its <s>."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A {END_OF_TEXT} $B", special_tokens=[(END_OF_TEXT, 0)]
+    )
+    special = dict(bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=WINDOW, clean_up_tokenization_spaces=False, **special
+    )
+    fast.save_pretrained(folder)
+    config_file = folder / "tokenizer_config.json"
+    config = json.loads(config_file.read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that transformers 4 and 5 both know
+    config_file.write_text(json.dumps(config, indent=2) + "\n")
+    return fast
+
+
+def prepare_corpus(work: Path) -> np.ndarray:
+    """The training stream as one array of token ids, with the tokenizer and the hashes written beside it."""
+    stream = work / "stream.npy"
+    if stream.exists():
+        return np.load(stream, mmap_mode="r")
+    files = list(training_files())
+    texts = [text for _, text in files]
+    tokenizer = train_tokenizer(texts, work)
+    windows = set().union(*(line_windows(text) for text in texts))
+    np.save(work / "trained_windows.npy", sample_windows(windows))
+    ids = np.concatenate([np.array(ids, dtype=np.uint16) for ids in tokenizer(texts)["input_ids"]])
+    size = sum(len(text.encode()) for text in texts)
+    (work / "corpus.json").write_text(json.dumps({"files": len(files), "bytes": size, "tokens": len(ids)}))
+    np.save(work / "stream.tmp.npy", ids)
+    os.replace(work / "stream.tmp.npy", stream)
+    return ids
+
+
+def batch_at(stream: np.ndarray, seed: int, step: int, size: int, device: str) -> torch.Tensor:
+    starts = np.random.default_rng([seed, step]).integers(0, len(stream) - WINDOW - 1, size=size)
+    rows = np.stack([stream[start : start + WINDOW + 1] for start in starts]).astype(np.int64)
+    return torch.from_numpy(rows).to(device)
+
+
+def make_optimizers(model: torch.nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for the hidden matrices, AdamW for embeddings and norms: fewer tokens to the same loss."""
+    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    other = [p for name, p in model.named_parameters() if not (p.ndim == 2 and "embed" not in name)]
+    return [
+        torch.optim.Muon(hidden, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(other, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def schedule(step: int, steps: int) -> float:
+    """Warm-up over 2%, constant, then linear to zero over the last 40%."""
+    return min(1.0, (step + 1) / max(1, steps // 50), (steps - step) / (0.4 * steps))
+
+
+def save_state(path: Path, state: dict) -> None:
+    torch.save(state, path.with_suffix(".tmp"))
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+def pretrain(stream: np.ndarray, work: Path, *, tokens: int, batch: int, lr: float, seed: int) -> dict:
+    """Trains to `tokens` tokens; returns the state, whose model is the float32 state dict."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).to(device)
+    optimizers = make_optimizers(model, lr)
+    steps = math.ceil(tokens / (batch * WINDOW))
+    state_file = work / "state.pt"
+    state = {"step": 0, "seconds": 0.0}
+    if state_file.exists():
+        state = torch.load(state_file, map_location=device)
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    log = (work / "metrics.jsonl").open("a")
+    with Progress(*columns, TimeRemainingColumn()) as progress, log:
+        bar = progress.add_task("pretraining", total=steps, completed=state["step"])
+        begun, before = time.monotonic(), state["seconds"]
+        for step in range(state["step"], steps):
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * schedule(step, steps)
+            rows = batch_at(stream, seed, step, batch, device)
+            with torch.autocast(device, dtype=torch.bfloat16):
+                logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            seconds = before + time.monotonic() - begun
+            if step % 20 == 0:
+                log.write(json.dumps({"step": step, "loss": round(loss.item(), 4), "seconds": round(seconds)}) + "\n")
+                log.flush()
+            progress.update(bar, advance=1, description=f"pretraining, loss {loss.item():.3f}")
+            if (step + 1) % 200 == 0 or step + 1 == steps:
+                state = {"step": step + 1, "seconds": seconds, "model": model.state_dict()}
+                state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+                save_state(state_file, state)
+    return state
+
+
+def main(
+    tokens: int = 26_000_000, batch: int = 32, lr: float = 6e-3, seed: int = 0, work: Path = Path("runs/demo")
+) -> None:
+    work.mkdir(parents=True, exist_ok=True)
+    stream = prepare_corpus(work)
+    pretrain(stream, work, tokens=tokens, batch=batch, lr=lr, seed=seed)
+
+
+if __name__ == "__main__":
+    typer.run(main)
