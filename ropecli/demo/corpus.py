@@ -103,3 +103,8 @@ def line_windows(text: str) -> set[int]:
 def sample_windows(windows: set[int]) -> np.ndarray:
     """The sorted, sampled hashes, uint64: what TRAINED_WINDOWS holds of the training files."""
     return np.array(sorted(window for window in windows if window % SAMPLING == 0), dtype=np.uint64)
+
+
+def was_trained_on(text: str) -> bool:
+    """Whether a passage of `text` was among what the demo checkpoint was trained on, whatever file it was in."""
+    return np.isin(sample_windows(line_windows(text)), np.load(TRAINED_WINDOWS)).any().item()

@@ -1,0 +1,64 @@
+"""Documents of tokens: a source, tokenized, with those that are too short left out and counted."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropecli.errors import DataError
+
+
+@dataclass(frozen=True)
+class Document:
+    """name: file or row. ids: shape (tokens,), int64."""
+
+    name: str
+    ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of at least `length` tokens. too_short: how many were left out. total_tokens: of those kept."""
+
+    kept: tuple[Document, ...]
+    too_short: int
+
+    def fingerprint(self, length: int) -> str:
+        """sha256 over the first `length` token ids of every document."""
+        sha = hashlib.sha256()
+        for document in self.kept:
+            sha.update(document.ids[:length].astype("<i8").tobytes())
+        return sha.hexdigest()
+
+
+def read_documents(
+    texts: Iterable[tuple[str, str]],
+    tokenizer,
+    length: int,
+    *,
+    most: int | None = None,
+    advance: Callable[[str], None] = lambda name: None,
+) -> Documents:
+    """Tokenizes (name, text) pairs, special tokens included, until `most` documents reach `length` tokens.
+
+    Raises DataError where none does, saying how long the longest is.
+    """
+    kept: list[Document] = []
+    lengths = [0]
+    for name, text in texts:
+        ids = np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
+        lengths.append(len(ids))
+        advance(name)
+        if len(ids) >= length:
+            kept.append(Document(name, ids))
+            if most and len(kept) == most:
+                break
+    if len(lengths) == 1:
+        raise DataError("The source holds no document.")
+    if not kept:
+        raise DataError(
+            f"No document is as long as {length} tokens; the longest of {len(lengths) - 1} has {max(lengths)}. "
+            "Give shorter lengths, or longer documents."
+        )
+    return Documents(tuple(kept), len(lengths) - 1 - len(kept))

@@ -1,0 +1,98 @@
+"""What SOURCE means: `demo`, `demo-train`, a file or folder, or a dataset on the Hub, each as named texts.
+
+Files of other kinds than those below are passed over in a folder, and refused when named. Texts are read one
+at a time; nothing is cached.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ropecli.demo import corpus
+from ropecli.errors import DataError
+
+DEMO = "demo"
+DEMO_TRAIN = "demo-train"
+_TEXT = {".txt", ".md", ".py"}
+_ROWS = {".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+_KINDS = ", ".join(sorted(_TEXT | set(_ROWS)))
+_SPLITS = ("test", "validation", "train")
+
+Texts = Iterator[tuple[str, str]]
+
+
+def read_texts(source: str, *, text_column: str = "text", split: str | None = None) -> Texts:
+    """(name, text) of each document of SOURCE, in a fixed order.
+
+    text_column: of tables, the column that holds the text. split: of a Hub dataset; by default the first there
+    is of test, validation, train. Raises DataError.
+    """
+    if source == DEMO:
+        return demo_held_out()
+    if source == DEMO_TRAIN:
+        return corpus.training_files()
+    path = Path(source).expanduser()
+    if path.is_file():
+        return _read_file(path, text_column)
+    if path.is_dir():
+        return _read_folder(path, text_column)
+    if "/" in source and not source.startswith((".", "/", "~")):
+        return _read_hub(source, text_column, split)
+    raise DataError(f"No file or folder {source}. A source is one of these, 'demo', 'demo-train', or a Hub dataset id.")
+
+
+def demo_held_out() -> Texts:
+    """The held-out files of the demo, without those that this Python shares with the training text."""
+    for name, text in corpus.held_out_files().items():
+        if not corpus.was_trained_on(text):
+            yield name, text
+
+
+def _read_folder(folder: Path, text_column: str) -> Texts:
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _TEXT | set(_ROWS) and path.is_file())
+    if not files:
+        raise DataError(f"{folder} holds no file of the kinds {_KINDS}.")
+    for path in files:
+        for name, text in _read_file(path, text_column):
+            yield f"{path.relative_to(folder).as_posix()}{name.removeprefix(path.name)}", text
+
+
+def _read_file(path: Path, text_column: str) -> Texts:
+    if path.suffix in _TEXT:
+        try:
+            yield path.name, path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError) as error:
+            raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
+    elif path.suffix in _ROWS:
+        yield from _read_table(path.name, text_column, _ROWS[path.suffix], data_files=str(path), split="train")
+    else:
+        raise DataError(f"{path} is of an unknown kind; known: {_KINDS}.")
+
+
+def _read_hub(source: str, text_column: str, split: str | None) -> Texts:
+    from datasets import get_dataset_split_names
+
+    try:
+        splits = get_dataset_split_names(source)
+    except Exception as error:  # the Hub client raises many kinds
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise DataError(f"{source} is no file or folder here, and the Hub did not give it: {reason}") from error
+    chosen = split or next((name for name in _SPLITS if name in splits), splits[0])
+    if chosen not in splits:
+        raise DataError(f"{source} has no split {chosen!r}; it has {', '.join(splits)}.")
+    return _read_table(source, text_column, source, split=chosen)
+
+
+def _read_table(label: str, text_column: str, builder: str, **arguments: str) -> Texts:
+    from datasets import load_dataset
+
+    try:
+        for index, row in enumerate(load_dataset(builder, streaming=True, **arguments)):
+            if not isinstance(row.get(text_column), str):
+                columns = ", ".join(row) or "none"
+                raise DataError(f"{label}: row {index} has no text in column {text_column!r}; its columns: {columns}.")
+            yield f"{label}:{index}", row[text_column]
+    except DataError:
+        raise
+    except Exception as error:  # broken rows surface as many kinds from the readers below datasets
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise DataError(f"{label} cannot be read as a table: {reason}") from error

@@ -1,0 +1,1 @@
+"""Perplexity at many lengths, by named protocols."""

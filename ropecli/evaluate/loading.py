@@ -1,0 +1,64 @@
+"""Loads a checkpoint's model and tokenizer with stock transformers, and turns its failures into clear messages."""
+
+from ropecli.checkpoint.reading import Checkpoint
+from ropecli.errors import CheckpointError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def choose_device(name: str = "auto") -> str:
+    """'auto' is the first GPU if there is one. Raises CheckpointError for a device that is not there."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise CheckpointError(f"--device {name}: this torch ({torch.__version__}) sees no CUDA device.")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise CheckpointError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from error
+    return name
+
+
+def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "auto"):
+    """The causal LM in evaluation mode.
+
+    dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way,
+    because the dtype is given at loading and not cast afterwards. Raises CheckpointError.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from ropecli.checkpoint.proof import quiet_transformers
+
+    checkpoint.weight_files()
+    device = choose_device(device)
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    try:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                checkpoint.folder, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+            )
+    except Exception as error:  # damaged weights and configs surface as many kinds
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason}") from error
+    return model.to(device).eval()
+
+
+def load_tokenizer(checkpoint: Checkpoint):
+    """Raises CheckpointError where the folder has no tokenizer that transformers can read."""
+    from transformers import AutoTokenizer
+
+    from ropecli.checkpoint.proof import quiet_transformers
+
+    known = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    if not any((checkpoint.folder / name).is_file() for name in known):
+        raise CheckpointError(f"{checkpoint.name}: no tokenizer in {checkpoint.folder} (none of {', '.join(known)}).")
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    except Exception as error:  # tokenizers raise what they like
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot be loaded: {reason}") from error

@@ -1,0 +1,137 @@
+"""Perplexity at several lengths by a named protocol.
+
+`prefix`: the first N tokens of each document, each token after the first scored with all before it. All
+lengths come from one pass where the rotary tables do not switch with the length. Early tokens have little
+context, so this flatters long windows, and shows a collapse plainly.
+
+`tail`: the same target tokens for every N, the last ones of each document's longest prefix, read with the
+N - 1 to N - targets tokens before them: whether more context helps.
+
+ppl = exp(Σ nll / Σ tokens) over all scored tokens, natural logarithm.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ropecli.checkpoint.live import reset_tables, rotary_tables, switches_with_length
+from ropecli.data.documents import Document, Documents
+from ropecli.errors import DataError, RopecliError
+from ropecli.evaluate.scoring import TokenScorer
+
+PROTOCOLS = ("prefix", "tail")
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Row:
+    """Perplexity at one length. nll: mean, nats. ppl_low, ppl_high: 95% bootstrap interval over documents.
+
+    document_nll: shape (documents,), the sum over each document's scored tokens, for paired comparisons.
+    """
+
+    length: int
+    ppl: float
+    nll: float
+    ppl_low: float
+    ppl_high: float
+    tokens: int
+    documents: int
+    document_nll: tuple[float, ...]
+
+
+def evaluate_perplexity(
+    model: torch.nn.Module,
+    documents: Documents,
+    lengths: Sequence[int],
+    *,
+    protocol: str = "prefix",
+    targets: int | None = None,
+    before_length: Callable[[int], None] | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> list[Row]:
+    """One Row per length, over documents that all have at least max(lengths) tokens.
+
+    targets: tokens scored per document by `tail`; half the shortest length unless given. before_length: called
+    before the passes of each length; needed where frequencies switch with the length, and found for itself
+    where the model's own tables do. advance: called after each forward pass; see `count_passes`. Raises
+    DataError for lengths and targets that do not fit, RopecliError for a loss that is not finite.
+    """
+    lengths = sorted(set(lengths))
+    _check_request(model, documents, lengths, protocol, targets)
+    targets = targets or lengths[0] // 2
+    if before_length is None:
+        before_length = fresh_tables_if_switching(model, lengths[-1])
+    score = TokenScorer(model)
+    device = model.get_output_embeddings().weight.device
+    sums = np.zeros((len(lengths), len(documents.kept)))
+    one_pass = protocol == "prefix" and before_length is None
+    for index, length in enumerate(lengths):
+        if one_pass and length != lengths[-1]:
+            continue
+        for column, document in enumerate(documents.kept):
+            if before_length:
+                before_length(length)
+            nll = score(_window(document, length, lengths[-1], protocol).to(device))[0].double().cpu().numpy()
+            advance()
+            if one_pass:
+                sums[:, column] = np.cumsum(nll)[np.array(lengths) - 2]
+            else:
+                sums[index, column] = (nll if protocol == "prefix" else nll[-targets:]).sum()
+    scored = [length - 1 if protocol == "prefix" else targets for length in lengths]
+    return [_summarise(*row) for row in zip(lengths, sums, scored, strict=True)]
+
+
+def fresh_tables_if_switching(model: torch.nn.Module, longest: int) -> Callable[[int], None] | None:
+    """For models whose own rotary tables depend on the length, and remember it: a reset before each pass."""
+    tables = rotary_tables(model)
+    return (lambda length: reset_tables(tables)) if switches_with_length(tables, longest) else None
+
+
+def count_passes(lengths: Sequence[int], documents: int, protocol: str, switching: bool) -> int:
+    return documents * (1 if protocol == "prefix" and not switching else len(set(lengths)))
+
+
+def _window(document: Document, length: int, longest: int, protocol: str) -> torch.Tensor:
+    start = 0 if protocol == "prefix" else longest - length
+    return torch.from_numpy(document.ids[start : start + length])[None]
+
+
+def _check_request(
+    model: torch.nn.Module, documents: Documents, lengths: list[int], protocol: str, targets: int | None
+) -> None:
+    if protocol not in PROTOCOLS:
+        raise DataError(f"Unknown protocol {protocol!r}. Known: {', '.join(PROTOCOLS)}.")
+    if not lengths or lengths[0] < 2:
+        raise DataError(f"The lengths are {lengths}; each must be at least 2 tokens, one to read and one to score.")
+    if targets is not None and not 0 < targets < lengths[0]:
+        raise DataError(f"{targets} target tokens do not fit: the shortest length, {lengths[0]}, must exceed them.")
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    largest = max(int(document.ids[: lengths[-1]].max()) for document in documents.kept)
+    if largest >= vocabulary:
+        raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")
+
+
+def _summarise(length: int, document_nll: np.ndarray, scored: int) -> Row:
+    if not np.isfinite(document_nll).all():
+        bad = int(np.flatnonzero(~np.isfinite(document_nll))[0])
+        raise RopecliError(f"The loss is not finite at length {length}, document {bad}: the model overflows there.")
+    documents = len(document_nll)
+    picks = np.random.default_rng(0).integers(0, documents, (_RESAMPLES, documents))
+    # the same number of tokens is scored in every document, so that means of documents are token-weighted
+    resampled = document_nll[picks].mean(axis=1) / scored
+    low, high = np.exp(np.quantile(resampled, (0.025, 0.975)))
+    nll = document_nll.mean() / scored
+    return Row(
+        length=length,
+        ppl=math.exp(nll),
+        nll=nll,
+        ppl_low=low,
+        ppl_high=high,
+        tokens=scored * documents,
+        documents=documents,
+        document_nll=tuple(document_nll.tolist()),
+    )

@@ -1,0 +1,62 @@
+"""EvalReport: what a table or a plot needs to know of an evaluation, and nothing else. Plain JSON on disk."""
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ropecli.errors import OutputError
+from ropecli.evaluate.perplexity import Row
+from ropecli.version import VERSION
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """One model's perplexity by length, with the protocol, the data and the versions that gave it.
+
+    fingerprint: sha256 of the token ids read. digest: of the checkpoint. params: the scaling method's.
+    """
+
+    checkpoint: str
+    digest: str
+    method: str
+    factor: float
+    params: dict[str, Any]
+    protocol: str
+    source: str
+    fingerprint: str
+    too_short: int
+    dtype: str
+    device: str
+    rows: list[Row]
+    document_names: list[str]
+
+    @property
+    def label(self) -> str:
+        return self.method if self.method == "none" else f"{self.method} ×{self.factor:g}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"schema_version": SCHEMA_VERSION, **asdict(self), "environment": environment()}
+
+
+def environment() -> dict[str, str]:
+    import torch
+    import transformers
+
+    versions = {"ropecli": VERSION, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {**versions, "python": platform.python_version()}
+
+
+def write_report(path: Path, value: Any) -> None:
+    """Writes JSON through a sibling file, so that an interrupted run leaves no half report. Raises OutputError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error

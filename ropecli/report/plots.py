@@ -1,0 +1,58 @@
+"""Plots, drawn without a display. Legible in black and white: every line has its own dash and marker."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ropecli.errors import OutputError
+from ropecli.evaluate.report import EvalReport
+
+_MARKERS = "os^Dv<>PX*hp"
+_DASHES = ("-", "--", "-.", ":")
+
+
+def plot_perplexity(reports: Sequence[EvalReport], path: Path, original_window: int | None = None) -> None:
+    """Perplexity against length, both axes logarithmic, one line a report; PNG or SVG by the path's ending.
+
+    original_window: marked by a vertical line, tokens. Raises OutputError.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    first = reports[0]
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for index, report in enumerate(reports):
+        axes.plot(
+            [row.length for row in report.rows],
+            [row.ppl for row in report.rows],
+            label=report.label,
+            marker=_MARKERS[index % len(_MARKERS)],
+            linestyle=_DASHES[index % len(_DASHES)],
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks([row.length for row in first.rows])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if original_window:
+        axes.axvline(original_window, color="grey", linewidth=1)
+        axes.annotate(
+            "pretraining window", (original_window, 0.99), xycoords=("data", "axes fraction"), rotation=90,
+            va="top", ha="right", fontsize=8, color="grey",
+        )  # fmt: skip
+    axes.set_xlabel("context length (tokens)")
+    axes.set_ylabel("perplexity (lower is better)")
+    axes.set_title(f"{first.checkpoint}, protocol {first.protocol}, data {first.source}", fontsize=10)
+    axes.grid(True, which="both", linewidth=0.3)
+    axes.legend(fontsize=8)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path} could not be drawn: {error}") from error
+    finally:
+        plt.close(figure)

@@ -1,0 +1,33 @@
+"""Results as tables for the terminal."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from ropecli.evaluate.report import EvalReport
+
+
+def perplexity_table(report: EvalReport) -> Table:
+    title = f"{report.checkpoint}: perplexity by length, protocol {report.protocol}, data {report.source}"
+    table = Table(title=title, title_justify="left")
+    for name in ("length", "ppl", "95% interval", "nll (nats)", "tokens", "documents"):
+        table.add_column(name, justify="right")
+    for row in report.rows:
+        interval = f"{row.ppl_low:.2f} to {row.ppl_high:.2f}"
+        table.add_row(f"{row.length}", f"{row.ppl:.2f}", interval, f"{row.nll:.4f}", f"{row.tokens}", f"{row.documents}")
+    return table
+
+
+def comparison_table(reports: Sequence[EvalReport]) -> Table:
+    """A line a method, a column a length; the best of each column in bold."""
+    first = reports[0]
+    title = f"{first.checkpoint}: perplexity by method and length, protocol {first.protocol}, data {first.source}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("method")
+    for row in first.rows:
+        table.add_column(f"{row.length}", justify="right")
+    best = [min(report.rows[index].ppl for report in reports) for index in range(len(first.rows))]
+    for report in reports:
+        cells = [f"[bold]{row.ppl:.2f}[/]" if row.ppl == best[i] else f"{row.ppl:.2f}" for i, row in enumerate(report.rows)]
+        table.add_row(report.label, *cells)
+    return table
