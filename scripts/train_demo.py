@@ -10,7 +10,6 @@ at a step depends on (seed, step) alone, so a resumed run sees what an uninterru
 import json
 import math
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -21,26 +20,25 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from ropecli.demo import FOLDER
 from ropecli.demo.corpus import line_windows, sample_windows, training_files
 
 WINDOW = 256
 VOCABULARY = 2048
 END_OF_TEXT = "<|endoftext|>"
-CONFIG = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=256,
-    intermediate_size=704,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=32,
-    max_position_embeddings=WINDOW,
-    tie_word_embeddings=True,
-    bos_token_id=0,
-    eos_token_id=0,
-    pad_token_id=0,
-)
+CONFIG = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": WINDOW,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
 INSTALLED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "trained_windows.npy")
 
 
@@ -55,7 +53,7 @@ def train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A {END_OF_TEXT} $B", special_tokens=[(END_OF_TEXT, 0)]
     )
-    special = dict(bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+    special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=WINDOW, clean_up_tokenization_spaces=False, **special
     )

@@ -1,11 +1,11 @@
 """Proof that a written patch took effect: stock transformers builds the model from the written config, without
 weights, and every rotary table is compared with our own float64 mathematics."""
 
-import contextlib
 from pathlib import Path
 
 import numpy as np
 
+from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.errors import CheckpointError, ProofError
 from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import scale, varies_with_length
@@ -66,16 +66,3 @@ def _compare(name: str, inv_freq: np.ndarray, attention_factor: float, rope: Sca
         raise ProofError(
             f"{name}: the live attention factor is {attention_factor:.6g}, the patch's {rope.attention_factor:.6g}."
         )
-
-
-@contextlib.contextmanager
-def quiet_transformers():
-    """Silences transformers' own warnings: what matters of them we say ourselves."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

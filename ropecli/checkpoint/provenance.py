@@ -1,6 +1,5 @@
 """ropecli.yaml, the note beside the weights: what was done to what. Owns the way back to the original config."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml

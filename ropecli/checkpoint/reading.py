@@ -18,7 +18,17 @@ CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _LARGEST_JSON = 32 * 2**20
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py", "README.md", "LICENSE*"]
+_HUB_PATTERNS = [
+    "*.json",
+    "*.safetensors",
+    "*.model",
+    "*.txt",
+    "*.tiktoken",
+    "*.jinja",
+    "*.py",
+    "README.md",
+    "LICENSE*",
+]
 _SAMPLE = 2**20
 
 

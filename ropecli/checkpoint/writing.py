@@ -14,7 +14,7 @@ import yaml
 from ropecli.checkpoint.plan import PatchPlan
 from ropecli.checkpoint.proof import prove
 from ropecli.checkpoint.provenance import PROVENANCE, diff
-from ropecli.checkpoint.reading import CONFIG, TOKENIZER_CONFIG
+from ropecli.checkpoint.reading import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.errors import OutputError, PatchError
 from ropecli.version import VERSION
 
@@ -32,11 +32,11 @@ def patch_to(plan: PatchPlan, output: Path, *, link: bool = True, verify: bool =
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
         write_record(folder, plan)
-        _write_tokenizer_config(folder, plan)
         proved = prove(folder, plan.ropes) if verify else 0
-        for file in _checkpoint_files(plan):
+        for file in checkpoint_files(plan.source):
             # Only weights are shared with the source: small files get edited by hand.
-            _place(file, folder / file.name, link and file in weights)
+            place(file, folder / file.name, link=link and file in weights)
+        _write_tokenizer_config(folder, plan)
     return proved
 
 
@@ -107,14 +107,16 @@ def _write_tokenizer_config(folder: Path, plan: PatchPlan) -> None:
     write_json(folder / TOKENIZER_CONFIG, config)
 
 
-def _checkpoint_files(plan: PatchPlan) -> list[Path]:
-    patterns = [*_FILES, "*.py"] if plan.config.get("auto_map") else _FILES
-    written = {CONFIG, TOKENIZER_CONFIG, PROVENANCE}
-    files = [file for file in sorted(plan.source.folder.iterdir()) if file.name not in written and file.is_file()]
+def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:
+    """The files that make up a checkpoint, without config.json and ropecli.yaml, which are always written anew."""
+    patterns = [*_FILES, "*.py"] if checkpoint.config.get("auto_map") else _FILES
+    files = [file for file in sorted(checkpoint.folder.iterdir()) if file.is_file()]
+    files = [file for file in files if file.name not in (CONFIG, PROVENANCE)]
     return [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns)]
 
 
-def _place(source: Path, target: Path, link: bool) -> None:
+def place(source: Path, target: Path, *, link: bool) -> None:
+    """Hard-links where asked and possible, else copies."""
     source = source.resolve()  # the Hub's cache holds links to its blobs
     if link:
         with contextlib.suppress(OSError):

@@ -35,7 +35,7 @@ def command(
 
     wanted = parse_numbers(lengths, "--lengths", int)
     opened = open_checkpoint(checkpoint, weights=True)
-    ropes, settings = effective_ropes(opened)
+    ropes, _settings = effective_ropes(opened)
     if not ropes:
         warn(f"{checkpoint}: no layer of this model turns its queries and keys.")
     documents = evaluation.read_data(opened, data, wanted[-1], max_documents, text_column, split)

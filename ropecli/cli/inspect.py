@@ -7,7 +7,9 @@ import typer
 
 def command(
     checkpoint: Annotated[str, typer.Argument(help="A folder, a Hub id (owner/name), or 'demo'.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")
+    ] = False,
 ) -> None:
     """Show a checkpoint's rotary geometry, scaling and windows, read from config.json alone."""
     from ropecli.checkpoint.inspection import inspect_checkpoint
@@ -28,7 +30,7 @@ def _table(report: dict[str, Any]):
 
     table = Table(title=f"{report['checkpoint']} ({report['model_type']})", title_justify="left", show_header=False)
     table.add_column(style="bold")
-    for rope in report["ropes"]:
+    for _rope in report["ropes"]:
         table.add_column(justify="right")
     for name, show in _ROWS.items():
         cells = [show(rope) for rope in report["ropes"]]

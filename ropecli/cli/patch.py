@@ -24,7 +24,9 @@ def command(
     weights: Annotated[str, typer.Option(help="link: hard-link where possible; copy: always copy.")] = "link",
     dry_run: Annotated[bool, typer.Option(help="Print the change of config.json and write nothing.")] = False,
     verify: Annotated[bool, typer.Option(help="Prove the patch against the live rotary modules.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")
+    ] = False,
 ) -> None:
     """Write a copy of a checkpoint with scaled rotary embeddings, and prove that it took effect."""
     from ropecli.checkpoint.plan import make_plan

@@ -1,12 +1,15 @@
 """Documents of tokens: a source, tokenized, with those that are too short left out and counted."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from ropecli.errors import DataError
+
+_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,7 @@ def read_documents(
     """
     kept: list[Document] = []
     lengths = [0]
-    for name, text in texts:
-        ids = np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
+    for name, ids in _tokenize(texts, tokenizer):
         lengths.append(len(ids))
         advance(name)
         if len(ids) >= length:
@@ -62,3 +64,12 @@ def read_documents(
             "Give shorter lengths, or longer documents."
         )
     return Documents(tuple(kept), len(lengths) - 1 - len(kept))
+
+
+def _tokenize(texts: Iterable[tuple[str, str]], tokenizer) -> Iterator[tuple[str, np.ndarray]]:
+    """In batches, which fast tokenizers spread over the cores."""
+    texts = iter(texts)
+    while batch := list(islice(texts, _BATCH)):
+        names, bodies = zip(*batch, strict=True)
+        for name, ids in zip(names, tokenizer(list(bodies), verbose=False)["input_ids"], strict=True):
+            yield name, np.array(ids, dtype=np.int64)

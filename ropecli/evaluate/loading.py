@@ -30,7 +30,7 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "au
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ropecli.checkpoint.proof import quiet_transformers
+    from ropecli.checkpoint.quiet import quiet_transformers
 
     checkpoint.weight_files()
     device = choose_device(device)
@@ -51,7 +51,7 @@ def load_tokenizer(checkpoint: Checkpoint):
     """Raises CheckpointError where the folder has no tokenizer that transformers can read."""
     from transformers import AutoTokenizer
 
-    from ropecli.checkpoint.proof import quiet_transformers
+    from ropecli.checkpoint.quiet import quiet_transformers
 
     known = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     if not any((checkpoint.folder / name).is_file() for name in known):

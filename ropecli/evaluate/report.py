@@ -8,6 +8,7 @@ from typing import Any
 
 from ropecli.errors import OutputError
 from ropecli.evaluate.perplexity import Row
+from ropecli.scaling.registry import get_method
 from ropecli.version import VERSION
 
 SCHEMA_VERSION = 1
@@ -36,7 +37,13 @@ class EvalReport:
 
     @property
     def label(self) -> str:
-        return self.method if self.method == "none" else f"{self.method} ×{self.factor:g}"
+        """Method, factor, and the parameters that are not the method's own defaults."""
+        if self.method == "none":
+            return self.method
+        known = get_method(self.method).parameters
+        numbers = {key: value for key, value in self.params.items() if isinstance(value, int | float)}
+        own = [f"{key} {value:g}" for key, value in numbers.items() if key in known and value != known[key].default]
+        return f"{self.method} ×{self.factor:g}" + (f" ({', '.join(own)})" if own else "")
 
     def as_json(self) -> dict[str, Any]:
         return {"schema_version": SCHEMA_VERSION, **asdict(self), "environment": environment()}

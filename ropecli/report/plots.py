@@ -22,7 +22,7 @@ def plot_perplexity(reports: Sequence[EvalReport], path: Path, original_window: 
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     first = reports[0]
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
     for index, report in enumerate(reports):
         axes.plot(
             [row.length for row in report.rows],
@@ -41,14 +41,14 @@ def plot_perplexity(reports: Sequence[EvalReport], path: Path, original_window: 
     if original_window:
         axes.axvline(original_window, color="grey", linewidth=1)
         axes.annotate(
-            "pretraining window", (original_window, 0.99), xycoords=("data", "axes fraction"), rotation=90,
-            va="top", ha="right", fontsize=8, color="grey",
+            "pretraining window", (original_window, 0.98), xycoords=("data", "axes fraction"), rotation=90,
+            xytext=(4, 0), textcoords="offset points", va="top", ha="left", fontsize=8, color="grey",
         )  # fmt: skip
     axes.set_xlabel("context length (tokens)")
     axes.set_ylabel("perplexity (lower is better)")
     axes.set_title(f"{first.checkpoint}, protocol {first.protocol}, data {first.source}", fontsize=10)
     axes.grid(True, which="both", linewidth=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)

@@ -14,7 +14,9 @@ def perplexity_table(report: EvalReport) -> Table:
         table.add_column(name, justify="right")
     for row in report.rows:
         interval = f"{row.ppl_low:.2f} to {row.ppl_high:.2f}"
-        table.add_row(f"{row.length}", f"{row.ppl:.2f}", interval, f"{row.nll:.4f}", f"{row.tokens}", f"{row.documents}")
+        table.add_row(
+            f"{row.length}", f"{row.ppl:.2f}", interval, f"{row.nll:.4f}", f"{row.tokens}", f"{row.documents}"
+        )
     return table
 
 
@@ -28,6 +30,8 @@ def comparison_table(reports: Sequence[EvalReport]) -> Table:
         table.add_column(f"{row.length}", justify="right")
     best = [min(report.rows[index].ppl for report in reports) for index in range(len(first.rows))]
     for report in reports:
-        cells = [f"[bold]{row.ppl:.2f}[/]" if row.ppl == best[i] else f"{row.ppl:.2f}" for i, row in enumerate(report.rows)]
+        cells = [
+            f"[bold]{row.ppl:.2f}[/]" if row.ppl == best[i] else f"{row.ppl:.2f}" for i, row in enumerate(report.rows)
+        ]
         table.add_row(report.label, *cells)
     return table

@@ -6,9 +6,7 @@ from ropecli.scaling.registry import scaling_method
 
 
 @scaling_method("abf", source="Xiong et al. 2023, arXiv:2309.16039, section 4.1", rope_type="default")
-def abf(
-    rope: RopeGeometry, s: float, *, rope_theta: float | None = None, beta: float | None = None
-) -> ScaledRope:
+def abf(rope: RopeGeometry, s: float, *, rope_theta: float | None = None, beta: float | None = None) -> ScaledRope:
     """Adjusted base frequency (ABF): replace the base b by rope_theta, or by beta * b.
 
     rope_theta: the new base (Llama 2 Long 500000, Code Llama 1000000). beta: the new base over the old

@@ -20,7 +20,9 @@ def ntk_theta(rope: RopeGeometry, s: float) -> float:
     return theta
 
 
-@scaling_method("ntk", source="bloc97 2023, 'NTK-aware scaled RoPE'; YaRN, arXiv:2309.00071, eq. 16", rope_type="default")
+@scaling_method(
+    "ntk", source="bloc97 2023, 'NTK-aware scaled RoPE'; YaRN, arXiv:2309.00071, eq. 16", rope_type="default"
+)
 def ntk(rope: RopeGeometry, s: float) -> ScaledRope:
     """NTK-aware scaling: the base becomes b·s^(d/(d-2)), so fast pairs barely change.
 

@@ -1,0 +1,65 @@
+"""A causal LM taken apart at its head, so that [tokens × vocabulary] logits need never exist at once.
+
+The head runs through the model's own forward, with the decoder's output handed to it: whatever an
+architecture does to its logits (caps, scales) is done here too.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ropecli.errors import CheckpointError
+
+_PROBE_TOKENS = 16
+
+
+class SplitModel:
+    """A causal LM as decoder and head. Raises CheckpointError where the two together are not the whole.
+
+    plain_head: logits are hidden states times the head's weight, and nothing else.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.decoder = model.base_model
+        self.vocabulary, _ = model.get_output_embeddings().weight.shape
+        self.plain_head = self._probe()
+
+    def decode(self, ids: torch.Tensor) -> Any:
+        """ids: shape (batch, tokens). The decoder's output; last_hidden_state: shape (batch, tokens, width)."""
+        return self.decoder(input_ids=ids, use_cache=False)
+
+    def logits(self, outputs: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: shape (batch, some tokens, width), a part of outputs.last_hidden_state. Logits, float32."""
+        before, outputs.last_hidden_state = outputs.last_hidden_state, hidden
+        placeholder = hidden.new_zeros(hidden.shape[:2], dtype=torch.long)
+        try:
+            with self._decoder_gives(outputs):
+                return self.model(input_ids=placeholder, use_cache=False).logits.float()
+        finally:
+            outputs.last_hidden_state = before
+
+    @contextlib.contextmanager
+    def _decoder_gives(self, outputs: Any) -> Iterator[None]:
+        """The model's forward then applies its head to `outputs` in place of running the decoder again."""
+        self.decoder.forward = lambda *args, **kwargs: outputs
+        try:
+            yield
+        finally:
+            del self.decoder.forward
+
+    @torch.no_grad()
+    def _probe(self) -> bool:
+        weight = self.model.get_output_embeddings().weight
+        ids = torch.arange(_PROBE_TOKENS, device=weight.device)[None] % self.vocabulary
+        whole = self.model(input_ids=ids, use_cache=False).logits.float()
+        outputs = self.decode(ids)
+        hidden = outputs.last_hidden_state
+        scale = whole.abs().max().clamp_min(1e-6)
+        if not torch.allclose(self.logits(outputs, hidden) / scale, whole / scale, atol=1e-2, equal_nan=True):
+            raise CheckpointError(f"{type(self.model).__name__} does not let its head run apart from its decoder.")
+        has_bias = getattr(self.model.get_output_embeddings(), "bias", None) is not None
+        plain = torch.nn.functional.linear(hidden, weight).float()
+        return not has_bias and torch.allclose(plain / scale, whole / scale, atol=1e-3)

@@ -1,0 +1,1 @@
+"""Full-parameter fine-tuning on sequences of the extended length."""

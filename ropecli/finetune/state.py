@@ -1,0 +1,125 @@
+"""A run's folder: what was asked, how far it came, and checkpoints that are there whole or not at all.
+
+OUTPUT/run.yaml          recipe and source; a run is resumed only with the same
+OUTPUT/metrics.jsonl     a line a step
+OUTPUT/checkpoints/N/    everything needed to go on after step N; removed when the run is done
+"""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ropecli.checkpoint.quiet import quiet_transformers
+from ropecli.errors import OutputError, RecipeError
+
+RUN = "run.yaml"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def sole_use(output: Path) -> Iterator[None]:
+    """Holds OUTPUT for this run. Raises OutputError where another run has it, or where it cannot be written."""
+    from filelock import FileLock, Timeout
+
+    made = not output.exists()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(output / _LOCK, timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise OutputError(f"{output} is in use by another run. Wait for it, or give another --output.") from error
+    except OSError as error:
+        raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+        (output / _LOCK).unlink(missing_ok=True)
+        if made and not any(output.iterdir()):
+            output.rmdir()
+
+
+def begin(output: Path, asked: dict[str, Any], resume: bool) -> None:
+    """Writes run.yaml, or holds a resumed run against the one that is there. Raises OutputError, RecipeError."""
+    path = output / RUN
+    if not path.exists():
+        _write_text(path, yaml.safe_dump(asked, sort_keys=False))
+        return
+    if not resume:
+        raise OutputError(f"{output} holds a run already. Go on with it by --resume, or give another --output.")
+    before = yaml.safe_load(path.read_text(encoding="utf-8"))
+    flat_before, flat_now = _flatten(before), _flatten(asked)
+    changed = [key for key in flat_now if flat_before.get(key) != flat_now[key]]
+    if changed:
+        lines = [f"  {key}: {flat_before.get(key)!r} then, {flat_now[key]!r} now" for key in changed]
+        raise RecipeError(f"{output} was begun with other settings; resume with the same:\n" + "\n".join(lines))
+
+
+def last_checkpoint(output: Path) -> tuple[int, Path] | None:
+    """(step, folder) of the newest whole checkpoint."""
+    found = [path for path in (output / CHECKPOINTS).glob("*") if path.name.isdigit()]
+    newest = max(found, key=lambda path: int(path.name), default=None)
+    return (int(newest.name), newest) if newest else None
+
+
+def save_checkpoint(accelerator, output: Path, step: int, keep: int) -> None:
+    """Saves model, optimizer and random state after `step`, and drops all but the last `keep` checkpoints."""
+    folder = output / CHECKPOINTS
+    partial = folder / f"{step}.partial"
+    if accelerator.is_main_process:
+        shutil.rmtree(partial, ignore_errors=True)
+    accelerator.wait_for_everyone()
+    with quiet_transformers():
+        accelerator.save_state(str(partial))
+    accelerator.wait_for_everyone()
+    if not accelerator.is_main_process:
+        return
+    shutil.rmtree(folder / str(step), ignore_errors=True)
+    partial.rename(folder / str(step))
+    whole = sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
+    for path in [*whole[:-keep], *folder.glob("*.partial")]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class MetricsLog:
+    """metrics.jsonl, cut back to the step that a resumed run goes on from."""
+
+    def __init__(self, output: Path, step: int) -> None:
+        self._path = output / METRICS
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        kept = [line for line in lines if _step_of(line) <= step]
+        _write_text(self._path, "".join(f"{line}\n" for line in kept))
+
+    def write(self, values: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):  # the line that a kill cut short
+        return float("inf")
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _write_text(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

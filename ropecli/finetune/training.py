@@ -1,0 +1,180 @@
+"""The training loop: full parameters, exact resume, one process or many through Accelerate."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from ropecli.checkpoint.plan import effective_ropes
+from ropecli.checkpoint.provenance import read_provenance
+from ropecli.checkpoint.reading import Checkpoint
+from ropecli.checkpoint.writing import refuse_existing
+from ropecli.data import sources
+from ropecli.data.documents import read_documents
+from ropecli.data.sequences import Sequences
+from ropecli.errors import DataError, RopecliError
+from ropecli.evaluate.loading import load_model, load_tokenizer
+from ropecli.finetune.loss import NextTokenLoss
+from ropecli.finetune.recipe import Recipe
+from ropecli.finetune.state import MetricsLog, begin, last_checkpoint, save_checkpoint, sole_use
+from ropecli.finetune.writing import finished_step, write_finetuned
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step reports. loss: nats per token. tokens_per_second: of this run, all processes together."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens_per_second: float
+
+
+def finetune(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    output: Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda message: None,
+    on_step: Callable[[Progress], None] = lambda progress: None,
+) -> None:
+    """Fine-tunes `checkpoint` into the folder `output`, which stock transformers then loads.
+
+    say: told in sentences what is used and left out. on_step: called after each step. Both on the main process
+    alone. Raises DataError, OutputError, RecipeError, and RopecliError for a loss that is not finite.
+    """
+    import accelerate
+
+    if recipe.data == sources.DEMO:
+        raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
+    if not resume:
+        refuse_existing(output)
+    elif finished_step(output) is not None:
+        say(f"{output} is done already, after {finished_step(output)} steps.")
+        return
+    length = recipe.length or extended_length(checkpoint)
+    texts = sources.read_texts(recipe.data, text_column=recipe.text_column, split=recipe.split)
+    documents = read_documents(texts, load_tokenizer(checkpoint), length, most=recipe.max_documents)
+    sequences = Sequences(documents, length, recipe.seed)
+    accelerator = accelerate.Accelerator(mixed_precision=recipe.mixed_precision, cpu=not torch.cuda.is_available())
+    loss_of = _prepare_model(checkpoint, recipe)
+    if accelerator.is_main_process:
+        say(
+            f"{len(sequences)} sequences of {length} tokens from {len(documents.kept)} documents; "
+            f"{documents.too_short} documents were shorter, {sequences.dropped_tokens} tokens filled no sequence."
+        )
+    asked = {"source": {"checkpoint": checkpoint.name, "digest": checkpoint.digest()}}
+    asked |= {"length": length, "processes": accelerator.num_processes, "recipe": recipe.model_dump(mode="json")}
+    with sole_use(output) if accelerator.is_main_process else nullcontext():
+        if accelerator.is_main_process:
+            begin(output, asked, resume)
+        accelerator.wait_for_everyone()
+        loss_of = _train(accelerator, loss_of, recipe, sequences, output, say, on_step)
+        if accelerator.is_main_process:
+            write_finetuned(checkpoint, accelerator.unwrap_model(loss_of).model, output, asked)
+        accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def extended_length(checkpoint: Checkpoint) -> int:
+    """The window that the checkpoint was patched for, tokens."""
+    provenance = read_provenance(checkpoint)
+    if provenance:
+        return int(provenance.record["target_length"])
+    return effective_ropes(checkpoint)[1].max_position_embeddings
+
+
+def learning_rate_at(step: int, recipe: Recipe) -> float:
+    """The rate of step 0, 1, ...: linear warm-up, then constant, or a cosine to a tenth at the last step."""
+    warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))
+    if recipe.schedule == "constant":
+        return recipe.learning_rate * warm
+    past = max(0.0, step - recipe.warmup_steps) / max(1, recipe.steps - 1 - recipe.warmup_steps)
+    return recipe.learning_rate * warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, past))))
+
+
+def _prepare_model(checkpoint: Checkpoint, recipe: Recipe) -> NextTokenLoss:
+    """Master weights in float32; mixed precision is autocast's affair."""
+    model = load_model(checkpoint, dtype="float32", device="cpu")
+    loss_of = NextTokenLoss(model)
+    model.train()
+    if recipe.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return loss_of
+
+
+def _make_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices alone."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas)
+
+
+def _train(
+    accelerator,
+    loss_of: NextTokenLoss,
+    recipe: Recipe,
+    sequences: Sequences,
+    output: Path,
+    say: Callable[[str], None],
+    on_step: Callable[[Progress], None],
+) -> torch.nn.Module:
+    """Trains from the newest checkpoint in `output`, or from the start; returns the wrapped model."""
+    torch.manual_seed(recipe.seed)
+    loss_of, optimizer = accelerator.prepare(loss_of, _make_optimizer(loss_of, recipe))
+    first = 0
+    if found := last_checkpoint(output):
+        first, folder = found
+        accelerator.load_state(str(folder))
+    main = accelerator.is_main_process
+    if main and first:
+        say(f"going on after step {first}")
+    log = MetricsLog(output, first) if main else None
+    begun = time.monotonic()
+    for step in range(first, recipe.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(step, recipe)
+        loss = _accumulate(accelerator, loss_of, recipe, sequences, step)
+        grad_norm = accelerator.clip_grad_norm_(loss_of.parameters(), recipe.max_grad_norm)
+        if not (math.isfinite(loss) and math.isfinite(float(grad_norm))):
+            raise RopecliError(
+                f"The loss is {loss:g} and the gradient {float(grad_norm):g} at step {step + 1}; the weights were "
+                "not touched. Lower learning_rate, or raise warmup_steps."
+            )
+        optimizer.step()
+        optimizer.zero_grad()
+        if main:
+            tokens = (step + 1 - first) * _sequences_per_step(accelerator, recipe) * sequences.length
+            speed = tokens / (time.monotonic() - begun)
+            progress = Progress(step + 1, loss, learning_rate_at(step, recipe), float(grad_norm), speed)
+            log.write(asdict(progress))
+            on_step(progress)
+        if (step + 1) % recipe.save_every == 0 or step + 1 == recipe.steps:
+            save_checkpoint(accelerator, output, step + 1, recipe.keep_checkpoints)
+    return loss_of
+
+
+def _accumulate(accelerator, loss_of, recipe: Recipe, sequences: Sequences, step: int) -> float:
+    """Adds up the gradients of one step; returns its mean loss over all processes, nats per token."""
+    start = step * _sequences_per_step(accelerator, recipe) + accelerator.process_index * recipe.batch_size
+    total = torch.zeros((), device=accelerator.device)
+    for part in range(recipe.gradient_accumulation):
+        at = start + part * recipe.batch_size * accelerator.num_processes
+        ids = torch.from_numpy(sequences.batch(range(at, at + recipe.batch_size))).to(accelerator.device)
+        last = part + 1 == recipe.gradient_accumulation
+        with nullcontext() if last else accelerator.no_sync(loss_of):
+            loss = loss_of(ids) / recipe.gradient_accumulation
+            accelerator.backward(loss)
+        total += loss.detach()
+    return float(accelerator.reduce(total, "mean"))
+
+
+def _sequences_per_step(accelerator, recipe: Recipe) -> int:
+    return recipe.batch_size * recipe.gradient_accumulation * accelerator.num_processes

@@ -1,0 +1,70 @@
+"""Turns a finished run's folder into a checkpoint: the source's files, with the trained weights in place of its own."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from ropecli.checkpoint.provenance import PROVENANCE
+from ropecli.checkpoint.quiet import quiet_transformers
+from ropecli.checkpoint.reading import CONFIG, Checkpoint, section_of
+from ropecli.checkpoint.writing import checkpoint_files, place
+from ropecli.errors import OutputError
+from ropecli.finetune.state import CHECKPOINTS
+
+_RECORD = "finetuned"
+
+
+def write_finetuned(checkpoint: Checkpoint, model: torch.nn.Module, output: Path, asked: dict[str, Any]) -> None:
+    """Writes weights in the source's dtype and its other files; config.json last, so that it marks a whole folder.
+
+    Then removes the run's checkpoints. Raises OutputError.
+    """
+    partial = output / ".weights.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        _save_weights(checkpoint, model, partial)
+        weights = {file.name for file in checkpoint.weight_files()} | {"model.safetensors.index.json"}
+        for file in checkpoint_files(checkpoint):
+            if file.name not in weights:
+                place(file, output / file.name, link=False)
+        for file in partial.glob("model*.safetensors*"):
+            file.replace(output / file.name)
+        _write_record(checkpoint, output, asked)
+        place(checkpoint.folder / CONFIG, partial / CONFIG, link=False)
+        (partial / CONFIG).replace(output / CONFIG)
+    except OSError as error:
+        raise OutputError(f"{output} could not be written: {error.strerror or error}. --resume tries again.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)
+
+
+def finished_step(output: Path) -> int | None:
+    """How many steps a finished run made; None for one that is not finished."""
+    record = output / PROVENANCE
+    if not ((output / CONFIG).is_file() and record.is_file()):
+        return None
+    return (yaml.safe_load(record.read_text(encoding="utf-8")).get(_RECORD) or {}).get("recipe", {}).get("steps")
+
+
+def _save_weights(checkpoint: Checkpoint, model: torch.nn.Module, folder: Path) -> None:
+    section = section_of(checkpoint.config)
+    name = section.get("dtype") or section.get("torch_dtype") or checkpoint.config.get("dtype") or "float32"
+    dtype = getattr(torch, str(name), torch.float32)
+    cast: dict[int, torch.Tensor] = {}  # by storage: tied weights stay one tensor, and are written once
+    for value in model.state_dict().values():
+        cast.setdefault(value.data_ptr(), value.detach().to("cpu", dtype))
+    state = {key: cast[value.data_ptr()] for key, value in model.state_dict().items()}
+    with quiet_transformers():
+        model.save_pretrained(folder, state_dict=state)
+
+
+def _write_record(checkpoint: Checkpoint, output: Path, asked: dict[str, Any]) -> None:
+    source = checkpoint.folder / PROVENANCE
+    record = yaml.safe_load(source.read_text(encoding="utf-8")) if source.is_file() else {}
+    record[_RECORD] = json.loads(json.dumps(asked))
+    (output / PROVENANCE).write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True), encoding="utf-8")
