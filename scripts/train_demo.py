@@ -9,7 +9,6 @@ at a step depends on (seed, step) alone, so a resumed run sees what an uninterru
 
 import json
 import math
-import os
 import time
 from pathlib import Path
 
@@ -79,7 +78,7 @@ def prepare_corpus(work: Path) -> np.ndarray:
     size = sum(len(text.encode()) for text in texts)
     (work / "corpus.json").write_text(json.dumps({"files": len(files), "bytes": size, "tokens": len(ids)}))
     np.save(work / "stream.tmp.npy", ids)
-    os.replace(work / "stream.tmp.npy", stream)
+    (work / "stream.tmp.npy").replace(stream)
     return ids
 
 
@@ -106,7 +105,7 @@ def schedule(step: int, steps: int) -> float:
 
 def save_state(path: Path, state: dict) -> None:
     torch.save(state, path.with_suffix(".tmp"))
-    os.replace(path.with_suffix(".tmp"), path)
+    path.with_suffix(".tmp").replace(path)
 
 
 def pretrain(stream: np.ndarray, work: Path, *, tokens: int, batch: int, lr: float, seed: int) -> dict:

@@ -3,6 +3,7 @@
 Loads neither torch nor transformers.
 """
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -128,10 +129,8 @@ def _from_hub(name: str, weights: bool, revision: str | None) -> Path:
         if weights:
             return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_PATTERNS))
         config = hf_hub_download(name, CONFIG, revision=revision)
-        try:
+        with contextlib.suppress(EntryNotFoundError):  # not every checkpoint has a tokenizer
             hf_hub_download(name, TOKENIZER_CONFIG, revision=revision)
-        except EntryNotFoundError:
-            pass  # not every checkpoint has a tokenizer
         return Path(config).parent
     except Exception as error:  # the Hub client raises many kinds; each means that the name gave no folder
         reason = str(error).strip().split("\n")[0] or type(error).__name__

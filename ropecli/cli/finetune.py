@@ -60,7 +60,7 @@ def _run(opened, recipe, output: Path, resume: bool, console) -> None:
     from ropecli.finetune.training import finetune
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task("fine-tuning", total=recipe.steps)
 
         def on_step(progress) -> None:

@@ -15,12 +15,22 @@ from typing import Any
 import yaml
 
 from ropecli.checkpoint.quiet import quiet_transformers
+from ropecli.checkpoint.writing import refuse_existing
 from ropecli.errors import OutputError, RecipeError
 
 RUN = "run.yaml"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
+
+
+def refuse_foreign(output: Path, resume: bool) -> None:
+    """Raises OutputError for a folder that holds anything but a run to be resumed."""
+    if output.is_dir() and (output / RUN).exists():
+        if not resume:
+            raise OutputError(f"{output} holds a run already. Go on with it by --resume, or give another --output.")
+    elif not output.is_dir() or [path for path in output.iterdir() if path.name != _LOCK]:
+        refuse_existing(output)
 
 
 @contextlib.contextmanager
@@ -48,12 +58,11 @@ def sole_use(output: Path) -> Iterator[None]:
 
 def begin(output: Path, asked: dict[str, Any], resume: bool) -> None:
     """Writes run.yaml, or holds a resumed run against the one that is there. Raises OutputError, RecipeError."""
+    refuse_foreign(output, resume)  # again, now that no other run can write
     path = output / RUN
     if not path.exists():
         _write_text(path, yaml.safe_dump(asked, sort_keys=False))
         return
-    if not resume:
-        raise OutputError(f"{output} holds a run already. Go on with it by --resume, or give another --output.")
     before = yaml.safe_load(path.read_text(encoding="utf-8"))
     flat_before, flat_now = _flatten(before), _flatten(asked)
     changed = [key for key in flat_now if flat_before.get(key) != flat_now[key]]

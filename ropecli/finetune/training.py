@@ -12,7 +12,6 @@ import torch
 from ropecli.checkpoint.plan import effective_ropes
 from ropecli.checkpoint.provenance import read_provenance
 from ropecli.checkpoint.reading import Checkpoint
-from ropecli.checkpoint.writing import refuse_existing
 from ropecli.data import sources
 from ropecli.data.documents import read_documents
 from ropecli.data.sequences import Sequences
@@ -20,7 +19,7 @@ from ropecli.errors import DataError, RopecliError
 from ropecli.evaluate.loading import load_model, load_tokenizer
 from ropecli.finetune.loss import NextTokenLoss
 from ropecli.finetune.recipe import Recipe
-from ropecli.finetune.state import MetricsLog, begin, last_checkpoint, save_checkpoint, sole_use
+from ropecli.finetune.state import MetricsLog, begin, last_checkpoint, refuse_foreign, save_checkpoint, sole_use
 from ropecli.finetune.writing import finished_step, write_finetuned
 
 
@@ -53,9 +52,8 @@ def finetune(
 
     if recipe.data == sources.DEMO:
         raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
-    if not resume:
-        refuse_existing(output)
-    elif finished_step(output) is not None:
+    refuse_foreign(output, resume)
+    if finished_step(output) is not None:
         say(f"{output} is done already, after {finished_step(output)} steps.")
         return
     length = recipe.length or extended_length(checkpoint)

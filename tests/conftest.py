@@ -1,0 +1,130 @@
+"""Tiny models, built on disk once per session and really loaded; the command line, called as a user calls it."""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+
+WINDOW = 64
+VOCABULARY = 512
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def ropecli(capsys, monkeypatch):
+    """Calls the command line in this process: ropecli("inspect", folder) -> Outcome(code, out, err)."""
+
+    def call(*arguments: object) -> Outcome:
+        from ropecli.cli.app import main
+
+        monkeypatch.setattr("sys.argv", ["ropecli", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        return Outcome(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """A folder of twelve text files, each some thousand characters long, of words in a seeded random order."""
+    import numpy as np
+
+    folder = tmp_path_factory.mktemp("corpus")
+    words = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]
+    for index in range(12):
+        picks = np.random.default_rng(index).integers(0, len(words), 900)
+        (folder / f"text{index:02}.txt").write_text(" ".join(words[pick] for pick in picks), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(corpus):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator((path.read_text() for path in sorted(corpus.iterdir())), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="<s>", model_max_length=WINDOW)
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory, tokenizer):
+    """build("qwen2", head_dim=32, ...) -> folder of a two-layer checkpoint with random weights and a tokenizer."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    tiny = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": WINDOW,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+
+    def make(model_type: str, **settings: object) -> Path:
+        folder = tmp_path_factory.mktemp(model_type)
+        torch.manual_seed(0)
+        config = CONFIG_MAPPING[model_type](**{**tiny, **settings})
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3)  # the default initialisation attends almost evenly, whatever the positions
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def llama(build) -> Path:
+    """A Llama with head_dim 32, base 10000, pretraining window 64."""
+    return build("llama", head_dim=32)
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """edited(folder, key=value, ...) -> a copy of the checkpoint with config.json changed; a value of ... removes."""
+    import shutil
+
+    def edit(folder: Path, name: str = "edited", **values: object) -> Path:
+        target = tmp_path / name
+        shutil.copytree(folder, target)
+        config = json.loads((target / "config.json").read_text())
+        for key, value in values.items():
+            config.pop(key, None)
+            if value is not ...:
+                config[key] = value
+        (target / "config.json").write_text(json.dumps(config))
+        return target
+
+    return edit
