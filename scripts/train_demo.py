@@ -1,7 +1,7 @@
 """Makes the demo checkpoint from nothing: tokenizer, weights, model card.
 
     python scripts/train_demo.py                    # into runs/demo, then copied to ropecli/demo
-    python scripts/train_demo.py --tokens 1000000 --no-install
+    python scripts/train_demo.py --tokens 1000000 --work runs/trial --no-install
 
 A run that was interrupted goes on from its last checkpoint when the same command is given again. The batch
 at a step depends on (seed, step) alone, so a resumed run sees what an uninterrupted one would have seen.
@@ -9,17 +9,22 @@ at a step depends on (seed, step) alone, so a resumed run sees what an uninterru
 
 import json
 import math
+import platform
+import shutil
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from ropecli.demo.corpus import line_windows, sample_windows, training_files
+from ropecli import evaluate_perplexity, open_checkpoint, read_documents
+from ropecli.demo import FOLDER
+from ropecli.demo.corpus import HELD_OUT, held_out_files, line_windows, sample_windows, training_files
+from ropecli.evaluate.loading import load_model, load_tokenizer
 
 WINDOW = 256
 VOCABULARY = 2048
@@ -38,7 +43,43 @@ CONFIG = {
     "eos_token_id": 0,
     "pad_token_id": 0,
 }
-INSTALLED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "trained_windows.npy")
+INSTALLED = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "trained_windows.npy",
+    "README.md",
+)
+CARD = """---
+library_name: transformers
+license: mit
+tags: [code, rope, long-context]
+---
+# The demo checkpoint of ropecli
+
+A Llama with {parameters:.1f} million parameters (4 layers, width 256, 8 heads of 32 sharing 2 key-value heads,
+byte-level BPE of 2048, tied embeddings, rope_theta 10000), trained from random weights with a window of
+**256 tokens**. It is there to be extended: beyond 256 tokens it fails, and ropecli can be watched mending that.
+It is too small to be useful for anything else.
+
+- Data: the source of Python {python}'s own standard library, {files} files, {megabytes:.1f} MB, {million:.2f}
+  million tokens, without the {held_out} held-out files named in `corpus.py` and without every file that shares
+  eight lines in a row with one of them.
+- Training: {steps} steps of {batch} random windows of 256 tokens, {seen:.1f} million tokens in all; Muon for the
+  hidden matrices and AdamW for the rest, peak rate {lr:g}, linear warm-up over 2% and decay over the last 40%,
+  bf16 products; seed {seed}; {minutes:.0f} minutes on one {device} machine (2 cores, shared, where it was a CPU).
+- Reproduce: `python scripts/train_demo.py`
+
+Perplexity on the held-out files ({held_out} documents, float32) by context length:
+
+| protocol | {header} |
+| --- | {rule} |
+{table}
+
+`prefix` scores the first N tokens of each document, `tail` the same 128 tokens per document with N tokens read.
+"""
 
 
 def train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
@@ -109,55 +150,125 @@ def save_state(path: Path, state: dict) -> None:
 
 
 def pretrain(stream: np.ndarray, work: Path, *, tokens: int, batch: int, lr: float, seed: int) -> dict:
-    """Trains to `tokens` tokens; returns the state, whose model is the float32 state dict."""
+    """Trains on `tokens` tokens; returns the last state, whose model is a float32 state dict."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).to(device)
     optimizers = make_optimizers(model, lr)
     steps = math.ceil(tokens / (batch * WINDOW))
     state_file = work / "state.pt"
-    state = {"step": 0, "seconds": 0.0}
+    state = {"step": 0, "seconds": 0.0, "device": device}
     if state_file.exists():
         state = torch.load(state_file, map_location=device)
         model.load_state_dict(state["model"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    log = (work / "metrics.jsonl").open("a")
-    with Progress(*columns, TimeRemainingColumn()) as progress, log:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as progress, (work / "metrics.jsonl").open("a") as log:
         bar = progress.add_task("pretraining", total=steps, completed=state["step"])
         begun, before = time.monotonic(), state["seconds"]
         for step in range(state["step"], steps):
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * schedule(step, steps)
-            rows = batch_at(stream, seed, step, batch, device)
-            with torch.autocast(device, dtype=torch.bfloat16):
-                logits = model(input_ids=rows[:, :-1], use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+            loss = update(model, optimizers, batch_at(stream, seed, step, batch, device), lr * schedule(step, steps))
             seconds = before + time.monotonic() - begun
             if step % 20 == 0:
-                log.write(json.dumps({"step": step, "loss": round(loss.item(), 4), "seconds": round(seconds)}) + "\n")
+                log.write(json.dumps({"step": step, "loss": round(loss, 4), "seconds": round(seconds)}) + "\n")
                 log.flush()
-            progress.update(bar, advance=1, description=f"pretraining, loss {loss.item():.3f}")
+            progress.update(bar, advance=1, description=f"pretraining, loss {loss:.3f}")
             if (step + 1) % 200 == 0 or step + 1 == steps:
-                state = {"step": step + 1, "seconds": seconds, "model": model.state_dict()}
+                state = {"step": step + 1, "seconds": seconds, "device": device, "model": model.state_dict()}
                 state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
                 save_state(state_file, state)
     return state
 
 
+def update(model: torch.nn.Module, optimizers: list, rows: torch.Tensor, lr: float) -> float:
+    """One step on rows of shape (batch, WINDOW + 1); returns the loss, nats per token."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+    with torch.autocast(rows.device.type, dtype=torch.bfloat16):
+        logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def export(state: dict, work: Path) -> Path:
+    """The trained model as a checkpoint folder: bf16 weights, and a config that transformers 4 and 5 read alike."""
+    folder = work / "export"
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG))
+    model.load_state_dict(state["model"])
+    model.to(torch.bfloat16).save_pretrained(folder)
+    config_file = folder / "config.json"
+    config = json.loads(config_file.read_text())
+    config |= {"rope_theta": config["rope_parameters"]["rope_theta"], "rope_scaling": None, "torch_dtype": "bfloat16"}
+    config_file.write_text(json.dumps(config, indent=2) + "\n")
+    for name in ("tokenizer.json", "tokenizer_config.json", "trained_windows.npy"):
+        shutil.copyfile(work / name, folder / name)
+    return folder
+
+
+def measure(folder: Path) -> dict[str, dict[int, float]]:
+    """Perplexity on the held-out files by protocol and length."""
+    checkpoint = open_checkpoint(folder)
+    model = load_model(checkpoint, device="cpu")
+    documents = read_documents(held_out_files().items(), load_tokenizer(checkpoint), 16 * WINDOW)
+    lengths = [WINDOW * 2**power for power in range(4)]
+    results = {}
+    for protocol in ("prefix", "tail"):
+        rows = evaluate_perplexity(model, documents, lengths, protocol=protocol)
+        results[protocol] = {row.length: row.ppl for row in rows}
+    return results
+
+
+def write_card(folder: Path, work: Path, state: dict, asked: dict) -> None:
+    results = measure(folder)
+    corpus = json.loads((work / "corpus.json").read_text())
+    lines = [
+        f"| {protocol} | {' | '.join(f'{ppl:.2f}' for ppl in row.values())} |" for protocol, row in results.items()
+    ]
+    lengths = list(results["prefix"])
+    card = CARD.format(
+        **asked,
+        **corpus,
+        megabytes=corpus["bytes"] / 1e6,
+        million=corpus["tokens"] / 1e6,
+        seen=state["step"] * asked["batch"] * WINDOW / 1e6,
+        steps=state["step"],
+        minutes=state["seconds"] / 60,
+        device={"cpu": "CPU", "cuda": "GPU"}[state.get("device", "cpu")],
+        parameters=sum(value.numel() for key, value in state["model"].items() if key != "lm_head.weight") / 1e6,
+        python=platform.python_version(),
+        held_out=len(HELD_OUT),
+        header=" | ".join(map(str, lengths)),
+        rule=" | ".join("---:" for _ in lengths),
+        table="\n".join(lines),
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
 def main(
-    tokens: int = 26_000_000, batch: int = 32, lr: float = 6e-3, seed: int = 0, work: Path = Path("runs/demo")
+    tokens: int = 26_000_000,
+    batch: int = 32,
+    lr: float = 6e-3,
+    seed: int = 0,
+    work: Path = Path("runs/demo"),
+    install: bool = True,
 ) -> None:
+    """Train the demo checkpoint, write its model card, and put both into ropecli/demo."""
     work.mkdir(parents=True, exist_ok=True)
     stream = prepare_corpus(work)
-    pretrain(stream, work, tokens=tokens, batch=batch, lr=lr, seed=seed)
+    state = pretrain(stream, work, tokens=tokens, batch=batch, lr=lr, seed=seed)
+    folder = export(state, work)
+    write_card(folder, work, state, {"batch": batch, "lr": lr, "seed": seed})
+    if install:
+        for name in INSTALLED:
+            shutil.copyfile(folder / name, FOLDER / name)
+    print(f"{folder / 'README.md'}\n{(folder / 'README.md').read_text()}")
 
 
 if __name__ == "__main__":

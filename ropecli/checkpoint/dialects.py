@@ -197,8 +197,7 @@ def _read_spec(parameters: dict[str, Any]) -> ScalingSpec:
     method = rope_type
     if rope_type == "yarn" and parameters.get("attention_factor") == 1.0:
         method = "ntk-by-parts"
-    known = get_method(method).parameters
-    params = {key: parameters[key] for key in known if parameters.get(key) is not None}
+    params = {key: parameters[key] for key in get_method(method).parameters if parameters.get(key) is not None}
     if method == "yarn" and parameters.get("mscale") and parameters.get("mscale_all_dim"):
         # DeepSeek's pair: the rest of the temperature is in the softmax scale
         params.setdefault("attention_factor", _mscale(parameters, "mscale") / _mscale(parameters, "mscale_all_dim"))

@@ -6,11 +6,14 @@ architecture does to its logits (caps, scales) is done here too.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ropecli.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PROBE_TOKENS = 16
 
@@ -21,10 +24,11 @@ class SplitModel:
     plain_head: logits are hidden states times the head's weight, and nothing else.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         self.model = model
-        self.decoder = model.base_model
-        self.vocabulary, _ = model.get_output_embeddings().weight.shape
+        self.decoder: Any = model.base_model
+        self.head: Any = model.get_output_embeddings()
+        self.vocabulary, _ = self.head.weight.shape
         self.plain_head = self._probe()
 
     def decode(self, ids: torch.Tensor) -> Any:
@@ -52,7 +56,7 @@ class SplitModel:
 
     @torch.no_grad()
     def _probe(self) -> bool:
-        weight = self.model.get_output_embeddings().weight
+        weight = self.head.weight
         ids = torch.arange(_PROBE_TOKENS, device=weight.device)[None] % self.vocabulary
         whole = self.model(input_ids=ids, use_cache=False).logits.float()
         outputs = self.decode(ids)
@@ -60,6 +64,6 @@ class SplitModel:
         scale = whole.abs().max().clamp_min(1e-6)
         if not torch.allclose(self.logits(outputs, hidden) / scale, whole / scale, atol=1e-2, equal_nan=True):
             raise CheckpointError(f"{type(self.model).__name__} does not let its head run apart from its decoder.")
-        has_bias = getattr(self.model.get_output_embeddings(), "bias", None) is not None
+        has_bias = getattr(self.head, "bias", None) is not None
         plain = torch.nn.functional.linear(hidden, weight).float()
         return not has_bias and torch.allclose(plain / scale, whole / scale, atol=1e-3)

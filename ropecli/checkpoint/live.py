@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ropecli.errors import PatchError
 from ropecli.rope import ScaledRope
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _TABLE = "inv_freq"
 
@@ -17,7 +21,7 @@ class RotaryTable:
     """One `inv_freq` buffer. name: of its module in the model. layer_type: None where all layers share one."""
 
     name: str
-    module: torch.nn.Module
+    module: Any
     layer_type: str | None
 
     @property
@@ -60,7 +64,7 @@ class RotaryTable:
         self.module.rope_type = {**kind, self.layer_type: "default"} if isinstance(kind, dict) else "default"
 
 
-def rotary_tables(model: torch.nn.Module) -> list[RotaryTable]:
+def rotary_tables(model: "PreTrainedModel") -> list[RotaryTable]:
     """Every rotary table of the text decoder. Raises PatchError where there is none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     tables = list(_find(decoder if decoder is not None else model))
@@ -80,7 +84,7 @@ def reset_tables(tables: list[RotaryTable]) -> None:
     """Makes every table anew from its config: the dynamic ones remember the longest length they have seen."""
     for module in {id(table.module): table.module for table in tables}.values():
         device = next(module.buffers()).device
-        module.__init__(module.config)
+        module.__init__(module.config)  # type: ignore[misc]
         module.to(device)
 
 

@@ -37,13 +37,15 @@ def command(
     from ropecli.rope import ScalingSpec
 
     _check_options(method, factor, target_length, weights)
-    if not dry_run:
-        if output is None:
-            raise OutputError("patch writes a new folder: name it with --output DIR (or look first with --dry-run).")
+    if dry_run:
+        output = None
+    elif output is None:
+        raise OutputError("patch writes a new folder: name it with --output DIR (or look first with --dry-run).")
+    else:
         refuse_existing(output)
     params = {**_read_factors(factors_file), **parse_settings(settings)}
     plan = make_plan(
-        open_checkpoint(checkpoint, weights=not dry_run),
+        open_checkpoint(checkpoint, weights=output is not None),
         ScalingSpec(method, 1.0 if factor is None else factor, params),
         target_length=target_length,
         original_length=original_length,
@@ -51,12 +53,12 @@ def command(
     for warning in plan.warnings:
         warn(warning)
     proved = 0
-    if not dry_run:
+    if output is not None:
         proved = patch_to(plan, output, link=weights == "link", verify=verify)
     if as_json:
-        print_json(_summary(plan, output, proved, dry_run))
+        print_json(_summary(plan, output, proved))
     else:
-        _render(plan, output, proved, dry_run, verify)
+        _render(plan, output, proved, verify)
 
 
 def _check_options(method: str, factor: float | None, target_length: int | None, weights: str) -> None:
@@ -91,9 +93,9 @@ def _read_factors(path: Path | None) -> dict[str, Any]:
     return value
 
 
-def _summary(plan, output: Path | None, proved: int, dry_run: bool) -> dict[str, Any]:
+def _summary(plan, output: Path | None, proved: int) -> dict[str, Any]:
     return {
-        "output": None if dry_run else str(output),
+        "output": str(output) if output else None,
         "method": plan.spec.method,
         "factor": plan.spec.factor,
         "target_length": plan.target_length,
@@ -103,10 +105,10 @@ def _summary(plan, output: Path | None, proved: int, dry_run: bool) -> dict[str,
     }
 
 
-def _render(plan, output: Path | None, proved: int, dry_run: bool, verify: bool) -> None:
+def _render(plan, output: Path | None, proved: int, verify: bool) -> None:
     from ropecli.cli.terminal import out
 
-    if dry_run:
+    if output is None:
         out.print(f"config.json of {plan.source.name} would change so:", markup=False)
         for change in plan.changes:
             out.print(f"  {change.path}", markup=False)

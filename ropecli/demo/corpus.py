@@ -87,9 +87,9 @@ def training_files(root: Path | None = None) -> Iterator[tuple[str, str]]:
         name = path.relative_to(root)
         if name.as_posix() in HELD_OUT or _LEFT_OUT.intersection(name.parts):
             continue
-        text = read_source(path)
-        if text and kept_apart.isdisjoint(line_windows(text)):
-            yield name.as_posix(), text
+        source = read_source(path)
+        if source and kept_apart.isdisjoint(line_windows(source)):
+            yield name.as_posix(), source
 
 
 def line_windows(text: str) -> set[int]:

@@ -1,8 +1,7 @@
 """Several scaling methods and factors on one model: the weights are loaded once, the rotary tables set in memory."""
 
 from collections.abc import Callable, Iterable, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from ropecli.checkpoint.live import rotary_tables, set_ropes
 from ropecli.checkpoint.plan import PatchPlan, make_plan
@@ -11,6 +10,9 @@ from ropecli.data.documents import Documents
 from ropecli.evaluate.perplexity import Row, evaluate_perplexity
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scale, varies_with_length
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec]) -> list[PatchPlan]:
@@ -29,7 +31,7 @@ def switches(plan: PatchPlan) -> bool:
     return any(varies_with_length(rope.geometry, rope.spec) for rope in plan.ropes.values())
 
 
-def live_patch(model: torch.nn.Module, plan: PatchPlan) -> Callable[[int], None] | None:
+def live_patch(model: "PreTrainedModel", plan: PatchPlan) -> Callable[[int], None] | None:
     """Patches the model in memory as `plan` says; returns what must be called before passes of a given length.
 
     None where the frequencies do not switch with the length.
@@ -47,7 +49,7 @@ def live_patch(model: torch.nn.Module, plan: PatchPlan) -> Callable[[int], None]
 
 
 def compare_methods(
-    model: torch.nn.Module,
+    model: "PreTrainedModel",
     plans: Sequence[PatchPlan],
     documents: Documents,
     lengths: Sequence[int],

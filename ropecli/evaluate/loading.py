@@ -44,7 +44,8 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "au
     except Exception as error:  # damaged weights and configs surface as many kinds
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason}") from error
-    return model.to(device).eval()
+    model.to(device)  # type: ignore[arg-type]
+    return model.eval()
 
 
 def load_tokenizer(checkpoint: Checkpoint):

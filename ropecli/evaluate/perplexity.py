@@ -13,6 +13,7 @@ ppl = exp(Σ nll / Σ tokens) over all scored tokens, natural logarithm.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from ropecli.checkpoint.live import reset_tables, rotary_tables, switches_with_l
 from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, RopecliError
 from ropecli.evaluate.scoring import TokenScorer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PROTOCOLS = ("prefix", "tail")
 _RESAMPLES = 1000
@@ -44,7 +48,7 @@ class Row:
 
 
 def evaluate_perplexity(
-    model: torch.nn.Module,
+    model: "PreTrainedModel",
     documents: Documents,
     lengths: Sequence[int],
     *,
@@ -66,7 +70,7 @@ def evaluate_perplexity(
     if before_length is None:
         before_length = fresh_tables_if_switching(model, lengths[-1])
     score = TokenScorer(model)
-    device = model.get_output_embeddings().weight.device
+    device = model.device
     sums = np.zeros((len(lengths), len(documents.kept)))
     one_pass = protocol == "prefix" and before_length is None
     for index, length in enumerate(lengths):
@@ -85,7 +89,7 @@ def evaluate_perplexity(
     return [_summarise(*row) for row in zip(lengths, sums, scored, strict=True)]
 
 
-def fresh_tables_if_switching(model: torch.nn.Module, longest: int) -> Callable[[int], None] | None:
+def fresh_tables_if_switching(model: "PreTrainedModel", longest: int) -> Callable[[int], None] | None:
     """For models whose own rotary tables depend on the length, and remember it: a reset before each pass."""
     tables = rotary_tables(model)
     return (lambda length: reset_tables(tables)) if switches_with_length(tables, longest) else None
@@ -101,7 +105,7 @@ def _window(document: Document, length: int, longest: int, protocol: str) -> tor
 
 
 def _check_request(
-    model: torch.nn.Module, documents: Documents, lengths: list[int], protocol: str, targets: int | None
+    model: "PreTrainedModel", documents: Documents, lengths: list[int], protocol: str, targets: int | None
 ) -> None:
     if protocol not in PROTOCOLS:
         raise DataError(f"Unknown protocol {protocol!r}. Known: {', '.join(PROTOCOLS)}.")
@@ -109,7 +113,7 @@ def _check_request(
         raise DataError(f"The lengths are {lengths}; each must be at least 2 tokens, one to read and one to score.")
     if targets is not None and not 0 < targets < lengths[0]:
         raise DataError(f"{targets} target tokens do not fit: the shortest length, {lengths[0]}, must exceed them.")
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
     largest = max(int(document.ids[: lengths[-1]].max()) for document in documents.kept)
     if largest >= vocabulary:
         raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")

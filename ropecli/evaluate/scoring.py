@@ -1,9 +1,14 @@
 """The negative log-likelihood of every token in one pass, the head applied chunk by chunk."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.nn.functional import cross_entropy
 
 from ropecli.checkpoint.heads import SplitModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LOGITS_AT_ONCE = 2**24
 """Numbers in one chunk of logits: 64 MiB in float32."""
@@ -12,7 +17,7 @@ _LOGITS_AT_ONCE = 2**24
 class TokenScorer:
     """Scores sequences with a causal LM."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         self.split = SplitModel(model)
 
     @torch.inference_mode()

@@ -1,10 +1,15 @@
 """The next-token loss without [tokens × vocabulary] logits, as a module that Accelerate can wrap."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.nn.functional import cross_entropy, linear_cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from ropecli.checkpoint.heads import SplitModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _CHUNK = 512
 """Tokens whose logits exist at once."""
@@ -17,7 +22,7 @@ class NextTokenLoss(torch.nn.Module):
     logits are recomputed chunk by chunk in the backward pass.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         super().__init__()
         self.model = model
         self._split = SplitModel(model)
@@ -29,7 +34,7 @@ class NextTokenLoss(torch.nn.Module):
         # the loss in float32, whatever the decoder's precision
         with torch.autocast(ids.device.type, enabled=False):
             if self._split.plain_head:
-                weight = self.model.get_output_embeddings().weight
+                weight = self._split.head.weight
                 options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=_CHUNK, chunking_method=None)
                 flat = hidden.flatten(0, 1).float()
                 return linear_cross_entropy(flat, weight.float(), targets.flatten(), options=options)

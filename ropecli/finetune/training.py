@@ -67,15 +67,19 @@ def finetune(
             f"{len(sequences)} sequences of {length} tokens from {len(documents.kept)} documents; "
             f"{documents.too_short} documents were shorter, {sequences.dropped_tokens} tokens filled no sequence."
         )
-    asked = {"source": {"checkpoint": checkpoint.name, "digest": checkpoint.digest()}}
-    asked |= {"length": length, "processes": accelerator.num_processes, "recipe": recipe.model_dump(mode="json")}
+    asked = {
+        "source": {"checkpoint": checkpoint.name, "digest": checkpoint.digest()},
+        "length": length,
+        "processes": accelerator.num_processes,
+        "recipe": recipe.model_dump(mode="json"),
+    }
     with sole_use(output) if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             begin(output, asked, resume)
         accelerator.wait_for_everyone()
-        loss_of = _train(accelerator, loss_of, recipe, sequences, output, say, on_step)
+        trained = _train(accelerator, loss_of, recipe, sequences, output, say, on_step)
         if accelerator.is_main_process:
-            write_finetuned(checkpoint, accelerator.unwrap_model(loss_of).model, output, asked)
+            write_finetuned(checkpoint, accelerator.unwrap_model(trained).model, output, asked)
         accelerator.wait_for_everyone()
     accelerator.end_training()
 
@@ -126,21 +130,20 @@ def _train(
 ) -> torch.nn.Module:
     """Trains from the newest checkpoint in `output`, or from the start; returns the wrapped model."""
     torch.manual_seed(recipe.seed)
-    loss_of, optimizer = accelerator.prepare(loss_of, _make_optimizer(loss_of, recipe))
+    wrapped, optimizer = accelerator.prepare(loss_of, _make_optimizer(loss_of, recipe))
     first = 0
     if found := last_checkpoint(output):
         first, folder = found
         accelerator.load_state(str(folder))
-    main = accelerator.is_main_process
-    if main and first:
+    if accelerator.is_main_process and first:
         say(f"going on after step {first}")
-    log = MetricsLog(output, first) if main else None
+    log = MetricsLog(output, first) if accelerator.is_main_process else None
     begun = time.monotonic()
     for step in range(first, recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(step, recipe)
-        loss = _accumulate(accelerator, loss_of, recipe, sequences, step)
-        grad_norm = accelerator.clip_grad_norm_(loss_of.parameters(), recipe.max_grad_norm)
+        loss = _accumulate(accelerator, wrapped, recipe, sequences, step)
+        grad_norm = accelerator.clip_grad_norm_(wrapped.parameters(), recipe.max_grad_norm)
         if not (math.isfinite(loss) and math.isfinite(float(grad_norm))):
             raise RopecliError(
                 f"The loss is {loss:g} and the gradient {float(grad_norm):g} at step {step + 1}; the weights were "
@@ -148,7 +151,7 @@ def _train(
             )
         optimizer.step()
         optimizer.zero_grad()
-        if main:
+        if log:
             tokens = (step + 1 - first) * _sequences_per_step(accelerator, recipe) * sequences.length
             speed = tokens / (time.monotonic() - begun)
             progress = Progress(step + 1, loss, learning_rate_at(step, recipe), float(grad_norm), speed)
@@ -156,7 +159,7 @@ def _train(
             on_step(progress)
         if (step + 1) % recipe.save_every == 0 or step + 1 == recipe.steps:
             save_checkpoint(accelerator, output, step + 1, recipe.keep_checkpoints)
-    return loss_of
+    return wrapped
 
 
 def _accumulate(accelerator, loss_of, recipe: Recipe, sequences: Sequences, step: int) -> float:

@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -15,10 +15,13 @@ from ropecli.checkpoint.writing import checkpoint_files, place
 from ropecli.errors import OutputError
 from ropecli.finetune.state import CHECKPOINTS
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _RECORD = "finetuned"
 
 
-def write_finetuned(checkpoint: Checkpoint, model: torch.nn.Module, output: Path, asked: dict[str, Any]) -> None:
+def write_finetuned(checkpoint: Checkpoint, model: "PreTrainedModel", output: Path, asked: dict[str, Any]) -> None:
     """Writes weights in the source's dtype and its other files; config.json last, so that it marks a whole folder.
 
     Then removes the run's checkpoints. Raises OutputError.
@@ -51,7 +54,7 @@ def finished_step(output: Path) -> int | None:
     return (yaml.safe_load(record.read_text(encoding="utf-8")).get(_RECORD) or {}).get("recipe", {}).get("steps")
 
 
-def _save_weights(checkpoint: Checkpoint, model: torch.nn.Module, folder: Path) -> None:
+def _save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path) -> None:
     section = section_of(checkpoint.config)
     name = section.get("dtype") or section.get("torch_dtype") or checkpoint.config.get("dtype") or "float32"
     dtype = getattr(torch, str(name), torch.float32)

@@ -12,12 +12,14 @@ def abf(rope: RopeGeometry, s: float, *, rope_theta: float | None = None, beta: 
     rope_theta: the new base (Llama 2 Long 500000, Code Llama 1000000). beta: the new base over the old
     (50 in Xiong et al.). Exactly one of them. The factor sets the window alone.
     """
-    if (rope_theta is None) == (beta is None):
-        given = "both" if beta is not None else "neither"
+    if rope_theta is not None and beta is None:
+        new_theta, params = rope_theta, {"rope_theta": rope_theta}
+    elif beta is not None and rope_theta is None:
+        new_theta, params = beta * rope.rope_theta, {"beta": beta}
+    else:
+        given = "neither" if beta is None else "both"
         raise MethodError(
             f"abf takes either rope_theta (the new base) or beta (new base over old), and {given} was given. "
             "Example: --set rope_theta=500000"
         )
-    new_theta = rope_theta if rope_theta is not None else beta * rope.rope_theta
-    params = {"rope_theta": rope_theta} if rope_theta is not None else {"beta": beta}
     return ScaledRope(rope, ScalingSpec("abf", s, params), rope.inv_freq(new_theta), rope_theta=new_theta)

@@ -31,11 +31,11 @@ def longrope(
     for name, factors in (("long_factor", long_factor), ("short_factor", short_factor)):
         if len(factors) != pairs:
             raise MethodError(f"{name} has {len(factors)} entries; this model has {pairs} rotary pairs.")
-    params = {"long_factor": list(long_factor), "short_factor": list(short_factor)}
+    params: dict[str, object] = {"long_factor": list(long_factor), "short_factor": list(short_factor)}
     window = rope.original_max_position_embeddings
     if attention_factor is not None:
         params["attention_factor"] = attention_factor
     else:
         attention_factor = math.sqrt(1 + math.log(s) / math.log(window))
-    factors = np.array(long_factor if length > window else short_factor, dtype=np.float64)
-    return ScaledRope(rope, ScalingSpec("longrope", s, params), rope.inv_freq() / factors, attention_factor)
+    chosen = np.array(long_factor if length > window else short_factor, dtype=np.float64)
+    return ScaledRope(rope, ScalingSpec("longrope", s, params), rope.inv_freq() / chosen, attention_factor)
