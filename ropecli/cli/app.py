@@ -41,7 +41,7 @@ def root(
 
 
 def main() -> None:
-    """Runs the command line. Exit status 2: the user can mend it; 130: interrupted; 1: a fault of ours."""
+    """Runs the command line. Exit status 2: the user can mend it; 130: interrupted (typer); 1: a fault of ours."""
     # Idle OpenMP threads that spin make two jobs on one machine several times slower; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -49,9 +49,6 @@ def main() -> None:
     except RopecliError as error:
         fail(str(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        fail("interrupted")
-        sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)

@@ -70,4 +70,8 @@ def _run(opened, recipe, output: Path, resume: bool, console) -> None:
         def say(message: str) -> None:
             bar.console.print(message, markup=False, soft_wrap=True)
 
-        finetune(opened, recipe, output, resume=resume, say=say, on_step=on_step)
+        try:
+            finetune(opened, recipe, output, resume=resume, say=say, on_step=on_step)
+        except KeyboardInterrupt:
+            say(f"Stopped. The last checkpoint in {output} stays; the same command with --resume goes on from it.")
+            raise

@@ -22,7 +22,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of at least `length` tokens. too_short: how many were left out. total_tokens: of those kept."""
+    """The documents that are long enough, and how many were not."""
 
     kept: tuple[Document, ...]
     too_short: int
@@ -41,11 +41,13 @@ def read_documents(
     length: int,
     *,
     most: int | None = None,
+    truncate: bool = False,
     advance: Callable[[str], None] = lambda name: None,
 ) -> Documents:
     """Tokenizes (name, text) pairs, special tokens included, until `most` documents reach `length` tokens.
 
-    Raises DataError where none does, saying how long the longest is.
+    truncate: keep only the first `length` tokens of each, so that memory stays small. advance: called with each
+    document's name. Raises DataError where none does, saying how long the longest is.
     """
     kept: list[Document] = []
     lengths = [0]
@@ -53,7 +55,7 @@ def read_documents(
         lengths.append(len(ids))
         advance(name)
         if len(ids) >= length:
-            kept.append(Document(name, ids))
+            kept.append(Document(name, ids[:length].copy() if truncate else ids))
             if most and len(kept) == most:
                 break
     if len(lengths) == 1:

@@ -107,7 +107,8 @@ def _prepare_model(checkpoint: Checkpoint, recipe: Recipe) -> NextTokenLoss:
     loss_of = NextTokenLoss(model)
     model.train()
     if recipe.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # non-reentrant is the default of transformers 5; the older name of this switch is on its way out
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     return loss_of
 
 
