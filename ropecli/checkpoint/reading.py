@@ -85,7 +85,8 @@ def open_checkpoint(name: str | Path, *, weights: bool = False, revision: str | 
     elif not folder.is_dir():
         if folder.exists():
             raise CheckpointError(f"{name} is a file; a checkpoint is a folder that holds {CONFIG}.")
-        if not _HUB_ID.fullmatch(str(name)):
+        # runs/typo is meant for a folder where runs/ is one: no need to wait for the Hub's refusal
+        if not _HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
             raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
         folder = _from_hub(str(name), weights, revision)
     if not (folder / CONFIG).is_file():

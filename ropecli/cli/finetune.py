@@ -1,5 +1,6 @@
 """ropecli finetune: train a patched checkpoint on sequences of its extended length."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,9 @@ def command(
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.cli.terminal import err, out, parse_settings
     from ropecli.finetune.recipe import make_recipe
+
+    if os.environ.get("RANK", "0") != "0":  # under a launcher, the first process speaks for all
+        err.quiet = out.quiet = True
 
     options = {
         "data": data,

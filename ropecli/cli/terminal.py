@@ -15,6 +15,7 @@ err = Console(stderr=True, highlight=False)
 
 
 def fail(message: str) -> None:
+    err.quiet = False  # processes beside the first are quiet, but not about their own end
     err.print("[bold red]error:[/]", end=" ")
     err.print(message, markup=False, soft_wrap=True)
 

@@ -35,7 +35,7 @@ def read_texts(source: str, *, text_column: str = "text", split: str | None = No
         return _read_file(path, text_column)
     if path.is_dir():
         return _read_folder(path, text_column)
-    if "/" in source and not source.startswith((".", "/", "~")):
+    if "/" in source and not path.parent.is_dir():
         return _read_hub(source, text_column, split)
     raise DataError(f"No file or folder {source}. A source is one of these, 'demo', 'demo-train', or a Hub dataset id.")
 

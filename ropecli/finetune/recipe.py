@@ -28,7 +28,7 @@ class Recipe(BaseModel):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=False)
-    mixed_precision: Literal["bf16", "no"] = "bf16"
+    mixed_precision: Literal["bf16", "none"] = "bf16"  # not Accelerate's "no", which YAML reads as false
     gradient_checkpointing: bool = True
     save_every: int = Field(50, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)

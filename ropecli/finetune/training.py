@@ -60,7 +60,8 @@ def finetune(
     texts = sources.read_texts(recipe.data, text_column=recipe.text_column, split=recipe.split)
     documents = read_documents(texts, load_tokenizer(checkpoint), length, most=recipe.max_documents)
     sequences = Sequences(documents, length, recipe.seed)
-    accelerator = accelerate.Accelerator(mixed_precision=recipe.mixed_precision, cpu=not torch.cuda.is_available())
+    precision = "no" if recipe.mixed_precision == "none" else recipe.mixed_precision
+    accelerator = accelerate.Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
     loss_of = _prepare_model(checkpoint, recipe)
     if accelerator.is_main_process:
         say(

@@ -1,0 +1,36 @@
+"""The README's commands are commands of this program, with options that it has."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from ropecli.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md"]
+PLACEHOLDERS = {"CHECKPOINT": "demo", "DIR": "out", "SOURCE": "demo", "FILE": "file.yaml", "[...]": "", "...": ""}
+
+
+def commands() -> list[str]:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    inline = [" ".join(span.split()) for span in re.findall(r"`(ropecli [^`]*)`", text)]
+    found = [line.split("#")[0].strip() for line in [*lines, *inline] if line.startswith("ropecli ")]
+    return [line for line in found if len(line.split()) > 2]  # `ropecli finetune` alone names a command
+
+
+def test_there_are_commands_for_everything():
+    names = {command.split()[1] for command in commands()}
+    assert names == set(typer.main.get_command(app).commands)
+
+
+@pytest.mark.parametrize("line", commands())
+def test_the_command_is_understood(line):
+    _, name, *words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)]
+    command = typer.main.get_command(app).commands[name]
+    parsed = command.make_context(name, [word for word in words if word])
+    assert parsed.params["checkpoint"]
