@@ -47,7 +47,7 @@ class Checkpoint:
         return read_json(path) if path.is_file() else None
 
     def weight_files(self) -> list[Path]:
-        """The safetensors files; raises CheckpointError where there are none, or where a shard is missing."""
+        """The safetensors files. Raises CheckpointError where there are none, or one is missing or damaged."""
         found = sorted(self.folder.glob("*.safetensors"))
         index = self.folder / "model.safetensors.index.json"
         if index.is_file():
@@ -59,6 +59,8 @@ class Checkpoint:
             pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.folder.glob(pattern)]
             hint = f" {pickled[0]} is pickled and is not read: convert it to safetensors first." if pickled else ""
             raise CheckpointError(f"{self.name}: no *.safetensors weights in {self.folder}.{hint}")
+        for path in found:
+            _check_header(path)
         return found
 
     def digest(self) -> str:
@@ -120,6 +122,17 @@ def section_of(config: dict[str, Any]) -> dict[str, Any]:
 
 def copy_config(config: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(config)
+
+
+def _check_header(path: Path) -> None:
+    """Holds the header against the file's size, without reading tensors."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}. Fetch or copy it again.") from error
 
 
 def _from_hub(name: str, weights: bool, revision: str | None) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError
 
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.writing import refuse_existing
@@ -85,8 +86,13 @@ def save_checkpoint(accelerator, output: Path, step: int, keep: int) -> None:
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
     accelerator.wait_for_everyone()
-    with quiet_transformers():
-        accelerator.save_state(str(partial))
+    try:
+        with quiet_transformers():
+            accelerator.save_state(str(partial))
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk shows as any of these
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = str(error).strip().split("\n")[0]
+        raise OutputError(f"{partial} could not be written; is the disk full? ({reason}) --resume goes on.") from error
     accelerator.wait_for_everyone()
     if not accelerator.is_main_process:
         return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
 
 from ropecli.checkpoint.provenance import PROVENANCE
 from ropecli.checkpoint.quiet import quiet_transformers
@@ -39,8 +40,8 @@ def write_finetuned(checkpoint: Checkpoint, model: "PreTrainedModel", output: Pa
         _write_record(checkpoint, output, asked)
         place(checkpoint.folder / CONFIG, partial / CONFIG, link=False)
         (partial / CONFIG).replace(output / CONFIG)
-    except OSError as error:
-        raise OutputError(f"{output} could not be written: {error.strerror or error}. --resume tries again.") from error
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"{output} could not be written: {error}. Make room; --resume tries again.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)

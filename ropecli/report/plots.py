@@ -39,20 +39,19 @@ def plot_perplexity(reports: Sequence[EvalReport], path: Path, original_window: 
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     if original_window:
-        axes.axvline(original_window, color="grey", linewidth=1)
-        axes.annotate(
-            "pretraining window", (original_window, 0.98), xycoords=("data", "axes fraction"), rotation=90,
-            xytext=(4, 0), textcoords="offset points", va="top", ha="left", fontsize=8, color="grey",
-        )  # fmt: skip
+        axes.axvline(original_window, color="grey", linewidth=1, label=f"pretraining window ({original_window})")
     axes.set_xlabel("context length (tokens)")
     axes.set_ylabel("perplexity (lower is better)")
     axes.set_title(f"{first.checkpoint}, protocol {first.protocol}, data {first.source}", fontsize=10)
     axes.grid(True, which="both", linewidth=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        figure.savefig(partial, dpi=150, format=path.suffix.removeprefix("."))
+        partial.replace(path)
     except (OSError, ValueError) as error:
         raise OutputError(f"{path} could not be drawn: {error}") from error
     finally:
+        partial.unlink(missing_ok=True)
         plt.close(figure)
