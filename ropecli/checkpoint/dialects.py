@@ -23,6 +23,8 @@ _LOCAL_THETA = "rope_local_base_freq"
 _LOCAL_WORDS = ("sliding", "local", "chunked")
 # The first Llama releases name no RoPE field at all.
 _IMPLICIT_THETA = {"llama": 10000.0}
+# Types for which transformers 4 knew rope_local_base_freq.
+_TWO_THETAS = {"gemma3", "gemma3_text", "gemma3n", "gemma3n_text"}
 # rope_type -> the keys that transformers reads beside rope_type and rope_theta.
 _NATIVE_KEYS = {
     "default": (),
@@ -98,23 +100,22 @@ def native_parameters(scaled: ScaledRope) -> dict[str, Any]:
 def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], window: int) -> None:
     """Edits `config` in place: the ropes of the given layer types in both dialects, and the window, tokens."""
     section = section_of(config)
-    partial = _first(section, _PARTIAL_KEYS) or (section.get("rope_parameters") or {}).get("partial_rotary_factor")
-    written = {label: native_parameters(rope) for label, rope in scaled.items()}
-    if partial is not None:
-        for parameters in written.values():
-            parameters["partial_rotary_factor"] = partial
-        section["partial_rotary_factor"] = partial
-    if None in written:
-        section["rope_parameters"] = written[None]
-        main = written[None]
-    else:
-        kept = _parameters_by_layer_type(section, [])
-        section["rope_parameters"] = {label: written.get(label, parameters) for label, parameters in kept.items()}
-        main = next(parameters for label, parameters in written.items() if sees_whole_context(label))
-    for key in _THETA_KEYS:
-        if key in section or key == "rope_theta":
-            section[key] = main["rope_theta"]
-    _write_legacy_scaling(section, main)
+    before = _parameters_by_layer_type(section, [])
+    written = {
+        label: _with_kept_keys(native_parameters(rope), before[label], section) for label, rope in scaled.items()
+    }
+    main = next(parameters for label, parameters in written.items() if sees_whole_context(label))
+    nested = None not in written
+    section["rope_parameters"] = {label: written.get(label, parameters) for label, parameters in before.items()}
+    if not nested:
+        section["rope_parameters"] = main
+    if not nested or _LOCAL_THETA in section or config.get("model_type") in _TWO_THETAS:
+        _write_legacy(section, main)
+        if nested:
+            local = next(value for label, value in before.items() if not sees_whole_context(label))
+            section[_LOCAL_THETA] = (local or main)["rope_theta"]
+    elif "rope_scaling" in section:
+        section["rope_scaling"] = None  # where layers differ, most types of transformers 5 would scale them all by it
     for key in WINDOW_KEYS:
         if key in section:
             section[key] = window
@@ -123,7 +124,24 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
         section["head_dim"] = _head_dim(section)
 
 
-def _write_legacy_scaling(section: dict[str, Any], main: dict[str, Any]) -> None:
+def _with_kept_keys(
+    parameters: dict[str, Any], before: dict[str, Any] | None, section: dict[str, Any]
+) -> dict[str, Any]:
+    """`parameters` and what the checkpoint had there that is no scaling of its own: partial_rotary_factor, sections."""
+    replaced = {"rope_type", "type", "rope_theta", "mscale", "mscale_all_dim", *sum(_NATIVE_KEYS.values(), ())}
+    kept = {key: value for key, value in (before or {}).items() if key not in replaced}
+    partial = _first(section, _PARTIAL_KEYS)
+    if partial is not None:
+        kept.setdefault("partial_rotary_factor", partial)
+    return {**parameters, **kept}
+
+
+def _write_legacy(section: dict[str, Any], main: dict[str, Any]) -> None:
+    for key in _THETA_KEYS:
+        if key in section or key == "rope_theta":
+            section[key] = main["rope_theta"]
+    if "partial_rotary_factor" in main:
+        section["partial_rotary_factor"] = main["partial_rotary_factor"]
     # A stale rope_scaling wins over rope_parameters in transformers 5, so it is written always.
     scaling = {key: value for key, value in main.items() if key not in ("rope_theta", "partial_rotary_factor")}
     section["rope_scaling"] = None if main["rope_type"] == "default" else {**scaling, "type": main["rope_type"]}
