@@ -47,7 +47,7 @@ class ScaledRope:
 
     inv_freq: shape (rotary_dim/2,), float64, radians per token, index 0 fastest.
     attention_factor: multiplies cos and sin, so that logits get its square.
-    rope_theta: the base in effect; differs from the geometry's where the method changes the base itself.
+    rope_theta: the base to write; differs from the geometry's where the method is nothing but another base.
     """
 
     geometry: RopeGeometry

@@ -13,5 +13,5 @@ def dynamic(rope: RopeGeometry, s: float, length: int) -> ScaledRope:
     """
     window = rope.original_max_position_embeddings
     stretch = s * max(length, window) / window - (s - 1)
-    theta = ntk_theta(rope, stretch)
-    return ScaledRope(rope, ScalingSpec("dynamic", s), rope.inv_freq(theta), rope_theta=theta)
+    # rope_theta stays the pretrained one: it is what readers start from, at every length anew
+    return ScaledRope(rope, ScalingSpec("dynamic", s), rope.inv_freq(ntk_theta(rope, stretch)))
