@@ -25,6 +25,8 @@ _LOCAL_WORDS = ("sliding", "local", "chunked")
 _IMPLICIT_THETA = {"llama": 10000.0}
 # Types for which transformers 4 knew rope_local_base_freq.
 _TWO_THETAS = {"gemma3", "gemma3_text", "gemma3n", "gemma3n_text"}
+# Types that transformers 5 reads by names of their own: what rope_scaling does not repeat is lost there.
+_OWN_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct"), "gpt_neox_japanese": ("rotary_emb_base", "rotary_pct")}
 # rope_type -> the keys that transformers reads beside rope_type and rope_theta.
 _NATIVE_KEYS = {
     "default": (),
@@ -111,6 +113,8 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
         section["rope_parameters"] = main
     if not nested or _LOCAL_THETA in section or config.get("model_type") in _TWO_THETAS:
         _write_legacy(section, main)
+        if not nested and config.get("model_type") in _OWN_NAMES:
+            _write_own_names(section, main, *_OWN_NAMES[config["model_type"]])
         if nested:
             local = next(value for label, value in before.items() if not sees_whole_context(label))
             section[_LOCAL_THETA] = (local or main)["rope_theta"]
@@ -152,6 +156,14 @@ def _write_legacy(section: dict[str, Any], main: dict[str, Any]) -> None:
             section.pop("original_max_position_embeddings", None)
         else:
             section["original_max_position_embeddings"] = original
+
+
+def _write_own_names(section: dict[str, Any], main: dict[str, Any], theta_key: str, partial_key: str) -> None:
+    section[theta_key] = main["rope_theta"]
+    if "partial_rotary_factor" in main:
+        section[partial_key] = main["partial_rotary_factor"]
+    if section["rope_scaling"] is not None:
+        section["rope_scaling"] = {**main, **section["rope_scaling"]}
 
 
 def _parameters_by_layer_type(section: dict[str, Any], warnings: list[str]) -> dict[str | None, dict[str, Any] | None]:

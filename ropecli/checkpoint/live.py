@@ -1,5 +1,6 @@
 """The rotary tables of a live transformers model: found, read, set. One place knows how they are named there."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -80,12 +81,26 @@ def set_ropes(tables: list[RotaryTable], ropes: dict[str | None, ScaledRope]) ->
             table.set(ropes[table.layer_type])
 
 
+@contextlib.contextmanager
+def restored(tables: list[RotaryTable]) -> Iterator[None]:
+    """At the end, every table is again as it was at the beginning."""
+    modules = {id(table.module): table.module for table in tables}.values()
+    before = [(module, {**module.__dict__, "_buffers": dict(module._buffers)}) for module in modules]
+    try:
+        yield
+    finally:
+        for module, state in before:
+            module.__dict__.clear()
+            module.__dict__.update(state)
+
+
 def reset_tables(tables: list[RotaryTable]) -> None:
     """Makes every table anew from its config: the dynamic ones remember the longest length they have seen."""
     for module in {id(table.module): table.module for table in tables}.values():
-        device = next(module.buffers()).device
-        module.__init__(module.config)  # type: ignore[misc]
-        module.to(device)
+        fresh = type(module)(module.config).to(next(module.buffers()).device)
+        # the module stays itself, but of what it remembers nothing does: some of it lies in attributes of its own
+        module.__dict__.clear()
+        module.__dict__.update(fresh.__dict__)
 
 
 def switches_with_length(tables: list[RotaryTable], window: int) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ropecli.checkpoint.live import rotary_tables, set_ropes
+from ropecli.checkpoint.live import restored, rotary_tables, set_ropes
 from ropecli.checkpoint.plan import PatchPlan, make_plan
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.data.documents import Documents
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec]) -> list[PatchPlan]:
     """A plan each, `none` once whatever the factors. Raises MethodError before anything is loaded."""
-    plans, seen = [], set()
+    wanted: list[ScalingSpec] = []
     for spec in specs:
-        key = spec.method if spec.method == "none" else (spec.method, spec.factor)
-        if key not in seen:
-            seen.add(key)
-            plans.append(make_plan(checkpoint, ScalingSpec("none") if spec.method == "none" else spec))
-    return plans
+        spec = ScalingSpec("none") if spec.method == "none" else spec
+        if spec not in wanted:
+            wanted.append(spec)
+    return [make_plan(checkpoint, spec) for spec in wanted]
 
 
 def switches(plan: PatchPlan) -> bool:
@@ -57,11 +56,12 @@ def compare_methods(
     protocol: str = "prefix",
     advance: Callable[[], None] = lambda: None,
 ) -> list[list[Row]]:
-    """Rows by length for each plan, in the plans' order."""
+    """Rows by length for each plan, in the plans' order. Leaves the model as it was."""
     results = []
-    for plan in plans:
-        before = live_patch(model, plan)
-        results.append(
-            evaluate_perplexity(model, documents, lengths, protocol=protocol, before_length=before, advance=advance)
-        )
+    with restored(rotary_tables(model)):
+        for plan in plans:
+            before = live_patch(model, plan)
+            results.append(
+                evaluate_perplexity(model, documents, lengths, protocol=protocol, before_length=before, advance=advance)
+            )
     return results

@@ -1,5 +1,8 @@
 """Loads a checkpoint's model and tokenizer with stock transformers, and turns its failures into clear messages."""
 
+from typing import Any
+
+from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.errors import CheckpointError
 
@@ -12,47 +15,54 @@ def choose_device(name: str = "auto") -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise CheckpointError(f"--device {name}: this torch ({torch.__version__}) sees no CUDA device.")
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise CheckpointError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from error
-    return name
+        if torch.device(name).type != "meta":
+            torch.zeros(1, device=name).item()
+            return name
+    except (RuntimeError, AssertionError, NotImplementedError):
+        pass
+    raise CheckpointError(f"--device {name}: this torch ({torch.__version__}) has no such device to compute on.")
 
 
 def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "auto"):
     """The causal LM in evaluation mode.
 
     dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way,
-    because the dtype is given at loading and not cast afterwards. Raises CheckpointError.
+    because the dtype is given at loading and not cast afterwards. Raises CheckpointError, also for weights
+    that do not fill the model: stock transformers would leave the rest random.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ropecli.checkpoint.quiet import quiet_transformers
-
     checkpoint.weight_files()
     device = choose_device(device)
     if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
+        dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
     try:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                checkpoint.folder, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                checkpoint.folder,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
             )
     except Exception as error:  # damaged weights and configs surface as many kinds
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason}") from error
-    model.to(device)  # type: ignore[arg-type]
-    return model.eval()
+    model, found = loaded
+    if found["mismatched_keys"]:
+        name, there, expected = sorted(found["mismatched_keys"])[0]
+        raise CheckpointError(f"{checkpoint.name}: {name} is {tuple(there)}; config.json asks for {tuple(expected)}.")
+    if found["missing_keys"]:
+        raise CheckpointError(f"{checkpoint.name}: the weights lack {sorted(found['missing_keys'])[0]}.")
+    return model.to(device).eval()
 
 
 def load_tokenizer(checkpoint: Checkpoint):
     """Raises CheckpointError where the folder has no tokenizer that transformers can read."""
     from transformers import AutoTokenizer
-
-    from ropecli.checkpoint.quiet import quiet_transformers
 
     known = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     if not any((checkpoint.folder / name).is_file() for name in known):

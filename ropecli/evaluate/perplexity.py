@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PROTOCOLS = ("prefix", "tail")
 _RESAMPLES = 1000
+_LARGEST_NLL = 700.0
+"""exp of more overflows a float64."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,13 @@ def _check_request(
         raise DataError(f"Unknown protocol {protocol!r}. Known: {', '.join(PROTOCOLS)}.")
     if not lengths or lengths[0] < 2:
         raise DataError(f"The lengths are {lengths}; each must be at least 2 tokens, one to read and one to score.")
+    if targets is not None and protocol != "tail":
+        raise DataError(f"targets is for the protocol tail; {protocol} scores every token.")
     if targets is not None and not 0 < targets < lengths[0]:
         raise DataError(f"{targets} target tokens do not fit: the shortest length, {lengths[0]}, must exceed them.")
+    shortest = min(len(document.ids) for document in documents.kept)
+    if shortest < lengths[-1]:
+        raise DataError(f"A document has {shortest} tokens, and the longest length is {lengths[-1]}.")
     vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
     largest = max(int(document.ids[: lengths[-1]].max()) for document in documents.kept)
     if largest >= vocabulary:
@@ -127,14 +134,19 @@ def _summarise(length: int, document_nll: np.ndarray, scored: int) -> Row:
     picks = np.random.default_rng(0).integers(0, documents, (_RESAMPLES, documents))
     # the same number of tokens is scored in every document, so that means of documents are token-weighted
     resampled = document_nll[picks].mean(axis=1) / scored
-    low, high = np.exp(np.quantile(resampled, (0.025, 0.975)))
-    nll = document_nll.mean() / scored
+    with np.errstate(over="ignore"):
+        low, high = np.exp(np.quantile(resampled, (0.025, 0.975)))
+    nll = float(document_nll.mean()) / scored
+    if nll > _LARGEST_NLL:
+        raise RopecliError(
+            f"The mean loss at length {length} is {nll:.4g} nats: its exponential is beyond all numbers."
+        )
     return Row(
         length=length,
         ppl=math.exp(nll),
         nll=nll,
-        ppl_low=low,
-        ppl_high=high,
+        ppl_low=float(low),
+        ppl_high=float(high),
         tokens=scored * documents,
         documents=documents,
         document_nll=tuple(document_nll.tolist()),
