@@ -67,8 +67,9 @@ class RotaryTable:
 
 def rotary_tables(model: "PreTrainedModel") -> list[RotaryTable]:
     """Every rotary table of the text decoder. Raises PatchError where there is none."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    tables = list(_find(decoder if decoder is not None else model))
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    # some types take their head for the decoder
+    tables = (list(_find(decoder)) if decoder is not None else []) or list(_find(model))
     if not tables:
         raise PatchError("The live model has no rotary table (inv_freq): its positions are not driven by the config.")
     return tables

@@ -1,21 +1,20 @@
 """What a patch would write, worked out without writing: PatchPlan. Loads neither torch nor transformers."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ropecli.checkpoint.dialects import (
-    RopeSettings,
-    native_parameters,
-    read_settings,
-    sees_whole_context,
-    write_settings,
-)
+import numpy as np
+
+from ropecli.checkpoint.dialects import RopeSettings, read_settings, sees_whole_context
+from ropecli.checkpoint.encoding import native_parameters, write_settings
 from ropecli.checkpoint.provenance import Change, diff, read_provenance
 from ropecli.checkpoint.reading import Checkpoint, copy_config, section_of
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
 from ropecli.scaling.registry import get_method, scale, varies_with_length
+
+_LONGEST = 10**12
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
     provenance = read_provenance(checkpoint)
     if provenance is None:
         return {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in shown.ropes}, shown
-    before = read_settings(provenance.original, provenance.record.get("original_max_position_embeddings"))
-    return _scale_layers(before, provenance.spec), shown
+    before = read_settings(provenance.original, provenance.original_length)
+    return _scale_layers(before, provenance.spec), replace(shown, warnings=before.warnings)
 
 
 def make_plan(
@@ -74,10 +73,14 @@ def make_plan(
     out of range, PatchError for what stock transformers cannot express.
     """
     get_method(spec.method)
+    for name, length in (("--target-length", target_length), ("--original-length", original_length)):
+        if length is not None and length > _LONGEST:
+            raise MethodError(f"{name} is beyond any use; it must be at most {_LONGEST} tokens.")
     config, settings = original_settings(checkpoint, original_length)
     if not settings.ropes:
         raise PatchError(f"{checkpoint.name}: no layer of this model turns its queries and keys.")
-    window = settings.ropes[0].geometry.original_max_position_embeddings
+    scaled_first = sorted(settings.ropes, key=lambda rope: not sees_whole_context(rope.geometry.layer_type))
+    window = scaled_first[0].geometry.original_max_position_embeddings
     if target_length is not None:
         if target_length < window:
             raise MethodError(
@@ -98,7 +101,7 @@ def make_plan(
         warnings.append(
             f"max_position_embeddings stays at {window}: stock readers take it for dynamic NTK's pretraining window."
         )
-    scaled = {label: rope for label, rope in ropes.items() if rope.spec.method == spec.method}
+    scaled = {label: rope for label, rope in ropes.items() if sees_whole_context(label)}
     if not scaled:
         raise PatchError(f"{checkpoint.name}: every layer has a sliding window, so no scaling could help.")
     warnings += _warn(config, spec, scaled, target)
@@ -132,6 +135,13 @@ def _warn(config: dict[str, Any], spec: ScalingSpec, scaled: dict[str | None, Sc
     rope = next(iter(scaled.values()))
     if spec.method == "none" and spec.factor > 1:
         warnings.append("none scales nothing: positions beyond the pretraining window stay unseen by the model.")
+    if spec.method != "none" and spec.factor > 1 and np.array_equal(rope.inv_freq, rope.geometry.inv_freq()):
+        warnings.append(f"{spec.method} with these parameters leaves every frequency as it was.")
+    if rope.rope_theta < rope.geometry.rope_theta:
+        warnings.append(
+            f"the new base, {rope.rope_theta:g}, is below the pretrained one, {rope.geometry.rope_theta:g}: "
+            "pairs turn faster than they did, which extends nothing."
+        )
     if rope.rope_theta != rope.geometry.rope_theta and native_parameters(rope)["rope_type"] == "default":
         warnings.append(
             "the new base says nothing of the window it came from; ropecli.yaml does: keep it beside the weights."
@@ -143,7 +153,10 @@ def _warn(config: dict[str, Any], spec: ScalingSpec, scaled: dict[str | None, Sc
         )
     section = section_of(config)
     sliding = section.get("sliding_window")
-    if isinstance(sliding, int) and section.get("use_sliding_window", True) and sliding < target and None in scaled:
+    layer_types = section.get("layer_types") or []
+    some_see_all = not isinstance(layer_types, list) or any(sees_whole_context(str(label)) for label in layer_types)
+    bounded = section.get("use_sliding_window", True) and isinstance(sliding, int) and sliding < target
+    if bounded and None in scaled and not (layer_types and some_see_all):
         warnings.append(f"sliding_window is {sliding}: no layer attends further back, whatever the positions say.")
     if not math.isclose(spec.factor * rope.geometry.original_max_position_embeddings, target, abs_tol=1):
         warnings.append(f"factor {spec.factor:g} does not reach the target length {target}.")

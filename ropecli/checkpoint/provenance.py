@@ -1,5 +1,6 @@
 """ropecli.yaml, the note beside the weights: what was done to what. Owns the way back to the original config."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -21,11 +22,16 @@ class Change(NamedTuple):
 
 
 class Provenance(NamedTuple):
-    """original: config.json as it was before any patch. spec: the scaling in effect. history: earlier commands."""
+    """What ropecli.yaml says.
+
+    original: config.json as it was before any patch. spec: the scaling in effect. original_length: the
+    pretraining window, tokens. target_length: the window patched for.
+    """
 
     original: dict[str, Any]
     spec: ScalingSpec
-    record: dict[str, Any]
+    original_length: int
+    target_length: int
 
 
 def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
@@ -33,22 +39,42 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
 
     Raises CheckpointError for a ropecli.yaml that cannot be read.
     """
-    path = checkpoint.folder / PROVENANCE
-    if not path.is_file():
+    record = read_record(checkpoint.folder)
+    if not record:
         return None
     try:
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
-        changes = [Change(**change) for change in record["changes"]]
+        changes = [Change(str(change["path"]), change["before"], change["after"]) for change in record["changes"]]
         scaling = record["scaling"]
-        spec = ScalingSpec(scaling["method"], float(scaling["factor"]), dict(scaling["params"]))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}). Remove it to go by config.json alone.") from error
-    original = copy_config(checkpoint.config)
-    for change in changes:
-        if get_path(original, change.path) != change.after:
-            return None
-        set_path(original, change.path, change.before)
-    return Provenance(original, spec, record)
+        params = {str(key): value for key, value in scaling["params"].items()}
+        spec = ScalingSpec(str(scaling["method"]), float(scaling["factor"]), params)
+        lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
+        original = copy_config(checkpoint.config)
+        for change in changes:
+            if get_path(original, change.path) != change.after:
+                return None
+            set_path(original, change.path, change.before)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise _unreadable(checkpoint.folder, error) from error
+    return Provenance(original, spec, *lengths)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """ropecli.yaml as it stands; empty where there is none. Raises CheckpointError."""
+    path = folder / PROVENANCE
+    if not path.is_file():
+        return {}
+    try:
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise _unreadable(folder, error) from error
+    if not isinstance(record, dict):
+        raise _unreadable(folder, TypeError("it holds no mapping"))
+    return record
+
+
+def _unreadable(folder: Path, error: Exception) -> CheckpointError:
+    reason = str(error).split("\n")[0] or type(error).__name__
+    return CheckpointError(f"{folder / PROVENANCE} cannot be read ({reason}). Remove it to go by config.json alone.")
 
 
 def diff(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[Change]:
@@ -66,8 +92,8 @@ def diff(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> lis
 def get_path(config: dict[str, Any], path: str) -> Any:
     *parents, last = path.split(".")
     for key in parents:
-        config = config.get(key) or {}
-    return config.get(last, _ABSENT)
+        config = (config.get(key) or {}) if isinstance(config, dict) else {}
+    return config.get(last, _ABSENT) if isinstance(config, dict) else _ABSENT
 
 
 def set_path(config: dict[str, Any], path: str, value: Any) -> None:

@@ -18,6 +18,7 @@ from ropecli.errors import CheckpointError
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _LARGEST_JSON = 32 * 2**20
+_DEEPEST_JSON = 64
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_PATTERNS = [
     "*.json",
@@ -51,7 +52,10 @@ class Checkpoint:
         found = sorted(self.folder.glob("*.safetensors"))
         index = self.folder / "model.safetensors.index.json"
         if index.is_file():
-            names = {str(name) for name in read_json(index).get("weight_map", {}).values()}
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise CheckpointError(f"{index} names no weights: its weight_map is no object.")
+            names = {str(name) for name in weight_map.values()}
             missing = sorted(names - {path.name for path in found})
             if missing:
                 raise CheckpointError(f"{self.name}: {index.name} names {missing[0]}, which is not in {self.folder}.")
@@ -81,10 +85,9 @@ def open_checkpoint(name: str | Path, *, weights: bool = False, revision: str | 
 
     weights: of a Hub id, fetch all files rather than the two config files alone. Raises CheckpointError.
     """
-    folder = Path(name).expanduser()
     if str(name) == demo.NAME:
         folder = demo.FOLDER
-    elif not folder.is_dir():
+    elif not (folder := _as_path(name)).is_dir():
         if folder.exists():
             raise CheckpointError(f"{name} is a file; a checkpoint is a folder that holds {CONFIG}.")
         # runs/typo is meant for a folder where runs/ is one: no need to wait for the Hub's refusal
@@ -94,6 +97,15 @@ def open_checkpoint(name: str | Path, *, weights: bool = False, revision: str | 
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. A checkpoint's folder holds one.")
     return Checkpoint(str(name), folder, read_json(folder / CONFIG))
+
+
+def _as_path(name: str | Path) -> Path:
+    try:
+        path = Path(name).expanduser()
+        path.exists()  # a name that no file can have shows here
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{str(name)[:80]!r} cannot be the name of a folder: {error}"[:300]) from error
+    return path
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -106,7 +118,18 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds {type(value).__name__}; an object was expected.")
+    if _depth(value) > _DEEPEST_JSON:
+        raise CheckpointError(f"{path} is nested more than {_DEEPEST_JSON} levels deep; no model's files are.")
     return value
+
+
+def _depth(value: Any) -> int:
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [item for items in inner for item in items]
+    return depth
 
 
 def text_section(config: dict[str, Any]) -> tuple[str, ...]:

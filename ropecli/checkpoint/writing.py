@@ -4,7 +4,10 @@ import contextlib
 import fnmatch
 import json
 import os
+import platform
+import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,21 +50,33 @@ def new_folder(output: Path) -> Iterator[Path]:
     Raises OutputError for an output that exists and is not empty, and for whatever the disk refuses.
     """
     refuse_existing(output)
-    partial = output.parent / f".{output.name}.partial-{os.getpid()}"
+    made: list[Path] = []
     try:
-        try:
-            _remove_abandoned(output)
-            partial.mkdir(parents=True)
-            yield partial
-            partial.rename(output)
-        except OSError as error:
-            raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
+        made = _make_parents(output)
+        _remove_abandoned(output)
+        partial = Path(tempfile.mkdtemp(prefix=f"{_partial_prefix(output)}{os.getpid()}-", dir=output.parent))
+        made.append(partial)
+        yield partial
+        partial.chmod(0o777 & ~_umask())
+        partial.rename(output)
+        made.clear()
+    except OSError as error:
+        raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        for path in reversed(made):
+            if path.name.startswith(_partial_prefix(output)):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
 
 def refuse_existing(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    try:
+        taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
+    except OSError as error:
+        raise OutputError(f"{str(output)[:80]} cannot be written: {error.strerror}") from error
+    if taken:
         raise OutputError(f"{output} exists and is not empty. Give another --output, or remove it first.")
 
 
@@ -70,7 +85,10 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
         raise PatchError(f"{path.name} would hold NaN or an infinity, which JSON has not: {error}") from error
-    path.write_text(text + "\n", encoding="utf-8")
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can only hold escaped
+        path.write_text(json.dumps(value, indent=2) + "\n", encoding="ascii")
 
 
 def write_record(folder: Path, plan: PatchPlan) -> None:
@@ -109,7 +127,8 @@ def _write_tokenizer_config(folder: Path, plan: PatchPlan) -> None:
 
 def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:
     """The files that make up a checkpoint, without config.json and ropecli.yaml, which are always written anew."""
-    patterns = [*_FILES, "*.py"] if checkpoint.config.get("auto_map") else _FILES
+    names_code = checkpoint.config.get("auto_map") or (checkpoint.tokenizer_config or {}).get("auto_map")
+    patterns = [*_FILES, "*.py"] if names_code else _FILES
     files = [file for file in sorted(checkpoint.folder.iterdir()) if file.is_file()]
     files = [file for file in files if file.name not in (CONFIG, PROVENANCE)]
     return [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns)]
@@ -125,12 +144,42 @@ def place(source: Path, target: Path, *, link: bool) -> None:
     shutil.copyfile(source, target)
 
 
+def _make_parents(output: Path) -> list[Path]:
+    """The folders that had to be made, outermost first."""
+    missing = []
+    for parent in output.parents:
+        if parent.exists():
+            break
+        missing.append(parent)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return missing[::-1]
+
+
+def _partial_prefix(output: Path) -> str:
+    # the host's name keeps two containers apart that share a disk, but no process numbers
+    return f".{output.name[:100]}.partial-{platform.node()[:32]}-"
+
+
 def _remove_abandoned(output: Path) -> None:
-    """Removes what a killed run left beside `output`."""
-    for partial in output.parent.glob(f".{output.name}.partial-*"):
-        try:
-            os.kill(int(partial.name.rpartition("-")[2]), 0)
-        except ProcessLookupError:
+    """Removes what a killed run of this host left beside `output`."""
+    prefix = _partial_prefix(output)
+    for partial in output.parent.iterdir():
+        process = re.fullmatch(re.escape(prefix) + r"(\d{1,9})-\w+", partial.name)
+        if process and not _is_running(int(process[1])):
             shutil.rmtree(partial, ignore_errors=True)
-        except (ValueError, PermissionError):
-            continue
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -3,6 +3,7 @@
 Loads neither torch nor transformers; a command imports them when it runs.
 """
 
+import io
 import os
 import sys
 
@@ -44,8 +45,15 @@ def main() -> None:
     """Runs the command line. Exit status 2: the user can mend it; 130: interrupted (typer); 1: a fault of ours."""
     # Idle OpenMP threads that spin make two jobs on one machine several times slower; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no × still gets the rest
     try:
         app()
+    except SystemExit as stop:
+        if stop.code == 130:
+            fail("interrupted")
+        raise
     except RopecliError as error:
         fail(str(error))
         sys.exit(2)

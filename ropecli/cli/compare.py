@@ -35,10 +35,13 @@ def command(
     from ropecli.cli.terminal import out, parse_numbers, print_json
     from ropecli.evaluate.comparison import compare_methods, plan_comparison, switches
     from ropecli.evaluate.perplexity import count_passes
-    from ropecli.evaluate.report import write_report
-    from ropecli.report.plots import plot_perplexity
+    from ropecli.evaluate.report import refuse_unwritable, write_report
+    from ropecli.report.plots import plot_perplexity, refuse_unknown_kind
     from ropecli.report.tables import comparison_table
 
+    refuse_unknown_kind(plot)
+    refuse_unwritable(plot)
+    refuse_unwritable(output)
     wanted = parse_numbers(lengths, "--lengths", int)
     opened = open_checkpoint(checkpoint, weights=True)
     plans = plan_comparison(opened, _specs(methods, parse_numbers(factors, "--factors", float), settings))

@@ -30,9 +30,10 @@ def command(
     from ropecli.cli.progress import progress_bar
     from ropecli.cli.terminal import out, parse_numbers, print_json, warn
     from ropecli.evaluate.perplexity import count_passes, evaluate_perplexity, fresh_tables_if_switching
-    from ropecli.evaluate.report import write_report
+    from ropecli.evaluate.report import refuse_unwritable, write_report
     from ropecli.report.tables import perplexity_table
 
+    refuse_unwritable(output)
     wanted = parse_numbers(lengths, "--lengths", int)
     opened = open_checkpoint(checkpoint, weights=True)
     ropes, _settings = effective_ropes(opened)

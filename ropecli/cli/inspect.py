@@ -26,9 +26,11 @@ def command(
 
 
 def _table(report: dict[str, Any]):
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"{report['checkpoint']} ({report['model_type']})", title_justify="left", show_header=False)
+    title = escape(f"{report['checkpoint']} ({report['model_type']})")
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="bold")
     for _rope in report["ropes"]:
         table.add_column(justify="right")
@@ -40,7 +42,8 @@ def _table(report: dict[str, Any]):
     tokenizer = report["tokenizer_model_max_length"]
     table.add_row("max_position_embeddings", f"{report['max_position_embeddings']} tokens")
     if tokenizer is not None:
-        table.add_row("tokenizer model_max_length", f"{tokenizer:g}" if tokenizer > 1e9 else f"{tokenizer} tokens")
+        endless = isinstance(tokenizer, int | float) and tokenizer > 1e9
+        table.add_row("tokenizer model_max_length", "no limit" if endless else escape(f"{tokenizer} tokens"))
     return table
 
 

@@ -10,8 +10,10 @@ from rich.console import Console
 
 from ropecli.errors import MethodError
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+_LARGEST = 10**12
+
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 
 def fail(message: str) -> None:
@@ -37,6 +39,8 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
         key, equals, value = setting.partition("=")
         if not (equals and key.strip()):
             raise MethodError(f"--set {setting!r} was not understood; it has the form KEY=VALUE.")
+        if key.strip() in params:
+            raise MethodError(f"--set {key.strip()} was given twice; once is meant.")
         params[key.strip()] = _scalar(value)
     return params
 
@@ -47,8 +51,9 @@ def parse_numbers(text: str, option: str, kind: type) -> list:
         numbers = sorted({kind(part) for part in text.split(",") if part.strip()})
     except ValueError:
         numbers = []
-    if not numbers or not all(math.isfinite(number) and number > 0 for number in numbers):
-        raise MethodError(f"{option} is {text!r}; it must be positive numbers with commas between, as 256,512.")
+    if not numbers or not all(0 < number < _LARGEST for number in numbers):
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        raise MethodError(f"{option} is {shown!r}; it must be positive numbers with commas between, as 256,512.")
     return numbers
 
 
@@ -59,7 +64,7 @@ def _scalar(text: str) -> Any:
         pass
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 

@@ -31,7 +31,9 @@ class Documents:
         """sha256 over the first `length` token ids of every document."""
         sha = hashlib.sha256()
         for document in self.kept:
-            sha.update(document.ids[:length].astype("<i8").tobytes())
+            ids = document.ids[:length]
+            sha.update(len(ids).to_bytes(8, "little"))
+            sha.update(ids.astype("<i8").tobytes())
         return sha.hexdigest()
 
 

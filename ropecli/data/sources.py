@@ -4,6 +4,9 @@ Files of other kinds than those below are passed over in a folder, and refused w
 at a time; nothing is cached.
 """
 
+import glob
+import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ DEMO_TRAIN = "demo-train"
 _TEXT = {".txt", ".md", ".py"}
 _ROWS = {".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _KINDS = ", ".join(sorted(_TEXT | set(_ROWS)))
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SPLITS = ("test", "validation", "train")
 
 Texts = Iterator[tuple[str, str]]
@@ -30,12 +34,16 @@ def read_texts(source: str, *, text_column: str = "text", split: str | None = No
         return demo_held_out()
     if source == DEMO_TRAIN:
         return corpus.training_files()
-    path = Path(source).expanduser()
-    if path.is_file():
-        return _read_file(path, text_column)
-    if path.is_dir():
-        return _read_folder(path, text_column)
-    if "/" in source and not path.parent.is_dir():
+    try:
+        path = Path(source).expanduser()
+        if path.is_file():
+            return _read_file(path, text_column)
+        if path.is_dir() and source:
+            return _read_folder(path, text_column)
+        is_hub_id = _HUB_ID.fullmatch(source) and not path.parent.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"{source[:80]!r} cannot be the name of a source: {error}"[:300]) from error
+    if is_hub_id:
         return _read_hub(source, text_column, split)
     raise DataError(f"No file or folder {source}. A source is one of these, 'demo', 'demo-train', or a Hub dataset id.")
 
@@ -63,7 +71,10 @@ def _read_file(path: Path, text_column: str) -> Texts:
         except (UnicodeDecodeError, OSError) as error:
             raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
     elif path.suffix in _ROWS:
-        yield from _read_table(path.name, text_column, _ROWS[path.suffix], data_files=str(path), split="train")
+        if path.suffix == ".jsonl" and path.stat().st_size == 0:
+            return  # no rows; the reader below stumbles over it
+        files = glob.escape(str(path))
+        yield from _read_table(path.name, text_column, _ROWS[path.suffix], data_files=files, split="train")
     else:
         raise DataError(f"{path} is of an unknown kind; known: {_KINDS}.")
 
@@ -85,6 +96,10 @@ def _read_hub(source: str, text_column: str, split: str | None) -> Texts:
 def _read_table(label: str, text_column: str, builder: str, **arguments: str) -> Texts:
     from datasets import load_dataset
 
+    # datasets logs what the DataError below says
+    logger = logging.getLogger("datasets")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         for index, row in enumerate(load_dataset(builder, streaming=True, **arguments)):
             if not isinstance(row.get(text_column), str):
@@ -96,3 +111,5 @@ def _read_table(label: str, text_column: str, builder: str, **arguments: str) ->
     except Exception as error:  # broken rows surface as many kinds from the readers below datasets
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise DataError(f"{label} cannot be read as a table: {reason}") from error
+    finally:
+        logger.setLevel(level)

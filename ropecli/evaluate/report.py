@@ -1,6 +1,8 @@
 """EvalReport: what a table or a plot needs to know of an evaluation, and nothing else. Plain JSON on disk."""
 
+import contextlib
 import json
+import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,6 +59,20 @@ def environment() -> dict[str, str]:
     return {**versions, "python": platform.python_version()}
 
 
+def refuse_unwritable(path: Path | None) -> None:
+    """Raises OutputError for a file that could not be written, before hours are spent on what it should hold."""
+    if path is None:
+        return
+    try:
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        writable = not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise OutputError(f"{str(path)[:80]} cannot be written: {error.strerror}") from error
+    if not writable:
+        reason = "it is a folder" if path.is_dir() else f"{folder} is no folder that can be written to"
+        raise OutputError(f"{path} cannot be written: {reason}.")
+
+
 def write_report(path: Path, value: Any) -> None:
     """Writes JSON through a sibling file, so that an interrupted run leaves no half report. Raises OutputError."""
     partial = path.with_name(f".{path.name}.partial")
@@ -65,5 +81,6 @@ def write_report(path: Path, value: Any) -> None:
         partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error

@@ -1,12 +1,15 @@
 """The recipe of a fine-tuning run: its keys, their defaults and bounds. Refuses unknown keys, all at once."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ropecli.errors import RecipeError
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Recipe(BaseModel):
@@ -25,7 +28,7 @@ class Recipe(BaseModel):
     learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False)
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = Field(20, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=False)
     mixed_precision: Literal["bf16", "none"] = "bf16"  # not Accelerate's "no", which YAML reads as false

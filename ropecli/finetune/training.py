@@ -89,7 +89,7 @@ def extended_length(checkpoint: Checkpoint) -> int:
     """The window that the checkpoint was patched for, tokens."""
     provenance = read_provenance(checkpoint)
     if provenance:
-        return int(provenance.record["target_length"])
+        return provenance.target_length
     return effective_ropes(checkpoint)[1].max_position_embeddings
 
 

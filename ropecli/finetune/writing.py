@@ -1,6 +1,5 @@
 """Turns a finished run's folder into a checkpoint: the source's files, with the trained weights in place of its own."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,7 @@ import torch
 import yaml
 from safetensors import SafetensorError
 
-from ropecli.checkpoint.provenance import PROVENANCE
+from ropecli.checkpoint.provenance import PROVENANCE, read_record
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.reading import CONFIG, Checkpoint, section_of
 from ropecli.checkpoint.writing import checkpoint_files, place
@@ -49,10 +48,9 @@ def write_finetuned(checkpoint: Checkpoint, model: "PreTrainedModel", output: Pa
 
 def finished_step(output: Path) -> int | None:
     """How many steps a finished run made; None for one that is not finished."""
-    record = output / PROVENANCE
-    if not ((output / CONFIG).is_file() and record.is_file()):
+    if not (output / CONFIG).is_file():
         return None
-    return (yaml.safe_load(record.read_text(encoding="utf-8")).get(_RECORD) or {}).get("recipe", {}).get("steps")
+    return (read_record(output).get(_RECORD) or {}).get("recipe", {}).get("steps")
 
 
 def _save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path) -> None:
@@ -68,7 +66,5 @@ def _save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path
 
 
 def _write_record(checkpoint: Checkpoint, output: Path, asked: dict[str, Any]) -> None:
-    source = checkpoint.folder / PROVENANCE
-    record = yaml.safe_load(source.read_text(encoding="utf-8")) if source.is_file() else {}
-    record[_RECORD] = json.loads(json.dumps(asked))
+    record = {**read_record(checkpoint.folder), _RECORD: asked}
     (output / PROVENANCE).write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Plots, drawn without a display. Legible in black and white: every line has its own dash and marker."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,14 @@ from ropecli.errors import OutputError
 from ropecli.evaluate.report import EvalReport
 
 _MARKERS = "os^Dv<>PX*hp"
+_KINDS = (".png", ".svg", ".pdf")
 _DASHES = ("-", "--", "-.", ":")
+
+
+def refuse_unknown_kind(path: Path | None) -> None:
+    """Raises OutputError for a plot whose ending is none that can be drawn."""
+    if path is not None and path.suffix.lower() not in _KINDS:
+        raise OutputError(f"{path} has no ending that can be drawn; known: {', '.join(_KINDS)}.")
 
 
 def plot_perplexity(reports: Sequence[EvalReport], path: Path, original_window: int | None = None) -> None:
@@ -22,6 +30,7 @@ def plot_perplexity(reports: Sequence[EvalReport], path: Path, original_window: 
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     first = reports[0]
+    refuse_unknown_kind(path)
     figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
     for index, report in enumerate(reports):
         axes.plot(
@@ -53,5 +62,6 @@ def plot_perplexity(reports: Sequence[EvalReport], path: Path, original_window: 
     except (OSError, ValueError) as error:
         raise OutputError(f"{path} could not be drawn: {error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         plt.close(figure)

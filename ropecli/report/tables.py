@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from ropecli.evaluate.report import EvalReport
@@ -9,7 +10,7 @@ from ropecli.evaluate.report import EvalReport
 
 def perplexity_table(report: EvalReport) -> Table:
     title = f"{report.checkpoint}: perplexity by length, protocol {report.protocol}, data {report.source}"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for name in ("length", "ppl", "95% interval", "nll (nats)", "tokens", "documents"):
         table.add_column(name, justify="right")
     for row in report.rows:
@@ -24,7 +25,7 @@ def comparison_table(reports: Sequence[EvalReport]) -> Table:
     """A line a method, a column a length; the best of each column in bold."""
     first = reports[0]
     title = f"{first.checkpoint}: perplexity by method and length, protocol {first.protocol}, data {first.source}"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     table.add_column("method")
     for row in first.rows:
         table.add_column(f"{row.length}", justify="right")
@@ -33,5 +34,5 @@ def comparison_table(reports: Sequence[EvalReport]) -> Table:
         cells = [
             f"[bold]{row.ppl:.2f}[/]" if row.ppl == best[i] else f"{row.ppl:.2f}" for i, row in enumerate(report.rows)
         ]
-        table.add_row(report.label, *cells)
+        table.add_row(escape(report.label), *cells)
     return table

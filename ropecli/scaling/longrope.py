@@ -36,6 +36,10 @@ def longrope(
     if attention_factor is not None:
         params["attention_factor"] = attention_factor
     else:
+        if window < 2:
+            raise MethodError(f"A pretraining window of {window} gives no attention factor: its logarithm is zero.")
         attention_factor = math.sqrt(1 + math.log(s) / math.log(window))
     chosen = np.array(long_factor if length > window else short_factor, dtype=np.float64)
-    return ScaledRope(rope, ScalingSpec("longrope", s, params), rope.inv_freq() / chosen, attention_factor)
+    with np.errstate(over="ignore"):  # the registry refuses what is not finite
+        inv_freq = rope.inv_freq() / chosen
+    return ScaledRope(rope, ScalingSpec("longrope", s, params), inv_freq, attention_factor)
