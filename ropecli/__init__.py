@@ -22,7 +22,7 @@ _API = {
     "read_documents": "ropecli.data.documents",
     "evaluate_perplexity": "ropecli.evaluate.perplexity",
     "compare_methods": "ropecli.evaluate.comparison",
-    "finetune": "ropecli.finetune.training",
+    "finetune_checkpoint": "ropecli.finetune.training",
 }
 __all__ = list(_API)
 

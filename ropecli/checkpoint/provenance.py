@@ -40,7 +40,7 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
     Raises CheckpointError for a ropecli.yaml that cannot be read.
     """
     record = read_record(checkpoint.folder)
-    if not record:
+    if "changes" not in record:  # written beside a checkpoint that was trained, and never patched
         return None
     try:
         changes = [Change(str(change["path"]), change["before"], change["after"]) for change in record["changes"]]

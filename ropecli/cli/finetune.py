@@ -61,7 +61,7 @@ def _run(opened, recipe, output: Path, resume: bool, console) -> None:
         TimeRemainingColumn,
     )
 
-    from ropecli.finetune.training import finetune
+    from ropecli.finetune.training import finetune_checkpoint
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -75,7 +75,7 @@ def _run(opened, recipe, output: Path, resume: bool, console) -> None:
             bar.console.print(message, markup=False, soft_wrap=True)
 
         try:
-            finetune(opened, recipe, output, resume=resume, say=say, on_step=on_step)
+            finetune_checkpoint(opened, recipe, output, resume=resume, say=say, on_step=on_step)
         except KeyboardInterrupt:
             say(f"Stopped. The last checkpoint in {output} stays; the same command with --resume goes on from it.")
             raise

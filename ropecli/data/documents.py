@@ -27,8 +27,8 @@ class Documents:
     kept: tuple[Document, ...]
     too_short: int
 
-    def fingerprint(self, length: int) -> str:
-        """sha256 over the first `length` token ids of every document."""
+    def fingerprint(self, length: int | None = None) -> str:
+        """sha256 over the first `length` token ids of every document, or over all of them."""
         sha = hashlib.sha256()
         for document in self.kept:
             ids = document.ids[:length]

@@ -70,7 +70,7 @@ def refuse_unwritable(path: Path | None) -> None:
         raise OutputError(f"{str(path)[:80]} cannot be written: {error.strerror}") from error
     if not writable:
         reason = "it is a folder" if path.is_dir() else f"{folder} is no folder that can be written to"
-        raise OutputError(f"{path} cannot be written: {reason}.")
+        raise OutputError(f"{path} could not be written: {reason}.")
 
 
 def write_report(path: Path, value: Any) -> None:

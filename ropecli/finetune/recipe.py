@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ropecli.errors import RecipeError
 
-
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -35,7 +34,17 @@ class Recipe(BaseModel):
     gradient_checkpointing: bool = True
     save_every: int = Field(50, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A key given twice is an error: YAML's own readers let the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.YAMLError(f"the key {twice!r} is given twice")
+        return super().construct_mapping(node, deep)
 
 
 def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
@@ -43,8 +52,8 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     values: dict[str, Any] = {}
     if path is not None:
         try:
-            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            loaded = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
         if not isinstance(loaded, dict):
             raise RecipeError(f"{path} holds {type(loaded).__name__}; a recipe is a mapping of keys to values.")

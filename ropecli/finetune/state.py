@@ -23,6 +23,7 @@ RUN = "run.yaml"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
+_MAY_CHANGE = {"source.checkpoint"}  # another path to the same files, as the digest shows
 
 
 def refuse_foreign(output: Path, resume: bool) -> None:
@@ -30,7 +31,7 @@ def refuse_foreign(output: Path, resume: bool) -> None:
     if output.is_dir() and (output / RUN).exists():
         if not resume:
             raise OutputError(f"{output} holds a run already. Go on with it by --resume, or give another --output.")
-    elif not output.is_dir() or [path for path in output.iterdir() if path.name != _LOCK]:
+    elif not output.is_dir() or [path for path in output.iterdir() if path.name not in (_LOCK, _partial(RUN))]:
         refuse_existing(output)
 
 
@@ -64,9 +65,12 @@ def begin(output: Path, asked: dict[str, Any], resume: bool) -> None:
     if not path.exists():
         _write_text(path, yaml.safe_dump(asked, sort_keys=False))
         return
-    before = yaml.safe_load(path.read_text(encoding="utf-8"))
-    flat_before, flat_now = _flatten(before), _flatten(asked)
-    changed = [key for key in flat_now if flat_before.get(key) != flat_now[key]]
+    try:
+        flat_before = _flatten(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        raise OutputError(f"{path} cannot be read ({error}); the run cannot be resumed.") from error
+    flat_now = _flatten(asked)
+    changed = [key for key in flat_now if flat_before.get(key) != flat_now[key] and key not in _MAY_CHANGE]
     if changed:
         lines = [f"  {key}: {flat_before.get(key)!r} then, {flat_now[key]!r} now" for key in changed]
         raise RecipeError(f"{output} was begun with other settings; resume with the same:\n" + "\n".join(lines))
@@ -113,8 +117,11 @@ class MetricsLog:
         _write_text(self._path, "".join(f"{line}\n" for line in kept))
 
     def write(self, values: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+        except OSError as error:
+            raise OutputError(f"{self._path} could not be written: {error.strerror}. --resume goes on.") from error
 
 
 def _step_of(line: str) -> float:
@@ -135,6 +142,13 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _write_text(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    partial = path.with_name(_partial(path.name))
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error.strerror}.") from error
+
+
+def _partial(name: str) -> str:
+    return f".{name}.partial"

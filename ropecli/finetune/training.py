@@ -20,7 +20,7 @@ from ropecli.evaluate.loading import load_model, load_tokenizer
 from ropecli.finetune.loss import NextTokenLoss
 from ropecli.finetune.recipe import Recipe
 from ropecli.finetune.state import MetricsLog, begin, last_checkpoint, refuse_foreign, save_checkpoint, sole_use
-from ropecli.finetune.writing import finished_step, write_finetuned
+from ropecli.finetune.writing import clear_finished, finished_step, write_finetuned
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Progress:
     tokens_per_second: float
 
 
-def finetune(
+def finetune_checkpoint(
     checkpoint: Checkpoint,
     recipe: Recipe,
     output: Path,
@@ -48,28 +48,24 @@ def finetune(
     say: told in sentences what is used and left out. on_step: called after each step. Both on the main process
     alone. Raises DataError, OutputError, RecipeError, and RopecliError for a loss that is not finite.
     """
-    import accelerate
-
     if recipe.data == sources.DEMO:
         raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
     refuse_foreign(output, resume)
-    if finished_step(output) is not None:
-        say(f"{output} is done already, after {finished_step(output)} steps.")
-        return
     length = recipe.length or extended_length(checkpoint)
     texts = sources.read_texts(recipe.data, text_column=recipe.text_column, split=recipe.split)
     documents = read_documents(texts, load_tokenizer(checkpoint), length, most=recipe.max_documents)
     sequences = Sequences(documents, length, recipe.seed)
-    precision = "no" if recipe.mixed_precision == "none" else recipe.mixed_precision
-    accelerator = accelerate.Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+    accelerator = _make_accelerator(recipe)
     loss_of = _prepare_model(checkpoint, recipe)
-    if accelerator.is_main_process:
-        say(
-            f"{len(sequences)} sequences of {length} tokens from {len(documents.kept)} documents; "
-            f"{documents.too_short} documents were shorter, {sequences.dropped_tokens} tokens filled no sequence."
-        )
+    if not accelerator.is_main_process:
+        say, on_step = (lambda message: None), (lambda progress: None)
+    say(
+        f"{len(sequences)} sequences of {length} tokens from {len(documents.kept)} documents; "
+        f"{documents.too_short} documents were shorter, {sequences.dropped_tokens} tokens filled no sequence."
+    )
     asked = {
         "source": {"checkpoint": checkpoint.name, "digest": checkpoint.digest()},
+        "data": documents.fingerprint(),
         "length": length,
         "processes": accelerator.num_processes,
         "recipe": recipe.model_dump(mode="json"),
@@ -78,6 +74,11 @@ def finetune(
         if accelerator.is_main_process:
             begin(output, asked, resume)
         accelerator.wait_for_everyone()
+        if finished_step(output) is not None:
+            say(f"{output} is done already, after {finished_step(output)} steps.")
+            if accelerator.is_main_process:
+                clear_finished(output)
+            return
         trained = _train(accelerator, loss_of, recipe, sequences, output, say, on_step)
         if accelerator.is_main_process:
             write_finetuned(checkpoint, accelerator.unwrap_model(trained).model, output, asked)
@@ -100,6 +101,15 @@ def learning_rate_at(step: int, recipe: Recipe) -> float:
         return recipe.learning_rate * warm
     past = max(0.0, step - recipe.warmup_steps) / max(1, recipe.steps - 1 - recipe.warmup_steps)
     return recipe.learning_rate * warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, past))))
+
+
+def _make_accelerator(recipe: Recipe):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()  # it would hold a second run in this process to the first one's precision
+    precision = "no" if recipe.mixed_precision == "none" else recipe.mixed_precision
+    return Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
 
 
 def _prepare_model(checkpoint: Checkpoint, recipe: Recipe) -> NextTokenLoss:
@@ -137,7 +147,7 @@ def _train(
     if found := last_checkpoint(output):
         first, folder = found
         accelerator.load_state(str(folder))
-    if accelerator.is_main_process and first:
+    if first:
         say(f"going on after step {first}")
     log = MetricsLog(output, first) if accelerator.is_main_process else None
     begun = time.monotonic()

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from ropecli.checkpoint.provenance import PROVENANCE, read_record
 from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.checkpoint.reading import CONFIG, Checkpoint, section_of
+from ropecli.checkpoint.reading import CONFIG, Checkpoint
 from ropecli.checkpoint.writing import checkpoint_files, place
 from ropecli.errors import OutputError
 from ropecli.finetune.state import CHECKPOINTS
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _RECORD = "finetuned"
+_PARTIAL = ".weights.partial"
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 
 def write_finetuned(checkpoint: Checkpoint, model: "PreTrainedModel", output: Path, asked: dict[str, Any]) -> None:
@@ -26,7 +28,7 @@ def write_finetuned(checkpoint: Checkpoint, model: "PreTrainedModel", output: Pa
 
     Then removes the run's checkpoints. Raises OutputError.
     """
-    partial = output / ".weights.partial"
+    partial = output / _PARTIAL
     try:
         shutil.rmtree(partial, ignore_errors=True)
         _save_weights(checkpoint, model, partial)
@@ -35,6 +37,7 @@ def write_finetuned(checkpoint: Checkpoint, model: "PreTrainedModel", output: Pa
             if file.name not in weights:
                 place(file, output / file.name, link=False)
         for file in partial.glob("model*.safetensors*"):
+            shutil.copymode(checkpoint.folder / CONFIG, file)  # safetensors writes for the owner alone
             file.replace(output / file.name)
         _write_record(checkpoint, output, asked)
         place(checkpoint.folder / CONFIG, partial / CONFIG, link=False)
@@ -43,7 +46,13 @@ def write_finetuned(checkpoint: Checkpoint, model: "PreTrainedModel", output: Pa
         raise OutputError(f"{output} could not be written: {error}. Make room; --resume tries again.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)
+    clear_finished(output)
+
+
+def clear_finished(output: Path) -> None:
+    """Removes what only an unfinished run needs."""
+    for name in (CHECKPOINTS, _PARTIAL):
+        shutil.rmtree(output / name, ignore_errors=True)
 
 
 def finished_step(output: Path) -> int | None:
@@ -54,15 +63,24 @@ def finished_step(output: Path) -> int | None:
 
 
 def _save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path) -> None:
-    section = section_of(checkpoint.config)
-    name = section.get("dtype") or section.get("torch_dtype") or checkpoint.config.get("dtype") or "float32"
-    dtype = getattr(torch, str(name), torch.float32)
+    dtypes = _source_dtypes(checkpoint)
     cast: dict[int, torch.Tensor] = {}  # by storage: tied weights stay one tensor, and are written once
-    for value in model.state_dict().values():
-        cast.setdefault(value.data_ptr(), value.detach().to("cpu", dtype))
+    for key, value in model.state_dict().items():
+        if key in dtypes or value.data_ptr() not in cast:
+            cast[value.data_ptr()] = value.detach().to("cpu", dtypes.get(key, value.dtype))
     state = {key: cast[value.data_ptr()] for key, value in model.state_dict().items()}
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=state)
+
+
+def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
+    """Each tensor's own: routers and norms are often kept in float32 beside bfloat16."""
+    dtypes = {}
+    for path in checkpoint.weight_files():
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  (it is no mapping)
+                dtypes[key] = _DTYPES.get(file.get_slice(key).get_dtype(), torch.float32)
+    return dtypes
 
 
 def _write_record(checkpoint: Checkpoint, output: Path, asked: dict[str, Any]) -> None:

@@ -51,9 +51,12 @@ def plot_perplexity(reports: Sequence[EvalReport], path: Path, original_window: 
         axes.axvline(original_window, color="grey", linewidth=1, label=f"pretraining window ({original_window})")
     axes.set_xlabel("context length (tokens)")
     axes.set_ylabel("perplexity (lower is better)")
-    axes.set_title(f"{first.checkpoint}, protocol {first.protocol}, data {first.source}", fontsize=10)
+    title = f"{first.checkpoint}, protocol {first.protocol}, data {first.source}"
+    axes.set_title(title, fontsize=10, parse_math=False)  # names are no formulas, whatever dollars they hold
     axes.grid(True, which="both", linewidth=0.3)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    legend = axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
