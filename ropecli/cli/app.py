@@ -57,6 +57,3 @@ def main() -> None:
     except RopecliError as error:
         fail(str(error))
         sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)

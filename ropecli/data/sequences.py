@@ -1,5 +1,7 @@
 """Training sequences of one length, in a seeded order that depends on the position alone."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from ropecli.data.documents import Documents
@@ -24,9 +26,13 @@ class Sequences:
     def at(self, position: int) -> np.ndarray:
         """The sequence at a position of the endless stream, shape (length,): every epoch in an order of its own."""
         epoch, index = divmod(position, len(self.rows))
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
-        return self.rows[order[index]]
+        return self.rows[_order(self.seed, epoch, len(self.rows))[index]]
 
     def batch(self, positions: range) -> np.ndarray:
         """Shape (len(positions), length), int64."""
         return np.stack([self.at(position) for position in positions])
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, size: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(size)

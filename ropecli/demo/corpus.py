@@ -55,7 +55,7 @@ _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "encodings", "pydo
 _WINDOW_LINES = 8
 _SHORTEST_LINE = 4
 SAMPLING = 16
-"""One window in SAMPLING is stored: a moved passage of 50 lines is still all but sure to be seen."""
+"""One window in SAMPLING is stored: of moved passages of 100 lines, 997 in 1000 are still seen."""
 
 
 def stdlib_root() -> Path:

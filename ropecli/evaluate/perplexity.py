@@ -34,16 +34,17 @@ _LARGEST_NLL = 700.0
 
 @dataclass(frozen=True)
 class Row:
-    """Perplexity at one length. nll: mean, nats. ppl_low, ppl_high: 95% bootstrap interval over documents.
+    """Perplexity at one length. nll: mean, nats.
 
+    ppl_low, ppl_high: 95% bootstrap interval over documents; None for a single one, which tells of no spread.
     document_nll: shape (documents,), the sum over each document's scored tokens, for paired comparisons.
     """
 
     length: int
     ppl: float
     nll: float
-    ppl_low: float
-    ppl_high: float
+    ppl_low: float | None
+    ppl_high: float | None
     tokens: int
     documents: int
     document_nll: tuple[float, ...]
@@ -131,11 +132,8 @@ def _summarise(length: int, document_nll: np.ndarray, scored: int) -> Row:
         bad = int(np.flatnonzero(~np.isfinite(document_nll))[0])
         raise RopecliError(f"The loss is not finite at length {length}, document {bad}: the model overflows there.")
     documents = len(document_nll)
-    picks = np.random.default_rng(0).integers(0, documents, (_RESAMPLES, documents))
+    low, high = _interval(document_nll / scored) if documents > 1 else (None, None)
     # the same number of tokens is scored in every document, so that means of documents are token-weighted
-    resampled = document_nll[picks].mean(axis=1) / scored
-    with np.errstate(over="ignore"):
-        low, high = np.exp(np.quantile(resampled, (0.025, 0.975)))
     nll = float(document_nll.mean()) / scored
     if nll > _LARGEST_NLL:
         raise RopecliError(
@@ -145,9 +143,18 @@ def _summarise(length: int, document_nll: np.ndarray, scored: int) -> Row:
         length=length,
         ppl=math.exp(nll),
         nll=nll,
-        ppl_low=float(low),
-        ppl_high=float(high),
+        ppl_low=low,
+        ppl_high=high,
         tokens=scored * documents,
         documents=documents,
         document_nll=tuple(document_nll.tolist()),
     )
+
+
+def _interval(document_means: np.ndarray) -> tuple[float, float]:
+    """95% bootstrap interval of the perplexity, documents resampled."""
+    documents = len(document_means)
+    picks = np.random.default_rng(0).integers(0, documents, (_RESAMPLES, documents))
+    with np.errstate(over="ignore"):
+        low, high = np.exp(np.quantile(document_means[picks].mean(axis=1), (0.025, 0.975)))
+    return float(low), float(high)

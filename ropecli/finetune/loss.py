@@ -46,7 +46,8 @@ class NextTokenLoss(torch.nn.Module):
             return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
 
         total = hidden.new_zeros(())
-        for start in range(0, hidden.shape[1], _CHUNK):
-            part, labels = hidden[:, start : start + _CHUNK], targets[:, start : start + _CHUNK]
+        step = max(1, _CHUNK // len(hidden))
+        for start in range(0, hidden.shape[1], step):
+            part, labels = hidden[:, start : start + step], targets[:, start : start + step]
             total = total + checkpoint(chunk_loss, part, labels, use_reentrant=False)
         return total

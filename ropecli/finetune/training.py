@@ -63,6 +63,8 @@ def finetune_checkpoint(
         f"{len(sequences)} sequences of {length} tokens from {len(documents.kept)} documents; "
         f"{documents.too_short} documents were shorter, {sequences.dropped_tokens} tokens filled no sequence."
     )
+    if recipe.warmup_steps >= recipe.steps:
+        say(f"warning: {recipe.warmup_steps} warm-up steps of {recipe.steps}: the full learning rate is not reached.")
     asked = {
         "source": {"checkpoint": checkpoint.name, "digest": checkpoint.digest()},
         "data": documents.fingerprint(),

@@ -14,7 +14,7 @@ def perplexity_table(report: EvalReport) -> Table:
     for name in ("length", "ppl", "95% interval", "nll (nats)", "tokens", "documents"):
         table.add_column(name, justify="right")
     for row in report.rows:
-        interval = f"{row.ppl_low:.2f} to {row.ppl_high:.2f}"
+        interval = "one document" if row.ppl_low is None else f"{row.ppl_low:.2f} to {row.ppl_high:.2f}"
         table.add_row(
             f"{row.length}", f"{row.ppl:.2f}", interval, f"{row.nll:.4f}", f"{row.tokens}", f"{row.documents}"
         )

@@ -119,7 +119,9 @@ def _checked_parameters(method: ScalingMethod, params: Mapping[str, object]) -> 
             raise MethodError(f"{method.name}: {key} is {_shown(value)}; it must be {expected}.")
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in params:
-            raise MethodError(f"Method {method.name} needs {key}: give it with --set {key}=... or --factors-file FILE.")
+            raise MethodError(
+                f"Method {method.name} needs {key}: give it with --set (patch also reads --factors-file FILE)."
+            )
     return dict(params)
 
 

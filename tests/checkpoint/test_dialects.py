@@ -1,0 +1,373 @@
+"""Both dialects of config.json are read as transformers reads them, and written so that either reader agrees."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ropecli.checkpoint.dialects import read_settings
+from ropecli.checkpoint.inspection import inspect_checkpoint
+from ropecli.checkpoint.plan import effective_ropes, make_plan
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.errors import CheckpointError, PatchError
+from ropecli.rope import ScalingSpec
+
+ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "max_position_embeddings")
+LAYERS = ["sliding_attention", "full_attention"]
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+# What released checkpoints carry, in the older dialect; the newer one is the same with rope_theta inside.
+NATIVE = {
+    "linear": {"type": "linear", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn-set": {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 16.0,
+        "beta_slow": 0.5,
+        "truncate": False,
+        "attention_factor": 1.2,
+    },
+    "mscale": {
+        "type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.0,
+    },
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32, **BANDS},
+    "longrope": {
+        "type": "longrope",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "short_factor": np.linspace(1, 2, 16).tolist(),
+        "long_factor": np.linspace(1, 2, 16).tolist(),
+    },
+}
+
+ARCHITECTURES = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "mistral": {"head_dim": 32, "sliding_window": None},
+    "mixtral": {"num_local_experts": 2},
+    "phi": {"partial_rotary_factor": 0.5},
+    "stablelm": {"partial_rotary_factor": 0.25},
+    "gpt_neox": {"rotary_pct": 0.25},
+    "gemma2": {"head_dim": 32, "layer_types": LAYERS, "sliding_window": 32},
+    "gemma3_text": {"head_dim": 32, "layer_types": LAYERS, "sliding_window": 32},
+    "olmo3": {"layer_types": LAYERS, "sliding_window": 32},
+    "deepseek_v3": {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 32,
+        "num_key_value_heads": 2,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def architecture(build):
+    """architecture("qwen2") -> its tiny checkpoint, built once."""
+    built = {}
+
+    def get(name: str):
+        if name not in built:
+            built[name] = build(name, **ARCHITECTURES[name])
+        return built[name]
+
+    return get
+
+
+@pytest.fixture
+def gemma3(architecture):
+    return architecture("gemma3_text")
+
+
+def assert_inspection_is_live(folder, live) -> None:
+    """Reads no weights: the frequencies that config.json gives us are those it gives transformers."""
+    ropes, _ = effective_ropes(open_checkpoint(folder))
+    tables = live(folder)
+    assert set(ropes) == set(tables)
+    for layer_type, table in tables.items():
+        np.testing.assert_allclose(ropes[layer_type].inv_freq, table.inv_freq, rtol=2e-6)
+        assert ropes[layer_type].attention_factor == pytest.approx(table.attention_factor, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_geometry_is_read_as_transformers_reads_it(name, architecture, live):
+    assert_inspection_is_live(architecture(name), live)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("method", "params"), [("yarn", {}), ("linear", {}), ("ntk", {}), ("llama3", {})])
+def test_a_patch_is_proved_and_read_back(name, method, params, architecture, patched, live):
+    folder = patched(architecture(name), method, **params)
+    assert_inspection_is_live(folder, live)
+    assert inspect_checkpoint(open_checkpoint(folder))["factor"] == 4.0
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_scaling_is_read_in_the_older_dialect(name, llama, edited, live):
+    folder = edited(llama, rope_parameters=..., rope_theta=20000.0, rope_scaling=NATIVE[name])
+    assert_inspection_is_live(folder, live)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_scaling_is_read_in_the_newer_dialect(name, llama, edited, live):
+    folder = edited(llama, rope_parameters={"rope_theta": 20000.0, **NATIVE[name]})
+    assert_inspection_is_live(folder, live)
+
+
+@pytest.mark.parametrize(("method", "params"), [("yarn", {}), ("ntk", {}), ("longrope", {"long_factor": [3.0] * 16})])
+def test_both_dialects_are_patched_to_the_same_rope(method, params, llama, edited, patched, config_of):
+    older = edited(llama, "older", rope_parameters=..., rope_theta=20000.0, rope_scaling=None)
+    newer = edited(llama, "newer", rope_parameters={"rope_type": "default", "rope_theta": 20000.0})
+    one, other = (config_of(patched(folder, method, **params)) for folder in (older, newer))
+    for key in ROPE_FIELDS:
+        assert one.get(key) == other.get(key), key
+    assert one["rope_theta"] == one["rope_parameters"]["rope_theta"]
+
+
+@pytest.mark.parametrize("method", ["yarn", "linear", "llama3"])
+def test_the_two_dialects_written_say_the_same(method, llama, patched, config_of):
+    config = config_of(patched(llama, method))
+    older, newer = dict(config["rope_scaling"]), dict(config["rope_parameters"])
+    assert older.pop("type") == newer["rope_type"] == method
+    assert newer.pop("rope_theta") == config["rope_theta"] == 1e4
+    assert older == newer
+
+
+@pytest.mark.parametrize("removed", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("method", ["yarn", "linear", "llama3", "ntk"])
+def test_a_reader_of_one_dialect_alone_gets_the_same_rope(removed, method, llama, patched, edited, live):
+    """transformers 4 does not know rope_parameters, and drops it; a later one may drop rope_scaling."""
+    whole = patched(llama, method)
+    half = edited(whole, **{removed: ...})
+    both, one = live(whole)[None], live(half)[None]
+    np.testing.assert_array_equal(one.inv_freq, both.inv_freq)
+    assert one.attention_factor == both.attention_factor
+
+
+def test_a_stale_rope_scaling_does_not_survive(llama, edited, patched, config_of, live):
+    """transformers 5 lets rope_scaling win over rope_parameters."""
+    stale = edited(llama, rope_scaling={"type": "linear", "factor": 16.0})
+    config = config_of(patched(stale, "yarn"))
+    assert config["rope_scaling"]["rope_type"] == config["rope_scaling"]["type"] == "yarn"
+    assert config["rope_scaling"]["factor"] == 4.0
+
+
+def test_a_stale_rope_scaling_is_gone_where_the_base_alone_changes(llama, edited, patched, live):
+    stale = edited(llama, rope_scaling={"type": "linear", "factor": 16.0})
+    table = live(patched(stale, "abf", rope_theta=3e5))[None]
+    np.testing.assert_allclose(table.inv_freq, 3e5 ** (-np.arange(16) / 16), rtol=2e-6)
+
+
+def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warning(llama, edited, live):
+    folder = edited(
+        llama,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64},
+        rope_scaling={"type": "linear", "factor": 4.0},
+    )
+    assert_inspection_is_live(folder, live)
+    warnings = read_settings(open_checkpoint(folder).config).warnings
+    assert any("'linear'" in warning and "'yarn'" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic", "longrope"])
+def test_a_head_dim_of_null_is_written_out(method, llama, edited, patched, config_of):
+    """transformers divides by null in these three."""
+    params = {"long_factor": [2.0] * 16} if method == "longrope" else {}
+    config = config_of(patched(edited(llama, head_dim=None), method, **params))
+    assert config["head_dim"] == 32  # hidden_size 64 over two heads
+
+
+def test_only_the_layers_that_see_the_whole_context_are_scaled(gemma3, patched, config_of, live):
+    before, folder = config_of(gemma3)["rope_parameters"], patched(gemma3, "linear")
+    after = config_of(folder)["rope_parameters"]
+    assert after["sliding_attention"] == before["sliding_attention"]
+    assert after["full_attention"]["factor"] == 4.0
+    unscaled, tables = live(gemma3), live(folder)
+    np.testing.assert_array_equal(tables["sliding_attention"].inv_freq, unscaled["sliding_attention"].inv_freq)
+    np.testing.assert_allclose(tables["full_attention"].inv_freq, unscaled["full_attention"].inv_freq / 4, rtol=2e-6)
+
+
+def test_the_older_dialect_of_gemma3(gemma3, edited, patched, live):
+    older = edited(
+        gemma3,
+        rope_parameters=...,
+        rope_theta=2e6,
+        rope_local_base_freq=15000.0,
+        rope_scaling={"rope_type": "linear", "factor": 2.0},
+    )
+    assert_inspection_is_live(older, live)
+    tables = live(patched(older, "ntk", original_length=64))
+    np.testing.assert_allclose(tables["sliding_attention"].inv_freq, 15000.0 ** (-np.arange(16) / 16), rtol=2e-6)
+    slowest = 2e6 ** (-15 / 16)
+    assert tables["full_attention"].inv_freq[-1] == pytest.approx(slowest / 4, rel=2e-6)
+
+
+@pytest.mark.parametrize("method", ["yarn", "abf", "none"])
+def test_the_older_reader_of_gemma3_finds_both_bases(method, gemma3, patched, config_of):
+    """It reads the sliding layers' base from rope_local_base_freq, and would take 10000 without."""
+    params = {"rope_theta": 3e6} if method == "abf" else {}
+    config = config_of(patched(gemma3, method, **params))
+    assert config["rope_theta"] == config["rope_parameters"]["full_attention"]["rope_theta"]
+    assert config["rope_local_base_freq"] == config["rope_parameters"]["sliding_attention"]["rope_theta"] == 1e4
+
+
+@pytest.mark.parametrize("method", ["yarn", "linear", "ntk", "none"])
+def test_what_is_no_scaling_stays_in_rope_parameters(method, llama, edited, patched, config_of):
+    """Sections of multimodal positions and the like, which other parts of a model read there."""
+    own = {"mrope_section": [4, 6, 6], "llama_4_scaling_beta": 0.1}
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "beta_fast": 8.0}
+    folder = edited(llama, rope_parameters={"rope_theta": 1e4, **scaling, **own})
+    parameters = config_of(patched(patched(folder, "linear"), method))["rope_parameters"]
+    assert {key: parameters[key] for key in own} == own
+    assert "beta_fast" not in parameters or method == "yarn"
+
+
+@pytest.mark.parametrize("key", ["rotary_pct", "partial_rotary_factor"])
+def test_the_share_that_turns_is_kept_in_both_dialects(key, architecture, edited, patched, config_of, live):
+    name = {"rotary_pct": "gpt_neox", "partial_rotary_factor": "phi"}[key]
+    theta = {"rotary_pct": "rotary_emb_base", "partial_rotary_factor": "rope_theta"}[key]
+    older = edited(architecture(name), rope_parameters=..., **{key: 0.75, theta: 30000.0})
+    assert_inspection_is_live(older, live)
+    folder = patched(older, "linear")
+    width = 24
+    expected = 30000.0 ** (-np.arange(0, width, 2) / width) / 4
+    np.testing.assert_allclose(live(folder)[None].inv_freq, expected, rtol=2e-6)
+    config = config_of(folder)
+    assert config[key] == config["rope_parameters"]["partial_rotary_factor"] == config["partial_rotary_factor"] == 0.75
+    assert config[theta] == config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 30000.0
+
+
+def test_a_composite_model_is_patched_in_its_text_config(tmp_path, patched, config_of, live):
+    import torch
+    from transformers import AutoModelForCausalLM, Gemma3Config
+
+    text = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": 64,
+        "layer_types": LAYERS,
+        "sliding_window": 32,
+    }
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    torch.manual_seed(0)
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "composite")
+    folder = patched(tmp_path / "composite", "yarn")
+    before, after = config_of(tmp_path / "composite"), config_of(folder)
+    changed = {key for key in after if after[key] != before.get(key)}
+    assert changed == {"text_config"}
+    assert after["text_config"]["max_position_embeddings"] == 256
+    assert_inspection_is_live(folder, live)
+
+
+@pytest.mark.parametrize("method", ["yarn", "llama3", "longrope", "linear", "ntk", "none"])
+def test_a_stray_original_window_is_read_and_left_consistent(method, llama, edited, patched, config_of):
+    """transformers 5 lets a top-level original_max_position_embeddings win over the one in rope_parameters."""
+    stray = edited(
+        llama,
+        max_position_embeddings=128,
+        original_max_position_embeddings=32,
+        rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64},
+    )
+    assert read_settings(open_checkpoint(stray).config).ropes[0].geometry.original_max_position_embeddings == 32
+    params = {"long_factor": [2.0] * 16} if method == "longrope" else {}
+    config = config_of(patched(stray, method, **params))
+    assert config["max_position_embeddings"] == 128
+    inside = config["rope_parameters"].get("original_max_position_embeddings")
+    assert config.get("original_max_position_embeddings") == inside
+    assert inside == (32 if method in ("yarn", "llama3", "longrope") else None)
+
+
+def test_dynamic_keeps_the_window_that_stock_readers_take_for_the_original(llama, config_of, tmp_path):
+    plan = make_plan(open_checkpoint(llama), ScalingSpec("dynamic", 4.0))
+    assert (plan.window, plan.target_length) == (64, 256)
+    assert plan.config["max_position_embeddings"] == 64
+    assert any("max_position_embeddings stays at 64" in warning for warning in plan.warnings)
+
+
+def test_longrope_names_its_window_at_the_top_for_older_readers(llama, patched, config_of):
+    config = config_of(patched(llama, "longrope", long_factor=[2.0] * 16))
+    assert config["original_max_position_embeddings"] == 64
+    assert config["rope_scaling"]["attention_factor"] == pytest.approx((1 + np.log(4) / np.log(64)) ** 0.5)
+
+
+def test_everything_else_in_config_json_is_left_as_it_was(llama, edited, patched, config_of):
+    source = edited(llama, custom={"a": [1, {"b": None}], "ü": 0.1}, torch_dtype="float32")
+    before, after = config_of(source), config_of(patched(source, "yarn"))
+    for key in ROPE_FIELDS:
+        before.pop(key, None), after.pop(key, None)
+    assert after == before
+    assert list(after) == list(before)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("rope_parameters", [1], "rope_parameters"),
+        ("rope_scaling", "yarn", "rope_scaling"),
+        ("rope_parameters", {"rope_theta": 0}, "rope_theta"),
+        ("rope_parameters", {"rope_theta": True}, "rope_theta"),
+        ("rope_parameters", {"rope_theta": "10000"}, "rope_theta"),
+        ("rope_parameters", {"rope_theta": 1e4, "rope_type": "yran", "factor": 2.0}, "yran"),
+        ("rope_parameters", {"rope_theta": 1e4, "rope_type": "linear", "factor": 0}, "factor"),
+        ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": -1}, "partial_rotary_factor"),
+        ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.01}, "an even number from 2 on"),
+        ("max_position_embeddings", None, "max_position_embeddings"),
+        ("max_position_embeddings", "64", "max_position_embeddings"),
+        ("max_position_embeddings", -1, "max_position_embeddings"),
+        ("head_dim", "32", "head_dim"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(key, value, named, llama, edited):
+    folder = edited(llama, **{key: value})
+    with pytest.raises(CheckpointError, match=named):
+        effective_ropes(open_checkpoint(folder))
+
+
+def test_a_model_without_rotary_fields_is_refused(llama, edited):
+    folder = edited(llama, model_type="gpt2", rope_parameters=...)
+    with pytest.raises(CheckpointError, match=r"'gpt2' has no rotary position embedding.*rope_parameters"):
+        make_plan(open_checkpoint(folder), ScalingSpec("yarn", 4.0))
+
+
+def test_a_llama_without_rope_fields_gets_its_first_base_and_a_warning(llama, edited, live):
+    folder = edited(llama, rope_parameters=...)
+    assert_inspection_is_live(folder, live)
+    assert any("rope_theta" in warning for warning in read_settings(open_checkpoint(folder).config).warnings)
+
+
+def test_mscale_all_dim_is_refused_because_it_also_scales_the_softmax(llama, edited):
+    folder = edited(llama, rope_parameters=..., rope_theta=1e4, rope_scaling=NATIVE["mscale"])
+    with pytest.raises(PatchError, match="mscale_all_dim"):
+        make_plan(open_checkpoint(folder), ScalingSpec("yarn", 4.0))
+
+
+def test_an_original_window_left_out_is_guessed_aloud(llama, edited):
+    folder = edited(llama, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    settings = read_settings(json.loads((folder / "config.json").read_text()))
+    assert settings.ropes[0].geometry.original_max_position_embeddings == 64
+    assert any("--original-length" in warning for warning in settings.warnings)

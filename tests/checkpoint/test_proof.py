@@ -1,0 +1,200 @@
+"""The proof catches a patch that stock transformers does not honour, names the module, and leaves nothing behind."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ropecli.checkpoint.plan import make_plan
+from ropecli.checkpoint.proof import prove
+from ropecli.checkpoint.reading import copy_config, open_checkpoint
+from ropecli.checkpoint.writing import patch_to
+from ropecli.errors import CheckpointError, PatchError, ProofError
+from ropecli.rope import ScalingSpec
+from ropecli.scaling.registry import scale
+
+TWO_LISTS = {"long_factor": [4.0] * 16, "short_factor": [1.1] * 16}
+LAYERS = ["sliding_attention", "full_attention"]
+
+
+def plan(folder, method="yarn", factor=4.0, **params):
+    return make_plan(open_checkpoint(folder), ScalingSpec(method, factor, params))
+
+
+def tampered(plan, **rope_parameters: object):
+    """The same plan with a config.json that says something else, in both dialects; a value of ... removes."""
+    config = copy_config(plan.config)
+    for key, value in rope_parameters.items():
+        for dialect in ("rope_parameters", "rope_scaling"):
+            config[dialect].pop(key, None)
+            if value is not ...:
+                config[dialect][key] = value
+    return dataclasses.replace(plan, config=config)
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ("linear", {"factor": 4.001}),
+        ("yarn", {"factor": 4.001}),
+        ("yarn", {"beta_slow": 0.5, "betaslow": 1.0}),
+        ("yarn", {"truncate": False}),
+        ("yarn", {"original_max_position_embeddings": 256}),
+        ("yarn", {"original_max_position_embeddings": ...}),
+        ("yarn", {"rope_type": "default", "type": "default"}),
+        ("llama3", {"low_freq_factor": 1.01}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_frequencies_that_the_live_model_does_not_have(method, change, llama, tmp_path):
+    with pytest.raises(ProofError, match=r"rotary_emb: pair \d+ turns by .* in the live module"):
+        patch_to(tampered(plan(llama, method), **change), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_base_that_the_live_model_does_not_have(llama, tmp_path):
+    wrong = tampered(plan(llama, "linear"), rope_theta=10001.0)
+    with pytest.raises(ProofError, match="rotary_emb: pair 15"):
+        patch_to(wrong, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "factor"), [("yarn", 1.0001), ("yarn", ...), ("longrope", 1.0001), ("longrope", ...)]
+)
+def test_an_attention_factor_that_the_live_model_does_not_have(method, factor, llama, tmp_path):
+    params = {"long_factor": [2.0] * 16} if method == "longrope" else {}
+    wrong = tampered(plan(llama, method, attention_factor=1.5, **params), attention_factor=factor)
+    with pytest.raises(ProofError, match=r"rotary_emb: the live attention factor is 1\.\d+, the patch's 1\.5"):
+        patch_to(wrong, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_attention_factor_under_a_rope_type_that_ignores_it(llama, tmp_path):
+    """transformers reads attention_factor under yarn and longrope alone."""
+    linear = plan(llama, "linear")
+    hoped = {label: dataclasses.replace(rope, attention_factor=1.2) for label, rope in linear.ropes.items()}
+    with pytest.raises(ProofError, match=r"attention factor is 1, the patch's 1\.2"):
+        patch_to(dataclasses.replace(linear, ropes=hoped), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"short_factor": [1.2] * 16}, "at length 1"),
+        ({"long_factor": [4.1] * 16}, "at length 65"),
+        ({"original_max_position_embeddings": 32}, "at length 64"),
+        ({"original_max_position_embeddings": 128}, "at length 65"),
+    ],
+    ids=["short", "long", "early-switch", "late-switch"],
+)
+def test_frequencies_that_switch_are_compared_on_both_sides_of_the_window(change, where, llama, tmp_path):
+    wrong = tampered(plan(llama, "longrope", **TWO_LISTS), **change)
+    if "original_max_position_embeddings" in change:
+        wrong.config.update(change)  # the one at the top wins
+    with pytest.raises(ProofError, match=f"rotary_emb {where}: pair"):
+        patch_to(wrong, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_window_raised_under_dynamic_is_caught(llama, tmp_path):
+    """transformers takes max_position_embeddings for dynamic NTK's original window; raised, it switches it off."""
+    dynamic = plan(llama, "dynamic")
+    dynamic.config["max_position_embeddings"] = 256
+    with pytest.raises(ProofError, match="rotary_emb at length 65"):
+        patch_to(dynamic, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_layer_type_of_two_is_caught_by_its_name(build, tmp_path):
+    gemma = build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
+    wrong = plan(gemma, "linear")
+    ropes = dict(wrong.ropes)
+    rope = ropes["sliding_attention"]
+    ropes["sliding_attention"] = scale(rope.geometry, ScalingSpec("linear", 2.0))
+    with pytest.raises(ProofError, match="rotary_emb"):
+        patch_to(dataclasses.replace(wrong, ropes=ropes), tmp_path / "out")
+    del ropes["sliding_attention"]
+    with pytest.raises(ProofError, match="layers of type 'sliding_attention'"):
+        patch_to(dataclasses.replace(wrong, ropes=ropes), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_number_of_pairs_is_caught(llama, tmp_path):
+    patch_to(plan(llama), tmp_path / "out")
+    rope = plan(llama).ropes[None]
+    half = dataclasses.replace(rope, inv_freq=rope.inv_freq[:8])
+    with pytest.raises(ProofError, match="turns 16 pairs, the patch 8"):
+        prove(tmp_path / "out", {None: half})
+
+
+def test_an_error_of_one_in_ten_thousand_in_one_pair_is_caught(llama, tmp_path):
+    patch_to(plan(llama), tmp_path / "out")
+    rope = plan(llama).ropes[None]
+    assert prove(tmp_path / "out", {None: rope}) == 1
+    for pair in (0, 7, 15):
+        off = rope.inv_freq * np.where(np.arange(16) == pair, 1.0001, 1.0)
+        with pytest.raises(ProofError, match=f"pair {pair} turns"):
+            prove(tmp_path / "out", {None: dataclasses.replace(rope, inv_freq=off)})
+
+
+def test_an_existing_parent_keeps_what_it_holds(llama, tmp_path):
+    (tmp_path / "kept.txt").write_text("kept")
+    with pytest.raises(ProofError):
+        patch_to(tampered(plan(llama), factor=5.0), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+    assert (tmp_path / "kept.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("gptj", {"n_embd": 64, "n_head": 2, "n_layer": 2, "rotary_dim": 16, "n_positions": 64}),
+        ("codegen", {"n_embd": 64, "n_head": 4, "n_layer": 2, "rotary_dim": 16, "n_positions": 64}),
+    ],
+)
+def test_a_model_whose_positions_the_config_does_not_drive(model_type, settings, build, edited, tmp_path):
+    source = build(model_type, **settings)
+    with pytest.raises(CheckpointError, match="no rotary position embedding"):
+        plan(source)
+    # Fields that the model does not read make no difference to it, and so none to us.
+    dressed = edited(source, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 2.0})
+    with pytest.raises(PatchError, match="no rotary table"):
+        patch_to(plan(dressed), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_a_live_table_is_refused(build, tmp_path):
+    source = build("granitemoehybrid", layer_types=["attention"] * 2, shared_intermediate_size=32)
+    with pytest.raises(PatchError, match="no rotary table"):
+        patch_to(plan(source), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_that_transformers_refuses(build, tmp_path):
+    """phi3 takes no scaling but longrope."""
+    source = build("phi3", original_max_position_embeddings=64)
+    with pytest.raises(CheckpointError, match="transformers does not build a model from this config"):
+        patch_to(plan(source), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_type_that_transformers_does_not_know(llama, edited, tmp_path):
+    source = edited(llama, model_type="lama")
+    with pytest.raises(CheckpointError, match="lama"):
+        patch_to(plan(source), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_code_of_the_checkpoint_runs(llama, edited, tmp_path):
+    source = edited(llama, model_type="own", auto_map={"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"})
+    (source / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(CheckpointError):
+        patch_to(plan(source), tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_the_proof_nothing_is_compared(llama, tmp_path):
+    assert patch_to(tampered(plan(llama), factor=5.0), tmp_path / "out", verify=False) == 0
+    assert (tmp_path / "out" / "config.json").is_file()

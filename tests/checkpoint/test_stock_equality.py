@@ -1,0 +1,137 @@
+"""The promise: what `patch` writes, stock transformers runs as ropecli's own mathematics say, without ropecli."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ropecli.checkpoint.plan import PatchPlan, make_plan
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.writing import patch_to
+from ropecli.evaluate.comparison import live_patch
+from ropecli.rope import ScalingSpec
+from ropecli.scaling.registry import scaling_methods
+
+LENGTH = 150  # past the pretraining window, 64, and inside the patched one, 256
+TOKENS = np.random.default_rng(7).integers(1, 512, LENGTH)
+
+SHORT = np.linspace(1.0, 1.3, 16).tolist()
+LONG = np.linspace(1.0, 6.0, 16).tolist()
+
+CASES = {
+    "none": ("none", {}),
+    "linear": ("linear", {}),
+    "ntk": ("ntk", {}),
+    "dynamic": ("dynamic", {}),
+    "abf-beta": ("abf", {"beta": 50.0}),
+    "abf-theta": ("abf", {"rope_theta": 1e6}),
+    "ntk-by-parts": ("ntk-by-parts", {}),
+    "llama3": ("llama3", {}),
+    "llama3-bands": ("llama3", {"low_freq_factor": 0.5, "high_freq_factor": 8.0}),
+    "longrope-one-list": ("longrope", {"long_factor": LONG}),
+    "longrope-two-lists": ("longrope", {"long_factor": LONG, "short_factor": SHORT, "attention_factor": 1.1}),
+    "yarn": ("yarn", {}),
+    "yarn-attention-factor": ("yarn", {"attention_factor": 1.4}),
+    "yarn-whole-ramp": ("yarn", {"truncate": False, "beta_fast": 8.0, "beta_slow": 0.5}),
+}
+
+# Runs where `import ropecli` fails: FOLDER... -> OUTPUT.npz with the logits of each.
+STOCK = """
+import sys
+sys.modules["ropecli"] = None
+import numpy as np, torch
+from transformers import AutoModelForCausalLM
+output, tokens, *folders = sys.argv[1:]
+ids = torch.from_numpy(np.load(tokens))[None]
+logits = {}
+for folder in folders:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits[folder] = model(input_ids=ids, use_cache=False).logits[0].numpy()
+np.savez(output, **logits)
+"""
+
+
+@pytest.fixture(scope="module")
+def plans(llama) -> dict[str, PatchPlan]:
+    return {
+        name: make_plan(open_checkpoint(llama), ScalingSpec(method, 4.0, params))
+        for name, (method, params) in CASES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def stock_logits(plans, llama, tmp_path_factory) -> dict[str, np.ndarray]:
+    """By case, the logits that a fresh interpreter without ropecli gets from the written folder."""
+    home = tmp_path_factory.mktemp("stock")
+    for name, plan in plans.items():
+        patch_to(plan, home / name, verify=False)  # the proof has tests of its own: here the logits are the proof
+    np.save(home / "tokens.npy", TOKENS)
+    folders = {"unpatched": llama, **{name: home / name for name in plans}}
+    subprocess.run(
+        [sys.executable, "-c", STOCK, home / "logits.npz", home / "tokens.npy", *folders.values()],
+        check=True,
+        capture_output=True,
+        cwd=home,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    logits = np.load(home / "logits.npz")
+    return {name: logits[str(folder)] for name, folder in folders.items()}
+
+
+@pytest.fixture
+def base_model(llama) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
+
+
+def logits_of(model: torch.nn.Module) -> np.ndarray:
+    with torch.no_grad():
+        return model(input_ids=torch.from_numpy(TOKENS)[None], use_cache=False).logits[0].numpy()
+
+
+def test_every_method_has_a_case():
+    assert {method for method, _ in CASES.values()} == set(scaling_methods())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stock_logits_are_those_of_the_live_patch(name, plans, stock_logits, base_model):
+    at_length = live_patch(base_model, plans[name])
+    if at_length is not None:
+        at_length(LENGTH)
+    np.testing.assert_allclose(stock_logits[name], logits_of(base_model), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "none"])
+def test_the_patch_changes_the_logits(name, stock_logits):
+    assert np.abs(stock_logits[name] - stock_logits["unpatched"]).max() > 1e-3
+
+
+def test_none_changes_no_logit(stock_logits):
+    np.testing.assert_array_equal(stock_logits["none"], stock_logits["unpatched"])
+
+
+def test_no_two_cases_give_the_same_logits(stock_logits):
+    """So that no case passes by being written as another."""
+    names = sorted(set(CASES) - {"none"})
+    for index, one in enumerate(names):
+        for other in names[index + 1 :]:
+            assert np.abs(stock_logits[one] - stock_logits[other]).max() > 1e-4, (one, other)
+
+
+@pytest.mark.parametrize(("length", "switched"), [(64, False), (65, True)])
+@pytest.mark.parametrize("name", ["dynamic", "longrope-two-lists"])
+def test_frequencies_switch_where_the_live_patch_switches(name, length, switched, plans, base_model, tmp_path):
+    patch_to(plans[name], tmp_path / "patched", verify=False)
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "patched", dtype=torch.float32).eval()
+    live_patch(base_model, plans[name])(length)
+    ids = torch.from_numpy(TOKENS[:length])[None]
+    with torch.no_grad():
+        ours, stock = base_model(ids, use_cache=False).logits, written(ids, use_cache=False).logits
+        live_patch(base_model, plans[name])(64)
+        short = base_model(ids, use_cache=False).logits
+    torch.testing.assert_close(stock, ours, rtol=0, atol=1e-4)
+    assert (float((ours - short).abs().max()) > 1e-4) is switched

@@ -1,0 +1,81 @@
+"""ropecli compare: a table, a plot and a report file of the same numbers."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def compare(ropecli, llama, corpus):
+    def call(*options, methods="none,linear,yarn", lengths="24,64,128"):
+        fixed = ["--lengths", lengths, "--max-documents", 4, "--methods", methods]
+        return ropecli("compare", llama, "--data", corpus, *fixed, *options)
+
+    return call
+
+
+def test_json_is_all_that_is_on_standard_output(compare):
+    outcome = compare("--json", "--factors", "2,4")
+    reports = json.loads(outcome.out)
+    assert outcome.code == 0
+    assert [(report["method"], report["factor"]) for report in reports] == [
+        ("none", 1.0),
+        ("linear", 2.0),
+        ("linear", 4.0),
+        ("yarn", 2.0),
+        ("yarn", 4.0),
+    ]
+    assert all([row["length"] for row in report["rows"]] == [24, 64, 128] for report in reports)
+    assert len({report["fingerprint"] for report in reports}) == 1
+
+
+def test_plot_and_report_are_written_beside_the_table(compare, tmp_path):
+    outcome = compare("--plot", tmp_path / "plot.png", "--output", tmp_path / "reports.json")
+    assert outcome.code == 0
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    reports = json.loads((tmp_path / "reports.json").read_text())
+    for report in reports:
+        line = next(line for line in outcome.out.splitlines() if line.strip("│ ").startswith(report["method"]))
+        assert [cell.strip() for cell in line.split("│")[2:-1]] == [f"{row['ppl']:.2f}" for row in report["rows"]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plot.png", "reports.json"]
+
+
+def test_its_numbers_are_those_of_eval_ppl(compare, ropecli, llama, corpus, tmp_path):
+    ropecli("patch", llama, "--method", "yarn", "--factor", 4, "--set", "beta_fast=8", "--output", tmp_path / "yarn")
+    alone = ropecli("eval-ppl", tmp_path / "yarn", "-d", corpus, "-l", "24,64,128", "--max-documents", 4, "--json")
+    (report,) = json.loads(compare("--json", "--set", "yarn.beta_fast=8", methods="yarn").out)
+    ppls = [[row["ppl"] for row in rows] for rows in (report["rows"], json.loads(alone.out)["rows"])]
+    assert ppls[0] == pytest.approx(ppls[1], rel=1e-4)
+    assert report["params"]["beta_fast"] == 8
+
+
+WRONG = {
+    "no method": (["--methods", ","], "no method"),
+    "a method that is not known": (["--methods", "none,jarn"], "'jarn'"),
+    "a factor below one": (["--factors", "0.5"], "0.5"),
+    "factors that are no numbers": (["--factors", "two"], "two"),
+    "factors that are not finite": (["--factors", "inf"], "inf"),
+    "a parameter without its method": (["--set", "beta_fast=8"], "METHOD.KEY=VALUE"),
+    "a parameter of a method that is not compared": (["--set", "ntk.beta_fast=8"], "METHOD.KEY=VALUE"),
+    "a parameter that is not known": (["--set", "yarn.betafast=8"], "betafast"),
+    "a method that lacks a parameter": (["--methods", "longrope"], "long_factor"),
+    "a plot of no kind": (["--plot", "plot.docx"], "docx"),
+    "a plot without an ending": (["--plot", "plot"], "plot"),
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_option_is_one_message_before_the_model_runs(compare, monkeypatch, tmp_path, options, expected):
+    from ropecli.evaluate import comparison
+
+    def run(*arguments, **options):
+        raise AssertionError("the model ran")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparison, "compare_methods", run)
+    outcome = compare(*options)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert expected in outcome.err
+    assert outcome.err.lower().count("error") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,257 @@
+"""`ropecli inspect`: what it reports is what stock transformers would do."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+KEYS = {
+    "checkpoint",
+    "model_type",
+    "head_dim",
+    "rotary_dim",
+    "rope_theta",
+    "original_max_position_embeddings",
+    "max_position_embeddings",
+    "tokenizer_model_max_length",
+    "method",
+    "factor",
+    "params",
+    "attention_factor",
+    "inv_freq",
+    "ropes",
+    "warnings",
+}
+LAYERS = ["sliding_attention", "full_attention"]
+FACTORS = np.linspace(1, 6, 16).tolist()
+PATCHES = {
+    "none": [],
+    "linear": [],
+    "ntk": [],
+    "abf": ["--set", "beta=50"],
+    "yarn": ["--set", "beta_fast=16", "--set", "truncate=false"],
+    "ntk-by-parts": [],
+    "llama3": [],
+    "longrope": ["--set", f"long_factor={FACTORS}"],
+    "dynamic": [],
+}
+
+
+@pytest.fixture
+def inspected(ropecli):
+    """inspected(folder) -> the report of --json, which is all that is on standard output."""
+
+    def call(folder) -> dict:
+        outcome = ropecli("inspect", folder, "--json")
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)
+
+    return call
+
+
+@pytest.fixture
+def live(tmp_path):
+    """live(folder, length) -> (inv_freq, attention factor) of stock transformers' module at that length."""
+    from ropecli.checkpoint.live import rotary_tables
+    from ropecli.checkpoint.proof import build_without_weights
+
+    def tables(folder, length: int, layer_type: str | None = None):
+        found = {table.layer_type: table for table in rotary_tables(build_without_weights(folder))}
+        return found[layer_type].at_length(length)
+
+    return tables
+
+
+def assert_live(report: dict, live: tuple[np.ndarray, float]) -> None:
+    inv_freq, attention_factor = live
+    np.testing.assert_allclose(report["inv_freq"], inv_freq, rtol=2e-6)
+    assert report["attention_factor"] == pytest.approx(attention_factor, rel=1e-6)
+
+
+def test_an_unpatched_checkpoint(llama, inspected, live):
+    report = inspected(llama)
+    assert set(report) >= KEYS
+    assert report["checkpoint"] == str(llama)
+    assert report["model_type"] == "llama"
+    assert report["head_dim"] == report["rotary_dim"] == 32
+    assert report["rope_theta"] == 10000.0
+    assert report["original_max_position_embeddings"] == report["max_position_embeddings"] == 64
+    assert report["tokenizer_model_max_length"] == 64
+    assert (report["method"], report["factor"], report["params"]) == ("none", 1.0, {})
+    assert (report["pairs"], report["warnings"]) == (16, [])
+    assert_live(report, live(llama, 64))
+
+
+@pytest.mark.parametrize("method", PATCHES)
+def test_a_patched_checkpoint(method, llama, ropecli, inspected, live, tmp_path):
+    folder = tmp_path / "out"
+    assert ropecli("patch", llama, "-m", method, "--factor", 4, *PATCHES[method], "-o", folder).code == 0
+    report = inspected(folder)
+    assert set(report) >= KEYS
+    assert (report["method"], report["factor"]) == (method, 4.0)
+    assert report["original_max_position_embeddings"] == 64
+    # stock readers take max_position_embeddings for dynamic's original window
+    assert report["max_position_embeddings"] == (64 if method == "dynamic" else 256)
+    assert report["tokenizer_model_max_length"] == 256
+    # what the numbers of a method that depends on the length are for: the target window
+    assert_live(report, live(folder, 256))
+
+
+@pytest.mark.parametrize("method", [name for name in PATCHES if name not in ("none", "ntk", "abf")])
+def test_a_patched_checkpoint_whose_note_is_lost(method, llama, ropecli, inspected, live, tmp_path):
+    folder = tmp_path / "out"
+    assert ropecli("patch", llama, "-m", method, "--factor", 4, *PATCHES[method], "-o", folder).code == 0
+    (folder / "ropecli.yaml").unlink()
+    report = inspected(folder)
+    assert (report["method"], report["factor"]) == (method, 4.0)
+    assert_live(report, live(folder, 256))
+
+
+@pytest.mark.parametrize(("method", "theta"), [("ntk", 1e4 * 4 ** (32 / 30)), ("abf", 5e5)])
+def test_a_new_base_is_reported_as_the_base_in_effect(method, theta, llama, ropecli, inspected, tmp_path):
+    folder = tmp_path / "out"
+    assert ropecli("patch", llama, "-m", method, "--factor", 4, *PATCHES[method], "-o", folder).code == 0
+    assert inspected(folder)["rope_theta"] == pytest.approx(theta)
+
+
+def test_parameters_are_reported(llama, ropecli, inspected, tmp_path):
+    folder = tmp_path / "out"
+    assert ropecli("patch", llama, "-m", "yarn", "--factor", 4, *PATCHES["yarn"], "-o", folder).code == 0
+    assert inspected(folder)["params"] == {"beta_fast": 16, "beta_slow": 1.0, "truncate": False}
+
+
+@pytest.mark.parametrize(("mscale", "all_dim"), [(1.0, 1.0), (0.707, 1.0), (1.0, 0.5), (1.0, 0), (0.707, None)])
+def test_the_mscale_pair_of_deepseek(mscale, all_dim, llama, edited, inspected, live):
+    scaling = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 64, "mscale": mscale}
+    if all_dim is not None:
+        scaling["mscale_all_dim"] = all_dim
+    folder = edited(llama, rope_parameters=..., rope_theta=1e4, rope_scaling=scaling)
+    report = inspected(folder)
+    assert_live(report, live(folder, 64))
+    expected = 1 + 0.1 * math.log(40)
+    if all_dim:
+        expected = (1 + 0.1 * mscale * math.log(40)) / (1 + 0.1 * all_dim * math.log(40))
+    assert report["attention_factor"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("key", ["attention_factor", "mscale"])
+def test_an_attention_factor_given_outright(key, llama, edited, inspected, live):
+    """attention_factor wins over the mscale pair."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.5}
+    if key == "mscale":
+        scaling |= {"mscale": 0.7, "mscale_all_dim": 1.0}
+    folder = edited(llama, rope_parameters=..., rope_theta=1e4, rope_scaling=scaling)
+    report = inspected(folder)
+    assert report["attention_factor"] == 1.5
+    assert_live(report, live(folder, 64))
+
+
+def test_the_layer_type_that_sees_far_stands_for_all(build, ropecli, inspected, live, tmp_path):
+    gemma = build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
+    folder = tmp_path / "out"
+    assert ropecli("patch", gemma, "-m", "yarn", "--factor", 4, "-o", folder).code == 0
+    report = inspected(folder)
+    by_layer_type = {rope["layer_type"]: rope for rope in report["ropes"]}
+    assert (report["method"], report["factor"], report["rope_theta"]) == ("yarn", 4.0, 1e6)
+    assert (by_layer_type["sliding_attention"]["method"], by_layer_type["sliding_attention"]["factor"]) == ("none", 1.0)
+    for layer_type, rope in by_layer_type.items():
+        assert_live(rope, live(folder, 256, layer_type))
+
+
+def test_partial_rotation(build, inspected, live):
+    phi = build("phi", partial_rotary_factor=0.5)
+    report = inspected(phi)
+    assert (report["head_dim"], report["rotary_dim"], report["pairs"]) == (32, 16, 8)
+    assert_live(report, live(phi, 64))
+
+
+def test_wavelengths_and_turns(llama, inspected):
+    report = inspected(llama)
+    wavelengths = [2 * math.pi * 10000 ** (pair / 16) for pair in range(16)]
+    assert report["shortest_wavelength"] == pytest.approx(wavelengths[0])
+    assert report["longest_wavelength"] == pytest.approx(wavelengths[-1])
+    assert report["pairs_turning_in_original_window"] == sum(length <= 64 for length in wavelengths)
+
+
+def test_wavelengths_are_those_of_the_scaled_frequencies(llama, ropecli, inspected, tmp_path):
+    folder = tmp_path / "out"
+    assert ropecli("patch", llama, "-m", "linear", "--factor", 4, "-o", folder).code == 0
+    before, after = inspected(llama), inspected(folder)
+    assert after["longest_wavelength"] == pytest.approx(4 * before["longest_wavelength"])
+    assert after["pairs_turning_in_original_window"] == before["pairs_turning_in_original_window"]
+
+
+def test_the_table_names_what_it_shows(llama, ropecli, tmp_path):
+    folder = tmp_path / "out"
+    assert ropecli("patch", llama, "-m", "yarn", "--factor", 4, "-o", folder).code == 0
+    outcome = ropecli("inspect", folder)
+    assert outcome.code == 0
+    assert "(llama)" in outcome.out
+    lines = [[cell.strip() for cell in line.split("│")] for line in outcome.out.splitlines() if "│" in line]
+    rows = {name: value for _, name, value, _ in lines}
+    assert rows["head_dim"] == rows["rotary_dim"] == "32"
+    assert rows["rope_theta"] == "10,000"
+    assert rows["method"] == "yarn"
+    assert rows["factor"] == "4"
+    assert rows["attention_factor"] == "1.13863"  # 1 + 0.1 ln 4
+    assert rows["original_max_position_embeddings"] == "64 tokens"
+    assert rows["max_position_embeddings"] == "256 tokens"
+    assert rows["tokenizer model_max_length"] == "256 tokens"
+
+
+def test_the_table_has_a_column_for_each_layer_type(build, ropecli):
+    gemma = build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
+    (line,) = [line for line in ropecli("inspect", gemma).out.splitlines() if "layer type" in line]
+    assert "full_attention" in line
+    assert "sliding_attention" in line
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_the_config_leaves_open_is_a_warning_on_standard_error(as_json, llama, edited, ropecli):
+    folder = edited(llama, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    outcome = ropecli("inspect", folder, *(["--json"] if as_json else []))
+    assert outcome.code == 0
+    assert "warning:" in outcome.err
+    assert "--original-length" in outcome.err
+    assert "warning:" not in outcome.out
+    if as_json:
+        (warning,) = json.loads(outcome.out)["warnings"]
+        assert warning in " ".join(outcome.err.split())
+
+
+def test_nothing_is_said_of_a_config_that_leaves_nothing_open(llama, ropecli):
+    assert ropecli("inspect", llama).err == ""
+
+
+def test_weights_and_tokenizer_are_not_needed(llama, inspected, tmp_path):
+    (tmp_path / "config.json").write_text((llama / "config.json").read_text())
+    report = inspected(tmp_path)
+    assert report["tokenizer_model_max_length"] is None
+    assert report["inv_freq"] == inspected(llama)["inv_freq"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "an object was expected"),
+        ("{}", "no rotary position embedding"),
+        ('{"model_type": "gpt2", "n_positions": 64}', "no rotary position embedding"),
+        ('{"rope_theta": 10000.0}', "max_position_embeddings"),
+        ('{"rope_theta": 10000.0, "max_position_embeddings": 64}', "hidden_size"),
+        ('{"rope_theta": "x", "max_position_embeddings": 64, "head_dim": 32}', "rope_theta"),
+        ('{"rope_theta": NaN, "max_position_embeddings": 64, "head_dim": 32}', "rope_theta"),
+        ('{"rope_theta": 1e400, "max_position_embeddings": 64, "head_dim": 32}', "rope_theta"),
+        (
+            '{"rope_theta": 1e4, "rope_scaling": {"type": "mrope"}, "max_position_embeddings": 64, "head_dim": 8}',
+            "mrope",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused_by_name(text, named, ropecli, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    outcome = ropecli("inspect", tmp_path, "--json")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error:")
+    assert named in outcome.err

@@ -1,0 +1,589 @@
+"""`ropecli patch` as a user calls it: what it refuses, what it writes, and what it leaves alone."""
+
+import errno
+import json
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ropecli.checkpoint import writing
+
+FACTORS = [1.0 + index / 4 for index in range(16)]
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """Every file below a folder with its bytes, and every folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else stat.S_IFMT(path.lstat().st_mode)
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.fixture
+def source(llama, tmp_path) -> Path:
+    """A copy of the checkpoint, for tests that look at what becomes of it."""
+    return Path(shutil.copytree(llama, tmp_path / "source"))
+
+
+@pytest.fixture
+def refused(ropecli, tmp_path):
+    """refused("CHECKPOINT", ...) -> the one message of a call with exit status 2 that changed nothing on disk."""
+
+    def call(*arguments: object) -> str:
+        before = contents(tmp_path)
+        outcome = ropecli("patch", *arguments)
+        assert outcome.code == 2, outcome
+        assert outcome.out == ""
+        assert outcome.err.count("error:") == 1
+        assert "Traceback" not in outcome.err
+        assert contents(tmp_path) == before
+        return outcome.err
+
+    return call
+
+
+# Checkpoints that are none.
+
+
+def test_a_missing_folder(refused, tmp_path):
+    assert "No folder" in refused(tmp_path / "missing", "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+def test_a_file_in_place_of_a_folder(refused, source, tmp_path):
+    message = refused(source / "config.json", "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert "a checkpoint is a folder" in message
+
+
+def test_a_folder_without_config(refused, source, tmp_path):
+    (source / "config.json").unlink()
+    assert "no config.json" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "cannot be read as JSON"),
+        ("{'model_type': 'llama'}", "cannot be read as JSON"),
+        ("\ufeff{}", "cannot be read as JSON"),
+        (b"\xff\xfe", "cannot be read as JSON"),
+        ("[1, 2]", "an object was expected"),
+        ('"llama"', "an object was expected"),
+        ("null", "an object was expected"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ('{"a":' * 100_000, "cannot be read as JSON"),
+    ],
+    ids=["empty", "quotes", "bom", "utf16", "list", "string", "null", "deep-list", "deep-object"],
+)
+def test_a_config_that_is_no_json_object(text, named, refused, source, tmp_path):
+    (source / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert named in message
+    assert "config.json" in message
+
+
+def test_a_config_too_large_to_be_one(refused, source, tmp_path):
+    with (source / "config.json").open("ab") as file:
+        file.truncate(33 * 2**20)
+    assert "MiB" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+def test_a_model_without_rope(refused, source, tmp_path):
+    config = {"model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "vocab_size": 512}
+    (source / "config.json").write_text(json.dumps(config))
+    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert "'gpt2' has no rotary position embedding" in message
+
+
+def test_a_name_that_is_no_folder_here_and_not_on_the_hub(refused, tmp_path):
+    """The Hub is switched off in these tests, as it is on many machines."""
+    message = refused("nobody/nothing-of-this-name", "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert "nobody/nothing-of-this-name is no folder here" in message
+
+
+# Weights.
+
+
+def test_no_weights(refused, source, tmp_path):
+    (source / "model.safetensors").unlink()
+    assert "no *.safetensors weights" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
+def test_pickled_weights_alone(name, refused, source, tmp_path):
+    (source / "model.safetensors").rename(source / name)
+    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert f"{name} is pickled" in message
+
+
+def test_a_shard_that_the_index_names_and_the_folder_has_not(refused, source, tmp_path):
+    weights = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert "names model-00002-of-00002.safetensors" in message
+
+
+def test_a_tokenizer_config_that_is_broken(refused, source, tmp_path):
+    (source / "tokenizer_config.json").write_text("[]")
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert "tokenizer_config.json" in message
+
+
+def test_a_config_with_numbers_that_json_has_not(refused, source, tmp_path):
+    """Python reads NaN; what it would write, other readers would refuse."""
+    text = (source / "config.json").read_text()
+    (source / "config.json").write_text('{"odd": NaN,' + text.lstrip()[1:])
+    assert "NaN" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+# Methods, factors and parameters.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-m", "yran", "--factor", 4], "Did you mean 'yarn'?"),
+        (["-m", "yarn", "--factor", 4, "--set", "betafast=8"], "Did you mean 'beta_fast'?"),
+        (["-m", "linear", "--factor", 4, "--set", "beta_fast=8"], "no parameter 'beta_fast'"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast"], "KEY=VALUE"),
+        (["-m", "yarn", "--factor", 4, "--set", "=8"], "KEY=VALUE"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast="], "beta_fast is None"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=many"], "beta_fast is 'many'"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=nan"], "beta_fast is 'nan'"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=1e400"], "beta_fast is inf"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=-1"], "beta_fast is -1"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=[1, 2]"], "beta_fast is [1, 2]"),
+        (["-m", "yarn", "--factor", 4, "--set", "truncate=1"], "true or false"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=0.5"], "beta_fast must be the larger"),
+        (["-m", "yarn", "--factor", 0], "The factor is 0"),
+        (["-m", "yarn", "--factor", -1], "The factor is -1"),
+        (["-m", "yarn", "--factor", "nan"], "The factor is nan"),
+        (["-m", "yarn", "--factor", "1e400"], "factor inf"),
+        (["-m", "yarn", "--factor", 0.5], "The factor is 0.5"),
+        (["-m", "yarn", "--factor", 1e7], "at most 1000000"),
+        (["-m", "yarn", "--factor", 4, "--target-length", 256], "both given"),
+        (["-m", "yarn"], "needs --factor or --target-length"),
+        (["-m", "yarn", "--target-length", 63], "below the pretraining window, 64"),
+        (["-m", "yarn", "--target-length", 0], "below the pretraining window, 64"),
+        (["-m", "yarn", "--target-length", -256], "below the pretraining window, 64"),
+        (["-m", "abf", "--factor", 4], "neither"),
+        (["-m", "abf", "--factor", 4, "--set", "beta=5", "--set", "rope_theta=5e5"], "both"),
+        (["-m", "longrope", "--factor", 4], "long_factor"),
+        (["-m", "longrope", "--factor", 4, "--set", "long_factor=[1, 2]"], "16 rotary pairs"),
+        (["-m", "yarn", "--factor", 4, "--weights", "bogus"], "'link' or 'copy'"),
+    ],
+    ids=lambda value: " ".join(map(str, value[1:])) if isinstance(value, list) else "",
+)
+def test_what_is_asked_for_must_make_sense(arguments, named, refused, source, tmp_path):
+    assert named in refused(source, *arguments, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("arguments", [["--factor", "four"], ["--target-length", "1.5"], ["--original-length", "0"]])
+def test_options_of_the_wrong_kind(arguments, ropecli, source, tmp_path):
+    outcome = ropecli("patch", source, "-m", "yarn", *arguments, "-o", tmp_path / "out")
+    assert outcome.code == 2
+    assert arguments[0] in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (None, "cannot be read as JSON"),
+        ("{", "cannot be read as JSON"),
+        (b"\xff\xfe", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("5", "must hold a list"),
+        ("{}", "must hold a list"),
+        ('{"short_factor": [1.0]}', "must hold a list"),
+        ("[1, 2]", "16 rotary pairs"),
+        (json.dumps([*FACTORS[:15], None]), "a list of positive numbers"),
+        (json.dumps([*FACTORS[:15], -1.0]), "a list of positive numbers"),
+        (json.dumps([*FACTORS[:15], float("nan")]), "a list of positive numbers"),
+        (json.dumps({"long_factor": FACTORS, "factors": FACTORS}), "no parameter 'factors'"),
+    ],
+    ids=["missing", "broken", "utf16", "deep", "number", "empty", "short", "two", "null", "negative", "nan", "key"],
+)
+def test_a_file_of_factors_that_is_none(text, named, refused, source, tmp_path):
+    file = tmp_path / "factors.json"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    message = refused(source, "-m", "longrope", "--factor", 4, "--factors-file", file, "-o", tmp_path / "out")
+    assert named in message
+
+
+# Outputs.
+
+
+def test_no_output(refused, source):
+    assert "--output" in refused(source, "-m", "yarn", "--factor", 4)
+
+
+def test_an_output_that_holds_something(refused, source, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kept").write_text("kept")
+    assert "not empty" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+def test_the_source_as_output(refused, source):
+    assert "not empty" in refused(source, "-m", "yarn", "--factor", 4, "-o", source)
+
+
+def test_an_output_that_is_a_file(refused, source, tmp_path):
+    (tmp_path / "out").write_text("kept")
+    assert "exists" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+def test_an_output_below_a_file(refused, source, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "file" / "out")
+    assert "could not be written" in message
+
+
+def test_an_output_whose_name_is_a_link_to_nothing(refused, source, tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert "could not be written" in message
+
+
+def test_a_patch_that_the_model_does_not_take(refused, build, tmp_path):
+    """phi3 knows no scaling but longrope; the proof finds that out after config.json was written."""
+    phi3 = build("phi3", original_max_position_embeddings=64)
+    before = contents(phi3)
+    assert "transformers does not build" in refused(phi3, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert contents(phi3) == before
+
+
+@pytest.mark.parametrize("where", ["weights", "config", "note", "rename"])
+def test_a_full_disk_leaves_nothing(where, refused, source, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if where == "weights":
+        monkeypatch.setattr(os, "link", full)
+        monkeypatch.setattr(shutil, "copyfile", full)
+    elif where == "rename":
+        monkeypatch.setattr(Path, "rename", full)
+    else:
+        write, name = Path.write_text, {"config": "config.json", "note": "ropecli.yaml"}[where]
+        monkeypatch.setattr(
+            Path, "write_text", lambda self, *a, **k: full() if self.name == name else write(self, *a, **k)
+        )
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert "No space left on device" in message
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small file system")
+def test_a_disk_that_is_really_full_leaves_nothing(ropecli, source, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    size = (source / "model.safetensors").stat().st_size // 2
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount here")
+    try:
+        before = contents(source)
+        outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", small / "out")
+        assert outcome.code == 2
+        assert "No space left on device" in outcome.err
+        assert list(small.iterdir()) == []
+        assert contents(source) == before
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_an_interruption_leaves_nothing(ropecli, source, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        assert list(tmp_path.glob(".out.partial-*")), "the test interrupts before anything was written"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writing, "place", interrupted)
+    before = contents(tmp_path)
+    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert outcome.code == 130
+    assert outcome.out == ""
+    assert "Traceback" not in outcome.err
+    assert contents(tmp_path) == before
+
+
+# What is written.
+
+
+@pytest.fixture
+def patch(ropecli, tmp_path):
+    """patch(source, "-m", "yarn", ...) -> the folder written."""
+
+    def call(checkpoint: Path, *arguments: object) -> Path:
+        output = tmp_path / f"out-{len(list(tmp_path.glob('out-*')))}"
+        outcome = ropecli("patch", checkpoint, *arguments, "-o", output)
+        assert outcome.code == 0, outcome.err
+        return output
+
+    return call
+
+
+def test_the_folder_holds_the_checkpoint_and_the_note(patch, source, tmp_path):
+    output = patch(source, "-m", "yarn", "--factor", 4)
+    names = {path.name for path in source.iterdir()}
+    assert {path.name for path in output.iterdir()} == names | {"ropecli.yaml"}
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_result_names_the_method_the_window_and_the_proof(ropecli, source, tmp_path):
+    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert "yarn ×4, 256 tokens" in outcome.out
+    assert "proved: 1 live rotary table agrees" in outcome.out
+
+
+def test_without_verify_it_says_so(ropecli, source, tmp_path):
+    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert "not proved" in outcome.out
+
+
+def test_weights_are_hard_linked(patch, source):
+    output = patch(source, "-m", "linear", "--factor", 4)
+    assert (output / "model.safetensors").samefile(source / "model.safetensors")
+
+
+def test_weights_are_copied_where_asked(patch, source):
+    output = patch(source, "-m", "linear", "--factor", 4, "--weights", "copy")
+    assert not (output / "model.safetensors").samefile(source / "model.safetensors")
+    assert (output / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+def test_weights_are_copied_where_the_file_system_has_no_links(patch, source, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", refuse)
+    output = patch(source, "-m", "linear", "--factor", 4)
+    assert (output / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+def test_a_linked_source_is_followed_to_its_file(patch, llama, tmp_path):
+    """The Hub's cache is a folder of links to blobs."""
+    cache = tmp_path / "snapshot"
+    cache.mkdir()
+    for file in llama.iterdir():
+        (cache / file.name).symlink_to(file)
+    output = patch(cache, "-m", "linear", "--factor", 4)
+    assert not any(path.is_symlink() for path in output.iterdir())
+    assert (output / "model.safetensors").samefile(llama / "model.safetensors")
+
+
+def test_editing_the_small_files_does_not_touch_the_source(patch, source):
+    before = contents(source)
+    output = patch(source, "-m", "linear", "--factor", 4)
+    small = [path for path in output.iterdir() if path.suffix != ".safetensors"]
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= {path.name for path in small}
+    for path in small:
+        with path.open("ab") as file:  # in place, as an editor may
+            file.write(b" ")
+    assert contents(source) == before
+
+
+@pytest.mark.parametrize("arguments", [["-m", "yarn", "--factor", 4], ["-m", "abf", "--factor", 2, "--set", "beta=5"]])
+def test_a_patch_never_touches_the_source(arguments, patch, source):
+    before = contents(source)
+    patch(source, *arguments)
+    assert contents(source) == before
+
+
+def test_files_that_are_no_part_of_a_checkpoint_stay_behind(patch, source):
+    for name in ("optimizer.pt", "pytorch_model.bin", "run.sh", "modeling_own.py", ".hidden"):
+        (source / name).write_text("x")
+    (source / "checkpoint-10").mkdir()
+    (source / "LICENSE").write_text("x")
+    names = {path.name for path in patch(source, "-m", "linear", "--factor", 4).iterdir()}
+    assert not names & {"optimizer.pt", "pytorch_model.bin", "run.sh", "modeling_own.py", ".hidden", "checkpoint-10"}
+    assert "LICENSE" in names
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(64, 256), (256, 256), (1000, 1000), (10**30, 10**30), (None, None), ("64", "64")]
+)
+def test_the_tokenizers_cap_is_raised_to_the_window_and_never_lowered(before, after, patch, source):
+    path = source / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": before}))
+    output = patch(source, "-m", "linear", "--factor", 4, "--no-verify")
+    assert json.loads((output / "tokenizer_config.json").read_text())["model_max_length"] == after
+
+
+def test_an_existing_empty_output_is_filled(ropecli, source, tmp_path):
+    (tmp_path / "out").mkdir()
+    assert ropecli("patch", source, "-m", "linear", "--factor", 4, "-o", tmp_path / "out").code == 0
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["with space", "ünï", "a[b]c*", "[bold]", "-dash", "dot.ted"])
+def test_any_name_does_for_source_and_output(name, ropecli, source, tmp_path):
+    odd = source.rename(tmp_path / name)
+    outcome = ropecli("patch", odd, "-m", "linear", "--factor", 4, "--no-verify", "-o", tmp_path / f"{name}2")
+    assert outcome.code == 0, outcome.err
+    assert str(tmp_path / f"{name}2") in outcome.out
+    assert yaml.safe_load((tmp_path / f"{name}2" / "ropecli.yaml").read_text())["source"]["checkpoint"] == str(odd)
+
+
+@pytest.mark.parametrize(("length", "factor"), [(64, 1.0), (150, 2.34375), (256, 4.0), (6400, 100.0)])
+def test_the_target_length_gives_the_factor(length, factor, patch, source):
+    output = patch(source, "-m", "yarn", "--target-length", length)
+    config = json.loads((output / "config.json").read_text())
+    assert config["max_position_embeddings"] == length
+    assert config["rope_parameters"]["factor"] == config["rope_scaling"]["factor"] == factor
+
+
+def test_none_needs_no_factor(patch, source):
+    config = json.loads((patch(source, "-m", "none") / "config.json").read_text())
+    assert config["max_position_embeddings"] == 64
+
+
+@pytest.mark.parametrize("as_object", [False, True])
+def test_a_file_of_factors(as_object, patch, source, tmp_path):
+    file = tmp_path / "factors.json"
+    one = {"long_factor": FACTORS, "short_factor": [1.0] * 16, "attention_factor": 1.25}
+    file.write_text(json.dumps(one if as_object else FACTORS))
+    output = patch(source, "-m", "longrope", "--factor", 4, "--factors-file", file)
+    parameters = json.loads((output / "config.json").read_text())["rope_parameters"]
+    assert parameters["long_factor"] == FACTORS
+    assert parameters["short_factor"] == ([1.0] * 16 if as_object else FACTORS)
+    if as_object:
+        assert parameters["attention_factor"] == 1.25
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("beta_fast=8", 8), ("beta_fast=8e0", 8.0), ("beta_fast = 8.5", 8.5), ("truncate=false", False)],
+)
+def test_settings_are_read_as_numbers_and_flags(setting, value, patch, source):
+    output = patch(source, "-m", "yarn", "--factor", 4, "--set", setting)
+    key = setting.split("=")[0].strip()
+    written = json.loads((output / "config.json").read_text())["rope_parameters"][key]
+    assert (written, type(written)) == (value, type(value))
+
+
+def test_the_note_says_what_was_done_to_what(patch, source):
+    output = patch(source, "-m", "yarn", "--target-length", 256, "--set", "beta_fast=8")
+    text = (output / "ropecli.yaml").read_text()
+    assert text.startswith("# ")
+    note = yaml.safe_load(text)
+    assert note["source"]["checkpoint"] == str(source)
+    assert len(note["source"]["digest"]) == 64
+    assert note["original_max_position_embeddings"] == 64
+    assert note["target_length"] == 256
+    assert note["scaling"]["method"] == "yarn"
+    assert note["scaling"]["factor"] == 4.0
+    assert note["scaling"]["params"] == {"beta_fast": 8}
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, output))
+    changes = {change["path"]: (change["before"], change["after"]) for change in note["changes"]}
+    assert changes["max_position_embeddings"] == (64, 256)
+    assert changes["rope_parameters.rope_type"] == ("default", "yarn")
+    assert {path.split(".")[0] for path in changes} == {key for key in after if after[key] != before.get(key)}
+
+
+def test_the_note_tells_two_sources_apart(patch, source):
+    first = yaml.safe_load((patch(source, "-m", "linear", "--factor", 4) / "ropecli.yaml").read_text())
+    same = yaml.safe_load((patch(source, "-m", "linear", "--factor", 4) / "ropecli.yaml").read_text())
+    weights = bytearray((source / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors").write_bytes(weights)
+    other = yaml.safe_load((patch(source, "-m", "linear", "--factor", 4) / "ropecli.yaml").read_text())
+    assert first["source"]["digest"] == same["source"]["digest"] != other["source"]["digest"]
+
+
+def test_a_dry_run_shows_the_changes_and_writes_nothing(ropecli, source, tmp_path):
+    before = contents(tmp_path)
+    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--dry-run", "-o", tmp_path / "out")
+    assert outcome.code == 0
+    assert contents(tmp_path) == before
+    lines = [line.strip() for line in outcome.out.splitlines()]
+    at = lines.index("max_position_embeddings")
+    assert lines[at + 1 : at + 3] == ["- 64", "+ 256"]
+    at = lines.index("rope_parameters.rope_type")
+    assert lines[at + 1 : at + 3] == ['- "default"', '+ "yarn"']
+
+
+def test_a_dry_run_needs_neither_weights_nor_output(ropecli, source):
+    (source / "model.safetensors").unlink()
+    assert ropecli("patch", source, "-m", "yarn", "--factor", 4, "--dry-run").code == 0
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_json_is_alone_on_standard_output(dry, ropecli, source, tmp_path):
+    arguments = ["--dry-run"] if dry else []
+    output = tmp_path / "out"
+    outcome = ropecli("patch", source, "-m", "ntk", "--factor", 4, "--json", *arguments, "-o", output)
+    assert outcome.code == 0
+    result = json.loads(outcome.out)
+    assert result["output"] == (None if dry else str(output))
+    assert (result["method"], result["factor"], result["target_length"]) == ("ntk", 4.0, 256)
+    assert result["proved_tables"] == (0 if dry else 1)
+    assert {"path": "max_position_embeddings", "before": 64, "after": 256} in result["changes"]
+    assert output.exists() is not dry
+    (warning,) = result["warnings"]
+    assert warning in " ".join(outcome.err.split()), "what --json lists is said on standard error too"
+
+
+def test_a_failure_leaves_standard_output_empty_under_json(ropecli, source, tmp_path):
+    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 0.5, "--json", "-o", tmp_path / "out")
+    assert (outcome.code, outcome.out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-m", "ntk", "--factor", 4], "ropecli.yaml"),
+        (["-m", "dynamic", "--factor", 4], "KV cache"),
+        (["-m", "none", "--factor", 4], "none scales nothing"),
+    ],
+)
+def test_what_the_user_should_know_is_said_on_standard_error(arguments, named, ropecli, source):
+    outcome = ropecli("patch", source, *arguments, "--dry-run")
+    assert outcome.code == 0
+    assert "warning:" in outcome.err
+    assert named in outcome.err
+
+
+def test_a_sliding_window_below_the_target_is_said(ropecli, build):
+    mistral = build("mistral", head_dim=32, sliding_window=32)
+    outcome = ropecli("patch", mistral, "-m", "yarn", "--factor", 4, "--dry-run")
+    assert "sliding_window is 32" in outcome.err
+
+
+# What earlier runs left.
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_what_a_dead_run_left_is_removed(patch, source, tmp_path):
+    stale = tmp_path / f".out-0.partial-{platform.node()[:32]}-{dead_process()}-x1"
+    stale.mkdir()
+    (stale / "model.safetensors").write_bytes(b"x" * 1000)
+    patch(source, "-m", "linear", "--factor", 4)
+    assert not stale.exists()
+
+
+@pytest.mark.parametrize("name", [
+        ".out-0.partial-{host}-{parent}-x1",
+        ".out-1.partial-{host}-{dead}-x1",
+        ".out-0.partial-other-{dead}-x1",
+        ".out-0.partial-{host}-word",
+        "out",
+    ])
+def test_nothing_else_is_removed(name, ropecli, source, tmp_path):
+    """The parent is alive; another output's leftovers, and names like ours, are not ours."""
+    other = tmp_path / name.format(host=platform.node()[:32], parent=os.getppid(), dead=dead_process())
+    other.mkdir()
+    (other / "kept").write_text("kept")
+    assert ropecli("patch", source, "-m", "linear", "--factor", 4, "-o", tmp_path / "out-0").code == 0
+    assert (other / "kept").read_text() == "kept"

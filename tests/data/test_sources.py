@@ -1,0 +1,155 @@
+"""What SOURCE means: every kind of file gives its texts, in a fixed order, or one message that says what is wrong."""
+
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from ropecli.data.sources import read_texts
+from ropecli.errors import DataError
+
+ROWS = ["first row, with a ü", "second\nrow", "third row"]
+
+
+def write_jsonl(path, columns):
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_parquet(path, columns):
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def write_arrow_stream(path, columns):
+    table = pyarrow.table(columns)
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_arrow_file(path, columns):
+    table = pyarrow.table(columns)
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+TABLES = {
+    "jsonl": ("rows.jsonl", write_jsonl),
+    "parquet": ("rows.parquet", write_parquet),
+    "arrow stream": ("rows.arrow", write_arrow_stream),
+    "arrow file": ("rows.arrow", write_arrow_file),
+}
+tables = pytest.mark.parametrize(("name", "write"), TABLES.values(), ids=TABLES.keys())
+
+
+@pytest.mark.parametrize("name", ["story.txt", "page.md", "module.py"])
+def test_a_text_file_is_one_document(tmp_path, name):
+    (tmp_path / name).write_text("grüße\n\tand more\n", encoding="utf-8")
+    assert list(read_texts(str(tmp_path / name))) == [(name, "grüße\n\tand more\n")]
+
+
+@tables
+def test_a_table_gives_a_document_a_row(tmp_path, name, write):
+    write(tmp_path / name, {"id": [1, 2, 3], "text": ROWS})
+    assert list(read_texts(str(tmp_path / name))) == [(f"{name}:{index}", text) for index, text in enumerate(ROWS)]
+
+
+@tables
+def test_the_text_column_can_be_named(tmp_path, name, write):
+    write(tmp_path / name, {"text": ["no", "no", "no"], "body": ROWS})
+    assert [text for _, text in read_texts(str(tmp_path / name), text_column="body")] == ROWS
+
+
+@tables
+def test_a_missing_column_is_reported_with_those_there_are(tmp_path, name, write):
+    write(tmp_path / name, {"title": ["a"], "body": ["b"]})
+    with pytest.raises(DataError, match=r"rows.*'text'.*title, body"):
+        list(read_texts(str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("value", [None, 5, ["a"]])
+def test_a_row_without_text_is_reported_by_its_number(tmp_path, value):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": value}) + "\n")
+    with pytest.raises(DataError, match="row 0"):
+        list(read_texts(str(tmp_path / "rows.jsonl")))
+
+
+@pytest.mark.parametrize("name", ["rows[1].jsonl", "rows*.jsonl", "row?.jsonl", "a b#c.jsonl"])
+def test_a_file_name_is_a_name_and_no_pattern(tmp_path, name):
+    write_jsonl(tmp_path / name, {"text": ["mine"]})
+    write_jsonl(tmp_path / "rows1.jsonl", {"text": ["another's"]})
+    write_jsonl(tmp_path / "rows.jsonl", {"text": ["another's"]})
+    assert [text for _, text in read_texts(str(tmp_path / name))] == ["mine"]
+
+
+def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
+    for name in ("z.txt", "b/y.md", "a/x.py", "b/a.txt"):  # not the order that is expected
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    write_jsonl(tmp_path / "b" / "rows.jsonl", {"text": ["first", "second"]})
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    (tmp_path / "folder.txt").mkdir()
+    expected = [("a/x.py", "a/x.py"), ("b/a.txt", "b/a.txt"), ("b/rows.jsonl:0", "first"), ("b/rows.jsonl:1", "second")]
+    assert list(read_texts(str(tmp_path))) == [*expected, ("b/y.md", "b/y.md"), ("z.txt", "z.txt")]
+
+
+def test_an_empty_table_beside_others_is_no_fault(tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    (tmp_path / "b.txt").write_text("text")
+    assert list(read_texts(str(tmp_path))) == [("b.txt", "text")]
+
+
+def test_an_empty_table_alone_holds_no_document(tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    assert list(read_texts(str(tmp_path / "a.jsonl"))) == []
+
+
+WRONG = {
+    "an empty folder": ("folder", None, r"folder.*no file of the kinds.*\.txt"),
+    "a kind that is not known": ("x.pdf", b"%PDF", r"x\.pdf.*kind.*\.jsonl"),
+    "text that is not UTF-8": ("x.txt", b"\xff\xfe\x00a", r"x\.txt.*UTF-8"),
+    "broken JSON": ("x.jsonl", b'{"text": "a"}\n{"text": ', r"x\.jsonl.*cannot be read as a table"),
+    "a parquet file that is none": ("x.parquet", b"junk", r"x\.parquet.*cannot be read as a table"),
+    "an arrow file that is none": ("x.arrow", b"", r"x\.arrow.*cannot be read as a table"),
+    "a path that is not there": ("absent.txt", None, r"No file or folder .*absent\.txt"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_source_that_cannot_be_read_says_why(tmp_path, name, content, message):
+    if name == "folder":
+        (tmp_path / name).mkdir()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_texts(str(tmp_path / name)))
+
+
+def test_a_broken_table_is_reported_once(tmp_path):
+    import logging
+
+    records = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = records.append
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": ')
+    logging.getLogger("datasets").addHandler(handler)
+    try:
+        with pytest.raises(DataError):
+            list(read_texts(str(tmp_path / "x.jsonl")))
+    finally:
+        logging.getLogger("datasets").removeHandler(handler)
+    # the library below logs to standard error what the DataError says already
+    assert [record.getMessage() for record in records] == []
+
+
+@pytest.mark.parametrize("source", ["", "no-such-thing", "x" * 300, "./owner/name"])
+def test_a_name_that_is_nothing_here_is_refused(source, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("an empty name is no name for the folder that one stands in")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError):
+        list(read_texts(source))
+
+
+def test_a_dataset_on_the_hub_needs_the_hub():
+    with pytest.raises(DataError, match="owner/name is no file or folder here, and the Hub did not give it"):
+        list(read_texts("owner/name"))

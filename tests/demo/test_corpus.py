@@ -1,0 +1,104 @@
+"""The demo's split of the standard library: nothing that is measured on was trained on."""
+
+import pytest
+
+from ropecli.data.sources import read_texts
+from ropecli.demo import corpus
+
+
+def lines(prefix, count):
+    return [f"{prefix} = compute({number}, '{prefix}')" for number in range(count)]
+
+
+@pytest.fixture
+def library(tmp_path):
+    """library({name: lines}) -> the root of a standard library with these files."""
+
+    def make(files):
+        for name, body in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("\n".join(body), encoding="utf-8")
+        return tmp_path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def training():
+    return dict(corpus.training_files())
+
+
+def test_the_library_of_this_python_is_split_by_name(training):
+    assert len(training) > 500
+    assert not set(training) & set(corpus.HELD_OUT)
+    assert not [name for name in training if {"site-packages", "dist-packages"} & set(name.split("/"))]
+
+
+def test_enough_documents_are_held_out():
+    assert len(list(read_texts("demo"))) >= 24
+    assert set(dict(read_texts("demo"))) <= set(corpus.HELD_OUT)
+
+
+def test_demo_train_is_the_training_files(training):
+    assert dict(read_texts("demo-train")) == training
+
+
+def test_no_training_file_shares_a_passage_with_a_held_out_file(training):
+    """By brute force over runs of ten lines, with no hash: a passage that was copied and indented is found."""
+
+    def runs(text):
+        body = [line.strip() for line in text.splitlines() if len(line.strip()) >= 4]
+        return {tuple(body[start : start + 10]) for start in range(len(body) - 9)}
+
+    held_out = set().union(*(runs(text) for text in corpus.held_out_files().values()))
+    assert [name for name, text in training.items() if runs(text) & held_out] == []
+
+
+def test_a_file_that_holds_a_passage_of_a_held_out_file_is_left_out(library):
+    held_out = lines("held", 40)
+    root = library(
+        {
+            "argparse.py": held_out,
+            "plain.py": lines("plain", 40),
+            "copy.py": lines("copy", 20) + held_out[10:20] + lines("copied", 20),
+            "indented.py": [f"        {line}" for line in held_out[:9]],
+            "spaced.py": [part for line in held_out[:9] for part in (line, "", "")],
+            "short.py": held_out[:5],
+        }
+    )
+    # five lines are a licence header or a run of imports, no passage
+    assert dict(corpus.training_files(root)).keys() == {"plain.py", "short.py"}
+
+
+def test_files_that_are_no_source_of_the_library_are_left_out(library):
+    root = library(
+        {
+            "plain.py": lines("plain", 10),
+            "site-packages/other.py": lines("other", 10),
+            "encodings/cp1.py": lines("table", 10),
+            "sub/argparse.py": lines("sub", 10),  # held out is argparse.py at the top alone
+        }
+    )
+    (root / "latin.py").write_bytes("# é".encode("latin-1"))
+    assert dict(corpus.training_files(root)).keys() == {"plain.py", "sub/argparse.py"}
+
+
+def test_held_out_files_of_an_older_library_are_those_that_are_there(library):
+    root = library({"argparse.py": ["text"], "xml/dom/minidom.py": ["other"], "ast.py": []})
+    assert corpus.held_out_files(root) == {"argparse.py": "text", "xml/dom/minidom.py": "other"}
+
+
+def test_no_held_out_file_of_this_python_was_trained_on():
+    assert [name for name, text in corpus.held_out_files().items() if corpus.was_trained_on(text)] == []
+
+
+@pytest.mark.parametrize("name", ["_pydecimal.py", "turtle.py", "pickletools.py"])
+def test_a_training_file_is_known_again(training, name):
+    assert corpus.was_trained_on(training[name])
+
+
+def test_a_held_out_file_into_which_training_text_moved_is_passed_over(training, monkeypatch):
+    moved = "\n".join(training["_pydecimal.py"].splitlines()[1000:1300])
+    fake = {"argparse.py": "\n".join([*lines("own", 50), moved]), "ast.py": "\n".join(lines("own", 50))}
+    monkeypatch.setattr(corpus, "held_out_files", lambda root=None: fake)
+    assert dict(read_texts("demo")).keys() == {"ast.py"}

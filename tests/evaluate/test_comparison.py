@@ -1,0 +1,127 @@
+"""Methods compared in memory give what the really patched checkpoints give, in whatever order."""
+
+import numpy as np
+import pytest
+
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.errors import MethodError
+from ropecli.evaluate.comparison import compare_methods, plan_comparison, switches
+from ropecli.evaluate.perplexity import evaluate_perplexity
+from ropecli.rope import ScalingSpec
+from ropecli.scaling.registry import scaling_methods
+
+LENGTHS = [24, 64, 65, 200]
+
+
+def specs(pairs=16):
+    """Every method there is, each by a factor of 4; longrope with two lists as well as with one."""
+    long, short = np.linspace(1, 6, pairs).tolist(), np.linspace(1, 1.5, pairs).tolist()
+    params = {
+        "longrope": {"long_factor": long, "short_factor": short},
+        "yarn": {"beta_fast": 8.0},
+        "abf": {"rope_theta": 500_000.0},
+    }
+    return [ScalingSpec(name, 4.0, params.get(name, {})) for name in scaling_methods()]
+
+
+def close(rows, others):
+    assert len(rows) == len(others)
+    for row, other in zip(rows, others, strict=True):
+        np.testing.assert_allclose(row.ppl, other.ppl, rtol=1e-4)
+        np.testing.assert_allclose(row.document_nll, other.document_nll, rtol=1e-4)
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt_neox", "gemma3_text"])
+def base(request, llama, build):
+    """A plain model, one that turns a part of each head, and one with layers that see a sliding window alone."""
+    match request.param:
+        case "gpt_neox":
+            return build("gpt_neox", rotary_pct=0.5, rotary_emb_base=20000.0)
+        case "gemma3_text":
+            layers = ["sliding_attention", "full_attention"]
+            return build("gemma3_text", head_dim=32, sliding_window=32, layer_types=layers, query_pre_attn_scalar=4)
+    return llama
+
+
+@pytest.fixture(scope="module")
+def pairs(base):
+    return 8 if "gpt_neox" in base.name else 16
+
+
+@pytest.fixture(scope="module", params=["prefix", "tail"])
+def protocol(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def compared(base, pairs, loaded, documents, protocol):
+    """Rows by method, all of them from one model."""
+    plans = plan_comparison(open_checkpoint(base), specs(pairs))
+    results = compare_methods(loaded(base), plans, documents, LENGTHS, protocol=protocol)
+    return {plan.spec.method: rows for plan, rows in zip(plans, results, strict=True)}
+
+
+@pytest.mark.parametrize("method", scaling_methods())
+def test_every_method_equals_its_patched_checkpoint(
+    compared, method, base, pairs, patched, loaded, documents, protocol
+):
+    params = next(spec.params for spec in specs(pairs) if spec.method == method)
+    folder = patched(base, method, 4.0, **params)
+    close(compared[method], evaluate_perplexity(loaded(folder), documents, LENGTHS, protocol=protocol))
+
+
+def test_the_methods_differ(compared):
+    """Guards the test above: methods that all gave the same would pass it."""
+    losses = np.array([rows[-1].document_nll for rows in compared.values()])
+    for index, loss in enumerate(losses):
+        others = np.abs(np.delete(losses, index, axis=0) / loss - 1)
+        assert others.max(axis=1).min() > 3e-4  # close() takes less than 1e-4 for the same
+
+
+def test_the_order_of_the_methods_does_not_matter(base, pairs, loaded, documents):
+    plans = plan_comparison(open_checkpoint(base), specs(pairs))
+    forward = compare_methods(loaded(base), plans, documents, LENGTHS)
+    backward = compare_methods(loaded(base), plans[::-1], documents, LENGTHS)
+    assert forward == backward[::-1]
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic", "longrope"])
+def test_a_checkpoint_that_is_patched_already_is_compared_from_its_original(llama, patched, loaded, documents, method):
+    params = next(spec.params for spec in specs() if spec.method == method)
+    folder = patched(llama, method, 2.0, **params)
+    wanted = [ScalingSpec("none"), ScalingSpec("linear", 4.0), ScalingSpec("dynamic", 4.0)]
+    from_patched = compare_methods(loaded(folder), plan_comparison(open_checkpoint(folder), wanted), documents, LENGTHS)
+    from_original = compare_methods(loaded(llama), plan_comparison(open_checkpoint(llama), wanted), documents, LENGTHS)
+    for rows, others in zip(from_patched, from_original, strict=True):
+        close(rows, others)
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic", "longrope"])
+def test_the_model_is_given_back_as_it_came(llama, patched, loaded, documents, method):
+    params = next(spec.params for spec in specs() if spec.method == method)
+    model = loaded(patched(llama, method, 2.0, **params))
+    before = evaluate_perplexity(model, documents, LENGTHS)
+    compare_methods(model, plan_comparison(open_checkpoint(llama), specs()[:2]), documents, LENGTHS)
+    assert evaluate_perplexity(model, documents, LENGTHS) == before
+
+
+def test_none_is_planned_once_and_others_once_a_factor(llama):
+    wanted = [ScalingSpec(method, factor) for method in ("none", "yarn", "yarn") for factor in (2.0, 4.0)]
+    plans = plan_comparison(open_checkpoint(llama), wanted)
+    assert [(plan.spec.method, plan.spec.factor) for plan in plans] == [("none", 1.0), ("yarn", 2.0), ("yarn", 4.0)]
+
+
+def test_a_method_with_other_parameters_is_another_plan(llama):
+    wanted = [ScalingSpec("yarn", 4.0), ScalingSpec("yarn", 4.0, {"beta_fast": 8.0})]
+    assert len(plan_comparison(open_checkpoint(llama), wanted)) == 2
+
+
+@pytest.mark.parametrize("spec", [ScalingSpec("jarn", 4.0), ScalingSpec("yarn", 0.5), ScalingSpec("longrope", 4.0)])
+def test_a_wrong_method_is_refused_before_the_model_is_loaded(llama, spec):
+    with pytest.raises(MethodError):
+        plan_comparison(open_checkpoint(llama), [ScalingSpec("none"), spec])
+
+
+def test_methods_that_switch_with_the_length_are_known(llama):
+    plans = plan_comparison(open_checkpoint(llama), specs())
+    assert {plan.spec.method for plan in plans if switches(plan)} == {"dynamic", "longrope"}

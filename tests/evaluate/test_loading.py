@@ -1,0 +1,91 @@
+"""Loading: the dtype that was asked for with exact positions, and one clear message for what cannot be loaded."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ropecli.checkpoint.live import rotary_tables
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.errors import CheckpointError
+from ropecli.evaluate.loading import choose_device, load_model, load_tokenizer
+
+
+@pytest.fixture
+def copied(llama, tmp_path):
+    """A copy of the checkpoint to damage."""
+    return shutil.copytree(llama, tmp_path / "copied")
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
+def test_the_rotary_tables_stay_exact_in_every_dtype(llama, loaded, dtype):
+    model = load_model(open_checkpoint(llama), dtype=dtype, device="cpu")
+    assert model.dtype == (torch.float32 if dtype == "auto" else getattr(torch, dtype))
+    assert not model.training
+    for table, exact in zip(rotary_tables(model), rotary_tables(loaded(llama)), strict=True):
+        assert (table.inv_freq == exact.inv_freq).all()
+
+
+def test_a_cpu_by_its_number_is_a_cpu(llama):
+    assert load_model(open_checkpoint(llama), device="cpu:0").dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1", "nonsense", "mps", "meta"])
+def test_a_device_that_is_not_there_is_refused(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(CheckpointError, match=f"--device {name}") as caught:
+        choose_device(name)
+    assert len(str(caught.value)) < 400
+
+
+def test_auto_takes_a_gpu_where_there_is_one(monkeypatch):
+    for there in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert choose_device("auto") == ("cuda" if there else "cpu")
+
+
+def rewrite(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_weights_that_lack_a_tensor_are_refused(copied):
+    """transformers would fill it with random numbers, and only warn."""
+    rewrite(copied, lambda weights: weights.pop("model.layers.1.mlp.down_proj.weight"))
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj"):
+        load_model(open_checkpoint(copied))
+
+
+def test_a_tensor_of_another_shape_is_named(copied):
+    rewrite(copied, lambda weights: weights.update({"model.layers.1.mlp.down_proj.weight": torch.ones(2, 2)}))
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj"):
+        load_model(open_checkpoint(copied))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 1000, 400_000])
+def test_truncated_weights_are_refused(copied, keep):
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"damaged|cannot be loaded"):
+        load_model(open_checkpoint(copied))
+
+
+def test_pickled_weights_are_refused(copied):
+    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="pickled"):
+        load_model(open_checkpoint(copied))
+
+
+def test_a_missing_tokenizer_is_refused(copied):
+    for path in copied.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        load_tokenizer(open_checkpoint(copied))
+
+
+def test_a_broken_tokenizer_is_refused(copied):
+    (copied / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="tokenizer cannot be loaded"):
+        load_tokenizer(open_checkpoint(copied))

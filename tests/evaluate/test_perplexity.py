@@ -1,0 +1,157 @@
+"""Perplexity by protocol equals a brute force that runs stock transformers once for every number."""
+
+import numpy as np
+import pytest
+import torch
+
+from ropecli.data.documents import Document, Documents
+from ropecli.errors import DataError, RopecliError
+from ropecli.evaluate.perplexity import count_passes, evaluate_perplexity
+
+LENGTHS = [24, 64, 65, 200]
+LONGROPE = {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.5, 16).tolist()}
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2", "yarn", "dynamic", "nested dynamic", "longrope"])
+def checkpoint(request, llama, build, patched):
+    match request.param:
+        case "llama":
+            return llama
+        case "gemma2":
+            return build("gemma2", head_dim=32, final_logit_softcapping=5.0)
+        case "nested dynamic":
+            layers = ["sliding_attention", "full_attention"]
+            return patched(build("gemma3_text", head_dim=32, layer_types=layers, query_pre_attn_scalar=4), "dynamic")
+        case "longrope":
+            return patched(llama, "longrope", **LONGROPE)
+    return patched(llama, request.param)
+
+
+def test_prefix_equals_a_fresh_pass_for_every_length(checkpoint, loaded, documents, brute_force):
+    rows = evaluate_perplexity(loaded(checkpoint), documents, LENGTHS)
+    assert [row.length for row in rows] == LENGTHS
+    for row in rows:
+        ppl, document_nll = brute_force(checkpoint, row.length, "prefix")
+        np.testing.assert_allclose(row.ppl, ppl, rtol=1e-4)
+        np.testing.assert_allclose(row.document_nll, document_nll, rtol=1e-4)
+        assert (row.tokens, row.documents) == (4 * (row.length - 1), 4)
+
+
+@pytest.mark.parametrize("targets", [None, 5])
+def test_tail_scores_the_same_tokens_with_more_context(checkpoint, loaded, documents, brute_force, targets):
+    rows = evaluate_perplexity(loaded(checkpoint), documents, LENGTHS, protocol="tail", targets=targets)
+    for row in rows:
+        ppl, document_nll = brute_force(checkpoint, row.length, "tail", longest=200, targets=targets or 12)
+        np.testing.assert_allclose(row.ppl, ppl, rtol=1e-4)
+        np.testing.assert_allclose(row.document_nll, document_nll, rtol=1e-4)
+        assert row.tokens == 4 * (targets or 12)
+
+
+@pytest.mark.parametrize("protocol", ["prefix", "tail"])
+def test_a_length_alone_gives_what_it_gives_among_others(checkpoint, loaded, documents, protocol):
+    """Tables that remember the longest length they saw would show here, as would another order."""
+    options = {"protocol": protocol, "targets": 12 if protocol == "tail" else None}
+    long_first = evaluate_perplexity(loaded(checkpoint), documents, [200, 24], **options)
+    window = slice(176, 200) if protocol == "tail" else slice(24)
+    shorter = Documents(tuple(Document(one.name, one.ids[window]) for one in documents.kept), 0)
+    alone = evaluate_perplexity(loaded(checkpoint), shorter, [24], **options)
+    np.testing.assert_allclose(long_first[0].document_nll, alone[0].document_nll, rtol=1e-6)
+
+
+def test_the_prefix_of_a_model_that_switches_is_not_cut_from_the_longest(llama, patched, loaded, plain_nll, documents):
+    """Guards the tests above: for dynamic NTK, one pass would give other numbers."""
+    ids = documents.kept[0].ids
+    folder = patched(llama, "dynamic")
+    cut = plain_nll(loaded(folder), ids[:200])[:100]
+    assert np.abs(cut - plain_nll(loaded(folder), ids[:101])).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("method", "protocol", "expected"),
+    [
+        ("yarn", "prefix", [200] * 4),
+        ("yarn", "tail", [24] * 4 + [65] * 4 + [200] * 4),
+        ("dynamic", "prefix", [24] * 4 + [65] * 4 + [200] * 4),
+    ],
+)
+def test_no_more_passes_than_needed(llama, patched, loaded, documents, method, protocol, expected):
+    model = loaded(patched(llama, method))
+    seen, advances = [], []
+    # the first layer, since the head is applied through the model's own forward
+    layer = model.model.layers[0]
+    layer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].shape[1]))
+    evaluate_perplexity(model, documents, [24, 65, 200], protocol=protocol, advance=lambda: advances.append(1))
+    passes = [length for length in seen if length in (24, 65, 200)]  # others: SplitModel's probe of 16 tokens
+    assert passes == expected
+    assert len(seen) - len(passes) <= 2
+    assert len(advances) == count_passes([24, 65, 200], 4, protocol, method == "dynamic") == len(expected)
+
+
+def test_perplexity_is_weighted_by_tokens(llama, loaded, documents):
+    for row in evaluate_perplexity(loaded(llama), documents, LENGTHS):
+        assert row.ppl == pytest.approx(np.exp(np.sum(row.document_nll) / row.tokens), rel=1e-12)
+        assert row.nll == pytest.approx(np.log(row.ppl), rel=1e-12)
+
+
+def test_the_interval_is_a_bootstrap_over_documents(llama, loaded, documents):
+    (row,) = evaluate_perplexity(loaded(llama), documents, [64])
+    means = np.array(row.document_nll) / (row.length - 1)
+    # all 4^4 resamples there are, in place of a thousand random ones
+    resamples = np.array(np.meshgrid(*[means] * 4)).reshape(4, -1).mean(axis=0)
+    low, high = np.exp(np.quantile(resamples, (0.025, 0.975)))
+    width = high - low
+    assert row.ppl_low < row.ppl < row.ppl_high
+    assert abs(row.ppl_low - low) < 0.1 * width
+    assert abs(row.ppl_high - high) < 0.1 * width
+
+
+def test_the_same_evaluation_gives_the_same_rows(checkpoint, loaded, documents):
+    model = loaded(checkpoint)
+    assert evaluate_perplexity(model, documents, [64, 24]) == evaluate_perplexity(model, documents, [24, 64, 64])
+
+
+WRONG = {
+    "no length": ({"lengths": []}, "at least 2"),
+    "one token": ({"lengths": [1, 24]}, "at least 2"),
+    "targets that fill the window": ({"lengths": [24, 64], "protocol": "tail", "targets": 24}, "24 target tokens"),
+    "no targets": ({"lengths": [24], "protocol": "tail", "targets": 0}, "0 target tokens"),
+    "a protocol that is not known": ({"lengths": [24], "protocol": "middle"}, "'middle'.*prefix, tail"),
+    "targets of a protocol that has none": ({"lengths": [24], "targets": 5}, "targets"),
+}
+
+
+@pytest.mark.parametrize(("request_", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_request_that_cannot_be_met_is_refused(llama, loaded, documents, request_, message):
+    with pytest.raises(DataError, match=message):
+        evaluate_perplexity(loaded(llama), documents, **request_)
+
+
+def test_documents_that_are_shorter_than_asked_are_refused(llama, loaded, documents):
+    with pytest.raises(DataError):
+        evaluate_perplexity(loaded(llama), documents, [24, 100_000])
+
+
+def test_token_ids_beyond_the_vocabulary_are_refused(llama, loaded, documents):
+    ids = documents.kept[0].ids.copy()
+    ids[30] = 512
+    foreign = Documents((Document("foreign", ids),), 0)
+    with pytest.raises(DataError, match=r"id 512.*below 512"):
+        evaluate_perplexity(loaded(llama), foreign, [24, 64])
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, documents, factor):
+    model = loaded(llama)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(factor)
+    with pytest.raises(RopecliError, match="not finite"):
+        evaluate_perplexity(model, documents, [24])
+
+
+def test_a_perplexity_beyond_all_numbers_is_an_error(llama, loaded, documents):
+    """A mean loss above 709 nats is finite, and its exponential is not."""
+    model = loaded(llama)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e5)
+    with pytest.raises(RopecliError):
+        evaluate_perplexity(model, documents, [24])

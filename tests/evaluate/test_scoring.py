@@ -1,0 +1,75 @@
+"""TokenScorer gives what a plain forward pass and a log-softmax give, whatever an architecture does to its logits."""
+
+import numpy as np
+import pytest
+import torch
+
+from ropecli.errors import CheckpointError
+from ropecli.evaluate import scoring
+from ropecli.evaluate.scoring import TokenScorer
+
+ARCHITECTURES = {
+    "llama": {"head_dim": 32},
+    "gemma2": {"head_dim": 32, "final_logit_softcapping": 5.0},
+    "cohere": {"logit_scale": 0.25},
+    "gpt_neox": {},
+    "qwen2": {"tie_word_embeddings": True},
+}
+IDS = torch.from_numpy(np.random.default_rng(0).integers(0, 512, (2, 70)))
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request, build, loaded):
+    return loaded(build(request.param, **ARCHITECTURES[request.param]))
+
+
+def expected(model, plain_nll, ids=IDS):
+    return np.stack([plain_nll(model, row) for row in ids])
+
+
+def test_every_token_scores_as_in_a_plain_forward_pass(model, plain_nll):
+    scores = TokenScorer(model)(IDS)
+    assert scores.shape == (2, 69)
+    np.testing.assert_allclose(scores.numpy(), expected(model, plain_nll), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens_at_once", [0, 1, 7, 68, 69, 70])
+def test_chunks_of_logits_join_without_a_seam(model, plain_nll, monkeypatch, tokens_at_once):
+    monkeypatch.setattr(scoring, "_LOGITS_AT_ONCE", tokens_at_once * 512 * len(IDS))
+    np.testing.assert_allclose(TokenScorer(model)(IDS).numpy(), expected(model, plain_nll), rtol=0, atol=1e-5)
+
+
+def test_two_tokens_are_enough(model, plain_nll):
+    scores = TokenScorer(model)(IDS[:, :2])
+    np.testing.assert_allclose(scores.numpy(), expected(model, plain_nll, IDS[:, :2]), rtol=0, atol=1e-5)
+
+
+def test_the_model_is_left_as_it_was(model):
+    before = model(input_ids=IDS).logits
+    scorer = TokenScorer(model)
+    scorer(IDS)
+    assert torch.equal(model(input_ids=IDS).logits, before)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_logits_are_capped_in_a_model_that_caps_them(build, loaded, plain_nll):
+    """Guards the tests above: without its cap, this model would score otherwise."""
+    model = loaded(build("gemma2", **ARCHITECTURES["gemma2"]))
+    capped = expected(model, plain_nll)
+    model.config.final_logit_softcapping = None
+    assert np.abs(expected(model, plain_nll) - capped).max() > 0.01
+
+
+def test_a_model_that_does_not_come_apart_is_refused(llama, loaded):
+    model = loaded(llama)
+    whole = model.forward
+
+    def forward(input_ids, **arguments):
+        outputs = whole(input_ids=input_ids, **arguments)
+        # a head that looks at the tokens themselves
+        outputs.logits = outputs.logits + input_ids[..., None] * torch.arange(512)
+        return outputs
+
+    model.forward = forward
+    with pytest.raises(CheckpointError, match="does not let its head run apart"):
+        TokenScorer(model)

@@ -1,0 +1,99 @@
+"""The chunked loss and its gradients equal a plain cross entropy over the whole logits."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ropecli.checkpoint.heads import SplitModel
+from ropecli.finetune import loss as loss_module
+from ropecli.finetune.loss import NextTokenLoss
+
+ARCHITECTURES = {
+    "llama": {"head_dim": 32},
+    "llama tied": {"head_dim": 32, "tie_word_embeddings": True},
+    "gemma2": {"head_dim": 32, "final_logit_softcapping": 5.0},
+    "cohere": {"logit_scale": 0.25},
+}
+IDS = torch.from_numpy(np.random.default_rng(0).integers(0, 512, (3, 90)))
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request, build):
+    from transformers import AutoModelForCausalLM
+
+    folder = build(request.param.split()[0], **ARCHITECTURES[request.param])
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+
+
+def loss_and_gradients(model, loss_of):
+    model.zero_grad()
+    loss = loss_of(IDS)
+    loss.backward()
+    return loss.item(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def plain(model):
+    """As anybody would write it."""
+    return lambda ids: cross_entropy(model(input_ids=ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("chunk", [7, 89, 512])
+def test_the_loss_and_its_gradients_are_those_of_a_plain_cross_entropy(model, checkpointing, chunk, monkeypatch):
+    monkeypatch.setattr(loss_module, "_CHUNK", chunk)
+    loss, gradients = loss_and_gradients(model, plain(model))
+    chunked = NextTokenLoss(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    try:
+        ours, our_gradients = loss_and_gradients(model, chunked)
+    finally:
+        model.gradient_checkpointing_disable()
+    assert ours == pytest.approx(loss, abs=1e-4)
+    assert our_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-4, atol=1e-6)
+        assert gradient.abs().max() > 1e-5  # else the line above holds nothing
+
+
+def test_the_whole_logits_never_exist(model, monkeypatch):
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            result = function(*arguments, **(options or {}))
+            sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self.numbers = max([self.numbers, *sizes])
+            return result
+
+    monkeypatch.setattr(loss_module, "_CHUNK", 30)
+    ids = IDS.repeat(3, 1)  # short sequences, whose attention is smaller than their logits
+    chunked = NextTokenLoss(model)
+    with Largest() as largest:
+        chunked(ids).backward()
+    assert largest.numbers < ids.numel() * 512 / 2
+
+
+def test_heads_that_are_one_matrix_are_told_from_others(model):
+    assert SplitModel(model).plain_head == (model.config.model_type == "llama")
+
+
+def test_a_cap_that_does_not_show_yet_is_not_taken_for_none(build):
+    """A cap of 30 bends logits near zero by less than a thousandth; once training has raised them, it does."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(build("gemma2", head_dim=32, final_logit_softcapping=30.0))
+    with torch.no_grad():
+        model.model.norm.weight.copy_(-1 + 0.02 * torch.ones(64))  # Gemma's norm multiplies by 1 + weight
+    assert not SplitModel(model).plain_head
+
+
+def test_mixed_precision_leaves_the_loss_in_float32(model):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = NextTokenLoss(model)(IDS)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(plain(model)(IDS).item(), rel=0.02)

@@ -1,0 +1,197 @@
+"""An interrupted run goes on to the very bits of an uninterrupted one, or says why it cannot."""
+
+import json
+import resource
+import shutil
+
+import pytest
+
+from ropecli.errors import OutputError, RecipeError
+
+
+class InterruptedRunError(Exception):
+    pass
+
+
+def interrupt_at(step):
+    def on_step(progress):
+        if progress.step == step:
+            raise InterruptedRunError
+
+    return on_step
+
+
+def steps_of(metrics, run):
+    return [line["step"] for line in metrics(run)]
+
+
+@pytest.fixture
+def interrupted(tune, patched_llama, tmp_path):
+    """A run that ended in its step 5; its newest checkpoint is of step 4."""
+    with pytest.raises(InterruptedRunError):
+        tune(patched_llama, on_step=interrupt_at(5))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("moments", [[1], [2], [3], [6], [1, 3, 4, 6]], ids=str)
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    tune, patched_llama, tmp_path, metrics, uninterrupted, weights_of, moments
+):
+    for moment in moments:
+        with pytest.raises(InterruptedRunError):
+            tune(patched_llama, resume=True, on_step=interrupt_at(moment))
+    run = tune(patched_llama, resume=True)
+    assert weights_of(run) == weights_of(uninterrupted)
+    assert steps_of(metrics, run) == [1, 2, 3, 4, 5, 6]
+    losses = [[line["loss"] for line in metrics(folder)] for folder in (run, uninterrupted)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tie_word_embeddings": True}, {"attention_dropout": 0.3}], ids=["tied", "dropout"]
+)
+def test_tied_weights_and_random_numbers_go_on_too(build, tune, tmp_path, weights_of, settings):
+    source = build("llama", head_dim=32, **settings)
+    with pytest.raises(InterruptedRunError):
+        tune(source, on_step=interrupt_at(3))
+    resumed = tune(source, resume=True)
+    assert weights_of(resumed) == weights_of(tune(source, tmp_path / "uninterrupted"))
+
+
+def test_dropout_is_at_work(build, tune, tmp_path, metrics):
+    """Guards the test above."""
+    losses = [
+        metrics(tune(build("llama", head_dim=32, attention_dropout=rate), tmp_path / f"{rate}", steps=1))[0]["loss"]
+        for rate in (0.0, 0.3)
+    ]
+    assert losses[0] != losses[1]
+
+
+def test_the_newest_checkpoints_are_kept_while_it_runs_and_none_at_the_end(tune, patched_llama, tmp_path):
+    kept = {}
+
+    def look(progress):
+        folder = tmp_path / "run" / "checkpoints"
+        kept[progress.step] = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    run = tune(patched_llama, steps=5, save_every=1, keep_checkpoints=2, on_step=look)
+    assert kept == {1: [], 2: ["1"], 3: ["1", "2"], 4: ["2", "3"], 5: ["3", "4"]}
+    assert not (run / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"learning_rate": 2e-3}, ["learning_rate: 0.001 then, 0.002 now"]),
+        ({"steps": 8, "seed": 1}, ["steps: 6 then, 8 now", "seed: 0 then, 1 now"]),
+        ({"length": 32}, ["length: 48 then, 32 now"]),
+    ],
+    ids=["one", "two", "length"],
+)
+def test_other_settings_are_refused_by_name(interrupted, tune, patched_llama, metrics, keys, named):
+    before = (interrupted / "run.yaml").read_text()
+    with pytest.raises(RecipeError) as caught:
+        tune(patched_llama, resume=True, **keys)
+    assert all(line in str(caught.value) for line in named)
+    assert (interrupted / "run.yaml").read_text() == before
+    assert steps_of(metrics, interrupted) == [1, 2, 3, 4, 5]
+
+
+def test_another_checkpoint_is_refused(interrupted, tune, llama):
+    with pytest.raises(RecipeError, match=r"source\.digest"):
+        tune(llama, resume=True)
+
+
+def test_the_same_checkpoint_by_another_path_is_the_same(
+    interrupted, tune, patched_llama, monkeypatch, weights_of, uninterrupted
+):
+    monkeypatch.chdir(patched_llama.parent)
+    run = tune(patched_llama.name, resume=True)
+    assert weights_of(run) == weights_of(uninterrupted)
+
+
+def test_other_text_under_the_same_name_is_refused(corpus, tune, patched_llama, tmp_path):
+    data = shutil.copytree(corpus, tmp_path / "data")
+    with pytest.raises(InterruptedRunError):
+        tune(patched_llama, data=str(data), on_step=interrupt_at(3))
+    (data / "text03.txt").write_text("ba de fi " * 900)
+    with pytest.raises(RecipeError):
+        tune(patched_llama, data=str(data), resume=True)
+
+
+def test_a_run_is_not_begun_again_without_being_asked_to_resume(interrupted, tune, patched_llama, metrics):
+    with pytest.raises(OutputError, match="--resume"):
+        tune(patched_llama)
+    assert steps_of(metrics, interrupted) == [1, 2, 3, 4, 5]
+
+
+def test_a_finished_run_is_left_alone(tune, patched_llama, weights_of, uninterrupted, tmp_path):
+    run = shutil.copytree(uninterrupted, tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    tune(patched_llama, resume=True)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_a_finished_run_is_not_said_to_have_other_settings(
+    uninterrupted, patched_llama, command_line, ropecli, tmp_path
+):
+    run = shutil.copytree(uninterrupted, tmp_path / "run")
+    outcome = ropecli(*command_line(patched_llama, run, steps=9), "--resume")
+    assert outcome.code == 2
+    assert "steps: 6 then, 9 now" in outcome.err
+
+
+def test_a_run_file_that_is_no_mapping_is_refused(interrupted, tune, patched_llama):
+    (interrupted / "run.yaml").write_text("")
+    with pytest.raises((OutputError, RecipeError)):
+        tune(patched_llama, resume=True)
+
+
+@pytest.fixture
+def small_disk():
+    """small_disk(bytes): no file can grow further; the kernel then refuses to write, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_while_a_checkpoint_is_saved(
+    tune, patched_llama, small_disk, tmp_path, uninterrupted, weights_of, metrics
+):
+    def on_step(progress):
+        if progress.step == 4:
+            small_disk(100_000)
+
+    with pytest.raises(OutputError, match="could not be written"):
+        tune(patched_llama, on_step=on_step)
+    small_disk(resource.RLIM_INFINITY)
+    # what is useless does not fill the disk further
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["2"]
+    run = tune(patched_llama, resume=True)
+    assert weights_of(run) == weights_of(uninterrupted)
+    assert steps_of(metrics, run) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_disk_that_fills_while_the_result_is_written(
+    tune, patched_llama, tmp_path, monkeypatch, uninterrupted, weights_of
+):
+    from transformers import PreTrainedModel
+
+    def refuse(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", refuse)
+        with pytest.raises(OutputError, match="No space left"):
+            tune(patched_llama)
+    assert not (tmp_path / "run" / "config.json").exists()
+    assert weights_of(tune(patched_llama, resume=True)) == weights_of(uninterrupted)
+
+
+def test_the_log_that_a_kill_cut_short_is_mended(interrupted, tune, patched_llama, metrics):
+    log = interrupted / "metrics.jsonl"
+    whole = log.read_text()
+    log.write_text(whole + whole.splitlines()[-1][:17])
+    run = tune(patched_llama, resume=True)
+    assert steps_of(metrics, run) == [1, 2, 3, 4, 5, 6]
+    assert json.loads(log.read_text().splitlines()[0]) == json.loads(whole.splitlines()[0])

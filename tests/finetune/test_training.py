@@ -1,0 +1,206 @@
+"""Training does what a loop written by hand with transformers does; and it refuses what it cannot do."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from ropecli.data.documents import read_documents
+from ropecli.data.sequences import Sequences
+from ropecli.data.sources import read_texts
+from ropecli.errors import CheckpointError, DataError, OutputError, RopecliError
+from ropecli.finetune.recipe import Recipe
+from ropecli.finetune.training import learning_rate_at
+
+
+def rates(**keys):
+    recipe = Recipe(data="x", learning_rate=1.0, **keys)
+    return [learning_rate_at(step, recipe) for step in range(recipe.steps)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"steps": 5, "warmup_steps": 3}, [0.25, 0.5, 0.75, 1, 1]),
+        ({"steps": 3, "warmup_steps": 0}, [1, 1, 1]),
+        ({"steps": 3, "warmup_steps": 0, "schedule": "cosine"}, [1, 0.55, 0.1]),
+        (
+            {"steps": 7, "warmup_steps": 2, "schedule": "cosine"},
+            [1 / 3, 2 / 3, 1, 0.1 + 0.45 * (1 + math.sqrt(0.5)), 0.55, 0.1 + 0.45 * (1 - math.sqrt(0.5)), 0.1],
+        ),
+        ({"steps": 1, "warmup_steps": 0, "schedule": "cosine"}, [1]),
+    ],
+    ids=["constant", "no warm-up", "cosine", "cosine after a warm-up", "a single step"],
+)
+def test_the_learning_rate_follows_its_schedule(keys, expected):
+    np.testing.assert_allclose(rates(**keys), expected, rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def by_hand(patched_llama, corpus, tokenizer):
+    """by_hand(steps, ...) -> (losses, weights) of a plain loop: whole logits, one sequence at a time."""
+    from transformers import AutoModelForCausalLM
+
+    def train(steps, batch, rate, weight_decay, max_grad_norm):
+        model = AutoModelForCausalLM.from_pretrained(patched_llama, dtype=torch.float32).train()
+        decayed = [value for name, value in model.named_parameters() if "norm" not in name]
+        others = [value for name, value in model.named_parameters() if "norm" in name]
+        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+        sequences = Sequences(read_documents(read_texts(str(corpus)), tokenizer, 48), 48, seed=0)
+        losses = []
+        for step in range(steps):
+            optimizer.zero_grad()
+            rows = torch.from_numpy(sequences.batch(range(step * batch, (step + 1) * batch)))
+            parts = []
+            for row in rows[:, None]:
+                logits = model(input_ids=row).logits[0, :-1]
+                parts.append(cross_entropy(logits, row[0, 1:]) / batch)
+                parts[-1].backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+            optimizer.step()
+            losses.append(sum(part.item() for part in parts))
+        return losses, model.state_dict()
+
+    return train
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("batch_size", "gradient_accumulation"), [(4, 1), (1, 4), (2, 2)])
+def test_a_run_equals_a_loop_written_by_hand(
+    by_hand, tune, patched_llama, metrics, batch_size, gradient_accumulation, checkpointing
+):
+    from safetensors.torch import load_file
+
+    settings = {"weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_steps": 0, "learning_rate": 3e-3, "steps": 4}
+    batches = {"batch_size": batch_size, "gradient_accumulation": gradient_accumulation}
+    run = tune(patched_llama, gradient_checkpointing=checkpointing, **settings, **batches)
+    losses, expected = by_hand(4, 4, 3e-3, weight_decay=0.1, max_grad_norm=0.5)
+    # AdamW magnifies the rounding of gradients near zero, so that single weights prove little, and their sum much
+    np.testing.assert_allclose([line["loss"] for line in metrics(run)], losses, rtol=1e-4)
+    before, weights = load_file(patched_llama / "model.safetensors"), load_file(run / "model.safetensors")
+    assert weights.keys() == expected.keys()
+    for name, value in weights.items():
+        assert torch.dist(value, expected[name]) < 0.02 * torch.dist(before[name], expected[name]), name
+
+
+def test_training_lowers_the_perplexity(tune, patched_llama, corpus, tokenizer):
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.evaluate.loading import load_model
+    from ropecli.evaluate.perplexity import evaluate_perplexity
+
+    run = tune(
+        patched_llama, steps=40, learning_rate=5e-3, batch_size=8, gradient_accumulation=1, mixed_precision="none"
+    )
+    documents = read_documents(read_texts(str(corpus)), tokenizer, 48, most=4)
+    before, after = (
+        evaluate_perplexity(load_model(open_checkpoint(folder)), documents, [48])[0].ppl
+        for folder in (patched_llama, run)
+    )
+    assert after < before / 2
+
+
+def test_both_precisions_can_follow_each_other_in_one_process(tune, patched_llama, tmp_path, metrics):
+    losses = {}
+    for index, precision in enumerate(["none", "bf16", "none"]):
+        run = tune(patched_llama, tmp_path / f"{index}", mixed_precision=precision, steps=2)
+        losses[index] = [line["loss"] for line in metrics(run)]
+    assert losses[0] == losses[2] != losses[1]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
+
+
+def test_each_step_reports_what_the_log_holds(tune, patched_llama, metrics):
+    seen = []
+    run = tune(patched_llama, on_step=seen.append)
+    assert [line["step"] for line in metrics(run)] == [progress.step for progress in seen] == [1, 2, 3, 4, 5, 6]
+    assert [line["loss"] for line in metrics(run)] == [progress.loss for progress in seen]
+    assert [line["learning_rate"] for line in metrics(run)] == pytest.approx([1e-3 / 3, 2e-3 / 3, *[1e-3] * 4])
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ({"data": "demo"}, DataError, "held-out"),
+        ({"length": 100_000}, DataError, "100000 tokens; the longest of 12"),
+        ({"data": "nowhere"}, DataError, "nowhere"),
+    ],
+    ids=["the held-out demo", "no document is long enough", "no such source"],
+)
+def test_a_run_that_cannot_be_is_refused_and_leaves_nothing(tune, patched_llama, tmp_path, keys, error, message):
+    with pytest.raises(error, match=message):
+        tune(patched_llama, **keys)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["half of the weights", "no weights", "no tokenizer", "a tensor is missing"])
+def test_a_damaged_checkpoint_is_refused_and_leaves_nothing(tune, patched_llama, tmp_path, damage):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(patched_llama, tmp_path / "damaged")
+    weights = folder / "model.safetensors"
+    match damage:
+        case "half of the weights":
+            weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+        case "no weights":
+            weights.unlink()
+        case "no tokenizer":
+            for path in folder.glob("tokenizer*"):
+                path.unlink()
+        case "a tensor is missing":
+            tensors = load_file(weights)
+            del tensors["model.layers.1.mlp.down_proj.weight"]
+            save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(CheckpointError):
+        tune(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
+
+
+def test_a_folder_that_holds_something_else_is_left_as_it_is(tune, patched_llama, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "thesis.txt").write_text("four years of work")
+    for resume in (False, True):
+        with pytest.raises(OutputError, match="not empty"):
+            tune(patched_llama, resume=resume)
+    assert {path.name: path.read_text() for path in run.iterdir()} == {"thesis.txt": "four years of work"}
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tune, patched_llama, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(OutputError):
+        tune(patched_llama)
+    with pytest.raises(OutputError):
+        tune(patched_llama, tmp_path / "run" / "below")
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tune, patched_llama, tmp_path, metrics):
+    with pytest.raises(RopecliError, match=r"not finite|nan") as caught:
+        tune(patched_llama, learning_rate=1e30, warmup_steps=0)
+    assert "learning_rate" in str(caught.value)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert all(math.isfinite(line["loss"]) for line in metrics(tmp_path / "run"))
+
+
+def test_without_a_length_it_is_the_window_that_the_patch_reaches(tune, patched_llama):
+    told = []
+    run = tune(patched_llama, length=None, steps=1, on_step=told.append)
+    assert "length: 128" in (run / "run.yaml").read_text()
+
+
+def test_the_log_of_a_full_disk_is_an_output_error(tune, patched_llama, tmp_path):
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_the_disk(progress):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+
+    try:
+        with pytest.raises(OutputError):
+            tune(patched_llama, on_step=fill_the_disk)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,186 @@
+"""The layers of the package, held by reading its imports: those inside functions count as those at the top do."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "ropecli"
+
+# From the ground up. A part imports from lower lines; on its own line only what NEIGHBOURS lists.
+LAYERS = [
+    {"errors", "version", "rope", "demo"},
+    {"scaling", "theory"},
+    {"checkpoint", "remapping", "data"},
+    {"evaluate"},
+    {"finetune", "tune"},
+    {"report"},
+    {"cli"},
+    {"__main__"},
+]
+NEIGHBOURS = {("rope", "errors"), ("data", "checkpoint"), ("checkpoint", "remapping"), ("tune", "finetune")}
+HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
+
+MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}
+# The only places that load torch with them, because a model goes through their hands; the rest of the model
+# libraries, slower still, are loaded inside functions everywhere.
+TOUCHES_MODELS = ["checkpoint.live", "checkpoint.heads", "remapping", "evaluate", "finetune", "tune"]
+# Numbers, JSON and files: a model library may not be named here even inside a function.
+TOUCHES_NONE = [
+    "rope",
+    "errors",
+    "version",
+    "scaling",
+    "theory",
+    "demo",
+    "checkpoint.reading",
+    "checkpoint.dialects",
+    "checkpoint.plan",
+    "checkpoint.provenance",
+    "checkpoint.inspection",
+    "checkpoint.writing",
+    "report",
+]
+MATHEMATICS = ["rope", "errors", "version", "scaling", "theory"]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__") or "__init__"
+
+
+MODULES = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def for_types_alone(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imports(tree: ast.AST, *, inside_functions: bool) -> set[str]:
+    """Dotted names of what is imported when the module is loaded, and, if asked, when its functions run."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif not for_types_alone(node) and (
+            inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ):
+            found |= imports(node, inside_functions=inside_functions)
+    return found
+
+
+def own_imports(name: str) -> set[str]:
+    """Our modules that this one imports anywhere, without the package's name."""
+    found = set()
+    for imported in imports(MODULES[name], inside_functions=True):
+        first, _, rest = imported.partition(".")
+        if first == "ropecli":
+            # of `ropecli.rope.ScalingSpec` the longest part that is a module
+            while rest and rest not in MODULES:
+                rest = rest.rpartition(".")[0]
+            found.add(rest or "__init__")
+    return found - {name}
+
+
+def libraries(name: str, *, inside_functions: bool) -> set[str]:
+    return {imported.partition(".")[0] for imported in imports(MODULES[name], inside_functions=inside_functions)}
+
+
+def below(parts: list[str]) -> list[str]:
+    return [name for name in MODULES if any(name == part or name.startswith(f"{part}.") for part in parts)]
+
+
+def part_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def test_the_reader_sees_imports_wherever_they_stand():
+    tree = ast.parse(
+        "import a\n"
+        "if TYPE_CHECKING:\n    import types_alone\n"
+        "try:\n    from b.c import d\nexcept ImportError:\n    pass\n"
+        "def f():\n    with g():\n        import late\n"
+        "class K:\n    import e\n    def m(self):\n        import later\n"
+    )
+    assert imports(tree, inside_functions=False) == {"a", "b.c.d", "e"}
+    assert imports(tree, inside_functions=True) == {"a", "b.c.d", "e", "late", "later"}
+
+
+def test_every_part_has_its_layer():
+    assert {part_of(name) for name in MODULES} - {"__init__"} <= set(HEIGHT)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "__init__"])
+def test_imports_go_down(name):
+    part = part_of(name)
+    for imported in own_imports(name):
+        other = part_of(imported)
+        assert other == part or HEIGHT[other] < HEIGHT[part] or (part, other) in NEIGHBOURS, (
+            f"{name} imports {imported}, which is not below it"
+        )
+
+
+def test_nothing_imports_in_a_circle():
+    done, path = set(), []
+
+    def visit(name: str) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            path.append(name)
+            for imported in sorted(own_imports(name)):
+                visit(imported)
+            done.add(path.pop())
+
+    for name in MODULES:
+        visit(name)
+
+
+def test_finetuning_takes_from_evaluation_how_a_model_is_loaded_and_no_more():
+    taken = {imported for name in below(["finetune"]) for imported in own_imports(name)}
+    assert {imported for imported in taken if part_of(imported) == "evaluate"} <= {"evaluate.loading"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_model_libraries_are_loaded_when_a_model_is_touched(name):
+    allowed = {"torch"} if name in below(TOUCHES_MODELS) else set()
+    assert libraries(name, inside_functions=False) & MODEL_LIBRARIES <= allowed
+
+
+@pytest.mark.parametrize("name", below(TOUCHES_NONE))
+def test_what_touches_no_model_names_no_model_library(name):
+    assert not libraries(name, inside_functions=True) & MODEL_LIBRARIES
+
+
+@pytest.mark.parametrize("name", below(MATHEMATICS))
+def test_the_mathematics_need_numpy_alone(name):
+    others = libraries(name, inside_functions=True) - {"numpy", "ropecli"} - set(sys.stdlib_module_names)
+    assert not others
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) != "cli"])
+def test_only_commands_know_the_command_line(name):
+    assert not libraries(name, inside_functions=True) & {"typer", "click", "argparse"}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) not in ("cli", "report")])
+def test_only_commands_and_reports_render(name):
+    assert "rich" not in libraries(name, inside_functions=True)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) not in ("cli", "report", "__main__")])
+def test_only_commands_and_reports_print_or_exit(name):
+    calls = {ast.unparse(node.func) for node in ast.walk(MODULES[name]) if isinstance(node, ast.Call)}
+    assert not calls & {"print", "exit", "quit", "sys.exit", "os._exit", "input"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_nothing_runs_remote_code(name):
+    """trust_remote_code is off wherever it is named."""
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+            assert isinstance(node.value, ast.Constant)
+            assert node.value.value is False
