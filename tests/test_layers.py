@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "ropecli"
 
 # From the ground up. A part imports from lower lines; on its own line only what NEIGHBOURS lists.
 LAYERS = [
-    {"errors", "version", "rope", "demo"},
+    {"errors", "version", "rope", "demo", "atomic"},
     {"scaling", "theory"},
     {"checkpoint", "remapping", "data"},
     {"evaluate"},
@@ -19,7 +19,13 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-NEIGHBOURS = {("rope", "errors"), ("data", "checkpoint"), ("checkpoint", "remapping"), ("tune", "finetune")}
+NEIGHBOURS = {
+    ("rope", "errors"),
+    ("atomic", "errors"),
+    ("data", "checkpoint"),
+    ("checkpoint", "remapping"),
+    ("tune", "finetune"),
+}
 HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}
@@ -31,11 +37,14 @@ TOUCHES_NONE = [
     "rope",
     "errors",
     "version",
+    "atomic",
     "scaling",
     "theory",
     "demo",
     "checkpoint.reading",
+    "checkpoint.fields",
     "checkpoint.dialects",
+    "checkpoint.encoding",
     "checkpoint.plan",
     "checkpoint.provenance",
     "checkpoint.inspection",

@@ -1,6 +1,5 @@
 """What a patch would write, worked out without writing: PatchPlan. Loads neither torch nor transformers."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,8 +40,9 @@ def original_settings(
 ) -> tuple[dict[str, Any], RopeSettings]:
     """The config before any patch of ours, and its RoPE settings."""
     provenance = read_provenance(checkpoint)
-    config = provenance.original if provenance else copy_config(checkpoint.config)
-    return config, read_settings(config, original_length)
+    if provenance is None:
+        return copy_config(checkpoint.config), read_settings(checkpoint.config, original_length)
+    return provenance.original, read_settings(provenance.original, original_length or provenance.original_length)
 
 
 def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope], RopeSettings]:
@@ -153,11 +153,13 @@ def _warn(config: dict[str, Any], spec: ScalingSpec, scaled: dict[str | None, Sc
         )
     section = section_of(config)
     sliding = section.get("sliding_window")
-    layer_types = section.get("layer_types") or []
-    some_see_all = not isinstance(layer_types, list) or any(sees_whole_context(str(label)) for label in layer_types)
-    bounded = section.get("use_sliding_window", True) and isinstance(sliding, int) and sliding < target
-    if bounded and None in scaled and not (layer_types and some_see_all):
+    if None in scaled and isinstance(sliding, int) and sliding < target and _all_layers_slide(section):
         warnings.append(f"sliding_window is {sliding}: no layer attends further back, whatever the positions say.")
-    if not math.isclose(spec.factor * rope.geometry.original_max_position_embeddings, target, abs_tol=1):
-        warnings.append(f"factor {spec.factor:g} does not reach the target length {target}.")
     return warnings
+
+
+def _all_layers_slide(section: dict[str, Any]) -> bool:
+    layer_types = section.get("layer_types")
+    if isinstance(layer_types, list) and any(sees_whole_context(str(label)) for label in layer_types):
+        return False
+    return bool(section.get("use_sliding_window", True))

@@ -1,24 +1,21 @@
-"""Writes a checkpoint folder so that it is there whole or not at all: a sibling folder is filled, then renamed."""
+"""Writes a patched checkpoint: its config and its record, the weights linked or copied, the rest copied."""
 
 import contextlib
 import fnmatch
 import json
 import os
-import platform
-import re
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ropecli.atomic import new_folder
 from ropecli.checkpoint.plan import PatchPlan
 from ropecli.checkpoint.proof import prove
 from ropecli.checkpoint.provenance import PROVENANCE, diff
 from ropecli.checkpoint.reading import CONFIG, TOKENIZER_CONFIG, Checkpoint
-from ropecli.errors import OutputError, PatchError
+from ropecli.errors import PatchError
 from ropecli.version import VERSION
 
 # What makes up a checkpoint. Code travels only with a config that names it.
@@ -41,43 +38,6 @@ def patch_to(plan: PatchPlan, output: Path, *, link: bool = True, verify: bool =
             place(file, folder / file.name, link=link and file in weights)
         _write_tokenizer_config(folder, plan)
     return proved
-
-
-@contextlib.contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """Gives a folder to fill, renamed to `output` at the end, or removed when anything goes wrong.
-
-    Raises OutputError for an output that exists and is not empty, and for whatever the disk refuses.
-    """
-    refuse_existing(output)
-    made: list[Path] = []
-    try:
-        made = _make_parents(output)
-        _remove_abandoned(output)
-        partial = Path(tempfile.mkdtemp(prefix=f"{_partial_prefix(output)}{os.getpid()}-", dir=output.parent))
-        made.append(partial)
-        yield partial
-        partial.chmod(0o777 & ~_umask())
-        partial.rename(output)
-        made.clear()
-    except OSError as error:
-        raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
-    finally:
-        for path in reversed(made):
-            if path.name.startswith(_partial_prefix(output)):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    path.rmdir()
-
-
-def refuse_existing(output: Path) -> None:
-    try:
-        taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
-    except OSError as error:
-        raise OutputError(f"{str(output)[:80]} cannot be written: {error.strerror}") from error
-    if taken:
-        raise OutputError(f"{output} exists and is not empty. Give another --output, or remove it first.")
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -142,44 +102,3 @@ def place(source: Path, target: Path, *, link: bool) -> None:
             os.link(source, target)
             return
     shutil.copyfile(source, target)
-
-
-def _make_parents(output: Path) -> list[Path]:
-    """The folders that had to be made, outermost first."""
-    missing = []
-    for parent in output.parents:
-        if parent.exists():
-            break
-        missing.append(parent)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    return missing[::-1]
-
-
-def _partial_prefix(output: Path) -> str:
-    # the host's name keeps two containers apart that share a disk, but no process numbers
-    return f".{output.name[:100]}.partial-{platform.node()[:32]}-"
-
-
-def _remove_abandoned(output: Path) -> None:
-    """Removes what a killed run of this host left beside `output`."""
-    prefix = _partial_prefix(output)
-    for partial in output.parent.iterdir():
-        process = re.fullmatch(re.escape(prefix) + r"(\d{1,9})-\w+", partial.name)
-        if process and not _is_running(int(process[1])):
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -29,9 +29,10 @@ def command(
     ] = False,
 ) -> None:
     """Write a copy of a checkpoint with scaled rotary embeddings, and prove that it took effect."""
+    from ropecli.atomic import refuse_existing
     from ropecli.checkpoint.plan import make_plan
     from ropecli.checkpoint.reading import open_checkpoint
-    from ropecli.checkpoint.writing import patch_to, refuse_existing
+    from ropecli.checkpoint.writing import patch_to
     from ropecli.cli.terminal import parse_settings, print_json, warn
     from ropecli.errors import OutputError
     from ropecli.rope import ScalingSpec

@@ -1,6 +1,5 @@
 """EvalReport: what a table or a plot needs to know of an evaluation, and nothing else. Plain JSON on disk."""
 
-import contextlib
 import json
 import os
 import platform
@@ -8,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ropecli.atomic import new_file
 from ropecli.errors import OutputError
 from ropecli.evaluate.perplexity import Row
 from ropecli.scaling.registry import get_method
@@ -74,13 +74,6 @@ def refuse_unwritable(path: Path | None) -> None:
 
 
 def write_report(path: Path, value: Any) -> None:
-    """Writes JSON through a sibling file, so that an interrupted run leaves no half report. Raises OutputError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """Writes JSON, whole or not at all. Raises OutputError."""
+    with new_file(path) as partial:
         partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error

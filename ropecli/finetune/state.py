@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 from safetensors import SafetensorError
 
+from ropecli.atomic import new_file, partial_file, refuse_existing
 from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.checkpoint.writing import refuse_existing
 from ropecli.errors import OutputError, RecipeError
 
 RUN = "run.yaml"
@@ -31,7 +31,9 @@ def refuse_foreign(output: Path, resume: bool) -> None:
     if output.is_dir() and (output / RUN).exists():
         if not resume:
             raise OutputError(f"{output} holds a run already. Go on with it by --resume, or give another --output.")
-    elif not output.is_dir() or [path for path in output.iterdir() if path.name not in (_LOCK, _partial(RUN))]:
+    elif not output.is_dir() or [
+        path for path in output.iterdir() if path.name not in (_LOCK, partial_file(output / RUN).name)
+    ]:
         refuse_existing(output)
 
 
@@ -142,13 +144,5 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _write_text(path: Path, text: str) -> None:
-    partial = path.with_name(_partial(path.name))
-    try:
+    with new_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path} could not be written: {error.strerror}.") from error
-
-
-def _partial(name: str) -> str:
-    return f".{name}.partial"

@@ -1,9 +1,9 @@
 """Plots, drawn without a display. Legible in black and white: every line has its own dash and marker."""
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from ropecli.atomic import new_file
 from ropecli.errors import OutputError
 from ropecli.evaluate.report import EvalReport
 
@@ -57,14 +57,8 @@ def plot_perplexity(reports: Sequence[EvalReport], path: Path, original_window: 
     legend = axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     for text in legend.get_texts():
         text.set_parse_math(False)
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(partial, dpi=150, format=path.suffix.removeprefix("."))
-        partial.replace(path)
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{path} could not be drawn: {error}") from error
+        with new_file(path) as partial:
+            figure.savefig(partial, dpi=150, format=path.suffix.removeprefix("."))
     finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         plt.close(figure)
