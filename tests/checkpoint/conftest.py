@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 
@@ -35,3 +36,20 @@ def live():
     from ropecli.checkpoint.proof import build_without_weights
 
     return lambda folder: {table.layer_type: table for table in rotary_tables(build_without_weights(folder))}
+
+
+@pytest.fixture
+def assert_inspection_is_live(live):
+    """Reads no weights: the frequencies that config.json gives us are those it gives transformers."""
+    from ropecli.checkpoint.plan import effective_ropes
+    from ropecli.checkpoint.reading import open_checkpoint
+
+    def check(folder: Path) -> None:
+        ropes, _ = effective_ropes(open_checkpoint(folder))
+        tables = live(folder)
+        assert set(ropes) == set(tables)
+        for layer_type, table in tables.items():
+            np.testing.assert_allclose(ropes[layer_type].inv_freq, table.inv_freq, rtol=2e-6)
+            assert ropes[layer_type].attention_factor == pytest.approx(table.attention_factor, rel=1e-9)
+
+    return check

@@ -86,44 +86,29 @@ def architecture(build):
     return get
 
 
-@pytest.fixture
-def gemma3(architecture):
-    return architecture("gemma3_text")
-
-
-def assert_inspection_is_live(folder, live) -> None:
-    """Reads no weights: the frequencies that config.json gives us are those it gives transformers."""
-    ropes, _ = effective_ropes(open_checkpoint(folder))
-    tables = live(folder)
-    assert set(ropes) == set(tables)
-    for layer_type, table in tables.items():
-        np.testing.assert_allclose(ropes[layer_type].inv_freq, table.inv_freq, rtol=2e-6)
-        assert ropes[layer_type].attention_factor == pytest.approx(table.attention_factor, rel=1e-9)
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_geometry_is_read_as_transformers_reads_it(name, architecture, live):
-    assert_inspection_is_live(architecture(name), live)
+def test_the_geometry_is_read_as_transformers_reads_it(name, architecture, assert_inspection_is_live):
+    assert_inspection_is_live(architecture(name))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize(("method", "params"), [("yarn", {}), ("linear", {}), ("ntk", {}), ("llama3", {})])
-def test_a_patch_is_proved_and_read_back(name, method, params, architecture, patched, live):
+def test_a_patch_is_proved_and_read_back(name, method, params, architecture, patched, assert_inspection_is_live):
     folder = patched(architecture(name), method, **params)
-    assert_inspection_is_live(folder, live)
+    assert_inspection_is_live(folder)
     assert inspect_checkpoint(open_checkpoint(folder))["factor"] == 4.0
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_native_scaling_is_read_in_the_older_dialect(name, llama, edited, live):
+def test_native_scaling_is_read_in_the_older_dialect(name, llama, edited, assert_inspection_is_live):
     folder = edited(llama, rope_parameters=..., rope_theta=20000.0, rope_scaling=NATIVE[name])
-    assert_inspection_is_live(folder, live)
+    assert_inspection_is_live(folder)
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_native_scaling_is_read_in_the_newer_dialect(name, llama, edited, live):
+def test_native_scaling_is_read_in_the_newer_dialect(name, llama, edited, assert_inspection_is_live):
     folder = edited(llama, rope_parameters={"rope_theta": 20000.0, **NATIVE[name]})
-    assert_inspection_is_live(folder, live)
+    assert_inspection_is_live(folder)
 
 
 @pytest.mark.parametrize(("method", "params"), [("yarn", {}), ("ntk", {}), ("longrope", {"long_factor": [3.0] * 16})])
@@ -170,13 +155,15 @@ def test_a_stale_rope_scaling_is_gone_where_the_base_alone_changes(llama, edited
     np.testing.assert_allclose(table.inv_freq, 3e5 ** (-np.arange(16) / 16), rtol=2e-6)
 
 
-def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warning(llama, edited, live):
+def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warning(
+    llama, edited, assert_inspection_is_live
+):
     folder = edited(
         llama,
         rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64},
         rope_scaling={"type": "linear", "factor": 4.0},
     )
-    assert_inspection_is_live(folder, live)
+    assert_inspection_is_live(folder)
     warnings = read_settings(open_checkpoint(folder).config).warnings
     assert any("'linear'" in warning and "'yarn'" in warning for warning in warnings)
 
@@ -187,40 +174,6 @@ def test_a_head_dim_of_null_is_written_out(method, llama, edited, patched, confi
     params = {"long_factor": [2.0] * 16} if method == "longrope" else {}
     config = config_of(patched(edited(llama, head_dim=None), method, **params))
     assert config["head_dim"] == 32  # hidden_size 64 over two heads
-
-
-def test_only_the_layers_that_see_the_whole_context_are_scaled(gemma3, patched, config_of, live):
-    before, folder = config_of(gemma3)["rope_parameters"], patched(gemma3, "linear")
-    after = config_of(folder)["rope_parameters"]
-    assert after["sliding_attention"] == before["sliding_attention"]
-    assert after["full_attention"]["factor"] == 4.0
-    unscaled, tables = live(gemma3), live(folder)
-    np.testing.assert_array_equal(tables["sliding_attention"].inv_freq, unscaled["sliding_attention"].inv_freq)
-    np.testing.assert_allclose(tables["full_attention"].inv_freq, unscaled["full_attention"].inv_freq / 4, rtol=2e-6)
-
-
-def test_the_older_dialect_of_gemma3(gemma3, edited, patched, live):
-    older = edited(
-        gemma3,
-        rope_parameters=...,
-        rope_theta=2e6,
-        rope_local_base_freq=15000.0,
-        rope_scaling={"rope_type": "linear", "factor": 2.0},
-    )
-    assert_inspection_is_live(older, live)
-    tables = live(patched(older, "ntk", original_length=64))
-    np.testing.assert_allclose(tables["sliding_attention"].inv_freq, 15000.0 ** (-np.arange(16) / 16), rtol=2e-6)
-    slowest = 2e6 ** (-15 / 16)
-    assert tables["full_attention"].inv_freq[-1] == pytest.approx(slowest / 4, rel=2e-6)
-
-
-@pytest.mark.parametrize("method", ["yarn", "abf", "none"])
-def test_the_older_reader_of_gemma3_finds_both_bases(method, gemma3, patched, config_of):
-    """It reads the sliding layers' base from rope_local_base_freq, and would take 10000 without."""
-    params = {"rope_theta": 3e6} if method == "abf" else {}
-    config = config_of(patched(gemma3, method, **params))
-    assert config["rope_theta"] == config["rope_parameters"]["full_attention"]["rope_theta"]
-    assert config["rope_local_base_freq"] == config["rope_parameters"]["sliding_attention"]["rope_theta"] == 1e4
 
 
 @pytest.mark.parametrize("method", ["yarn", "linear", "ntk", "none"])
@@ -235,11 +188,13 @@ def test_what_is_no_scaling_stays_in_rope_parameters(method, llama, edited, patc
 
 
 @pytest.mark.parametrize("key", ["rotary_pct", "partial_rotary_factor"])
-def test_the_share_that_turns_is_kept_in_both_dialects(key, architecture, edited, patched, config_of, live):
+def test_the_share_that_turns_is_kept_in_both_dialects(
+    key, architecture, edited, patched, config_of, live, assert_inspection_is_live
+):
     name = {"rotary_pct": "gpt_neox", "partial_rotary_factor": "phi"}[key]
     theta = {"rotary_pct": "rotary_emb_base", "partial_rotary_factor": "rope_theta"}[key]
     older = edited(architecture(name), rope_parameters=..., **{key: 0.75, theta: 30000.0})
-    assert_inspection_is_live(older, live)
+    assert_inspection_is_live(older)
     folder = patched(older, "linear")
     width = 24
     expected = 30000.0 ** (-np.arange(0, width, 2) / width) / 4
@@ -249,7 +204,18 @@ def test_the_share_that_turns_is_kept_in_both_dialects(key, architecture, edited
     assert config[theta] == config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 30000.0
 
 
-def test_a_composite_model_is_patched_in_its_text_config(tmp_path, patched, config_of, live):
+def test_gpt_neox_in_the_newer_dialect_is_patched_under_its_own_names_too(
+    architecture, edited, patched, config_of, live
+):
+    """By those transformers 5 reads the base and the share that rope_scaling, which it prefers, does not hold."""
+    newer = {"rope_type": "default", "rope_theta": 25000.0, "partial_rotary_factor": 1.0}
+    folder = patched(edited(architecture("gpt_neox"), rope_parameters=newer), "linear")
+    np.testing.assert_allclose(live(folder)[None].inv_freq, 25000.0 ** (-np.arange(16) / 16) / 4, rtol=2e-6)
+    config = config_of(folder)
+    assert (config["rotary_emb_base"], config["rotary_pct"]) == (25000.0, 1.0)
+
+
+def test_a_composite_model_is_patched_in_its_text_config(tmp_path, patched, config_of, assert_inspection_is_live):
     import torch
     from transformers import AutoModelForCausalLM, Gemma3Config
 
@@ -281,7 +247,7 @@ def test_a_composite_model_is_patched_in_its_text_config(tmp_path, patched, conf
     changed = {key for key in after if after[key] != before.get(key)}
     assert changed == {"text_config"}
     assert after["text_config"]["max_position_embeddings"] == 256
-    assert_inspection_is_live(folder, live)
+    assert_inspection_is_live(folder)
 
 
 @pytest.mark.parametrize("method", ["yarn", "llama3", "longrope", "linear", "ntk", "none"])
@@ -307,6 +273,12 @@ def test_dynamic_keeps_the_window_that_stock_readers_take_for_the_original(llama
     assert (plan.window, plan.target_length) == (64, 256)
     assert plan.config["max_position_embeddings"] == 64
     assert any("max_position_embeddings stays at 64" in warning for warning in plan.warnings)
+
+
+def test_dynamic_is_written_with_the_pretrained_base(llama, patched, config_of):
+    """Stock readers raise the base themselves, with the length; a raised one would be raised twice."""
+    config = config_of(patched(llama, "dynamic"))
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 1e4
 
 
 def test_longrope_names_its_window_at_the_top_for_older_readers(llama, patched, config_of):
@@ -354,10 +326,17 @@ def test_a_model_without_rotary_fields_is_refused(llama, edited):
         make_plan(open_checkpoint(folder), ScalingSpec("yarn", 4.0))
 
 
-def test_a_llama_without_rope_fields_gets_its_first_base_and_a_warning(llama, edited, live):
+def test_a_llama_without_rope_fields_gets_its_first_base_and_a_warning(llama, edited, assert_inspection_is_live):
     folder = edited(llama, rope_parameters=...)
-    assert_inspection_is_live(folder, live)
+    assert_inspection_is_live(folder)
     assert any("rope_theta" in warning for warning in read_settings(open_checkpoint(folder).config).warnings)
+
+
+def test_a_base_left_out_is_an_error_where_the_default_is_not_known(architecture, edited):
+    """Mixtral's is 1000000; taking Llama's 10000 for it would be wrong in silence."""
+    folder = edited(architecture("mixtral"), rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0})
+    with pytest.raises(CheckpointError, match=r"names no rope_theta.*Write the base that the model was trained with"):
+        effective_ropes(open_checkpoint(folder))
 
 
 def test_mscale_all_dim_is_refused_because_it_also_scales_the_softmax(llama, edited):

@@ -118,6 +118,7 @@ def test_without_the_note_a_new_base_cannot_be_told_from_a_pretrained_one(llama,
         {"rope_theta": 5e5},
         {"rope_scaling": None},
         {"rope_scaling": ...},
+        {"rope_parameters": "abc"},
     ],
     ids=lambda change: "-".join(f"{key}" for key in change),
 )
@@ -147,6 +148,7 @@ def test_an_edit_elsewhere_in_the_config_leaves_the_note_in_force(llama, patched
         "changes: []\nscaling: {method: yarn, factor: many, params: {}}\n",
         "!!python/object/apply:os.system ['true']\n",
         b"\xff\xfe\x00",
+        pytest.param("[[" * 5000, id="deep"),
     ],
 )
 def test_a_broken_note_is_an_error_that_says_what_to_do(text, llama, patched):
@@ -154,6 +156,20 @@ def test_a_broken_note_is_an_error_that_says_what_to_do(text, llama, patched):
     (folder / "ropecli.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(CheckpointError, match=r"(?s)ropecli\.yaml cannot be read.*Remove it"):
         plan(folder)
+
+
+def test_a_note_whose_window_is_no_number_is_an_error_too(llama, patched):
+    path = patched(llama, "linear") / "ropecli.yaml"
+    path.write_text(path.read_text().replace("embeddings: 64\n", "embeddings: many\n"))
+    with pytest.raises(CheckpointError, match=r"(?s)ropecli\.yaml cannot be read.*'many'.*Remove it"):
+        plan(path.parent)
+
+
+def test_a_note_of_a_change_that_the_config_does_not_show_is_void(llama, patched):
+    """The path is a number here, and no key of any config."""
+    path = patched(llama, "linear") / "ropecli.yaml"
+    path.write_text(path.read_text().replace("- path: max_position_embeddings\n", "- path: 5\n"))
+    assert read_provenance(open_checkpoint(path.parent)) is None
 
 
 def test_original_length_corrects_a_config_that_lies(llama, edited):

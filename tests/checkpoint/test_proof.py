@@ -138,6 +138,43 @@ def test_an_error_of_one_in_ten_thousand_in_one_pair_is_caught(llama, tmp_path):
             prove(tmp_path / "out", {None: dataclasses.replace(rope, inv_freq=off)})
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "theta", "window", "method", "factor", "params"),
+    [
+        (80, 5e5, 32768, "llama3", 128.0, {}),
+        (128, 1e6, 131072, "yarn", 128.0, {"truncate": False}),
+        (128, 5e5, 4096, "yarn", 31.5, {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.5}),
+    ],
+    ids=["llama3", "yarn", "yarn-narrow-ramp"],
+)
+def test_what_float32_loses_in_a_large_model_is_no_error(
+    head_dim, theta, window, method, factor, params, llama, edited, tmp_path
+):
+    """Where a ramp mixes two frequencies far apart, the result carries the rounding of the larger one."""
+    large = edited(
+        llama,
+        hidden_size=2 * head_dim,
+        head_dim=head_dim,
+        max_position_embeddings=window,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+    )
+    assert patch_to(plan(large, method, factor, **params), tmp_path / "out") == 1
+
+
+def test_a_decoder_that_is_the_head_hides_no_table(build, tmp_path):
+    """This type calls its output layer `decoder`, and get_decoder() gives that."""
+    source = build("modernbert-decoder", layer_types=LAYERS, cls_token_id=0, sep_token_id=0)
+    assert patch_to(plan(source), tmp_path / "out") == 2
+
+
+def test_a_table_that_the_layers_do_not_use_is_no_proof(build, tmp_path):
+    """With alibi, falcon makes its rotary table all the same."""
+    source = build("falcon", alibi=True, new_decoder_architecture=False)
+    with pytest.raises(CheckpointError, match="alibi: true; this model's layers do not use their rotary"):
+        patch_to(plan(source), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_existing_parent_keeps_what_it_holds(llama, tmp_path):
     (tmp_path / "kept.txt").write_text("kept")
     with pytest.raises(ProofError):

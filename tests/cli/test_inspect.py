@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -96,6 +97,7 @@ def test_a_patched_checkpoint(method, llama, ropecli, inspected, live, tmp_path)
     assert report["tokenizer_model_max_length"] == 256
     # what the numbers of a method that depends on the length are for: the target window
     assert_live(report, live(folder, 256))
+    assert report["warnings"] == []  # the config alone leaves the window open; the note does not
 
 
 @pytest.mark.parametrize("method", [name for name in PATCHES if name not in ("none", "ntk", "abf")])
@@ -145,6 +147,37 @@ def test_an_attention_factor_given_outright(key, llama, edited, inspected, live)
     report = inspected(folder)
     assert report["attention_factor"] == 1.5
     assert_live(report, live(folder, 64))
+
+
+def test_a_longrope_without_a_factor_takes_it_from_the_two_windows(build, edited, inspected, live):
+    """As the phi3 family is released."""
+    folder = edited(
+        build("phi3", original_max_position_embeddings=64),
+        max_position_embeddings=256,
+        rope_parameters=...,
+        rope_theta=1e4,
+        rope_scaling={"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
+    )
+    report = inspected(folder)
+    assert report["factor"] == 4.0
+    assert_live(report, live(folder, 256))
+
+
+def test_a_yarn_whose_factor_is_null_takes_it_from_the_two_windows(llama, edited, inspected, live):
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 16, "factor": None}
+    folder = edited(llama, rope_parameters=yarn)
+    report = inspected(folder)
+    assert report["factor"] == 4.0
+    assert_live(report, live(folder, 64))
+
+
+def test_dynamic_has_no_window_but_max_position_embeddings(llama, edited, inspected, live):
+    """Whatever original window is named beside it, transformers does not look there."""
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    folder = edited(llama, max_position_embeddings=256, rope_parameters=dynamic)
+    report = inspected(folder)
+    assert report["original_max_position_embeddings"] == 256
+    assert_live(report, live(folder, 1024))
 
 
 def test_the_layer_type_that_sees_far_stands_for_all(build, ropecli, inspected, live, tmp_path):
@@ -198,6 +231,25 @@ def test_the_table_names_what_it_shows(llama, ropecli, tmp_path):
     assert rows["original_max_position_embeddings"] == "64 tokens"
     assert rows["max_position_embeddings"] == "256 tokens"
     assert rows["tokenizer model_max_length"] == "256 tokens"
+
+
+@pytest.mark.parametrize("name", ["a[bold]b", "a[x]", "a[/b]", ":heart:"])
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(name, llama, ropecli, tmp_path):
+    folder = tmp_path / name
+    shutil.copytree(llama, folder)
+    outcome = ropecli("inspect", folder)
+    assert outcome.code == 0
+    assert f"{folder}(llama)" in "".join(outcome.out.split()), "the title may be wrapped"
+    (folder / "config.json").unlink()
+    outcome = ropecli("inspect", folder)
+    assert outcome == (2, "", f"error: {folder}: no config.json in {folder}. A checkpoint's folder holds one.\n")
+
+
+def test_the_tokenizers_cap_is_shown_whatever_it_is(llama, ropecli, inspected, edited):
+    folder = edited(llama)
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": "2048"}')
+    assert inspected(folder)["tokenizer_model_max_length"] == "2048"
+    assert "2048 tokens" in ropecli("inspect", folder).out
 
 
 def test_the_table_has_a_column_for_each_layer_type(build, ropecli):

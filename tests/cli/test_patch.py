@@ -1,4 +1,4 @@
-"""`ropecli patch` as a user calls it: what it refuses, what it writes, and what it leaves alone."""
+"""`ropecli patch` as a user calls it: what it writes, what it says, and what it leaves alone."""
 
 import errno
 import json
@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from ropecli.checkpoint import writing
 
 FACTORS = [1.0 + index / 4 for index in range(16)]
 
@@ -30,289 +28,6 @@ def contents(folder: Path) -> dict[str, object]:
 def source(llama, tmp_path) -> Path:
     """A copy of the checkpoint, for tests that look at what becomes of it."""
     return Path(shutil.copytree(llama, tmp_path / "source"))
-
-
-@pytest.fixture
-def refused(ropecli, tmp_path):
-    """refused("CHECKPOINT", ...) -> the one message of a call with exit status 2 that changed nothing on disk."""
-
-    def call(*arguments: object) -> str:
-        before = contents(tmp_path)
-        outcome = ropecli("patch", *arguments)
-        assert outcome.code == 2, outcome
-        assert outcome.out == ""
-        assert outcome.err.count("error:") == 1
-        assert "Traceback" not in outcome.err
-        assert contents(tmp_path) == before
-        return outcome.err
-
-    return call
-
-
-# Checkpoints that are none.
-
-
-def test_a_missing_folder(refused, tmp_path):
-    assert "No folder" in refused(tmp_path / "missing", "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
-def test_a_file_in_place_of_a_folder(refused, source, tmp_path):
-    message = refused(source / "config.json", "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "a checkpoint is a folder" in message
-
-
-def test_a_folder_without_config(refused, source, tmp_path):
-    (source / "config.json").unlink()
-    assert "no config.json" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("", "cannot be read as JSON"),
-        ("{'model_type': 'llama'}", "cannot be read as JSON"),
-        ("\ufeff{}", "cannot be read as JSON"),
-        (b"\xff\xfe", "cannot be read as JSON"),
-        ("[1, 2]", "an object was expected"),
-        ('"llama"', "an object was expected"),
-        ("null", "an object was expected"),
-        ("[" * 100_000, "cannot be read as JSON"),
-        ('{"a":' * 100_000, "cannot be read as JSON"),
-    ],
-    ids=["empty", "quotes", "bom", "utf16", "list", "string", "null", "deep-list", "deep-object"],
-)
-def test_a_config_that_is_no_json_object(text, named, refused, source, tmp_path):
-    (source / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert named in message
-    assert "config.json" in message
-
-
-def test_a_config_too_large_to_be_one(refused, source, tmp_path):
-    with (source / "config.json").open("ab") as file:
-        file.truncate(33 * 2**20)
-    assert "MiB" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
-def test_a_model_without_rope(refused, source, tmp_path):
-    config = {"model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "vocab_size": 512}
-    (source / "config.json").write_text(json.dumps(config))
-    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "'gpt2' has no rotary position embedding" in message
-
-
-def test_a_name_that_is_no_folder_here_and_not_on_the_hub(refused, tmp_path):
-    """The Hub is switched off in these tests, as it is on many machines."""
-    message = refused("nobody/nothing-of-this-name", "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "nobody/nothing-of-this-name is no folder here" in message
-
-
-# Weights.
-
-
-def test_no_weights(refused, source, tmp_path):
-    (source / "model.safetensors").unlink()
-    assert "no *.safetensors weights" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
-def test_pickled_weights_alone(name, refused, source, tmp_path):
-    (source / "model.safetensors").rename(source / name)
-    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert f"{name} is pickled" in message
-
-
-def test_a_shard_that_the_index_names_and_the_folder_has_not(refused, source, tmp_path):
-    weights = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
-    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "names model-00002-of-00002.safetensors" in message
-
-
-def test_a_tokenizer_config_that_is_broken(refused, source, tmp_path):
-    (source / "tokenizer_config.json").write_text("[]")
-    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert "tokenizer_config.json" in message
-
-
-def test_a_config_with_numbers_that_json_has_not(refused, source, tmp_path):
-    """Python reads NaN; what it would write, other readers would refuse."""
-    text = (source / "config.json").read_text()
-    (source / "config.json").write_text('{"odd": NaN,' + text.lstrip()[1:])
-    assert "NaN" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
-# Methods, factors and parameters.
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["-m", "yran", "--factor", 4], "Did you mean 'yarn'?"),
-        (["-m", "yarn", "--factor", 4, "--set", "betafast=8"], "Did you mean 'beta_fast'?"),
-        (["-m", "linear", "--factor", 4, "--set", "beta_fast=8"], "no parameter 'beta_fast'"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast"], "KEY=VALUE"),
-        (["-m", "yarn", "--factor", 4, "--set", "=8"], "KEY=VALUE"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast="], "beta_fast is None"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=many"], "beta_fast is 'many'"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=nan"], "beta_fast is 'nan'"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=1e400"], "beta_fast is inf"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=-1"], "beta_fast is -1"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=[1, 2]"], "beta_fast is [1, 2]"),
-        (["-m", "yarn", "--factor", 4, "--set", "truncate=1"], "true or false"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=0.5"], "beta_fast must be the larger"),
-        (["-m", "yarn", "--factor", 0], "The factor is 0"),
-        (["-m", "yarn", "--factor", -1], "The factor is -1"),
-        (["-m", "yarn", "--factor", "nan"], "The factor is nan"),
-        (["-m", "yarn", "--factor", "1e400"], "factor inf"),
-        (["-m", "yarn", "--factor", 0.5], "The factor is 0.5"),
-        (["-m", "yarn", "--factor", 1e7], "at most 1000000"),
-        (["-m", "yarn", "--factor", 4, "--target-length", 256], "both given"),
-        (["-m", "yarn"], "needs --factor or --target-length"),
-        (["-m", "yarn", "--target-length", 63], "below the pretraining window, 64"),
-        (["-m", "yarn", "--target-length", 0], "below the pretraining window, 64"),
-        (["-m", "yarn", "--target-length", -256], "below the pretraining window, 64"),
-        (["-m", "abf", "--factor", 4], "neither"),
-        (["-m", "abf", "--factor", 4, "--set", "beta=5", "--set", "rope_theta=5e5"], "both"),
-        (["-m", "longrope", "--factor", 4], "long_factor"),
-        (["-m", "longrope", "--factor", 4, "--set", "long_factor=[1, 2]"], "16 rotary pairs"),
-        (["-m", "yarn", "--factor", 4, "--weights", "bogus"], "'link' or 'copy'"),
-    ],
-    ids=lambda value: " ".join(map(str, value[1:])) if isinstance(value, list) else "",
-)
-def test_what_is_asked_for_must_make_sense(arguments, named, refused, source, tmp_path):
-    assert named in refused(source, *arguments, "-o", tmp_path / "out")
-
-
-@pytest.mark.parametrize("arguments", [["--factor", "four"], ["--target-length", "1.5"], ["--original-length", "0"]])
-def test_options_of_the_wrong_kind(arguments, ropecli, source, tmp_path):
-    outcome = ropecli("patch", source, "-m", "yarn", *arguments, "-o", tmp_path / "out")
-    assert outcome.code == 2
-    assert arguments[0] in outcome.err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        (None, "cannot be read as JSON"),
-        ("{", "cannot be read as JSON"),
-        (b"\xff\xfe", "cannot be read as JSON"),
-        ("[" * 100_000, "cannot be read as JSON"),
-        ("5", "must hold a list"),
-        ("{}", "must hold a list"),
-        ('{"short_factor": [1.0]}', "must hold a list"),
-        ("[1, 2]", "16 rotary pairs"),
-        (json.dumps([*FACTORS[:15], None]), "a list of positive numbers"),
-        (json.dumps([*FACTORS[:15], -1.0]), "a list of positive numbers"),
-        (json.dumps([*FACTORS[:15], float("nan")]), "a list of positive numbers"),
-        (json.dumps({"long_factor": FACTORS, "factors": FACTORS}), "no parameter 'factors'"),
-    ],
-    ids=["missing", "broken", "utf16", "deep", "number", "empty", "short", "two", "null", "negative", "nan", "key"],
-)
-def test_a_file_of_factors_that_is_none(text, named, refused, source, tmp_path):
-    file = tmp_path / "factors.json"
-    if text is not None:
-        file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    message = refused(source, "-m", "longrope", "--factor", 4, "--factors-file", file, "-o", tmp_path / "out")
-    assert named in message
-
-
-# Outputs.
-
-
-def test_no_output(refused, source):
-    assert "--output" in refused(source, "-m", "yarn", "--factor", 4)
-
-
-def test_an_output_that_holds_something(refused, source, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "kept").write_text("kept")
-    assert "not empty" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
-def test_the_source_as_output(refused, source):
-    assert "not empty" in refused(source, "-m", "yarn", "--factor", 4, "-o", source)
-
-
-def test_an_output_that_is_a_file(refused, source, tmp_path):
-    (tmp_path / "out").write_text("kept")
-    assert "exists" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
-def test_an_output_below_a_file(refused, source, tmp_path):
-    (tmp_path / "file").write_text("kept")
-    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "file" / "out")
-    assert "could not be written" in message
-
-
-def test_an_output_whose_name_is_a_link_to_nothing(refused, source, tmp_path):
-    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
-    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert "could not be written" in message
-
-
-def test_a_patch_that_the_model_does_not_take(refused, build, tmp_path):
-    """phi3 knows no scaling but longrope; the proof finds that out after config.json was written."""
-    phi3 = build("phi3", original_max_position_embeddings=64)
-    before = contents(phi3)
-    assert "transformers does not build" in refused(phi3, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert contents(phi3) == before
-
-
-@pytest.mark.parametrize("where", ["weights", "config", "note", "rename"])
-def test_a_full_disk_leaves_nothing(where, refused, source, tmp_path, monkeypatch):
-    def full(*arguments, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    if where == "weights":
-        monkeypatch.setattr(os, "link", full)
-        monkeypatch.setattr(shutil, "copyfile", full)
-    elif where == "rename":
-        monkeypatch.setattr(Path, "rename", full)
-    else:
-        write, name = Path.write_text, {"config": "config.json", "note": "ropecli.yaml"}[where]
-        monkeypatch.setattr(
-            Path, "write_text", lambda self, *a, **k: full() if self.name == name else write(self, *a, **k)
-        )
-    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert "No space left on device" in message
-
-
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small file system")
-def test_a_disk_that_is_really_full_leaves_nothing(ropecli, source, tmp_path):
-    small = tmp_path / "small"
-    small.mkdir()
-    size = (source / "model.safetensors").stat().st_size // 2
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("may not mount here")
-    try:
-        before = contents(source)
-        outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", small / "out")
-        assert outcome.code == 2
-        assert "No space left on device" in outcome.err
-        assert list(small.iterdir()) == []
-        assert contents(source) == before
-    finally:
-        subprocess.run(["umount", small], check=True)
-
-
-def test_an_interruption_leaves_nothing(ropecli, source, tmp_path, monkeypatch):
-    def interrupted(*arguments, **options):
-        assert list(tmp_path.glob(".out.partial-*")), "the test interrupts before anything was written"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(writing, "place", interrupted)
-    before = contents(tmp_path)
-    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert outcome.code == 130
-    assert outcome.out == ""
-    assert "Traceback" not in outcome.err
-    assert contents(tmp_path) == before
-
-
-# What is written.
 
 
 @pytest.fixture
@@ -339,6 +54,18 @@ def test_the_result_names_the_method_the_window_and_the_proof(ropecli, source, t
     outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
     assert "yarn ×4, 256 tokens" in outcome.out
     assert "proved: 1 live rotary table agrees" in outcome.out
+
+
+def test_a_terminal_without_the_times_sign_gets_the_rest(source, tmp_path):
+    arguments = ["patch", source, "-m", "linear", "--factor", "4", "--no-verify", "-o", tmp_path / "out"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ropecli", *arguments],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "linear ?4, 256 tokens" in done.stdout
 
 
 def test_without_verify_it_says_so(ropecli, source, tmp_path):
@@ -403,6 +130,23 @@ def test_files_that_are_no_part_of_a_checkpoint_stay_behind(patch, source):
     names = {path.name for path in patch(source, "-m", "linear", "--factor", 4).iterdir()}
     assert not names & {"optimizer.pt", "pytorch_model.bin", "run.sh", "modeling_own.py", ".hidden", "checkpoint-10"}
     assert "LICENSE" in names
+
+
+def test_code_that_only_the_tokenizer_names_travels(patch, source):
+    (source / "tokenization_own.py").write_text("x")
+    path = source / "tokenizer_config.json"
+    own = {"auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **own}))
+    output = patch(source, "-m", "linear", "--factor", 4)
+    assert (output / "tokenization_own.py").read_text() == "x"
+
+
+def test_a_lone_surrogate_is_written_as_it_was(patch, source):
+    """JSON may hold one escaped; no file may hold it as UTF-8."""
+    text = (source / "config.json").read_text()
+    (source / "config.json").write_text(r'{"odd": "\ud800",' + text.lstrip()[1:])
+    output = patch(source, "-m", "linear", "--factor", 4, "--no-verify")
+    assert json.loads((output / "config.json").read_text())["odd"] == "\ud800"
 
 
 @pytest.mark.parametrize(
@@ -541,6 +285,16 @@ def test_a_failure_leaves_standard_output_empty_under_json(ropecli, source, tmp_
         (["-m", "ntk", "--factor", 4], "ropecli.yaml"),
         (["-m", "dynamic", "--factor", 4], "KV cache"),
         (["-m", "none", "--factor", 4], "none scales nothing"),
+        (["-m", "abf", "--factor", 4, "--set", "rope_theta=100"], "100, is below the pretrained one, 10000"),
+        (["-m", "abf", "--factor", 4, "--set", "rope_theta=0.5"], "0.5, is below the pretrained one, 10000"),
+        (
+            ["-m", "yarn", "--factor", 4, "--set", "beta_slow=20", "--set", "beta_fast=40"],
+            "yarn with these parameters leaves every frequency as it was",
+        ),
+        (
+            ["-m", "linear", "--factor", 4, "--original-length", 100_000],
+            "--original-length 100000 is above the config's own window, 64",
+        ),
     ],
 )
 def test_what_the_user_should_know_is_said_on_standard_error(arguments, named, ropecli, source):
@@ -573,16 +327,22 @@ def test_what_a_dead_run_left_is_removed(patch, source, tmp_path):
     assert not stale.exists()
 
 
-@pytest.mark.parametrize("name", [
+@pytest.mark.parametrize(
+    "name",
+    [
         ".out-0.partial-{host}-{parent}-x1",
+        ".out-0.partial-{host}-{own}-x1",
         ".out-1.partial-{host}-{dead}-x1",
         ".out-0.partial-other-{dead}-x1",
         ".out-0.partial-{host}-word",
+        ".out-0.partial-{host}-100000000000000000000-x1",
         "out",
-    ])
+    ],
+)
 def test_nothing_else_is_removed(name, ropecli, source, tmp_path):
-    """The parent is alive; another output's leftovers, and names like ours, are not ours."""
-    other = tmp_path / name.format(host=platform.node()[:32], parent=os.getppid(), dead=dead_process())
+    """This process and its parent are alive; another output's leftovers, and names like ours, are not ours."""
+    processes = {"parent": os.getppid(), "own": os.getpid(), "dead": dead_process()}
+    other = tmp_path / name.format(host=platform.node()[:32], **processes)
     other.mkdir()
     (other / "kept").write_text("kept")
     assert ropecli("patch", source, "-m", "linear", "--factor", 4, "-o", tmp_path / "out-0").code == 0

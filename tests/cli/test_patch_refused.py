@@ -1,0 +1,347 @@
+"""`ropecli patch` as a user calls it: what it refuses, with one message and nothing left on disk."""
+
+import errno
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ropecli.checkpoint import writing
+
+FACTORS = [1.0 + index / 4 for index in range(16)]
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """Every file below a folder with its bytes, and every folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else stat.S_IFMT(path.lstat().st_mode)
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.fixture
+def source(llama, tmp_path) -> Path:
+    """A copy of the checkpoint, for tests that look at what becomes of it."""
+    return Path(shutil.copytree(llama, tmp_path / "source"))
+
+
+@pytest.fixture
+def refused(ropecli, tmp_path):
+    """refused("CHECKPOINT", ...) -> the one message of a call with exit status 2 that changed nothing on disk."""
+
+    def call(*arguments: object) -> str:
+        before = contents(tmp_path)
+        outcome = ropecli("patch", *arguments)
+        assert outcome.code == 2, outcome
+        assert outcome.out == ""
+        assert outcome.err.count("error:") == 1
+        assert "Traceback" not in outcome.err
+        assert contents(tmp_path) == before
+        return outcome.err
+
+    return call
+
+
+# Checkpoints that are none.
+
+
+def test_a_missing_folder(refused, tmp_path):
+    assert "No folder" in refused(tmp_path / "missing", "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+def test_a_file_in_place_of_a_folder(refused, source, tmp_path):
+    message = refused(source / "config.json", "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert "a checkpoint is a folder" in message
+
+
+def test_a_folder_without_config(refused, source, tmp_path):
+    (source / "config.json").unlink()
+    assert "no config.json" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "cannot be read as JSON"),
+        ("{'model_type': 'llama'}", "cannot be read as JSON"),
+        ("\ufeff{}", "cannot be read as JSON"),
+        (b"\xff\xfe", "cannot be read as JSON"),
+        ("[1, 2]", "an object was expected"),
+        ('"llama"', "an object was expected"),
+        ("null", "an object was expected"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ('{"a":' * 100_000, "cannot be read as JSON"),
+    ],
+    ids=["empty", "quotes", "bom", "utf16", "list", "string", "null", "deep-list", "deep-object"],
+)
+def test_a_config_that_is_no_json_object(text, named, refused, source, tmp_path):
+    (source / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert named in message
+    assert "config.json" in message
+
+
+def test_a_config_too_large_to_be_one(refused, source, tmp_path):
+    with (source / "config.json").open("ab") as file:
+        file.truncate(33 * 2**20)
+    assert "MiB" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+def test_a_model_without_rope(refused, source, tmp_path):
+    config = {"model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "vocab_size": 512}
+    (source / "config.json").write_text(json.dumps(config))
+    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert "'gpt2' has no rotary position embedding" in message
+
+
+def test_a_name_that_is_no_folder_here_and_not_on_the_hub(refused, tmp_path):
+    """The Hub is switched off in these tests, as it is on many machines."""
+    message = refused("nobody/nothing-of-this-name", "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert "nobody/nothing-of-this-name is no folder here" in message
+
+
+# Weights.
+
+
+def test_no_weights(refused, source, tmp_path):
+    (source / "model.safetensors").unlink()
+    assert "no *.safetensors weights" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
+def test_pickled_weights_alone(name, refused, source, tmp_path):
+    (source / "model.safetensors").rename(source / name)
+    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert f"{name} is pickled" in message
+
+
+def test_a_shard_that_the_index_names_and_the_folder_has_not(refused, source, tmp_path):
+    weights = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+    assert "names model-00002-of-00002.safetensors" in message
+
+
+@pytest.mark.parametrize(
+    ("index", "named"),
+    [
+        ("[]", "holds list; an object was expected"),
+        ('{"weight_map": null}', "its weight_map is no object"),
+        ('{"weight_map": ["a"]}', "its weight_map is no object"),
+        ("{}", "its weight_map is no object"),
+    ],
+)
+def test_an_index_that_names_no_weights(index, named, refused, source, tmp_path):
+    (source / "model.safetensors.index.json").write_text(index)
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert "model.safetensors.index.json" in message
+    assert named in message
+
+
+def test_weights_that_are_a_link_to_nothing(refused, source, tmp_path):
+    """As in a Hub cache whose blobs were cleared away."""
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors").symlink_to(tmp_path / "blobs" / "0")
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert f"{source / 'model.safetensors'} is damaged" in message
+    assert "No such file" in message
+
+
+def test_weights_that_git_lfs_did_not_fetch(refused, source, tmp_path):
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert f"{source / 'model.safetensors'} is damaged or no safetensors file" in message
+    assert "Fetch or copy it again" in message
+
+
+def test_a_tokenizer_config_that_is_broken(refused, source, tmp_path):
+    (source / "tokenizer_config.json").write_text("[]")
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert "tokenizer_config.json" in message
+
+
+def test_a_config_with_numbers_that_json_has_not(refused, source, tmp_path):
+    """Python reads NaN; what it would write, other readers would refuse."""
+    text = (source / "config.json").read_text()
+    (source / "config.json").write_text('{"odd": NaN,' + text.lstrip()[1:])
+    assert "NaN" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+# Methods, factors and parameters.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-m", "yran", "--factor", 4], "Did you mean 'yarn'?"),
+        (["-m", "yarn", "--factor", 4, "--set", "betafast=8"], "Did you mean 'beta_fast'?"),
+        (["-m", "linear", "--factor", 4, "--set", "beta_fast=8"], "no parameter 'beta_fast'"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast"], "KEY=VALUE"),
+        (["-m", "yarn", "--factor", 4, "--set", "=8"], "KEY=VALUE"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast="], "beta_fast is None"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=many"], "beta_fast is 'many'"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=nan"], "beta_fast is 'nan'"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=1e400"], "beta_fast is inf"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=-1"], "beta_fast is -1"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=[1, 2]"], "beta_fast is [1, 2]"),
+        (["-m", "yarn", "--factor", 4, "--set", "truncate=1"], "true or false"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=0.5"], "beta_fast must be the larger"),
+        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=8", "--set", "beta_fast=16"], "beta_fast was given twice"),
+        (["-m", "yarn", "--factor", 0], "The factor is 0"),
+        (["-m", "yarn", "--factor", -1], "The factor is -1"),
+        (["-m", "yarn", "--factor", "nan"], "The factor is nan"),
+        (["-m", "yarn", "--factor", "1e400"], "factor inf"),
+        (["-m", "yarn", "--factor", 0.5], "The factor is 0.5"),
+        (["-m", "yarn", "--factor", 1e7], "at most 1000000"),
+        (["-m", "yarn", "--factor", 4, "--target-length", 256], "both given"),
+        (["-m", "yarn"], "needs --factor or --target-length"),
+        (["-m", "yarn", "--target-length", 63], "below the pretraining window, 64"),
+        (["-m", "yarn", "--target-length", 0], "below the pretraining window, 64"),
+        (["-m", "yarn", "--target-length", -256], "below the pretraining window, 64"),
+        (["-m", "abf", "--factor", 4], "neither"),
+        (["-m", "abf", "--factor", 4, "--set", "beta=5", "--set", "rope_theta=5e5"], "both"),
+        (["-m", "longrope", "--factor", 4], "long_factor"),
+        (["-m", "longrope", "--factor", 4, "--set", "long_factor=[1, 2]"], "16 rotary pairs"),
+        (["-m", "yarn", "--factor", 4, "--weights", "bogus"], "'link' or 'copy'"),
+    ],
+    ids=lambda value: " ".join(map(str, value[1:])) if isinstance(value, list) else "",
+)
+def test_what_is_asked_for_must_make_sense(arguments, named, refused, source, tmp_path):
+    assert named in refused(source, *arguments, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("arguments", [["--factor", "four"], ["--target-length", "1.5"], ["--original-length", "0"]])
+def test_options_of_the_wrong_kind(arguments, ropecli, source, tmp_path):
+    outcome = ropecli("patch", source, "-m", "yarn", *arguments, "-o", tmp_path / "out")
+    assert outcome.code == 2
+    assert arguments[0] in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (None, "cannot be read as JSON"),
+        ("{", "cannot be read as JSON"),
+        (b"\xff\xfe", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("5", "must hold a list"),
+        ("{}", "must hold a list"),
+        ('{"short_factor": [1.0]}', "must hold a list"),
+        ("[1, 2]", "16 rotary pairs"),
+        (json.dumps([*FACTORS[:15], None]), "a list of positive numbers"),
+        (json.dumps([*FACTORS[:15], -1.0]), "a list of positive numbers"),
+        (json.dumps([*FACTORS[:15], float("nan")]), "a list of positive numbers"),
+        (json.dumps({"long_factor": FACTORS, "factors": FACTORS}), "no parameter 'factors'"),
+    ],
+    ids=["missing", "broken", "utf16", "deep", "number", "empty", "short", "two", "null", "negative", "nan", "key"],
+)
+def test_a_file_of_factors_that_is_none(text, named, refused, source, tmp_path):
+    file = tmp_path / "factors.json"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    message = refused(source, "-m", "longrope", "--factor", 4, "--factors-file", file, "-o", tmp_path / "out")
+    assert named in message
+
+
+# Outputs.
+
+
+def test_no_output(refused, source):
+    assert "--output" in refused(source, "-m", "yarn", "--factor", 4)
+
+
+def test_an_output_that_holds_something(refused, source, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kept").write_text("kept")
+    assert "not empty" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+def test_the_source_as_output(refused, source):
+    assert "not empty" in refused(source, "-m", "yarn", "--factor", 4, "-o", source)
+
+
+def test_an_output_that_is_a_file(refused, source, tmp_path):
+    (tmp_path / "out").write_text("kept")
+    assert "exists" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
+
+
+def test_an_output_below_a_file(refused, source, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "file" / "out")
+    assert "could not be written" in message
+
+
+def test_an_output_whose_name_is_a_link_to_nothing(refused, source, tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert "could not be written" in message
+
+
+@pytest.mark.parametrize("output", ["out", "parent/of/out"])
+def test_a_patch_that_the_model_does_not_take(output, refused, build, tmp_path):
+    """phi3 knows no scaling but longrope; the proof finds that out after config.json was written.
+
+    The parents that were made for the output go with it.
+    """
+    phi3 = build("phi3", original_max_position_embeddings=64)
+    before = contents(phi3)
+    assert "transformers does not build" in refused(phi3, "-m", "yarn", "--factor", 4, "-o", tmp_path / output)
+    assert contents(phi3) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["weights", "config", "note", "rename"])
+def test_a_full_disk_leaves_nothing(where, refused, source, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if where == "weights":
+        monkeypatch.setattr(os, "link", full)
+        monkeypatch.setattr(shutil, "copyfile", full)
+    elif where == "rename":
+        monkeypatch.setattr(Path, "rename", full)
+    else:
+        write, name = Path.write_text, {"config": "config.json", "note": "ropecli.yaml"}[where]
+        monkeypatch.setattr(
+            Path, "write_text", lambda self, *a, **k: full() if self.name == name else write(self, *a, **k)
+        )
+    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert "No space left on device" in message
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small file system")
+def test_a_disk_that_is_really_full_leaves_nothing(ropecli, source, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    size = (source / "model.safetensors").stat().st_size // 2
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount here")
+    try:
+        before = contents(source)
+        outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", small / "out")
+        assert outcome.code == 2
+        assert "No space left on device" in outcome.err
+        assert list(small.iterdir()) == []
+        assert contents(source) == before
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_an_interruption_is_said_and_leaves_nothing(ropecli, source, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        assert list(tmp_path.glob(".out.partial-*")), "the test interrupts before anything was written"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writing, "place", interrupted)
+    before = contents(tmp_path)
+    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert outcome == (130, "", "error: interrupted\n")
+    assert contents(tmp_path) == before
