@@ -85,7 +85,11 @@ def parameters_by_layer_type(section: dict[str, Any], warnings: list[str]) -> di
     theta = first(section, THETA_KEYS)
     if any(isinstance(value, dict) for value in new.values()):
         nested = {key: value for key, value in new.items() if value is None or isinstance(value, dict)}
-        return {key: value if value is None else {"rope_theta": theta, **value} for key, value in nested.items()}
+        # transformers 5 looks for truncate beside the layer types alone
+        beside = {"truncate": new["truncate"]} if "truncate" in new else {}
+        return {
+            key: value if value is None else _nested_parameters(value, theta, beside) for key, value in nested.items()
+        }
     parameters = _flat_parameters(new, legacy, theta, warnings)
     if section.get(LOCAL_THETA) is not None or section.get("model_type") in NESTED_IN_SPIRIT:
         local_theta = section.get(LOCAL_THETA, parameters["rope_theta"])
@@ -94,6 +98,11 @@ def parameters_by_layer_type(section: dict[str, Any], warnings: list[str]) -> di
             "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
         }
     return {None: parameters}
+
+
+def _nested_parameters(parameters: Parameters, theta: Any, beside: Parameters) -> Parameters:
+    own = {key: value for key, value in parameters.items() if key != "truncate"}
+    return {"rope_theta": theta, **own, **beside}
 
 
 def _flat_parameters(new: Parameters, legacy: Parameters, theta: Any, warnings: list[str]) -> Parameters:
@@ -115,8 +124,8 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any]) -> Non
     model_type = config.get("model_type")
     if not isinstance(model_type, str | None):
         raise CheckpointError(f"model_type in config.json is {model_type!r}; a name was expected.")
-    if section.get("alibi") is True:
-        raise CheckpointError("config.json says alibi: true; this model's layers do not use their rotary embeddings.")
+    if section.get("alibi"):
+        raise CheckpointError("config.json asks for alibi; this model's layers do not use their rotary embeddings.")
     if model_type not in _IMPLICIT_THETA and all(section.get(key) is None for key in _ROPE_KEYS):
         raise CheckpointError(
             f"model_type {model_type!r} has no rotary position embedding: "
@@ -145,7 +154,10 @@ def _read_rope(
     width = rotary_dim(section, share)
     method = _read_method(parameters)
     original = original_length or _original_window(section, parameters, method, window, warnings)
-    geometry = RopeGeometry(head_dim(section), width, positive_number("rope_theta", theta), original, layer_type)
+    theta = positive_number("rope_theta", theta)
+    if theta <= 1:
+        raise CheckpointError(f"rope_theta in config.json is {theta:g}; a base above 1 was expected.")
+    geometry = RopeGeometry(head_dim(section), width, theta, original, layer_type)
     return ConfiguredRope(geometry, _read_spec(parameters, method, window / original))
 
 

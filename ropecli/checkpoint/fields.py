@@ -1,10 +1,10 @@
 """Values of config.json, read with their kind and range checked. What is off raises CheckpointError, never more."""
 
-import math
 from typing import Any
 
 from ropecli.errors import CheckpointError
 
+_WIDEST_HEAD = 2**16
 _LARGEST = 1e15
 """No count, base or factor of a model comes near it; beyond, float64 loses whole numbers."""
 
@@ -26,7 +26,7 @@ def whole_number(section: dict[str, Any], keys: tuple[str, ...]) -> int:
     if value is None:
         raise CheckpointError(f"config.json has none of {', '.join(keys)}.")
     number = int(positive_number(keys[0], value))
-    if number < 1:
+    if number != value:
         raise CheckpointError(f"{keys[0]} in config.json is {value}; a whole number from 1 on was expected.")
     return number
 
@@ -48,10 +48,12 @@ def head_dim(section: dict[str, Any]) -> int:
 
 def rotary_dim(section: dict[str, Any], share: Any) -> int:
     """Width of the part of a head that turns; `share` of the head, or all of it."""
-    width = int(head_dim(section) * positive_number("partial_rotary_factor", 1.0 if share is None else share))
-    if width < 2 or width % 2 or not math.isfinite(width):
+    head = head_dim(section)
+    width = int(head * positive_number("partial_rotary_factor", 1.0 if share is None else share))
+    if not 2 <= width <= min(head, _WIDEST_HEAD) or width % 2:
         raise CheckpointError(
-            f"The rotary part of a head would be {width} wide; an even number from 2 on was expected."
+            f"The rotary part of a head would be {width} wide; an even number from 2 on was expected, "
+            f"at most the head's own width, {head}, and {_WIDEST_HEAD}."
         )
     return width
 

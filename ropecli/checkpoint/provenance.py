@@ -8,6 +8,7 @@ import yaml
 from ropecli.checkpoint.reading import Checkpoint, copy_config
 from ropecli.errors import CheckpointError
 from ropecli.rope import ScalingSpec
+from ropecli.scaling.registry import scaling_methods
 
 PROVENANCE = "ropecli.yaml"
 _ABSENT = "<absent>"
@@ -47,6 +48,8 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         scaling = record["scaling"]
         params = {str(key): value for key, value in scaling["params"].items()}
         spec = ScalingSpec(str(scaling["method"]), float(scaling["factor"]), params)
+        if spec.method not in scaling_methods():
+            raise ValueError(f"no method {spec.method}")
         lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
         original = copy_config(checkpoint.config)
         for change in changes:

@@ -22,4 +22,6 @@ def abf(rope: RopeGeometry, s: float, *, rope_theta: float | None = None, beta: 
             f"abf takes either rope_theta (the new base) or beta (new base over old), and {given} was given. "
             "Example: --set rope_theta=500000"
         )
+    if new_theta <= 1:
+        raise MethodError(f"The new base would be {new_theta:g}; it must be above 1, and above the old one to extend.")
     return ScaledRope(rope, ScalingSpec("abf", s, params), rope.inv_freq(new_theta), rope_theta=new_theta)

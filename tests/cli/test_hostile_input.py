@@ -48,8 +48,25 @@ def yarn(**parameters: object) -> dict:
         (yarn(factor="4", mscale=1, mscale_all_dim=1), "factor in config.json is '4'"),
         (yarn(mscale=1, mscale_all_dim="x"), "mscale_all_dim in config.json is 'x'"),
         (yarn(original_max_position_embeddings=0.5), "original_max_position_embeddings in config.json is 0.5"),
+        ({"max_position_embeddings": 64.7}, "max_position_embeddings in config.json is 64.7"),
+        ({"head_dim": 10**14}, "rotary part of a head would be 100000000000000 wide"),
+        ({"partial_rotary_factor": 3.0}, "rotary part of a head would be 96 wide"),
+        ({"rope_theta": 1e-300, "rope_parameters": None}, "rope_theta in config.json is 1e-300"),
     ],
-    ids=["type", "half-a-window", "huge-window", "huge-head", "odd-head", "text", "text-all-dim", "half-the-original"],
+    ids=[
+        "type",
+        "half-a-window",
+        "huge-window",
+        "huge-head",
+        "odd-head",
+        "text",
+        "text-all-dim",
+        "half-the-original",
+        "broken-window",
+        "endless-head",
+        "three-heads",
+        "tiny-base",
+    ],
 )
 def test_a_value_that_no_model_has_is_refused_by_name(change, named, command, llama, edited, refused):
     folder = edited(llama, **change)
@@ -90,7 +107,7 @@ def test_a_config_of_sliding_layers_alone_is_shown_and_not_patched(llama, edited
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [
-        ("method: linear", "method: [a]", "Unknown method"),
+        ("method: linear", "method: [a]", "ropecli.yaml cannot be read (no method ['a'])"),
         ("params: {}", "params: {3: 4}", "linear has no parameter '3'"),
     ],
     ids=["method", "params"],

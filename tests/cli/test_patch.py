@@ -286,7 +286,7 @@ def test_a_failure_leaves_standard_output_empty_under_json(ropecli, source, tmp_
         (["-m", "dynamic", "--factor", 4], "KV cache"),
         (["-m", "none", "--factor", 4], "none scales nothing"),
         (["-m", "abf", "--factor", 4, "--set", "rope_theta=100"], "100, is below the pretrained one, 10000"),
-        (["-m", "abf", "--factor", 4, "--set", "rope_theta=0.5"], "0.5, is below the pretrained one, 10000"),
+        (["-m", "abf", "--factor", 4, "--set", "rope_theta=2"], "2, is below the pretrained one, 10000"),
         (
             ["-m", "yarn", "--factor", 4, "--set", "beta_slow=20", "--set", "beta_fast=40"],
             "yarn with these parameters leaves every frequency as it was",
