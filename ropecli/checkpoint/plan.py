@@ -7,7 +7,7 @@ import numpy as np
 
 from ropecli.checkpoint.dialects import RopeSettings, read_settings, sees_whole_context
 from ropecli.checkpoint.encoding import native_parameters, write_settings
-from ropecli.checkpoint.provenance import Change, diff, read_provenance
+from ropecli.checkpoint.provenance import Change, diff, read_provenance, unreadable
 from ropecli.checkpoint.reading import Checkpoint, copy_config, section_of
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
@@ -56,7 +56,10 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
     if provenance is None:
         return {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in shown.ropes}, shown
     before = read_settings(provenance.original, provenance.original_length)
-    return _scale_layers(before, provenance.spec), replace(shown, warnings=before.warnings)
+    try:
+        return _scale_layers(before, provenance.spec), replace(shown, warnings=before.warnings)
+    except MethodError as error:
+        raise unreadable(checkpoint.folder, error) from error
 
 
 def make_plan(

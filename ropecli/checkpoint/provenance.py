@@ -8,7 +8,6 @@ import yaml
 from ropecli.checkpoint.reading import Checkpoint, copy_config
 from ropecli.errors import CheckpointError
 from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import scaling_methods
 
 PROVENANCE = "ropecli.yaml"
 _ABSENT = "<absent>"
@@ -48,8 +47,6 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         scaling = record["scaling"]
         params = {str(key): value for key, value in scaling["params"].items()}
         spec = ScalingSpec(str(scaling["method"]), float(scaling["factor"]), params)
-        if spec.method not in scaling_methods():
-            raise ValueError(f"no method {spec.method}")
         lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
         original = copy_config(checkpoint.config)
         for change in changes:
@@ -57,7 +54,7 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
                 return None
             set_path(original, change.path, change.before)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise _unreadable(checkpoint.folder, error) from error
+        raise unreadable(checkpoint.folder, error) from error
     return Provenance(original, spec, *lengths)
 
 
@@ -69,13 +66,13 @@ def read_record(folder: Path) -> dict[str, Any]:
     try:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise _unreadable(folder, error) from error
+        raise unreadable(folder, error) from error
     if not isinstance(record, dict):
-        raise _unreadable(folder, TypeError("it holds no mapping"))
+        raise unreadable(folder, TypeError("it holds no mapping"))
     return record
 
 
-def _unreadable(folder: Path, error: Exception) -> CheckpointError:
+def unreadable(folder: Path, error: Exception) -> CheckpointError:
     reason = str(error).split("\n")[0] or type(error).__name__
     return CheckpointError(f"{folder / PROVENANCE} cannot be read ({reason}). Remove it to go by config.json alone.")
 

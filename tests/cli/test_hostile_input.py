@@ -107,7 +107,7 @@ def test_a_config_of_sliding_layers_alone_is_shown_and_not_patched(llama, edited
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [
-        ("method: linear", "method: [a]", "ropecli.yaml cannot be read (no method ['a'])"),
+        ("method: linear", "method: [a]", "ropecli.yaml cannot be read (Unknown method"),
         ("params: {}", "params: {3: 4}", "linear has no parameter '3'"),
     ],
     ids=["method", "params"],
