@@ -19,9 +19,13 @@ _API = {
     "patch_to": "ropecli.checkpoint.writing",
     "rotary_tables": "ropecli.checkpoint.live",
     "set_ropes": "ropecli.checkpoint.live",
+    "read_texts": "ropecli.data.sources",
     "read_documents": "ropecli.data.documents",
+    "load_model": "ropecli.evaluate.loading",
+    "load_tokenizer": "ropecli.evaluate.loading",
     "evaluate_perplexity": "ropecli.evaluate.perplexity",
     "compare_methods": "ropecli.evaluate.comparison",
+    "make_recipe": "ropecli.finetune.recipe",
     "finetune_checkpoint": "ropecli.finetune.training",
 }
 __all__ = list(_API)

@@ -34,3 +34,8 @@ class OutputError(RopecliError): ...
 
 
 class RecipeError(RopecliError): ...
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what a library below says went wrong, or the error's kind where it says nothing."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -199,7 +199,7 @@ def _original_window(
     if method != "none":
         warnings.append(
             f"config.json scales by {method} but does not name its pretraining window; "
-            f"max_position_embeddings, {window}, is taken for it. Correct it with --original-length."
+            f"max_position_embeddings, {window}, is taken for it. Correct it with patch --original-length."
         )
     return window
 

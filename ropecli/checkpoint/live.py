@@ -76,10 +76,11 @@ def rotary_tables(model: "PreTrainedModel") -> list[RotaryTable]:
 
 
 def set_ropes(tables: list[RotaryTable], ropes: dict[str | None, ScaledRope]) -> None:
-    """Patches a live model in memory. Layer types without a rope of ours keep theirs."""
+    """Patches a live model in memory. Raises PatchError for a table of a layer type that has no rope."""
     for table in tables:
-        if table.layer_type in ropes:
-            table.set(ropes[table.layer_type])
+        if table.layer_type not in ropes:
+            raise PatchError(f"{table.name}: the live model has layers of type {table.layer_type!r}; config.json not.")
+        table.set(ropes[table.layer_type])
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """What a patch would write, worked out without writing: PatchPlan. Loads neither torch nor transformers."""
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,8 +8,8 @@ import numpy as np
 
 from ropecli.checkpoint.dialects import RopeSettings, read_settings, sees_whole_context
 from ropecli.checkpoint.encoding import native_parameters, write_settings
-from ropecli.checkpoint.provenance import Change, diff, read_provenance, unreadable
-from ropecli.checkpoint.reading import Checkpoint, copy_config, section_of
+from ropecli.checkpoint.provenance import Change, Provenance, diff, read_provenance, unreadable
+from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
 from ropecli.scaling.registry import get_method, scale, varies_with_length
@@ -22,6 +23,7 @@ class PatchPlan:
 
     ropes: by layer type (None where all share one), untouched ones included. changes: against the config as
     it stands; original: the config before any patch. window: max_position_embeddings to write, tokens.
+    settings_warnings: what the source leaves open; warnings: these and what the patch itself gives rise to.
     """
 
     source: Checkpoint
@@ -32,6 +34,7 @@ class PatchPlan:
     changes: tuple[Change, ...]
     window: int
     target_length: int
+    settings_warnings: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
@@ -40,8 +43,9 @@ def original_settings(
 ) -> tuple[dict[str, Any], RopeSettings]:
     """The config before any patch of ours, and its RoPE settings."""
     provenance = read_provenance(checkpoint)
-    if provenance is None:
-        return copy_config(checkpoint.config), read_settings(checkpoint.config, original_length)
+    if provenance is None or provenance.edited:
+        settings = read_settings(checkpoint.config, original_length)
+        return copy.deepcopy(checkpoint.config), replace(settings, warnings=_edited(provenance) + settings.warnings)
     return provenance.original, read_settings(provenance.original, original_length or provenance.original_length)
 
 
@@ -53,13 +57,21 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
     """
     shown = read_settings(checkpoint.config)
     provenance = read_provenance(checkpoint)
-    if provenance is None:
-        return {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in shown.ropes}, shown
+    if provenance is None or provenance.edited:
+        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in shown.ropes}
+        return ropes, replace(shown, warnings=_edited(provenance) + shown.warnings)
     before = read_settings(provenance.original, provenance.original_length)
     try:
         return _scale_layers(before, provenance.spec), replace(shown, warnings=before.warnings)
     except MethodError as error:
         raise unreadable(checkpoint.folder, error) from error
+
+
+def _edited(provenance: Provenance | None) -> tuple[str, ...]:
+    if provenance is None:
+        return ()
+    keys = ", ".join(provenance.edited)
+    return (f"config.json was edited since ropecli.yaml was written ({keys}), so that note is not gone by.",)
 
 
 def make_plan(
@@ -80,8 +92,7 @@ def make_plan(
         if length is not None and length > _LONGEST:
             raise MethodError(f"{name} is beyond any use; it must be at most {_LONGEST} tokens.")
     config, settings = original_settings(checkpoint, original_length)
-    if not settings.ropes:
-        raise PatchError(f"{checkpoint.name}: no layer of this model turns its queries and keys.")
+    _refuse_unknown_base(checkpoint)
     scaled_first = sorted(settings.ropes, key=lambda rope: not sees_whole_context(rope.geometry.layer_type))
     window = scaled_first[0].geometry.original_max_position_embeddings
     if target_length is not None:
@@ -96,7 +107,7 @@ def make_plan(
     _refuse_softmax_scale(config)
     ropes = _scale_layers(settings, spec)
     target = target_length or round(window * spec.factor)
-    warnings = list(settings.warnings)
+    warnings = []
     # transformers takes max_position_embeddings for dynamic NTK's original window: raised, it would switch it off.
     keeps_window = get_method(spec.method).rope_type == "dynamic"
     written_window = window if keeps_window else target
@@ -106,12 +117,22 @@ def make_plan(
         )
     scaled = {label: rope for label, rope in ropes.items() if sees_whole_context(label)}
     if not scaled:
-        raise PatchError(f"{checkpoint.name}: every layer has a sliding window, so no scaling could help.")
+        raise PatchError(f"{checkpoint.name}: no layer that sees the whole context has rotary positions.")
     warnings += _warn(config, spec, scaled, target)
-    patched = copy_config(config)
+    patched = copy.deepcopy(config)
     write_settings(patched, scaled, written_window)
-    changes = tuple(diff(checkpoint.config, patched))
-    return PatchPlan(checkpoint, spec, ropes, config, patched, changes, written_window, target, tuple(warnings))
+    return PatchPlan(
+        source=checkpoint,
+        spec=spec,
+        ropes=ropes,
+        original=config,
+        config=patched,
+        changes=tuple(diff(checkpoint.config, patched)),
+        window=written_window,
+        target_length=target,
+        settings_warnings=settings.warnings,
+        warnings=(*settings.warnings, *warnings),
+    )
 
 
 def _scale_layers(settings: RopeSettings, spec: ScalingSpec) -> dict[str | None, ScaledRope]:
@@ -121,6 +142,16 @@ def _scale_layers(settings: RopeSettings, spec: ScalingSpec) -> dict[str | None,
         label = rope.geometry.layer_type
         ropes[label] = scale(rope.geometry, spec if sees_whole_context(label) else rope.spec)
     return ropes
+
+
+def _refuse_unknown_base(checkpoint: Checkpoint) -> None:
+    provenance = read_provenance(checkpoint)
+    if provenance and provenance.edited and provenance.spec.method in ("ntk", "abf"):
+        raise PatchError(
+            f"{checkpoint.name} was patched with {provenance.spec.method}, which is another base, and its config.json "
+            f"was edited since ({', '.join(provenance.edited)}): the pretrained base is not known for sure. Undo the "
+            "edit; or set rope_theta to the pretrained base and remove ropecli.yaml."
+        )
 
 
 def _refuse_softmax_scale(config: dict[str, Any]) -> None:

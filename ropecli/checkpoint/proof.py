@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.errors import CheckpointError, ProofError
+from ropecli.errors import CheckpointError, ProofError, reason_of
 from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import scale, varies_with_length
 
@@ -26,8 +26,7 @@ def build_without_weights(folder: Path):
         with quiet_transformers(), init_empty_weights(include_buffers=False):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # config classes raise what they like
-        reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(f"transformers does not build a model from this config: {reason}") from error
+        raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
 
 
 def prove(folder: Path, ropes: dict[str | None, ScaledRope]) -> int:

@@ -1,12 +1,13 @@
 """ropecli.yaml, the note beside the weights: what was done to what. Owns the way back to the original config."""
 
+import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from ropecli.checkpoint.reading import Checkpoint, copy_config
-from ropecli.errors import CheckpointError
+from ropecli.checkpoint.reading import Checkpoint
+from ropecli.errors import CheckpointError, reason_of
 from ropecli.rope import ScalingSpec
 
 PROVENANCE = "ropecli.yaml"
@@ -25,17 +26,19 @@ class Provenance(NamedTuple):
     """What ropecli.yaml says.
 
     original: config.json as it was before any patch. spec: the scaling in effect. original_length: the
-    pretraining window, tokens. target_length: the window patched for.
+    pretraining window, tokens. target_length: the window patched for. edited: keys of config.json that were
+    changed since; where there are any, the note no longer tells what is in effect.
     """
 
     original: dict[str, Any]
     spec: ScalingSpec
     original_length: int
     target_length: int
+    edited: tuple[str, ...]
 
 
 def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
-    """None where there is no ropecli.yaml, or where config.json was edited since it was written.
+    """None where there is no ropecli.yaml, or none of a patch. Its edited: what was changed in config.json since.
 
     Raises CheckpointError for a ropecli.yaml that cannot be read.
     """
@@ -48,14 +51,14 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         params = {str(key): value for key, value in scaling["params"].items()}
         spec = ScalingSpec(str(scaling["method"]), float(scaling["factor"]), params)
         lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
-        original = copy_config(checkpoint.config)
+        edited = [change.path for change in changes if get_path(checkpoint.config, change.path) != change.after]
+        original = copy.deepcopy(checkpoint.config)
         for change in changes:
-            if get_path(original, change.path) != change.after:
-                return None
-            set_path(original, change.path, change.before)
+            if not edited:
+                set_path(original, change.path, change.before)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise unreadable(checkpoint.folder, error) from error
-    return Provenance(original, spec, *lengths)
+    return Provenance(original, spec, *lengths, tuple(edited))
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -73,8 +76,9 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def unreadable(folder: Path, error: Exception) -> CheckpointError:
-    reason = str(error).split("\n")[0] or type(error).__name__
-    return CheckpointError(f"{folder / PROVENANCE} cannot be read ({reason}). Remove it to go by config.json alone.")
+    return CheckpointError(
+        f"{folder / PROVENANCE} cannot be read ({reason_of(error)}). Remove it to go by config.json alone."
+    )
 
 
 def diff(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[Change]:

@@ -4,7 +4,6 @@ Loads neither torch nor transformers.
 """
 
 import contextlib
-import copy
 import hashlib
 import json
 import re
@@ -13,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ropecli import demo
-from ropecli.errors import CheckpointError
+from ropecli.errors import CheckpointError, reason_of
 
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _LARGEST_JSON = 32 * 2**20
 _DEEPEST_JSON = 64
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_IGNORED = ["*/*", "consolidated*"]
 _HUB_PATTERNS = [
+    "ropecli.yaml",
     "*.json",
     "*.safetensors",
     "*.model",
@@ -80,7 +81,7 @@ class Checkpoint:
         return sha.hexdigest()
 
 
-def open_checkpoint(name: str | Path, *, weights: bool = False, revision: str | None = None) -> Checkpoint:
+def open_checkpoint(name: str | Path, *, weights: bool = False) -> Checkpoint:
     """Finds CHECKPOINT: a folder, `demo`, or a Hub id (`owner/name`).
 
     weights: of a Hub id, fetch all files rather than the two config files alone. Raises CheckpointError.
@@ -93,7 +94,7 @@ def open_checkpoint(name: str | Path, *, weights: bool = False, revision: str | 
         # runs/typo is meant for a folder where runs/ is one: no need to wait for the Hub's refusal
         if not _HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
             raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
-        folder = _from_hub(str(name), weights, revision)
+        folder = _from_hub(str(name), weights)
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. A checkpoint's folder holds one.")
     return Checkpoint(str(name), folder, read_json(folder / CONFIG))
@@ -132,19 +133,10 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def text_section(config: dict[str, Any]) -> tuple[str, ...]:
-    """Path to the part that holds the RoPE fields: () or, in composite models, ("text_config",)."""
-    return ("text_config",) if isinstance(config.get("text_config"), dict) else ()
-
-
 def section_of(config: dict[str, Any]) -> dict[str, Any]:
-    for key in text_section(config):
-        config = config[key]
-    return config
-
-
-def copy_config(config: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy(config)
+    """The part that holds the RoPE fields: all of it or, in composite models, `text_config`."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 def _check_header(path: Path) -> None:
@@ -158,17 +150,19 @@ def _check_header(path: Path) -> None:
         raise CheckpointError(f"{path} is damaged or no safetensors file: {error}. Fetch or copy it again.") from error
 
 
-def _from_hub(name: str, weights: bool, revision: str | None) -> Path:
+def _from_hub(name: str, weights: bool) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # five retries are not worth a line each
     try:
         if weights:
-            return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_PATTERNS))
-        config = hf_hub_download(name, CONFIG, revision=revision)
-        with contextlib.suppress(EntryNotFoundError):  # not every checkpoint has a tokenizer
-            hf_hub_download(name, TOKENIZER_CONFIG, revision=revision)
+            return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_IGNORED))
+        config = hf_hub_download(name, CONFIG)
+        for beside in (TOKENIZER_CONFIG, "ropecli.yaml"):
+            with contextlib.suppress(EntryNotFoundError):  # not every checkpoint has them
+                hf_hub_download(name, beside)
         return Path(config).parent
     except Exception as error:  # the Hub client raises many kinds; each means that the name gave no folder
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise CheckpointError(f"{name} is no folder here, and the Hub did not give it: {reason}") from error
+        raise CheckpointError(f"{name} is no folder here, and the Hub did not give it: {reason_of(error)}") from error

@@ -11,9 +11,10 @@ from typing import Any
 import yaml
 
 from ropecli.atomic import new_folder
+from ropecli.checkpoint.dialects import sees_whole_context
 from ropecli.checkpoint.plan import PatchPlan
 from ropecli.checkpoint.proof import prove
-from ropecli.checkpoint.provenance import PROVENANCE, diff
+from ropecli.checkpoint.provenance import PROVENANCE, diff, read_record
 from ropecli.checkpoint.reading import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.errors import PatchError
 from ropecli.version import VERSION
@@ -53,8 +54,9 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def write_record(folder: Path, plan: PatchPlan) -> None:
     """Writes ropecli.yaml: enough to say what was done, and to go back to the original config."""
-    rope = next(rope for rope in plan.ropes.values() if rope.spec.method == plan.spec.method)
+    rope = next(rope for label, rope in plan.ropes.items() if sees_whole_context(label))
     record = {
+        **read_record(plan.source.folder),  # what else was done to it: a fine-tuning
         "ropecli": VERSION,
         "source": {"checkpoint": plan.source.name, "digest": plan.source.digest()},
         "original_max_position_embeddings": rope.geometry.original_max_position_embeddings,

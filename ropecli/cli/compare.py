@@ -32,7 +32,7 @@ def command(
     """Compare scaling methods by perplexity, without writing checkpoints: the model is patched in memory."""
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.cli.progress import progress_bar
-    from ropecli.cli.terminal import out, parse_numbers, print_json
+    from ropecli.cli.terminal import out, parse_numbers, print_json, warn
     from ropecli.evaluate.comparison import compare_methods, plan_comparison, switches
     from ropecli.evaluate.perplexity import count_passes
     from ropecli.evaluate.report import refuse_unwritable, write_report
@@ -45,6 +45,8 @@ def command(
     wanted = parse_numbers(lengths, "--lengths", int)
     opened = open_checkpoint(checkpoint, weights=True)
     plans = plan_comparison(opened, _specs(methods, parse_numbers(factors, "--factors", float), settings))
+    for warning in dict.fromkeys(warning for plan in plans for warning in plan.settings_warnings):
+        warn(warning)
     documents = evaluation.read_data(opened, data, wanted[-1], max_documents, text_column, split)
     model = evaluation.load(opened, dtype, device)
     passes = sum(count_passes(wanted, len(documents.kept), protocol, switches(plan)) for plan in plans)

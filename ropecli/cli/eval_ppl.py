@@ -36,9 +36,9 @@ def command(
     refuse_unwritable(output)
     wanted = parse_numbers(lengths, "--lengths", int)
     opened = open_checkpoint(checkpoint, weights=True)
-    ropes, _settings = effective_ropes(opened)
-    if not ropes:
-        warn(f"{checkpoint}: no layer of this model turns its queries and keys.")
+    ropes, settings = effective_ropes(opened)
+    for warning in settings.warnings:
+        warn(warning)
     documents = evaluation.read_data(opened, data, wanted[-1], max_documents, text_column, split)
     model = evaluation.load(opened, dtype, device)
     before = fresh_tables_if_switching(model, wanted[-1])

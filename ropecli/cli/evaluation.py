@@ -44,7 +44,7 @@ def read_data(checkpoint, data: str, length: int, most: int | None, text_column:
 
     tokenizer = load_tokenizer(checkpoint)
     texts = read_texts(data, text_column=text_column, split=split)
-    with progress_bar("reading documents", most) as step:
+    with progress_bar("reading documents", None) as step:
         documents = read_documents(texts, tokenizer, length, most=most, truncate=True, advance=lambda name: step())
     if documents.too_short:
         warn(f"{documents.too_short} documents are shorter than {length} tokens and were left out.")

@@ -30,6 +30,7 @@ def command(
     """Fine-tune a checkpoint on long sequences; start it with `accelerate launch -m ropecli` for several processes."""
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.cli.terminal import err, out, parse_settings
+    from ropecli.errors import RecipeError
     from ropecli.finetune.recipe import make_recipe
 
     if os.environ.get("RANK", "0") != "0":  # under a launcher, the first process speaks for all
@@ -43,12 +44,14 @@ def command(
         "gradient_accumulation": gradient_accumulation,
         "learning_rate": learning_rate,
         "seed": seed,
-        **parse_settings(settings),
     }
-    recipe = make_recipe(recipe_file, options)
+    others = parse_settings(settings)
+    if twice := [key for key in others if options.get(key) is not None]:
+        raise RecipeError(f"{twice[0]} was given by its own option and by --set; once is meant.")
+    recipe = make_recipe(recipe_file, {**options, **others})
     opened = open_checkpoint(checkpoint, weights=True)
     _run(opened, recipe, output, resume, err)
-    out.print(f"{checkpoint} → {output}: {recipe.steps} steps", markup=False, soft_wrap=True)
+    out.print(f"{checkpoint} → {output}: {recipe.steps} step{'s'[: recipe.steps > 1]}", markup=False, soft_wrap=True)
 
 
 def _run(opened, recipe, output: Path, resume: bool, console) -> None:

@@ -101,7 +101,7 @@ def _summary(plan, output: Path | None, proved: int) -> dict[str, Any]:
         "factor": plan.spec.factor,
         "target_length": plan.target_length,
         "changes": [change._asdict() for change in plan.changes],
-        "proved_tables": proved,
+        "proved_tables": proved or None,
         "warnings": list(plan.warnings),
     }
 
@@ -109,13 +109,14 @@ def _summary(plan, output: Path | None, proved: int) -> dict[str, Any]:
 def _render(plan, output: Path | None, proved: int, verify: bool) -> None:
     from ropecli.cli.terminal import out
 
+    factor = f"{plan.spec.method} ×{plan.spec.factor:g}"
     if output is None:
-        out.print(f"config.json of {plan.source.name} would change so:", markup=False)
+        out.print(f"{plan.source.name}: {factor}, {plan.target_length} tokens", markup=False, soft_wrap=True)
+        out.print("config.json would change so:")
         for change in plan.changes:
             out.print(f"  {change.path}", markup=False)
-            out.print(f"    [red]- {_shown(change.before)}[/]\n    [green]+ {_shown(change.after)}[/]")
+            out.print(f"    [red]- {_shown(change.before)}[/]\n    [green]+ {_shown(change.after)}[/]", soft_wrap=True)
         return
-    factor = f"{plan.spec.method} ×{plan.spec.factor:g}"
     out.print(f"{plan.source.name} → {output}: {factor}, {plan.target_length} tokens", markup=False, soft_wrap=True)
     if verify:
         tables = "table agrees" if proved == 1 else "tables agree"

@@ -22,10 +22,14 @@ class Document:
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents that are long enough, and how many were not."""
+    """The documents that are long enough, and how many were not.
+
+    prefix: the special tokens that the tokenizer puts before every text (Llama's <s>).
+    """
 
     kept: tuple[Document, ...]
     too_short: int
+    prefix: tuple[int, ...] = ()
 
     def fingerprint(self, length: int | None = None) -> str:
         """sha256 over the first `length` token ids of every document, or over all of them."""
@@ -67,7 +71,12 @@ def read_documents(
             f"No document is as long as {length} tokens; the longest of {len(lengths) - 1} has {max(lengths)}. "
             "Give shorter lengths, or longer documents."
         )
-    return Documents(tuple(kept), len(lengths) - 1 - len(kept))
+    return Documents(tuple(kept), len(lengths) - 1 - len(kept), _prefix(tokenizer, kept[0].ids))
+
+
+def _prefix(tokenizer, ids: np.ndarray) -> tuple[int, ...]:
+    special = tokenizer("")["input_ids"]  # some tokenizers put theirs at the end, or nowhere
+    return tuple(special) if special and list(ids[: len(special)]) == list(special) else ()
 
 
 def _tokenize(texts: Iterable[tuple[str, str]], tokenizer) -> Iterator[tuple[str, np.ndarray]]:

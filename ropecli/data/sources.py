@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ropecli.demo import corpus
-from ropecli.errors import DataError
+from ropecli.errors import DataError, reason_of
 
 DEMO = "demo"
 DEMO_TRAIN = "demo-train"
@@ -19,16 +19,19 @@ _TEXT = {".txt", ".md", ".py"}
 _ROWS = {".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _KINDS = ", ".join(sorted(_TEXT | set(_ROWS)))
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_SPLITS = ("test", "validation", "train")
+TO_MEASURE = ("test", "validation", "train")
+TO_TRAIN = ("train",)
 
 Texts = Iterator[tuple[str, str]]
 
 
-def read_texts(source: str, *, text_column: str = "text", split: str | None = None) -> Texts:
+def read_texts(
+    source: str, *, text_column: str = "text", split: str | None = None, splits: tuple[str, ...] = TO_MEASURE
+) -> Texts:
     """(name, text) of each document of SOURCE, in a fixed order.
 
     text_column: of tables, the column that holds the text. split: of a Hub dataset; by default the first there
-    is of test, validation, train. Raises DataError.
+    is of `splits`. Raises DataError.
     """
     if source == DEMO:
         return demo_held_out()
@@ -44,7 +47,7 @@ def read_texts(source: str, *, text_column: str = "text", split: str | None = No
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{source[:80]!r} cannot be the name of a source: {error}"[:300]) from error
     if is_hub_id:
-        return _read_hub(source, text_column, split)
+        return _read_hub(source, text_column, (split,) if split else splits)
     raise DataError(f"No file or folder {source}. A source is one of these, 'demo', 'demo-train', or a Hub dataset id.")
 
 
@@ -79,17 +82,18 @@ def _read_file(path: Path, text_column: str) -> Texts:
         raise DataError(f"{path} is of an unknown kind; known: {_KINDS}.")
 
 
-def _read_hub(source: str, text_column: str, split: str | None) -> Texts:
+def _read_hub(source: str, text_column: str, wanted: tuple[str, ...]) -> Texts:
     from datasets import get_dataset_split_names
 
     try:
-        splits = get_dataset_split_names(source)
+        there = get_dataset_split_names(source)
     except Exception as error:  # the Hub client raises many kinds
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise DataError(f"{source} is no file or folder here, and the Hub did not give it: {reason}") from error
-    chosen = split or next((name for name in _SPLITS if name in splits), splits[0])
-    if chosen not in splits:
-        raise DataError(f"{source} has no split {chosen!r}; it has {', '.join(splits)}.")
+        raise DataError(
+            f"{source} is no file or folder here, and the Hub did not give it: {reason_of(error)}"
+        ) from error
+    chosen = next((name for name in wanted if name in there), None)
+    if chosen is None:
+        raise DataError(f"{source} has no split {' or '.join(wanted)}; it has {', '.join(there)}. Name one of them.")
     return _read_table(source, text_column, source, split=chosen)
 
 
@@ -109,7 +113,6 @@ def _read_table(label: str, text_column: str, builder: str, **arguments: str) ->
     except DataError:
         raise
     except Exception as error:  # broken rows surface as many kinds from the readers below datasets
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise DataError(f"{label} cannot be read as a table: {reason}") from error
+        raise DataError(f"{label} cannot be read as a table: {reason_of(error)}") from error
     finally:
         logger.setLevel(level)

@@ -4,7 +4,7 @@ from typing import Any
 
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.reading import Checkpoint
-from ropecli.errors import CheckpointError
+from ropecli.errors import CheckpointError, reason_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -49,8 +49,7 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "au
                 output_loading_info=True,
             )
     except Exception as error:  # damaged weights and configs surface as many kinds
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason}") from error
+        raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
     model, found = loaded
     if found["mismatched_keys"]:
         name, there, expected = sorted(found["mismatched_keys"])[0]
@@ -71,5 +70,4 @@ def load_tokenizer(checkpoint: Checkpoint):
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
     except Exception as error:  # tokenizers raise what they like
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot be loaded: {reason}") from error
+        raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot be loaded: {reason_of(error)}") from error

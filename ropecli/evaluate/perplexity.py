@@ -5,7 +5,8 @@ lengths come from one pass where the rotary tables do not switch with the length
 context, so this flatters long windows, and shows a collapse plainly.
 
 `tail`: the same target tokens for every N, the last ones of each document's longest prefix, read with the
-N - 1 to N - targets tokens before them: whether more context helps.
+N - 1 to N - targets tokens before them: whether more context helps. Every window begins with the special tokens
+that the tokenizer puts before a text.
 
 ppl = exp(Σ nll / Σ tokens) over all scored tokens, natural logarithm.
 """
@@ -82,7 +83,12 @@ def evaluate_perplexity(
         for column, document in enumerate(documents.kept):
             if before_length:
                 before_length(length)
-            nll = score(_window(document, length, lengths[-1], protocol).to(device))[0].double().cpu().numpy()
+            nll = (
+                score(_window(document, documents.prefix, length, lengths[-1], protocol).to(device))[0]
+                .double()
+                .cpu()
+                .numpy()
+            )
             advance()
             if one_pass:
                 sums[:, column] = np.cumsum(nll)[np.array(lengths) - 2]
@@ -102,9 +108,12 @@ def count_passes(lengths: Sequence[int], documents: int, protocol: str, switchin
     return documents * (1 if protocol == "prefix" and not switching else len(set(lengths)))
 
 
-def _window(document: Document, length: int, longest: int, protocol: str) -> torch.Tensor:
+def _window(document: Document, prefix: tuple[int, ...], length: int, longest: int, protocol: str) -> torch.Tensor:
     start = 0 if protocol == "prefix" else longest - length
-    return torch.from_numpy(document.ids[start : start + length])[None]
+    ids = document.ids[start : start + length].copy()
+    # models lean on their <s>: without it in every window, more context and an <s> could not be told apart
+    ids[: len(prefix)] = prefix
+    return torch.from_numpy(ids)[None]
 
 
 def _check_request(

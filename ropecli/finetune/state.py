@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from ropecli.atomic import new_file, partial_file, refuse_existing
 from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.errors import OutputError, RecipeError
+from ropecli.errors import OutputError, RecipeError, reason_of
 
 RUN = "run.yaml"
 METRICS = "metrics.jsonl"
@@ -97,8 +97,9 @@ def save_checkpoint(accelerator, output: Path, step: int, keep: int) -> None:
             accelerator.save_state(str(partial))
     except (OSError, RuntimeError, SafetensorError) as error:  # a full disk shows as any of these
         shutil.rmtree(partial, ignore_errors=True)
-        reason = str(error).strip().split("\n")[0]
-        raise OutputError(f"{partial} could not be written; is the disk full? ({reason}) --resume goes on.") from error
+        raise OutputError(
+            f"{partial} could not be written; is the disk full? ({reason_of(error)}) --resume goes on."
+        ) from error
     accelerator.wait_for_everyone()
     if not accelerator.is_main_process:
         return

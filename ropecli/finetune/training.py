@@ -11,11 +11,11 @@ import torch
 
 from ropecli.checkpoint.plan import effective_ropes
 from ropecli.checkpoint.provenance import read_provenance
-from ropecli.checkpoint.reading import Checkpoint
+from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.data import sources
 from ropecli.data.documents import read_documents
 from ropecli.data.sequences import Sequences
-from ropecli.errors import DataError, RopecliError
+from ropecli.errors import DataError, RecipeError, RopecliError
 from ropecli.evaluate.loading import load_model, load_tokenizer
 from ropecli.finetune.loss import NextTokenLoss
 from ropecli.finetune.recipe import Recipe
@@ -52,7 +52,7 @@ def finetune_checkpoint(
         raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
     refuse_foreign(output, resume)
     length = recipe.length or extended_length(checkpoint)
-    texts = sources.read_texts(recipe.data, text_column=recipe.text_column, split=recipe.split)
+    texts = sources.read_texts(recipe.data, text_column=recipe.text_column, split=recipe.split, splits=sources.TO_TRAIN)
     documents = read_documents(texts, load_tokenizer(checkpoint), length, most=recipe.max_documents)
     sequences = Sequences(documents, length, recipe.seed)
     accelerator = _make_accelerator(recipe)
@@ -63,8 +63,8 @@ def finetune_checkpoint(
         f"{len(sequences)} sequences of {length} tokens from {len(documents.kept)} documents; "
         f"{documents.too_short} documents were shorter, {sequences.dropped_tokens} tokens filled no sequence."
     )
-    if recipe.warmup_steps >= recipe.steps:
-        say(f"warning: {recipe.warmup_steps} warm-up steps of {recipe.steps}: the full learning rate is not reached.")
+    for warning in _warnings(checkpoint, recipe, length):
+        say(f"warning: {warning}")
     asked = {
         "source": {"checkpoint": checkpoint.name, "digest": checkpoint.digest()},
         "data": documents.fingerprint(),
@@ -91,9 +91,21 @@ def finetune_checkpoint(
 def extended_length(checkpoint: Checkpoint) -> int:
     """The window that the checkpoint was patched for, tokens."""
     provenance = read_provenance(checkpoint)
-    if provenance:
+    if provenance and not provenance.edited:
         return provenance.target_length
     return effective_ropes(checkpoint)[1].max_position_embeddings
+
+
+def _warnings(checkpoint: Checkpoint, recipe: Recipe, length: int) -> list[str]:
+    warnings = []
+    if recipe.warmup_steps >= recipe.steps:
+        warnings.append(f"{recipe.warmup_steps} warm-up steps of {recipe.steps}: the full rate is not reached.")
+    window = extended_length(checkpoint)
+    if length > window:
+        warnings.append(f"sequences of {length} tokens exceed the checkpoint's window, {window}: patch it first.")
+    if section_of(checkpoint.config).get("router_aux_loss_coef"):
+        warnings.append("the routers' load-balancing loss is left out; only the next-token loss is trained on.")
+    return warnings
 
 
 def learning_rate_at(step: int, recipe: Recipe) -> float:
@@ -106,12 +118,22 @@ def learning_rate_at(step: int, recipe: Recipe) -> float:
 
 
 def _make_accelerator(recipe: Recipe):
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedType
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state()  # it would hold a second run in this process to the first one's precision
     precision = "no" if recipe.mixed_precision == "none" else recipe.mixed_precision
-    return Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+    accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+    if accelerator.distributed_type not in (
+        DistributedType.NO,
+        DistributedType.MULTI_GPU,
+        DistributedType.MULTI_CPU,
+    ):
+        raise RecipeError(
+            f"Accelerate is set up for {accelerator.distributed_type.value}; finetune runs on one process, or on "
+            "several with plain data parallelism (MULTI_GPU, MULTI_CPU)."
+        )
+    return accelerator
 
 
 def _prepare_model(checkpoint: Checkpoint, recipe: Recipe) -> NextTokenLoss:

@@ -1,6 +1,7 @@
 """Turns a finished run's folder into a checkpoint: the source's files, with the trained weights in place of its own."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +65,12 @@ def finished_step(output: Path) -> int | None:
 
 def _save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path) -> None:
     dtypes = _source_dtypes(checkpoint)
+    # for tensors that transformers renames or fuses when it loads them
+    usual = Counter(dtypes.values()).most_common(1)[0][0]
     cast: dict[int, torch.Tensor] = {}  # by storage: tied weights stay one tensor, and are written once
     for key, value in model.state_dict().items():
         if key in dtypes or value.data_ptr() not in cast:
-            cast[value.data_ptr()] = value.detach().to("cpu", dtypes.get(key, value.dtype))
+            cast[value.data_ptr()] = value.detach().to("cpu", dtypes.get(key, usual))
     state = {key: cast[value.data_ptr()] for key, value in model.state_dict().items()}
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=state)

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ropecli.evaluate.report import EvalReport
 
 
-def perplexity_table(report: EvalReport) -> Table:
+def perplexity_table(report: EvalReport) -> Group:
     title = f"{report.checkpoint}: perplexity by length, protocol {report.protocol}, data {report.source}"
-    table = Table(title=escape(title), title_justify="left")
+    table = Table()
     for name in ("length", "ppl", "95% interval", "nll (nats)", "tokens", "documents"):
         table.add_column(name, justify="right")
     for row in report.rows:
@@ -18,14 +20,14 @@ def perplexity_table(report: EvalReport) -> Table:
         table.add_row(
             f"{row.length}", f"{row.ppl:.2f}", interval, f"{row.nll:.4f}", f"{row.tokens}", f"{row.documents}"
         )
-    return table
+    return Group(Text(title), table)
 
 
-def comparison_table(reports: Sequence[EvalReport]) -> Table:
+def comparison_table(reports: Sequence[EvalReport]) -> Group:
     """A line a method, a column a length; the best of each column in bold."""
     first = reports[0]
     title = f"{first.checkpoint}: perplexity by method and length, protocol {first.protocol}, data {first.source}"
-    table = Table(title=escape(title), title_justify="left")
+    table = Table()
     table.add_column("method")
     for row in first.rows:
         table.add_column(f"{row.length}", justify="right")
@@ -35,4 +37,4 @@ def comparison_table(reports: Sequence[EvalReport]) -> Table:
             f"[bold]{row.ppl:.2f}[/]" if row.ppl == best[i] else f"{row.ppl:.2f}" for i, row in enumerate(report.rows)
         ]
         table.add_row(escape(report.label), *cells)
-    return table
+    return Group(Text(title), table)

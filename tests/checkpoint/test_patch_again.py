@@ -6,7 +6,7 @@ import pytest
 from ropecli.checkpoint.plan import effective_ropes, make_plan, original_settings
 from ropecli.checkpoint.provenance import diff, read_provenance, set_path
 from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.errors import CheckpointError, MethodError
+from ropecli.errors import CheckpointError, MethodError, PatchError
 from ropecli.rope import ScalingSpec
 
 TWO_LISTS = {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.3, 16).tolist()}
@@ -124,8 +124,23 @@ def test_without_the_note_a_new_base_cannot_be_told_from_a_pretrained_one(llama,
 )
 def test_a_config_edited_after_the_patch_makes_the_note_void(change, llama, patched, edited):
     folder = patched(llama, "yarn")
-    assert read_provenance(open_checkpoint(folder)) is not None
-    assert read_provenance(open_checkpoint(edited(folder, **change))) is None
+    assert read_provenance(open_checkpoint(folder)).edited == ()
+    changed = edited(folder, **change)
+    keys = read_provenance(open_checkpoint(changed)).edited
+    assert {key.split(".")[0] for key in keys} == set(change)
+
+
+def test_a_void_note_is_said(llama, patched, edited):
+    changed = edited(patched(llama, "yarn"), max_position_embeddings=300)
+    assert "edited since ropecli.yaml was written (max_position_embeddings)" in plan(changed).warnings[0]
+
+
+@pytest.mark.parametrize(("method", "params"), [("ntk", {}), ("abf", {"beta": 50})])
+def test_a_base_that_is_no_longer_known_is_not_scaled_again(method, params, llama, patched, edited):
+    """The written base would be taken for the pretrained one, and grow once more."""
+    changed = edited(patched(llama, method, **params), max_position_embeddings=300)
+    with pytest.raises(PatchError, match=rf"patched with {method}.*edited since \(max_position_embeddings\)"):
+        plan(changed)
 
 
 def test_an_edit_elsewhere_in_the_config_leaves_the_note_in_force(llama, patched, edited):
@@ -169,7 +184,7 @@ def test_a_note_of_a_change_that_the_config_does_not_show_is_void(llama, patched
     """The path is a number here, and no key of any config."""
     path = patched(llama, "linear") / "ropecli.yaml"
     path.write_text(path.read_text().replace("- path: max_position_embeddings\n", "- path: 5\n"))
-    assert read_provenance(open_checkpoint(path.parent)) is None
+    assert read_provenance(open_checkpoint(path.parent)).edited == ("5",)
 
 
 def test_original_length_corrects_a_config_that_lies(llama, edited):

@@ -1,5 +1,6 @@
 """The proof catches a patch that stock transformers does not honour, names the module, and leaves nothing behind."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from ropecli.checkpoint.plan import make_plan
 from ropecli.checkpoint.proof import prove
-from ropecli.checkpoint.reading import copy_config, open_checkpoint
+from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import CheckpointError, PatchError, ProofError
 from ropecli.rope import ScalingSpec
@@ -23,7 +24,7 @@ def plan(folder, method="yarn", factor=4.0, **params):
 
 def tampered(plan, **rope_parameters: object):
     """The same plan with a config.json that says something else, in both dialects; a value of ... removes."""
-    config = copy_config(plan.config)
+    config = copy.deepcopy(plan.config)
     for key, value in rope_parameters.items():
         for dialect in ("rope_parameters", "rope_scaling"):
             config[dialect].pop(key, None)

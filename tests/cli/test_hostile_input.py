@@ -98,7 +98,7 @@ def test_a_config_of_sliding_layers_alone_is_shown_and_not_patched(llama, edited
     assert [rope["layer_type"] for rope in report["ropes"]] == ["sliding_attention"]
     for command in ("yarn", "none"):
         name, *options = COMMANDS[command]
-        assert "every layer has a sliding window" in refused(name, folder, *options)
+        assert "no layer that sees the whole context has rotary positions" in refused(name, folder, *options)
 
 
 # Notes.

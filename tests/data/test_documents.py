@@ -84,3 +84,14 @@ def test_the_fingerprint_depends_on_nothing_but_what_is_read():
 )
 def test_the_fingerprint_changes_with(rows, length):
     assert documents_of([1, 2, 3], [4, 5, 6]).fingerprint(3) != documents_of(*rows).fingerprint(length)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "prefix"), [((1,), (), (1,)), ((1, 2), (), (1, 2)), ((), (), ()), ((), (9,), ())], ids=str
+)
+def test_the_prefix_is_what_the_tokenizer_puts_before_a_text(before, after, prefix):
+    def tokenizer(texts, **options):
+        rows = [[*before, *map(ord, text), *after] for text in ([texts] if isinstance(texts, str) else texts)]
+        return {"input_ids": rows[0] if isinstance(texts, str) else rows}
+
+    assert read_documents([("a", "some text")], tokenizer, 4).prefix == prefix

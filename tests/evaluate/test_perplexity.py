@@ -155,3 +155,21 @@ def test_a_perplexity_beyond_all_numbers_is_an_error(llama, loaded, documents):
         model.lm_head.weight.mul_(1e5)
     with pytest.raises(RopecliError):
         evaluate_perplexity(model, documents, [24])
+
+
+def test_every_window_of_tail_begins_with_what_the_tokenizer_puts_before_a_text(llama, loaded, documents, monkeypatch):
+    """Else the longest window alone had its <s>, and more context could not be told from that."""
+    from ropecli.evaluate import perplexity
+
+    read = []
+    scorer = perplexity.TokenScorer
+
+    class Watched(scorer):
+        def __call__(self, ids):
+            read.append(ids[0].tolist())
+            return super().__call__(ids)
+
+    monkeypatch.setattr(perplexity, "TokenScorer", Watched)
+    one = documents.kept[0].ids
+    evaluate_perplexity(loaded(llama), Documents((Document("one", one),), 0, prefix=(7, 8)), [24, 64], protocol="tail")
+    assert read == [[7, 8, *one[42:64]], [7, 8, *one[2:64]]]
