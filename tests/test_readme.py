@@ -34,3 +34,12 @@ def test_the_command_is_understood(line):
     command = typer.main.get_command(app).commands[name]
     parsed = command.make_context(name, [word for word in words if word])
     assert parsed.params["checkpoint"]
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch):
+    [block] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(block, names)
+    assert (tmp_path / "yarn-x4" / "config.json").is_file()
+    assert [row.length for row in names["rows"]] == [256, 512, 1024]

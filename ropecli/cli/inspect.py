@@ -11,7 +11,7 @@ def command(
         bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")
     ] = False,
 ) -> None:
-    """Show a checkpoint's rotary geometry, scaling and windows, read from config.json alone."""
+    """Show a checkpoint's rotary geometry, scaling and windows, read from config.json without loading the model."""
     from ropecli.checkpoint.inspection import inspect_checkpoint
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.cli.terminal import out, print_json, warn

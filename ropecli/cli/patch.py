@@ -8,7 +8,14 @@ import typer
 
 def command(
     checkpoint: Annotated[str, typer.Argument(help="A folder, a Hub id (owner/name), or 'demo'.")],
-    method: Annotated[str, typer.Option("--method", "-m", help="The scaling method, as yarn, linear, ntk, abf.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            "-m",
+            help="none, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3 or longrope; the README describes them.",
+        ),
+    ],
     factor: Annotated[float | None, typer.Option(help="Target window ÷ pretraining window.")] = None,
     target_length: Annotated[int | None, typer.Option(help="Target window in tokens, in place of --factor.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The folder to write.")] = None,
@@ -16,14 +23,18 @@ def command(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method; repeatable.")
     ] = None,
     factors_file: Annotated[
-        Path | None, typer.Option(help="JSON with longrope's long_factor (and short_factor, attention_factor).")
+        Path | None, typer.Option(help="longrope's factors: a JSON list, or an object with long_factor.")
     ] = None,
     original_length: Annotated[
         int | None, typer.Option(min=1, help="The true pretraining window, where config.json names another.")
     ] = None,
     weights: Annotated[str, typer.Option(help="link: hard-link where possible; copy: always copy.")] = "link",
-    dry_run: Annotated[bool, typer.Option(help="Print the change of config.json and write nothing.")] = False,
-    verify: Annotated[bool, typer.Option(help="Prove the patch against the live rotary modules.")] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the change of config.json and write nothing.")
+    ] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not prove the patch against the live rotary modules.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")
     ] = False,
@@ -55,11 +66,11 @@ def command(
         warn(warning)
     proved = 0
     if output is not None:
-        proved = patch_to(plan, output, link=weights == "link", verify=verify)
+        proved = patch_to(plan, output, link=weights == "link", verify=not no_verify)
     if as_json:
         print_json(_summary(plan, output, proved))
     else:
-        _render(plan, output, proved, verify)
+        _render(plan, output, proved)
 
 
 def _check_options(method: str, factor: float | None, target_length: int | None, weights: str) -> None:
@@ -106,7 +117,7 @@ def _summary(plan, output: Path | None, proved: int) -> dict[str, Any]:
     }
 
 
-def _render(plan, output: Path | None, proved: int, verify: bool) -> None:
+def _render(plan, output: Path | None, proved: int) -> None:
     from ropecli.cli.terminal import out
 
     factor = f"{plan.spec.method} ×{plan.spec.factor:g}"
@@ -118,7 +129,7 @@ def _render(plan, output: Path | None, proved: int, verify: bool) -> None:
             out.print(f"    [red]- {_shown(change.before)}[/]\n    [green]+ {_shown(change.after)}[/]", soft_wrap=True)
         return
     out.print(f"{plan.source.name} → {output}: {factor}, {plan.target_length} tokens", markup=False, soft_wrap=True)
-    if verify:
+    if proved:
         tables = "table agrees" if proved == 1 else "tables agree"
         out.print(f"proved: {proved} live rotary {tables} with the mathematics")
     else:

@@ -110,6 +110,17 @@ def test_tensors_that_the_source_keeps_in_float32_stay_so(source, tune, tmp_path
     assert tensors(tune(mixed))["model.norm.weight"].dtype == torch.float32
 
 
+def test_tensors_that_transformers_fuses_keep_their_dtype(build, tune):
+    """Mixtral's experts have other names in the live model than on disk."""
+    from transformers import AutoModelForCausalLM
+
+    folder = build("mixtral", head_dim=32, num_local_experts=2, dtype="bfloat16")
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    before, after = tensors(folder), tensors(tune(folder, steps=1))
+    assert after.keys() == before.keys()
+    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
+
+
 def test_it_is_patched_again_from_its_true_window(ropecli, llama, source, run, tmp_path):
     assert ropecli("patch", run, "--method", "linear", "--target-length", 256, "--output", tmp_path / "again").code == 0
     config = json.loads((tmp_path / "again" / "config.json").read_text())
