@@ -69,7 +69,7 @@ It is too small to be useful for anything else.
   eight lines in a row with one of them.
 - Training: {steps} steps of {batch} random windows of 256 tokens, {seen:.1f} million tokens in all; Muon for the
   hidden matrices and AdamW for the rest, peak rate {lr:g}, linear warm-up over 2% and decay over the last 40%,
-  bf16 products; seed {seed}; {minutes:.0f} minutes on one {device} machine (2 cores, shared, where it was a CPU).
+  bf16 products; seed {seed}; {minutes:.0f} minutes on {device}.
 - Reproduce: `python scripts/train_demo.py`
 
 Perplexity on the held-out files ({held_out} documents, float32) by context length:
@@ -78,7 +78,8 @@ Perplexity on the held-out files ({held_out} documents, float32) by context leng
 | --- | {rule} |
 {table}
 
-`prefix` scores the first N tokens of each document, `tail` the same 128 tokens per document with N tokens read.
+`prefix` scores the first N tokens of each document, `tail` the same 128 tokens per document (the last of its first
+2048) with N tokens read.
 """
 
 
@@ -240,7 +241,7 @@ def write_card(folder: Path, work: Path, state: dict, asked: dict) -> None:
         seen=state["step"] * asked["batch"] * WINDOW / 1e6,
         steps=state["step"],
         minutes=state["seconds"] / 60,
-        device={"cpu": "CPU", "cuda": "GPU"}[state.get("device", "cpu")],
+        device={"cpu": "CPU cores that other jobs shared", "cuda": "one GPU"}[state.get("device", "cpu")],
         parameters=sum(value.numel() for key, value in state["model"].items() if key != "lm_head.weight") / 1e6,
         python=platform.python_version(),
         held_out=len(HELD_OUT),
