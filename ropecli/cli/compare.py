@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from ropecli.cli import evaluation
+from ropecli.cli import evaluation, options
 
 
 def command(
-    checkpoint: evaluation.Checkpoint,
+    checkpoint: options.Checkpoint,
     data: evaluation.Data,
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods with commas between.")] = (
         "none,linear,ntk,dynamic,llama3,ntk-by-parts,yarn"
@@ -27,7 +27,7 @@ def command(
     device: evaluation.Device = "auto",
     plot: Annotated[Path | None, typer.Option(help="Draw perplexity against length here (PNG or SVG).")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the reports here, as JSON.")] = None,
-    as_json: evaluation.AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare scaling methods by perplexity, without writing checkpoints: the model is patched in memory."""
     from ropecli.checkpoint.reading import open_checkpoint

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from ropecli.cli import evaluation
+from ropecli.cli import evaluation, options
 
 
 def command(
-    checkpoint: evaluation.Checkpoint,
+    checkpoint: options.Checkpoint,
     data: evaluation.Data,
     lengths: evaluation.Lengths = "256,512,1024,2048",
     protocol: evaluation.Protocol = "prefix",
@@ -22,7 +22,7 @@ def command(
     dtype: evaluation.Dtype = "auto",
     device: evaluation.Device = "auto",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report here, as JSON.")] = None,
-    as_json: evaluation.AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure perplexity at several context lengths, with a 95% interval over documents."""
     from ropecli.checkpoint.plan import effective_ropes

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-Checkpoint = Annotated[str, typer.Argument(help="A folder, a Hub id (owner/name), or 'demo'.")]
 Data = Annotated[
     str, typer.Option("--data", "-d", help="'demo', a file or folder of text or rows, or a Hub dataset id.")
 ]
@@ -21,7 +20,6 @@ TextColumn = Annotated[str, typer.Option(help="The column that holds the text, i
 Split = Annotated[str | None, typer.Option(help="The split of a Hub dataset; else test, validation or train.")]
 Dtype = Annotated[str, typer.Option(help="auto (float32 on a CPU, bfloat16 elsewhere), float32, bfloat16, float16.")]
 Device = Annotated[str, typer.Option(help="auto (the first GPU if there is one), cpu, cuda, cuda:1, mps.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
 
 
 def load(checkpoint, dtype: str, device: str):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ropecli.cli.evaluation import Checkpoint
+from ropecli.cli.options import Checkpoint
 
 
 def command(

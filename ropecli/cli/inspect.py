@@ -1,15 +1,13 @@
 """ropecli inspect: what a checkpoint's config.json says of its positions."""
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from ropecli.cli import options
 
 
 def command(
-    checkpoint: Annotated[str, typer.Argument(help="A folder, a Hub id (owner/name), or 'demo'.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")
-    ] = False,
+    checkpoint: options.Checkpoint,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show a checkpoint's rotary geometry, scaling and windows, read from config.json without loading the model."""
     from ropecli.checkpoint.inspection import inspect_checkpoint

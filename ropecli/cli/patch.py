@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ropecli.cli import options
+
 
 def command(
-    checkpoint: Annotated[str, typer.Argument(help="A folder, a Hub id (owner/name), or 'demo'.")],
+    checkpoint: options.Checkpoint,
     method: Annotated[
         str,
         typer.Option(
@@ -35,9 +37,7 @@ def command(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not prove the patch against the live rotary modules.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")
-    ] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write a copy of a checkpoint with scaled rotary embeddings, and prove that it took effect."""
     from ropecli.atomic import refuse_existing

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import platform
-import shutil
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -14,20 +12,6 @@ import pytest
 import yaml
 
 FACTORS = [1.0 + index / 4 for index in range(16)]
-
-
-def contents(folder: Path) -> dict[str, object]:
-    """Every file below a folder with its bytes, and every folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else stat.S_IFMT(path.lstat().st_mode)
-        for path in sorted(folder.rglob("*"))
-    }
-
-
-@pytest.fixture
-def source(llama, tmp_path) -> Path:
-    """A copy of the checkpoint, for tests that look at what becomes of it."""
-    return Path(shutil.copytree(llama, tmp_path / "source"))
 
 
 @pytest.fixture
@@ -104,7 +88,7 @@ def test_a_linked_source_is_followed_to_its_file(patch, llama, tmp_path):
     assert (output / "model.safetensors").samefile(llama / "model.safetensors")
 
 
-def test_editing_the_small_files_does_not_touch_the_source(patch, source):
+def test_editing_the_small_files_does_not_touch_the_source(patch, source, contents):
     before = contents(source)
     output = patch(source, "-m", "linear", "--factor", 4)
     small = [path for path in output.iterdir() if path.suffix != ".safetensors"]
@@ -116,7 +100,7 @@ def test_editing_the_small_files_does_not_touch_the_source(patch, source):
 
 
 @pytest.mark.parametrize("arguments", [["-m", "yarn", "--factor", 4], ["-m", "abf", "--factor", 2, "--set", "beta=5"]])
-def test_a_patch_never_touches_the_source(arguments, patch, source):
+def test_a_patch_never_touches_the_source(arguments, patch, source, contents):
     before = contents(source)
     patch(source, *arguments)
     assert contents(source) == before
@@ -241,7 +225,7 @@ def test_the_note_tells_two_sources_apart(patch, source):
     assert first["source"]["digest"] == same["source"]["digest"] != other["source"]["digest"]
 
 
-def test_a_dry_run_shows_the_changes_and_writes_nothing(ropecli, source, tmp_path):
+def test_a_dry_run_shows_the_changes_and_writes_nothing(ropecli, source, tmp_path, contents):
     before = contents(tmp_path)
     outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--dry-run", "-o", tmp_path / "out")
     assert outcome.code == 0

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -16,22 +15,8 @@ from ropecli.checkpoint import writing
 FACTORS = [1.0 + index / 4 for index in range(16)]
 
 
-def contents(folder: Path) -> dict[str, object]:
-    """Every file below a folder with its bytes, and every folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else stat.S_IFMT(path.lstat().st_mode)
-        for path in sorted(folder.rglob("*"))
-    }
-
-
 @pytest.fixture
-def source(llama, tmp_path) -> Path:
-    """A copy of the checkpoint, for tests that look at what becomes of it."""
-    return Path(shutil.copytree(llama, tmp_path / "source"))
-
-
-@pytest.fixture
-def refused(ropecli, tmp_path):
+def refused(ropecli, tmp_path, contents):
     """refused("CHECKPOINT", ...) -> the one message of a call with exit status 2 that changed nothing on disk."""
 
     def call(*arguments: object) -> str:
@@ -285,7 +270,7 @@ def test_an_output_whose_name_is_a_link_to_nothing(refused, source, tmp_path):
 
 
 @pytest.mark.parametrize("output", ["out", "parent/of/out"])
-def test_a_patch_that_the_model_does_not_take(output, refused, build, tmp_path):
+def test_a_patch_that_the_model_does_not_take(output, refused, build, tmp_path, contents):
     """phi3 knows no scaling but longrope; the proof finds that out after config.json was written.
 
     The parents that were made for the output go with it.
@@ -317,7 +302,7 @@ def test_a_full_disk_leaves_nothing(where, refused, source, tmp_path, monkeypatc
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small file system")
-def test_a_disk_that_is_really_full_leaves_nothing(ropecli, source, tmp_path):
+def test_a_disk_that_is_really_full_leaves_nothing(ropecli, source, tmp_path, contents):
     small = tmp_path / "small"
     small.mkdir()
     size = (source / "model.safetensors").stat().st_size // 2
@@ -335,7 +320,7 @@ def test_a_disk_that_is_really_full_leaves_nothing(ropecli, source, tmp_path):
         subprocess.run(["umount", small], check=True)
 
 
-def test_an_interruption_is_said_and_leaves_nothing(ropecli, source, tmp_path, monkeypatch):
+def test_an_interruption_is_said_and_leaves_nothing(ropecli, source, tmp_path, monkeypatch, contents):
     def interrupted(*arguments, **options):
         assert list(tmp_path.glob(".out.partial-*")), "the test interrupts before anything was written"
         raise KeyboardInterrupt

@@ -1,0 +1,26 @@
+"""What tests of `ropecli patch` share."""
+
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def contents():
+    """contents(folder) -> every file below it with its bytes, and every folder."""
+
+    def read(folder: Path) -> dict[str, object]:
+        return {
+            str(path.relative_to(folder)): path.read_bytes() if path.is_file() else stat.S_IFMT(path.lstat().st_mode)
+            for path in sorted(folder.rglob("*"))
+        }
+
+    return read
+
+
+@pytest.fixture
+def source(llama, tmp_path) -> Path:
+    """A copy of the checkpoint, for tests that look at what becomes of it."""
+    return Path(shutil.copytree(llama, tmp_path / "source"))
