@@ -42,25 +42,24 @@ def new_folder(output: Path) -> Iterator[Path]:
     Raises OutputError for an output that exists and is not empty, and for whatever the disk refuses.
     """
     refuse_existing(output)
-    made: list[Path] = []
+    parents: list[Path] = []
+    partial = None
     try:
-        made = _make_parents(output)
+        parents = _make_parents(output)
         _remove_abandoned(output)
         partial = Path(tempfile.mkdtemp(prefix=f"{_partial_prefix(output)}{os.getpid()}-", dir=output.parent))
-        made.append(partial)
         yield partial
         partial.chmod(0o777 & ~_umask())
         partial.rename(output)
-        made.clear()
     except OSError as error:
         raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
     finally:
-        for path in reversed(made):
-            if path.name.startswith(_partial_prefix(output)):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    path.rmdir()
+        # after the renaming there is nothing left to remove, and no parent is empty
+        if partial:
+            shutil.rmtree(partial, ignore_errors=True)
+        for parent in reversed(parents):
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 def refuse_existing(output: Path) -> None:
@@ -100,10 +99,8 @@ def _remove_abandoned(output: Path) -> None:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

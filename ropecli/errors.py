@@ -39,3 +39,10 @@ class RecipeError(RopecliError): ...
 def reason_of(error: BaseException) -> str:
     """The first line of what a library below says went wrong, or the error's kind where it says nothing."""
     return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: at most 60 characters, and no number of hundreds of digits."""
+    huge = isinstance(value, int) and abs(value) >= 10**30
+    text = "a number beyond all use" if huge else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

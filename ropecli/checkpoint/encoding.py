@@ -46,13 +46,13 @@ def native_parameters(scaled: ScaledRope) -> Parameters:
 
 
 def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], window: int) -> None:
-    """Edits `config` in place: the ropes of the given layer types in both dialects, and the window, tokens."""
+    """Edits `config` in place: the ropes that see the whole context in both dialects, and the window, tokens."""
     section = section_of(config)
     before = parameters_by_layer_type(section, [])
     written = {
         label: _with_kept_keys(native_parameters(rope), before[label], section) for label, rope in scaled.items()
     }
-    main = next((value for label, value in written.items() if sees_whole_context(label)), next(iter(written.values())))
+    main = next(iter(written.values()))
     if None in written:
         section["rope_parameters"] = main
         _write_legacy(section, main)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ropecli.errors import CheckpointError
+from ropecli.errors import CheckpointError, shown
 
 _WIDEST_HEAD = 2**16
 _LARGEST = 1e15
@@ -17,7 +17,7 @@ def first(section: dict[str, Any], keys: tuple[str, ...]) -> Any:
 def mapping(section: dict[str, Any], key: str) -> dict[str, Any]:
     value = section.get(key) or {}
     if not isinstance(value, dict):
-        raise CheckpointError(f"{key} in config.json is {_short(value)}; an object was expected.")
+        raise CheckpointError(f"{key} in config.json is {shown(value)}; an object was expected.")
     return value
 
 
@@ -33,7 +33,7 @@ def whole_number(section: dict[str, Any], keys: tuple[str, ...]) -> int:
 
 def positive_number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST:
-        raise CheckpointError(f"{key} in config.json is {_short(value)}; a positive number was expected.")
+        raise CheckpointError(f"{key} in config.json is {shown(value)}; a positive number was expected.")
     return value
 
 
@@ -56,8 +56,3 @@ def rotary_dim(section: dict[str, Any], share: Any) -> int:
             f"at most the head's own width, {head}, and {_WIDEST_HEAD}."
         )
     return width
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < _LARGEST else "a number beyond all use"
-    return text if len(text) <= 60 else f"{text[:57]}..."

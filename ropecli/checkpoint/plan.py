@@ -41,10 +41,11 @@ class PatchPlan:
 def original_settings(
     checkpoint: Checkpoint, original_length: int | None = None
 ) -> tuple[dict[str, Any], RopeSettings]:
-    """The config before any patch of ours, and its RoPE settings."""
+    """The config before any patch of ours, and its RoPE settings. Raises PatchError where it is not known for sure."""
     provenance = read_provenance(checkpoint)
     if provenance is None or provenance.edited:
         settings = read_settings(checkpoint.config, original_length)
+        _refuse_unknown_base(checkpoint.name, provenance)
         return copy.deepcopy(checkpoint.config), replace(settings, warnings=_edited(provenance) + settings.warnings)
     return provenance.original, read_settings(provenance.original, original_length or provenance.original_length)
 
@@ -92,9 +93,14 @@ def make_plan(
         if length is not None and length > _LONGEST:
             raise MethodError(f"{name} is beyond any use; it must be at most {_LONGEST} tokens.")
     config, settings = original_settings(checkpoint, original_length)
-    _refuse_unknown_base(checkpoint)
-    scaled_first = sorted(settings.ropes, key=lambda rope: not sees_whole_context(rope.geometry.layer_type))
-    window = scaled_first[0].geometry.original_max_position_embeddings
+    windows = [
+        rope.geometry.original_max_position_embeddings
+        for rope in settings.ropes
+        if sees_whole_context(rope.geometry.layer_type)
+    ]
+    if not windows:
+        raise PatchError(f"{checkpoint.name}: no layer that sees the whole context has rotary positions.")
+    window = windows[0]
     if target_length is not None:
         if target_length < window:
             raise MethodError(
@@ -116,8 +122,6 @@ def make_plan(
             f"max_position_embeddings stays at {window}: stock readers take it for dynamic NTK's pretraining window."
         )
     scaled = {label: rope for label, rope in ropes.items() if sees_whole_context(label)}
-    if not scaled:
-        raise PatchError(f"{checkpoint.name}: no layer that sees the whole context has rotary positions.")
     warnings += _warn(config, spec, scaled, target)
     patched = copy.deepcopy(config)
     write_settings(patched, scaled, written_window)
@@ -144,11 +148,10 @@ def _scale_layers(settings: RopeSettings, spec: ScalingSpec) -> dict[str | None,
     return ropes
 
 
-def _refuse_unknown_base(checkpoint: Checkpoint) -> None:
-    provenance = read_provenance(checkpoint)
-    if provenance and provenance.edited and provenance.spec.method in ("ntk", "abf"):
+def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
+    if provenance and provenance.spec.method in ("ntk", "abf"):
         raise PatchError(
-            f"{checkpoint.name} was patched with {provenance.spec.method}, which is another base, and its config.json "
+            f"{name} was patched with {provenance.spec.method}, which is another base, and its config.json "
             f"was edited since ({', '.join(provenance.edited)}): the pretrained base is not known for sure. Undo the "
             "edit; or set rope_theta to the pretrained base and remove ropecli.yaml."
         )

@@ -18,20 +18,11 @@ CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _LARGEST_JSON = 32 * 2**20
 _DEEPEST_JSON = 64
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# What makes up a checkpoint. Code travels only with a config that names it.
+CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*"]
+_HUB_PATTERNS = [*CHECKPOINT_FILES, "*.py", "ropecli.yaml"]
 _HUB_IGNORED = ["*/*", "consolidated*"]
-_HUB_PATTERNS = [
-    "ropecli.yaml",
-    "*.json",
-    "*.safetensors",
-    "*.model",
-    "*.txt",
-    "*.tiktoken",
-    "*.jinja",
-    "*.py",
-    "README.md",
-    "LICENSE*",
-]
 _SAMPLE = 2**20
 
 
@@ -92,7 +83,7 @@ def open_checkpoint(name: str | Path, *, weights: bool = False) -> Checkpoint:
         if folder.exists():
             raise CheckpointError(f"{name} is a file; a checkpoint is a folder that holds {CONFIG}.")
         # runs/typo is meant for a folder where runs/ is one: no need to wait for the Hub's refusal
-        if not _HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
+        if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
             raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
         folder = _from_hub(str(name), weights)
     if not (folder / CONFIG).is_file():

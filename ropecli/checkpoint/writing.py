@@ -15,12 +15,9 @@ from ropecli.checkpoint.dialects import sees_whole_context
 from ropecli.checkpoint.plan import PatchPlan
 from ropecli.checkpoint.proof import prove
 from ropecli.checkpoint.provenance import PROVENANCE, diff, read_record
-from ropecli.checkpoint.reading import CONFIG, TOKENIZER_CONFIG, Checkpoint
+from ropecli.checkpoint.reading import CHECKPOINT_FILES, CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.errors import PatchError
 from ropecli.version import VERSION
-
-# What makes up a checkpoint. Code travels only with a config that names it.
-_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*"]
 
 
 def patch_to(plan: PatchPlan, output: Path, *, link: bool = True, verify: bool = True) -> int:
@@ -90,7 +87,7 @@ def _write_tokenizer_config(folder: Path, plan: PatchPlan) -> None:
 def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:
     """The files that make up a checkpoint, without config.json and ropecli.yaml, which are always written anew."""
     names_code = checkpoint.config.get("auto_map") or (checkpoint.tokenizer_config or {}).get("auto_map")
-    patterns = [*_FILES, "*.py"] if names_code else _FILES
+    patterns = [*CHECKPOINT_FILES, "*.py"] if names_code else CHECKPOINT_FILES
     files = [file for file in sorted(checkpoint.folder.iterdir()) if file.is_file()]
     files = [file for file in files if file.name not in (CONFIG, PROVENANCE)]
     return [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns)]

@@ -9,9 +9,9 @@ from ropecli.cli.terminal import err
 
 
 @contextlib.contextmanager
-def progress_bar(description: str, total: int | None, *, done: int = 0) -> Iterator[Callable[..., None]]:
-    """Gives a function to call once a step; its argument, if any, replaces the description."""
+def progress_bar(description: str, total: int | None) -> Iterator[Callable[[], None]]:
+    """Gives a function to call once a step."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task(description, total=total, completed=done)
-        yield lambda text=None: progress.update(task, advance=1, **({"description": text} if text else {}))
+        task = progress.add_task(description, total=total)
+        yield lambda: progress.advance(task)

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from ropecli.errors import MethodError
+from ropecli.errors import MethodError, shown
 
 _LARGEST = 10**12
 
@@ -52,8 +52,7 @@ def parse_numbers(text: str, option: str, kind: type) -> list:
     except ValueError:
         numbers = []
     if not numbers or not all(0 < number < _LARGEST for number in numbers):
-        shown = text if len(text) <= 60 else f"{text[:57]}..."
-        raise MethodError(f"{option} is {shown!r}; it must be positive numbers with commas between, as 256,512.")
+        raise MethodError(f"{option} is {shown(text)}; it must be positive numbers with commas between, as 256,512.")
     return numbers
 
 

@@ -6,10 +6,10 @@ at a time; nothing is cached.
 
 import glob
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ropecli.checkpoint.reading import HUB_ID
 from ropecli.demo import corpus
 from ropecli.errors import DataError, reason_of
 
@@ -18,7 +18,6 @@ DEMO_TRAIN = "demo-train"
 _TEXT = {".txt", ".md", ".py"}
 _ROWS = {".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _KINDS = ", ".join(sorted(_TEXT | set(_ROWS)))
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
 
@@ -43,7 +42,7 @@ def read_texts(
             return _read_file(path, text_column)
         if path.is_dir() and source:
             return _read_folder(path, text_column)
-        is_hub_id = _HUB_ID.fullmatch(source) and not path.parent.is_dir()
+        is_hub_id = HUB_ID.fullmatch(source) and not path.parent.is_dir()
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{source[:80]!r} cannot be the name of a source: {error}"[:300]) from error
     if is_hub_id:

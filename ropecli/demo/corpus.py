@@ -8,6 +8,7 @@ checkpoint was trained on lie beside it (TRAINED_WINDOWS). Owns the split; knows
 import hashlib
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -107,4 +108,9 @@ def sample_windows(windows: set[int]) -> np.ndarray:
 
 def was_trained_on(text: str) -> bool:
     """Whether a passage of `text` was among what the demo checkpoint was trained on, whatever file it was in."""
-    return np.isin(sample_windows(line_windows(text)), np.load(TRAINED_WINDOWS)).any().item()
+    return np.isin(sample_windows(line_windows(text)), _trained_windows()).any().item()
+
+
+@cache
+def _trained_windows() -> np.ndarray:
+    return np.load(TRAINED_WINDOWS)

@@ -83,12 +83,8 @@ def evaluate_perplexity(
         for column, document in enumerate(documents.kept):
             if before_length:
                 before_length(length)
-            nll = (
-                score(_window(document, documents.prefix, length, lengths[-1], protocol).to(device))[0]
-                .double()
-                .cpu()
-                .numpy()
-            )
+            ids = _window(document, documents.prefix, length, lengths[-1], protocol)
+            nll = score(ids.to(device))[0].double().cpu().numpy()
             advance()
             if one_pass:
                 sums[:, column] = np.cumsum(nll)[np.array(lengths) - 2]

@@ -76,8 +76,8 @@ def finetune_checkpoint(
         if accelerator.is_main_process:
             begin(output, asked, resume)
         accelerator.wait_for_everyone()
-        if finished_step(output) is not None:
-            say(f"{output} is done already, after {finished_step(output)} steps.")
+        if (steps := finished_step(output)) is not None:
+            say(f"{output} is done already, after {steps} steps.")
             if accelerator.is_main_process:
                 clear_finished(output)
             return

@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from ropecli.errors import MethodError
+from ropecli.errors import MethodError, shown
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 
 
@@ -116,7 +116,7 @@ def _checked_parameters(method: ScalingMethod, params: Mapping[str, object]) -> 
             raise MethodError(f"Method {method.name} has no parameter {key!r}. Its parameters: {names}.{hint}")
         if not _fits(value, known[key].annotation):
             expected = _describe(known[key].annotation)
-            raise MethodError(f"{method.name}: {key} is {_shown(value)}; it must be {expected}.")
+            raise MethodError(f"{method.name}: {key} is {shown(value)}; it must be {expected}.")
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in params:
             raise MethodError(
@@ -135,11 +135,6 @@ def _fits(value: object, annotation: object) -> bool:
     if typing.get_origin(annotation) is Sequence:
         return isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(x, float) for x in value)
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
-
-
-def _shown(value: object) -> str:
-    text = "a number beyond all use" if isinstance(value, int) and abs(value) >= _LARGEST else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _describe(annotation: object) -> str:
