@@ -17,7 +17,8 @@ class RopeGeometry:
 
     head_dim: width of a head. rotary_dim: width of the part of it that turns, even.
     rope_theta: the base b. original_max_position_embeddings: the pretraining window, tokens.
-    layer_type: None where all layers share one geometry.
+    layer_type: None where all layers share one geometry. still_pairs: how many of the slowest pairs were
+    pretrained without turning at all (p-RoPE, which transformers calls `proportional`).
     """
 
     head_dim: int
@@ -25,9 +26,23 @@ class RopeGeometry:
     rope_theta: float
     original_max_position_embeddings: int
     layer_type: str | None = None
+    still_pairs: int = 0
+
+    @property
+    def pairs(self) -> int:
+        return self.rotary_dim // 2
 
     def inv_freq(self, rope_theta: float | None = None) -> np.ndarray:
-        """Base frequencies b^(-2i/d), shape (rotary_dim/2,), float64, radians per token, fastest first."""
+        """Pretrained frequencies: b^(-2i/d), and 0 for the still pairs.
+
+        Shape (rotary_dim/2,), float64, radians per token, fastest first. rope_theta: another base than the own.
+        """
+        frequencies = self.powers(rope_theta)
+        frequencies[self.pairs - self.still_pairs :] = 0.0
+        return frequencies
+
+    def powers(self, rope_theta: float | None = None) -> np.ndarray:
+        """b^(-2i/d) for every pair, the still ones included: what longrope's factors divide."""
         exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim
         return (rope_theta or self.rope_theta) ** -exponents
 

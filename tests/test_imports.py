@@ -65,6 +65,11 @@ def test_inspecting(arguments, loaded, llama):
     assert not loaded(MAIN, "inspect", llama, *arguments) & HEAVY
 
 
+@pytest.mark.parametrize("arguments", [[], ["yarn"], ["--json"], ["yarn", "--json"]])
+def test_listing_and_explaining_methods(arguments, loaded):
+    assert not loaded(MAIN, "methods", *arguments) & HEAVY
+
+
 def test_planning(loaded, llama):
     assert not loaded(MAIN, "patch", llama, "-m", "yarn", "--factor", 4, "--dry-run") & HEAVY
 

@@ -13,7 +13,7 @@ LAYERS = [
     {"errors", "version", "rope", "demo", "atomic"},
     {"scaling", "theory"},
     {"checkpoint", "remapping", "data"},
-    {"evaluate"},
+    {"evaluate", "export"},
     {"finetune", "tune"},
     {"report"},
     {"cli"},
@@ -41,6 +41,8 @@ TOUCHES_NONE = [
     "scaling",
     "theory",
     "demo",
+    "checkpoint.files",
+    "checkpoint.hub",
     "checkpoint.reading",
     "checkpoint.fields",
     "checkpoint.dialects",
@@ -49,6 +51,8 @@ TOUCHES_NONE = [
     "checkpoint.provenance",
     "checkpoint.inspection",
     "checkpoint.writing",
+    "checkpoint.revert",
+    "export",
     "report",
 ]
 MATHEMATICS = ["rope", "errors", "version", "scaling", "theory"]

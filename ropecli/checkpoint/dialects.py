@@ -2,37 +2,42 @@
 `rope_theta` + `rope_scaling` (+ `partial_rotary_factor`, `rope_local_base_freq`). Writing them is encoding.py's.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
+from ropecli.checkpoint.families import MSCALES, Family, family_of
 from ropecli.checkpoint.fields import first, head_dim, mapping, positive_number, rotary_dim, whole_number
 from ropecli.checkpoint.reading import section_of
-from ropecli.errors import CheckpointError
+from ropecli.errors import CheckpointError, shown
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import get_method
 
-WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 THETA_KEYS = ("rope_theta", "rotary_emb_base")
 PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
 LOCAL_THETA = "rope_local_base_freq"
+LAYER_THETAS = "layer_rope_theta"
 ORIGINAL_WINDOW = "original_max_position_embeddings"
 # rope_type -> the keys that transformers reads beside rope_type and rope_theta.
 NATIVE_KEYS = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "yarn": ("factor", ORIGINAL_WINDOW, "beta_fast", "beta_slow", "truncate", "attention_factor"),
+    "yarn": (
+        "factor",
+        ORIGINAL_WINDOW,
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+    ),
     "llama3": ("factor", ORIGINAL_WINDOW, "low_freq_factor", "high_freq_factor"),
-    "longrope": ("factor", ORIGINAL_WINDOW, "short_factor", "long_factor", "attention_factor"),
+    "longrope": ("factor", ORIGINAL_WINDOW, "short_factor", "long_factor", "attention_factor", *MSCALES),
+    "proportional": ("factor", "partial_rotary_factor"),
 }
-# Types whose older dialect, flat, scales the layers that see the whole context alone.
-NESTED_IN_SPIRIT = {"gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "olmo3"}
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
-_LOCAL_WORDS = ("sliding", "local", "chunked")
-# Types with releases whose config.json names no base; for every other one a missing base is an error, since
-# transformers' own default differs from type to type.
-_IMPLICIT_THETA = {"llama": 10000.0, "falcon": 10000.0, "gpt_neox": 10000.0}
 _OLD_NAMES = {"su": "longrope"}
 
 Parameters = dict[str, Any]
@@ -40,10 +45,14 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True)
 class ConfiguredRope:
-    """One rotary embedding as a config.json describes it; `geometry.layer_type` is None where all layers share it."""
+    """One rotary embedding as a config.json describes it; `geometry.layer_type` is None where all layers share it.
+
+    far: whether its layers see the whole context, so that scaling it makes sense.
+    """
 
     geometry: RopeGeometry
     spec: ScalingSpec
+    far: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class RopeSettings:
 
     ropes: tuple[ConfiguredRope, ...]
     max_position_embeddings: int
+    family: Family
     warnings: tuple[str, ...]
 
 
@@ -61,42 +71,86 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
     original_length: corrects a config that lies about its pretraining window, tokens. Raises CheckpointError
     for a model without rotary embeddings, and for values that are not numbers.
     """
-    section = section_of(config)
-    _refuse_without_rope(config, section)
+    section, family = section_of(config), family_of(config)
+    _refuse_without_rope(config, section, family)
     warnings: list[str] = []
-    window = whole_number(section, WINDOW_KEYS)
+    window = _window(section, family, warnings)
     if original_length and original_length > window:
         warnings.append(f"--original-length {original_length} is above the config's own window, {window}.")
     ropes = []
-    for layer_type, parameters in parameters_by_layer_type(section, warnings).items():
+    for layer_type, parameters in parameters_by_layer_type(section, family, warnings).items():
         if parameters is not None:  # a layer type may carry no positions at all
-            ropes.append(_read_rope(section, parameters, layer_type, window, original_length, warnings))
-    return RopeSettings(tuple(ropes), window, tuple(dict.fromkeys(warnings)))
+            ropes.append(_read_rope(section, family, parameters, layer_type, window, original_length, warnings))
+    return RopeSettings(tuple(ropes), window, family, tuple(dict.fromkeys(warnings)))
 
 
-def sees_whole_context(layer_type: str | None) -> bool:
-    """False for layers with a sliding or chunked window: they never see far, so scaling only harms them."""
-    return not any(word in (layer_type or "") for word in _LOCAL_WORDS)
+def _window(section: dict[str, Any], family: Family, warnings: list[str]) -> int:
+    default = family.max_position_embeddings
+    if default is None or any(key in section for key in WINDOW_KEYS):
+        return whole_number(section, WINDOW_KEYS)
+    warnings.append(f"config.json names no {WINDOW_KEYS[0]}; models of this type have {default}.")
+    return default
 
 
-def parameters_by_layer_type(section: dict[str, Any], warnings: list[str]) -> dict[str | None, Parameters | None]:
-    """RoPE parameters with a `rope_theta` each, by layer type; one entry under None where all layers share them."""
+def parameters_by_layer_type(
+    section: dict[str, Any], family: Family, warnings: list[str]
+) -> dict[str | None, Parameters | None]:
+    """RoPE parameters, by layer type; one entry under None where all layers share them.
+
+    Raises CheckpointError for a type that has them by layer type, where config.json has them for all alike.
+    """
     new, legacy = mapping(section, "rope_parameters"), mapping(section, "rope_scaling")
     theta = first(section, THETA_KEYS)
+    if theta is None and isinstance(section.get("attn_config"), dict):
+        theta = first(section["attn_config"], THETA_KEYS)
+        if theta is not None and "rope_theta" not in new:
+            warnings.append(
+                f"attn_config names rope_theta {theta}, which transformers 5 does not read: it takes 10000. A patch "
+                "names it where it is read."
+            )
     if any(isinstance(value, dict) for value in new.values()):
-        nested = {key: value for key, value in new.items() if value is None or isinstance(value, dict)}
         # transformers 5 looks for truncate beside the layer types alone
         beside = {"truncate": new["truncate"]} if "truncate" in new else {}
-        return {
-            key: value if value is None else _nested_parameters(value, theta, beside) for key, value in nested.items()
+        ropes: dict[str | None, Parameters | None] = {
+            key: value if value is None else _nested_parameters(value, theta, beside)
+            for key, value in new.items()
+            if value is None or isinstance(value, dict)
         }
-    parameters = _flat_parameters(new, legacy, theta, warnings)
-    if section.get(LOCAL_THETA) is not None or section.get("model_type") in NESTED_IN_SPIRIT:
-        local_theta = section.get(LOCAL_THETA, parameters["rope_theta"])
+    else:
+        ropes = _by_layer_type(section, family, _flat_parameters(new, legacy, theta, warnings))
+    _refuse_mixed_bases(section)
+    for layer_type, parameters in ropes.items():
+        if parameters is not None and parameters["rope_theta"] is None:
+            parameters["rope_theta"] = _implicit_base(family, layer_type, warnings)
+    return ropes
+
+
+def _refuse_mixed_bases(section: dict[str, Any]) -> None:
+    """A list of bases by layer (Granite) wins over the one base; a layer of base 0 does not turn."""
+    bases = section.get(LAYER_THETAS)
+    if bases is None:
+        return
+    named = {first(section, THETA_KEYS), mapping(section, "rope_parameters").get("rope_theta")} - {None}
+    if not isinstance(bases, list) or len(named | set(filter(None, bases))) > 1:
+        raise CheckpointError(
+            f"{LAYER_THETAS} in config.json holds {shown(bases)}; one base for all layers is supported."
+        )
+
+
+def _by_layer_type(section: dict[str, Any], family: Family, parameters: Parameters) -> dict[str | None, Any]:
+    """What flat fields mean: one rope for all layers or, in some types, one for those that see the whole context."""
+    if section.get(LOCAL_THETA) is not None or family.flat_means_full:
+        bases = {defaults.get("rope_theta") for defaults in family.layers.values()}
+        local_theta = section.get(LOCAL_THETA, parameters["rope_theta"] if len(bases) == 1 else None)
         return {
             "full_attention": parameters,
             "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
         }
+    if family.layers:
+        raise CheckpointError(
+            f"Layers of {family.model_type} turn by their type ({', '.join(family.layers)}), and config.json gives one "
+            "set of RoPE fields for all. Write rope_parameters by layer type, as transformers 5 does when it saves."
+        )
     return {None: parameters}
 
 
@@ -110,9 +164,9 @@ def _flat_parameters(new: Parameters, legacy: Parameters, theta: Any, warnings: 
     parameters = {**(legacy or new)}
     if parameters.get("rope_theta") is None:
         parameters["rope_theta"] = theta if theta is not None else new.get("rope_theta")
-    if legacy and new and _rope_type(legacy) != _rope_type(new):
+    if legacy and new and rope_type_of(legacy) != rope_type_of(new):
         warnings.append(
-            f"rope_scaling says {_rope_type(legacy)!r} and rope_parameters {_rope_type(new)!r}; "
+            f"rope_scaling says {rope_type_of(legacy)!r} and rope_parameters {rope_type_of(new)!r}; "
             "transformers follows rope_scaling, and so does this."
         )
     if new.get("rope_theta") is not None and theta is not None and new["rope_theta"] != theta:
@@ -120,13 +174,26 @@ def _flat_parameters(new: Parameters, legacy: Parameters, theta: Any, warnings: 
     return parameters
 
 
-def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any]) -> None:
+def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
     model_type = config.get("model_type")
     if not isinstance(model_type, str | None):
         raise CheckpointError(f"model_type in config.json is {model_type!r}; a name was expected.")
     if section.get("alibi"):
         raise CheckpointError("config.json asks for alibi; this model's layers do not use their rotary embeddings.")
-    if model_type not in _IMPLICIT_THETA and all(section.get(key) is None for key in _ROPE_KEYS):
+    if family.refused:
+        raise CheckpointError(f"{model_type}: {family.refused}.")
+    if not family.rotary:
+        raise CheckpointError(f"model_type {model_type!r} has no rotary position embedding that config.json drives.")
+    if family.switch and section.get(family.switch[0]) != family.switch[1]:
+        key, value = family.switch
+        raise CheckpointError(f"{model_type} has no rotary positions here: {key} in config.json is not {value!r}.")
+    silent = all(section.get(key) is None for key in _ROPE_KEYS)
+    if silent and family.scaled:
+        raise CheckpointError(
+            f"config.json holds none of {', '.join(_ROPE_KEYS)}, and transformers takes a scaling of its own for "
+            f"{model_type}. Write rope_parameters into it, as transformers does when it saves."
+        )
+    if silent and family.rope_theta is None and not family.layers:
         raise CheckpointError(
             f"model_type {model_type!r} has no rotary position embedding: "
             f"config.json holds none of {', '.join(_ROPE_KEYS)}."
@@ -135,39 +202,62 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any]) -> Non
 
 def _read_rope(
     section: dict[str, Any],
+    family: Family,
     parameters: Parameters,
     layer_type: str | None,
     window: int,
     original_length: int | None,
     warnings: list[str],
 ) -> ConfiguredRope:
-    theta = parameters.get("rope_theta")
-    if theta is None:
-        theta = _IMPLICIT_THETA.get(section.get("model_type", ""))
-        if theta is None:
-            raise CheckpointError(
-                "config.json names no rope_theta, and the default differs from one model type to another. "
-                "Write the base that the model was trained with into it."
-            )
-        warnings.append(f"config.json names no rope_theta; models of this type have {theta:g}.")
-    share = parameters.get("partial_rotary_factor", first(section, PARTIAL_KEYS))
-    width = rotary_dim(section, share)
+    head = head_dim(section, family, layer_type)
+    share = rotary_share(section, family, parameters, layer_type)
+    still = 0
+    if rope_type_of(parameters) == "proportional":
+        still = head // 2 - int(positive_number("partial_rotary_factor", 1.0 if share is None else share) * head // 2)
+        share = None
+    width = rotary_dim(section, head, share)
     method = _read_method(parameters)
     original = original_length or _original_window(section, parameters, method, window, warnings)
-    theta = positive_number("rope_theta", theta)
+    theta = positive_number("rope_theta", parameters["rope_theta"])
     if theta <= 1:
         raise CheckpointError(f"rope_theta in config.json is {theta:g}; a base above 1 was expected.")
-    geometry = RopeGeometry(head_dim(section), width, theta, original, layer_type)
-    return ConfiguredRope(geometry, _read_spec(parameters, method, window / original))
+    geometry = RopeGeometry(head, width, theta, original, layer_type, still)
+    spec = _read_spec(parameters, method, window / original)
+    return ConfiguredRope(geometry, spec, family.sees_whole_context(layer_type))
+
+
+def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters, layer_type: str | None) -> Any:
+    """partial_rotary_factor from where it stands, or as the family takes it; None where all of a head turns."""
+    share = parameters.get("partial_rotary_factor", first(section, PARTIAL_KEYS))
+    if share is None and family.known:
+        defaults = family.layers.get(layer_type or "", {})
+        share = defaults.get("partial_rotary_factor", family.partial_rotary_factor)
+        if section.get("rotary_dim") is not None:  # MiniMax names the width
+            share = whole_number(section, ("rotary_dim",)) / head_dim(section, family, layer_type)
+    return share
+
+
+def _implicit_base(family: Family, layer_type: str | None, warnings: list[str]) -> float:
+    theta = family.layers.get(layer_type or "", {}).get("rope_theta", family.rope_theta)
+    if theta is None:
+        raise CheckpointError(
+            "config.json names no rope_theta, and the default differs from one model type to another. "
+            "Write the base that the model was trained with into it."
+        )
+    layers = f" in layers of type {layer_type}" if layer_type else ""
+    warnings.append(f"config.json names no rope_theta; models of this type have {theta:g}{layers}.")
+    return theta
 
 
 def _read_method(parameters: Parameters) -> str:
-    rope_type = _rope_type(parameters)
+    rope_type = rope_type_of(parameters)
     if rope_type not in NATIVE_KEYS:
         known = ", ".join(NATIVE_KEYS)
         raise CheckpointError(f"rope_type {rope_type!r} is not known here. Known: {known}.")
     if rope_type == "default":
         return "none"
+    if rope_type == "proportional":
+        return "none" if parameters.get("factor") in (None, 1) else "linear"
     return "ntk-by-parts" if rope_type == "yarn" and parameters.get("attention_factor") == 1.0 else rope_type
 
 
@@ -180,11 +270,18 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> Sc
         factor = max(1.0, implied_factor)
     factor = positive_number("factor", factor)
     params = {key: parameters[key] for key in get_method(method).parameters if parameters.get(key) is not None}
-    if method == "yarn" and parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        # DeepSeek's pair: the rest of the temperature is in the softmax scale
-        pair = (positive_number(key, parameters[key]) for key in ("mscale", "mscale_all_dim"))
-        above, below = (0.1 * mscale * math.log(max(factor, 1.0)) + 1.0 for mscale in pair)
-        params.setdefault("attention_factor", above / below)
+    pair = ("mscale", "mscale_all_dim")
+    if all(parameters.get(key) for key in pair):
+        for key in pair:
+            positive_number(key, parameters[key])
+    else:
+        for key in pair:
+            params.pop(key, None)  # the one without the other does nothing
+    if "attention_factor" in params and "mscale" in params:  # transformers lets the explicit one win
+        for key in pair:
+            del params[key]
+    if method == "longrope" and parameters.get(MSCALES[1]) is not None:
+        params.setdefault("attention_factor", positive_number(MSCALES[1], parameters[MSCALES[1]]))
     return ScalingSpec(method, factor, params)
 
 
@@ -204,6 +301,9 @@ def _original_window(
     return window
 
 
-def _rope_type(parameters: Parameters) -> str:
+def rope_type_of(parameters: Parameters) -> str:
+    """The rope_type that the parameters name, by its name of today."""
     rope_type = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    if rope_type == "yarn" and "long_factor" in parameters:  # an early Phi-3
+        return "longrope"
     return _OLD_NAMES.get(rope_type, rope_type)

@@ -5,88 +5,176 @@ fields, or a transformers 4 that finds only the newer, otherwise reads a wrong b
 import math
 from typing import Any
 
+import numpy as np
+
 from ropecli.checkpoint.dialects import (
+    LAYER_THETAS,
     LOCAL_THETA,
     NATIVE_KEYS,
-    NESTED_IN_SPIRIT,
     ORIGINAL_WINDOW,
-    PARTIAL_KEYS,
     THETA_KEYS,
     WINDOW_KEYS,
     Parameters,
     parameters_by_layer_type,
-    sees_whole_context,
+    rotary_share,
 )
-from ropecli.checkpoint.fields import first, head_dim
+from ropecli.checkpoint.families import MSCALES, Family, family_of
+from ropecli.checkpoint.fields import head_dim
 from ropecli.checkpoint.reading import section_of
+from ropecli.errors import PatchError
 from ropecli.rope import ScaledRope
-from ropecli.scaling.registry import get_method
+from ropecli.scaling.registry import get_method, varies_with_length
 from ropecli.scaling.yarn import yarn_attention_factor
 
-# Types that transformers 5 reads by names of their own: what rope_scaling does not repeat is lost there.
-_OWN_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct"), "gpt_neox_japanese": ("rotary_emb_base", "rotary_pct")}
-_REPLACED = {"rope_type", "type", "rope_theta", "mscale", "mscale_all_dim", *sum(NATIVE_KEYS.values(), ())}
+_REPLACED = {"rope_type", "type", "rope_theta", *sum(NATIVE_KEYS.values(), ())} - {"partial_rotary_factor"}
+_STANDS_FOR_ZERO = 1e30
+"""A factor that leaves no frequency: strict JSON has no infinity, and float32 ends at 3e38."""
 
 
-def native_parameters(scaled: ScaledRope) -> Parameters:
-    """The `rope_parameters` dict by which stock transformers makes these frequencies."""
-    rope_type = get_method(scaled.spec.method).rope_type
+def native_parameters(scaled: ScaledRope, family: Family | None = None) -> Parameters:
+    """The `rope_parameters` dict by which stock transformers makes these frequencies.
+
+    Where the method has no rope_type of its own, or the family does not honour it: longrope with the same factors
+    for short and long, which expresses any static frequencies. Raises PatchError for what no stock reader can
+    express.
+    """
+    family = family or Family(None)
+    rope_type = _rope_type(scaled, family)
+    if rope_type != "longrope" or scaled.spec.method == "longrope":
+        values = _own_values(scaled, rope_type)
+    else:
+        values = _universal_values(scaled)
+    if rope_type == "longrope" and (
+        family.reads_mscales or not math.isclose(scaled.attention_factor, _longrope_attention_factor(scaled))
+    ):
+        values |= dict.fromkeys(MSCALES, scaled.attention_factor)
+    known = {key: values[key] for key in NATIVE_KEYS[rope_type] if key in values}
+    return {"rope_type": rope_type, "rope_theta": scaled.rope_theta, **known}
+
+
+def _rope_type(scaled: ScaledRope, family: Family) -> str:
+    method = get_method(scaled.spec.method)
+    honoured = family.rope_types or tuple(NATIVE_KEYS)
+    if scaled.geometry.still_pairs:
+        # of the native types this one alone knows pairs that stand still
+        if method.rope_type in ("default", "linear"):
+            return "proportional"
+        honoured = ("longrope",)
+    if method.rope_type in honoured:
+        return method.rope_type
+    if varies_with_length(scaled.geometry, scaled.spec):
+        raise PatchError(
+            f"{scaled.spec.method} follows the current length in a way that no stock reader expresses for this model, so "
+            f"it cannot be written. It can be measured in memory: eval-ppl --method {scaled.spec.method} --factor "
+            f"{scaled.spec.factor:g}, or compare --methods {scaled.spec.method}."
+        )
+    return "longrope"
+
+
+def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
     values = {
         "factor": scaled.spec.factor,
         ORIGINAL_WINDOW: scaled.geometry.original_max_position_embeddings,
         **scaled.spec.params,
     }
+    if get_method(scaled.spec.method).rope_type == "default":
+        del values["factor"]  # proportional would divide by it once more
     # Only what differs from a reader's own default is written: not every engine knows these two.
     if values.get("truncate") is True:
         del values["truncate"]
-    if rope_type == "longrope" or not math.isclose(scaled.attention_factor, yarn_attention_factor(scaled.spec.factor)):
+    usual = yarn_attention_factor(scaled.spec.factor)
+    if rope_type == "longrope" or ("mscale" not in values and not math.isclose(scaled.attention_factor, usual)):
         values["attention_factor"] = scaled.attention_factor
-    known = {key: values[key] for key in NATIVE_KEYS[rope_type] if key in values}
-    return {"rope_type": rope_type, "rope_theta": scaled.rope_theta, **known}
+    return values
+
+
+def _universal_values(scaled: ScaledRope) -> Parameters:
+    with np.errstate(divide="ignore"):
+        factors = scaled.geometry.powers() / scaled.inv_freq
+    factors = np.minimum(factors, _STANDS_FOR_ZERO).tolist()
+    return {
+        "factor": scaled.spec.factor,
+        ORIGINAL_WINDOW: scaled.geometry.original_max_position_embeddings,
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": scaled.attention_factor,
+    }
+
+
+def _longrope_attention_factor(scaled: ScaledRope) -> float:
+    """What a reader takes without an attention factor."""
+    window = scaled.geometry.original_max_position_embeddings
+    return math.sqrt(1 + math.log(scaled.spec.factor) / math.log(window)) if window > 1 else math.nan
 
 
 def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], window: int) -> None:
-    """Edits `config` in place: the ropes that see the whole context in both dialects, and the window, tokens."""
-    section = section_of(config)
-    before = parameters_by_layer_type(section, [])
+    """Edits `config` in place: the scaled ropes in both dialects, and the window, tokens. Raises PatchError."""
+    section, family = section_of(config), family_of(config)
+    before = parameters_by_layer_type(section, family, [])
     written = {
-        label: _with_kept_keys(native_parameters(rope), before[label], section) for label, rope in scaled.items()
+        label: _with_kept_keys(native_parameters(rope, family), rope, before[label], section, family)
+        for label, rope in scaled.items()
     }
+    for parameters in written.values():
+        if "max_position_embeddings" in parameters:  # a copy that Ministral's config keeps there
+            parameters["max_position_embeddings"] = window
+    _refuse_longrope_of_mixed_layers(section, written)
     main = next(iter(written.values()))
     if None in written:
         section["rope_parameters"] = main
-        _write_legacy(section, main)
-        _write_own_names(section, main)
+        _write_legacy(section, family, main)
+        _write_own_names(section, family, main)
     else:
         nest = {label: written.get(label, parameters) for label, parameters in before.items()}
         section["rope_parameters"] = nest
-        _write_legacy_of_nest(section, nest, main)
-    for key in WINDOW_KEYS:
-        if key in section:
-            section[key] = window
+        _write_legacy_of_nest(section, family, nest, main)
+    present = [key for key in WINDOW_KEYS if key in section]
+    for key in present or WINDOW_KEYS[:1]:
+        section[key] = window
     if "head_dim" in section and section["head_dim"] is None:
         # transformers 5 divides by null in yarn, longrope and dynamic
-        section["head_dim"] = head_dim(section)
+        section["head_dim"] = head_dim(section, family)
 
 
-def _with_kept_keys(parameters: Parameters, before: Parameters | None, section: dict[str, Any]) -> Parameters:
+def _refuse_longrope_of_mixed_layers(section: dict[str, Any], written: dict[str | None, Parameters]) -> None:
+    differing = section.get("per_layer_config")
+    own = set().union(*(layer for layer in differing.values() if isinstance(layer, dict))) if differing else set()
+    if own & {"head_dim", "num_attention_heads"} and any(one["rope_type"] == "longrope" for one in written.values()):
+        raise PatchError(
+            "These frequencies would have to be written as longrope, and transformers refuses longrope where layers "
+            "differ in head_dim or num_attention_heads. linear, abf and ntk can be written for this model."
+        )
+
+
+def _with_kept_keys(
+    parameters: Parameters, rope: ScaledRope, before: Parameters | None, section: dict[str, Any], family: Family
+) -> Parameters:
     """`parameters` and what the checkpoint had there that is no scaling of its own: partial_rotary_factor, sections."""
     kept = {key: value for key, value in (before or {}).items() if key not in _REPLACED}
-    partial = first(section, PARTIAL_KEYS)
-    if partial is not None:
-        kept.setdefault("partial_rotary_factor", partial)
+    share = rotary_share(section, family, before or {}, rope.geometry.layer_type)
+    if share is not None:
+        kept["partial_rotary_factor"] = share
+    if rope.geometry.still_pairs and parameters["rope_type"] == "longrope":
+        del kept["partial_rotary_factor"]  # here longrope's factors say which pairs stand still
+    if "llama_4_scaling_beta" in kept:  # its attention reads the window beside it, whatever the rope_type
+        kept[ORIGINAL_WINDOW] = rope.geometry.original_max_position_embeddings
     return {**parameters, **kept}
 
 
-def _write_legacy(section: dict[str, Any], main: Parameters) -> None:
+def _write_legacy(section: dict[str, Any], family: Family, main: Parameters) -> None:
     for key in THETA_KEYS:
         if key in section or key == "rope_theta":
             section[key] = main["rope_theta"]
+    if isinstance(section.get(LAYER_THETAS), list):
+        section[LAYER_THETAS] = [main["rope_theta"] if theta else theta for theta in section[LAYER_THETAS]]
     if "partial_rotary_factor" in main:
         section["partial_rotary_factor"] = main["partial_rotary_factor"]
     # A stale rope_scaling wins over rope_parameters in transformers 5, so it is written always.
     scaling = {key: value for key, value in main.items() if key not in ("rope_theta", "partial_rotary_factor")}
     section["rope_scaling"] = None if main["rope_type"] == "default" else {**scaling, "type": main["rope_type"]}
+    if main["rope_type"] == "longrope" and family.bare_longrope and MSCALES[0] not in main:
+        # both readers work out factor and attention factor from the two windows
+        section["rope_scaling"] = {key: section["rope_scaling"][key] for key in ("type", "short_factor", "long_factor")}
     if main["rope_type"] == "longrope" or ORIGINAL_WINDOW in section:
         # transformers 4 reads longrope's window from here, and a stray one overrides the dict in transformers 5
         original = main.get(ORIGINAL_WINDOW)
@@ -96,10 +184,10 @@ def _write_legacy(section: dict[str, Any], main: Parameters) -> None:
             section[ORIGINAL_WINDOW] = original
 
 
-def _write_own_names(section: dict[str, Any], main: Parameters) -> None:
-    if section.get("model_type") not in _OWN_NAMES:
+def _write_own_names(section: dict[str, Any], family: Family, main: Parameters) -> None:
+    if family.own_names is None:
         return
-    theta_key, partial_key = _OWN_NAMES[section["model_type"]]
+    theta_key, partial_key = family.own_names
     section[theta_key] = main["rope_theta"]
     if "partial_rotary_factor" in main:
         section[partial_key] = main["partial_rotary_factor"]
@@ -107,13 +195,15 @@ def _write_own_names(section: dict[str, Any], main: Parameters) -> None:
         section["rope_scaling"] = {**main, **section["rope_scaling"]}
 
 
-def _write_legacy_of_nest(section: dict[str, Any], nest: dict[Any, Parameters | None], main: Parameters) -> None:
+def _write_legacy_of_nest(
+    section: dict[str, Any], family: Family, nest: dict[Any, Parameters | None], main: Parameters
+) -> None:
     """A flat rope_scaling would scale all layers of most types; only those that know better get one."""
     if main.get("truncate") is False:
         section["rope_parameters"] = {**nest, "truncate": False}  # transformers 5 looks for it there alone
-    local = next((value for label, value in nest.items() if value and not sees_whole_context(label)), None)
-    if LOCAL_THETA in section or section.get("model_type") in NESTED_IN_SPIRIT:
-        _write_legacy(section, main)
+    local = next((value for label, value in nest.items() if value and not family.sees_whole_context(label)), None)
+    if LOCAL_THETA in section or family.flat_means_full:
+        _write_legacy(section, family, main)
         if local is not None and (LOCAL_THETA in section or local["rope_theta"] != main["rope_theta"]):
             section[LOCAL_THETA] = local["rope_theta"]
     elif "rope_scaling" in section:

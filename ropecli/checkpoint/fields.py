@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from ropecli.checkpoint.families import Family
 from ropecli.errors import CheckpointError, shown
 
 _WIDEST_HEAD = 2**16
+_HEAD_KEYS = ("head_dim", "attention_head_dim")
 _LARGEST = 1e15
 """No count, base or factor of a model comes near it; beyond, float64 loses whole numbers."""
 
@@ -37,18 +39,23 @@ def positive_number(key: str, value: Any) -> float:
     return value
 
 
-def head_dim(section: dict[str, Any]) -> int:
-    """Width of what turns in a head: MLA's rope part, or head_dim, or hidden_size / heads."""
-    for key in ("qk_rope_head_dim", "head_dim"):
-        if section.get(key) is not None:
-            return whole_number(section, (key,))
+def head_dim(section: dict[str, Any], family: Family, layer_type: str | None = None) -> int:
+    """Width of what turns in a head: MLA's rope part, or head_dim (a layer type may have its own), or width / heads."""
+    if section.get("qk_rope_head_dim") is not None:
+        return whole_number(section, ("qk_rope_head_dim",))
+    own = _of_layer(section, layer_type)
+    if first(own, _HEAD_KEYS) is not None:
+        return whole_number(own, _HEAD_KEYS)
+    if family.head_dim is not None and "head_dim" not in section:
+        return family.head_dim
     width = whole_number(section, ("hidden_size", "n_embd", "d_model"))
     return width // whole_number(section, ("num_attention_heads", "n_head", "n_heads"))
 
 
-def rotary_dim(section: dict[str, Any], share: Any) -> int:
+def rotary_dim(section: dict[str, Any], head: int, share: Any) -> int:
     """Width of the part of a head that turns; `share` of the head, or all of it."""
-    head = head_dim(section)
+    if section.get("qk_rope_head_dim") is not None:
+        share = 1.0  # the part that turns is named by its width; a share beside it says the same of the whole head
     width = int(head * positive_number("partial_rotary_factor", 1.0 if share is None else share))
     if not 2 <= width <= min(head, _WIDEST_HEAD) or width % 2:
         raise CheckpointError(
@@ -56,3 +63,14 @@ def rotary_dim(section: dict[str, Any], share: Any) -> int:
             f"at most the head's own width, {head}, and {_WIDEST_HEAD}."
         )
     return width
+
+
+def _of_layer(section: dict[str, Any], layer_type: str | None) -> dict[str, Any]:
+    """`section` as the layers of one type see it: transformers keeps what differs in per_layer_config, by index."""
+    labels, differing = section.get("layer_types"), section.get("per_layer_config")
+    if layer_type is None or not isinstance(labels, list) or not isinstance(differing, dict):
+        return section
+    for index, own in differing.items():
+        if str(index).isdigit() and int(index) < len(labels) and labels[int(index)] == layer_type:
+            return {**section, **(own if isinstance(own, dict) else {})}
+    return section

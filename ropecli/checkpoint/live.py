@@ -1,7 +1,7 @@
 """The rotary tables of a live transformers model: found, read, set. One place knows how they are named there."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +9,14 @@ import numpy as np
 import torch
 
 from ropecli.errors import PatchError
-from ropecli.rope import ScaledRope
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.registry import scale, varies_with_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TABLE = "inv_freq"
+_HOOK = "_ropecli_follows_length"
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,29 @@ class RotaryTable:
     def at_length(self, length: int) -> tuple[np.ndarray, float]:
         """(inv_freq, attention factor) after a fresh pass over `length` tokens, as stock transformers makes them."""
         reset_tables([self])
-        arguments = {"layer_type": self.layer_type} if self.layer_type else {}
-        last_position = torch.tensor([[length - 1]], device=getattr(self.module, self._prefix + _TABLE).device)
-        self.module(torch.zeros(1, 1, 1, device=last_position.device), last_position, **arguments)
+        self._turn(length - 1)
         return self.inv_freq, self.attention_factor
+
+    def _turn(self, position: int) -> Any:
+        """What the module gives for one token at `position`: cos and sin, in one form or another."""
+        arguments = {"layer_type": self.layer_type} if self.layer_type else {}
+        positions = torch.tensor([[position]], device=getattr(self.module, self._prefix + _TABLE).device)
+        return self.module(torch.zeros(1, 1, 1, device=positions.device), positions, **arguments)
+
+    @torch.no_grad()
+    def refuse_if_deaf(self) -> None:
+        """Raises PatchError for a module that does not turn by its table, but works out its frequencies anew."""
+        buffer = getattr(self.module, self._prefix + _TABLE)
+        given = []
+        for value in (0.0, 1.0):
+            setattr(self.module, self._prefix + _TABLE, torch.full_like(buffer, value))
+            given.append(self._turn(1))
+        setattr(self.module, self._prefix + _TABLE, buffer)
+        if all(torch.equal(*pair) for pair in zip(*map(_tensors, given), strict=True)):
+            raise PatchError(
+                f"{self.name} works out its frequencies anew in each pass, and cannot be patched in memory. "
+                "Write the patch to a folder instead."
+            )
 
     def set(self, rope: ScaledRope) -> None:
         """Makes the module turn as `rope` says, at every length. Raises PatchError where the shapes differ."""
@@ -75,19 +96,64 @@ def rotary_tables(model: "PreTrainedModel") -> list[RotaryTable]:
     return tables
 
 
-def set_ropes(tables: list[RotaryTable], ropes: dict[str | None, ScaledRope]) -> None:
-    """Patches a live model in memory. Raises PatchError for a table of a layer type that has no rope."""
+def set_ropes(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
+    """Makes every table turn as its layer type's rope says, at all lengths alike. Raises PatchError for a table of a layer type that has no rope."""
     for table in tables:
         if table.layer_type not in ropes:
             raise PatchError(f"{table.name}: the live model has layers of type {table.layer_type!r}; config.json not.")
         table.set(ropes[table.layer_type])
 
 
+def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
+    """Patches a model in memory, by the ropes of a plan (plan.ropes); writes nothing.
+
+    Methods that depend on the length follow it: every forward pass turns by its own largest position, whatever
+    passes came before. Keys that lie in a KV cache keep the rotation they got. `restored` takes it back. Raises
+    PatchError for layer types without a rope, and for a model that does not turn by its tables.
+    """
+    tables = rotary_tables(model)
+    by_module: dict[int, list[RotaryTable]] = {}
+    for table in tables:
+        by_module.setdefault(id(table.module), []).append(table)
+    for own in by_module.values():
+        module = own[0].module
+        if (hook := module.__dict__.pop(_HOOK, None)) is not None:
+            hook.remove()
+        set_ropes(own, ropes)
+        for table in own:
+            table.refuse_if_deaf()
+        switching = [table for table in own if varies_with_length(*_method(ropes[table.layer_type]))]
+        if switching:
+            module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(switching, ropes), with_kwargs=True)
+
+
+def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> Callable[..., None]:
+    """A hook that sets the tables for the largest position of the pass that begins."""
+
+    def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        positions = named["position_ids"] if "position_ids" in named else arguments[1]
+        length = int(positions.max()) + 1
+        set_ropes(tables, {label: scale(*_method(rope), length) for label, rope in ropes.items()})
+
+    return before_pass
+
+
+def _method(rope: ScaledRope) -> tuple[RopeGeometry, ScalingSpec]:
+    return rope.geometry, rope.spec
+
+
+def _tensors(given: Any) -> tuple[torch.Tensor, ...]:
+    return (given,) if isinstance(given, torch.Tensor) else tuple(given)
+
+
 @contextlib.contextmanager
 def restored(tables: list[RotaryTable]) -> Iterator[None]:
     """At the end, every table is again as it was at the beginning."""
     modules = {id(table.module): table.module for table in tables}.values()
-    before = [(module, {**module.__dict__, "_buffers": dict(module._buffers)}) for module in modules]
+    copied = ("_buffers", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+    before = [
+        (module, {**module.__dict__, **{key: module.__dict__[key].copy() for key in copied}}) for module in modules
+    ]
     try:
         yield
     finally:
@@ -99,10 +165,20 @@ def restored(tables: list[RotaryTable]) -> Iterator[None]:
 def reset_tables(tables: list[RotaryTable]) -> None:
     """Makes every table anew from its config: the dynamic ones remember the longest length they have seen."""
     for module in {id(table.module): table.module for table in tables}.values():
-        fresh = type(module)(module.config).to(next(module.buffers()).device)
-        # the module stays itself, but of what it remembers nothing does: some of it lies in attributes of its own
-        module.__dict__.clear()
-        module.__dict__.update(fresh.__dict__)
+        _remake(module, next(module.buffers()).device)
+
+
+def remake_rotary_modules(model: "PreTrainedModel") -> None:
+    """Gives a model that was built without storage its rotary modules, on the CPU. Raises PatchError for none."""
+    for module in {id(table.module): table.module for table in rotary_tables(model)}.values():
+        _remake(module, torch.device("cpu"))
+
+
+def _remake(module: Any, device: torch.device) -> None:
+    fresh = type(module)(module.config).to(device)
+    # the module stays itself, but of what it remembers nothing does: some of it lies in attributes of its own
+    module.__dict__.clear()
+    module.__dict__.update(fresh.__dict__)
 
 
 def switches_with_length(tables: list[RotaryTable], window: int) -> bool:

@@ -1,18 +1,18 @@
 """What a patch would write, worked out without writing: PatchPlan. Loads neither torch nor transformers."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from ropecli.checkpoint.dialects import RopeSettings, read_settings, sees_whole_context
-from ropecli.checkpoint.encoding import native_parameters, write_settings
+from ropecli.checkpoint.dialects import RopeSettings, read_settings
+from ropecli.checkpoint.encoding import write_settings
 from ropecli.checkpoint.provenance import Change, Provenance, diff, read_provenance, unreadable
-from ropecli.checkpoint.reading import Checkpoint, section_of
+from ropecli.checkpoint.reading import Checkpoint
+from ropecli.checkpoint.warnings import warnings_of
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import get_method, scale, varies_with_length
+from ropecli.scaling.registry import get_method, scale
 
 _LONGEST = 10**12
 
@@ -21,17 +21,21 @@ _LONGEST = 10**12
 class PatchPlan:
     """What would be written: printable, diffable, free to make.
 
-    ropes: by layer type (None where all share one), untouched ones included. changes: against the config as
-    it stands; original: the config before any patch. window: max_position_embeddings to write, tokens.
-    settings_warnings: what the source leaves open; warnings: these and what the patch itself gives rise to.
+    ropes: by layer type (None where all share one), untouched ones included; scaled: the layer types that were
+    scaled. original: the config before any patch; config: after it, None for a method that no stock reader can
+    express (`unwritable` says why); changes: against the config as it stands. window: max_position_embeddings to
+    write, tokens. settings_warnings: what the source leaves open; warnings: these and what the patch itself gives
+    rise to.
     """
 
     source: Checkpoint
     spec: ScalingSpec
     ropes: dict[str | None, ScaledRope]
+    scaled: tuple[str | None, ...]
     original: dict[str, Any]
     config: dict[str, Any]
     changes: tuple[Change, ...]
+    unwritable: str | None
     window: int
     target_length: int
     settings_warnings: tuple[str, ...]
@@ -63,9 +67,15 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
         return ropes, replace(shown, warnings=_edited(provenance) + shown.warnings)
     before = read_settings(provenance.original, provenance.original_length)
     try:
-        return _scale_layers(before, provenance.spec), replace(shown, warnings=before.warnings)
+        labels = provenance.layer_types or far_layers(before)
+        return _scale_layers(before, provenance.spec, labels), replace(shown, warnings=before.warnings)
     except MethodError as error:
         raise unreadable(checkpoint.folder, error) from error
+
+
+def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:
+    """The layer types that see the whole context, in the config's order; (None,) where all layers share one rope."""
+    return tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
 
 
 def _edited(provenance: Provenance | None) -> tuple[str, ...]:
@@ -81,71 +91,106 @@ def make_plan(
     *,
     target_length: int | None = None,
     original_length: int | None = None,
+    layer_types: Sequence[str] | None = None,
+    choose_factor: bool = True,
 ) -> PatchPlan:
     """Plans to patch `checkpoint`.
 
-    target_length: tokens; then the factor follows from the true original window, whatever spec.factor says.
-    original_length: corrects a config that lies about that window. Raises MethodError for a factor or target
-    out of range, PatchError for what stock transformers cannot express.
+    target_length: tokens; with choose_factor the factor follows from it and the true original window, whatever
+    spec.factor says. original_length: corrects a config that lies about that window. layer_types: those to scale
+    in place of the ones that see the whole context. Raises MethodError for a factor or target out of range,
+    PatchError for layer types that are not there.
     """
     get_method(spec.method)
     for name, length in (("--target-length", target_length), ("--original-length", original_length)):
         if length is not None and length > _LONGEST:
             raise MethodError(f"{name} is beyond any use; it must be at most {_LONGEST} tokens.")
     config, settings = original_settings(checkpoint, original_length)
-    windows = [
-        rope.geometry.original_max_position_embeddings
-        for rope in settings.ropes
-        if sees_whole_context(rope.geometry.layer_type)
-    ]
-    if not windows:
-        raise PatchError(f"{checkpoint.name}: no layer that sees the whole context has rotary positions.")
-    window = windows[0]
-    if target_length is not None:
-        if target_length < window:
-            raise MethodError(
-                f"The target length {target_length} is below the pretraining window, {window}. "
-                "Give at least that, or correct the window with --original-length."
-            )
-        spec = ScalingSpec(spec.method, target_length / window, spec.params)
-    if spec.factor > 1e6:
-        raise MethodError(f"The factor {spec.factor:g} is beyond any use; it must be at most 1000000.")
-    _refuse_softmax_scale(config)
-    ropes = _scale_layers(settings, spec)
-    target = target_length or round(window * spec.factor)
-    warnings = []
+    labels = _labels_to_scale(checkpoint.name, settings, layer_types)
+    window = next(rope.geometry for rope in settings.ropes if rope.geometry.layer_type in labels)
+    spec = _with_factor(spec, window.original_max_position_embeddings, target_length, choose_factor)
+    spec = _with_softmax_scale(spec, settings, labels)
+    ropes = _scale_layers(settings, spec, labels)
+    target = target_length or round(window.original_max_position_embeddings * spec.factor)
     # transformers takes max_position_embeddings for dynamic NTK's original window: raised, it would switch it off.
     keeps_window = get_method(spec.method).rope_type == "dynamic"
-    written_window = window if keeps_window else target
-    if keeps_window:
-        warnings.append(
-            f"max_position_embeddings stays at {window}: stock readers take it for dynamic NTK's pretraining window."
-        )
-    scaled = {label: rope for label, rope in ropes.items() if sees_whole_context(label)}
-    warnings += _warn(config, spec, scaled, target)
-    patched = copy.deepcopy(config)
-    write_settings(patched, scaled, written_window)
+    written_window = window.original_max_position_embeddings if keeps_window else target
+    scaled = {label: ropes[label] for label in labels}
+    patched, unwritable = copy.deepcopy(config), None
+    try:
+        write_settings(patched, scaled, written_window)
+    except PatchError as error:
+        patched, unwritable = config, str(error)
     return PatchPlan(
         source=checkpoint,
         spec=spec,
         ropes=ropes,
+        scaled=labels,
         original=config,
         config=patched,
         changes=tuple(diff(checkpoint.config, patched)),
+        unwritable=unwritable,
         window=written_window,
         target_length=target,
         settings_warnings=settings.warnings,
-        warnings=(*settings.warnings, *warnings),
+        warnings=(*settings.warnings, *warnings_of(config, settings, spec, scaled, written_window, target)),
     )
 
 
-def _scale_layers(settings: RopeSettings, spec: ScalingSpec) -> dict[str | None, ScaledRope]:
-    """Scales the layers that see the whole context; the others keep what they have."""
+def _labels_to_scale(name: str, settings: RopeSettings, layer_types: Sequence[str] | None) -> tuple[str | None, ...]:
+    present = [rope.geometry.layer_type for rope in settings.ropes]
+    if layer_types is None:
+        labels = far_layers(settings)
+        if not labels:
+            raise PatchError(
+                f"{name}: no layer that sees the whole context has rotary positions. "
+                f"--layer-types scales others: {', '.join(str(label) for label in present)}."
+            )
+        return labels
+    if present == [None]:
+        raise PatchError(f"{name}: --layer-types chooses between ropes, and here all layers share one.")
+    unknown = [label for label in layer_types if label not in present]
+    if unknown or not layer_types:
+        raise PatchError(
+            f"--layer-types names {', '.join(unknown) or 'none'}; the layers of {name} that turn are of type "
+            f"{', '.join(str(label) for label in present)}."
+        )
+    return tuple(label for label in present if label in layer_types)
+
+
+def _with_factor(spec: ScalingSpec, window: int, target_length: int | None, choose_factor: bool) -> ScalingSpec:
+    """The factor that the target length, tokens, asks for, unless another was given on purpose."""
+    if target_length is not None and target_length < window:
+        raise MethodError(
+            f"The target length {target_length} is below the pretraining window, {window}. "
+            "Give at least that, or correct the window with --original-length."
+        )
+    if target_length is not None and choose_factor:
+        spec = replace(spec, factor=target_length / window)
+    if spec.factor > 1e6:
+        raise MethodError(f"The factor {spec.factor:g} is beyond any use; it must be at most 1000000.")
+    return spec
+
+
+def _scale_layers(
+    settings: RopeSettings, spec: ScalingSpec, labels: Sequence[str | None]
+) -> dict[str | None, ScaledRope]:
+    """Scales the layers of the types in `labels`; the others keep what they have."""
     ropes = {}
     for rope in settings.ropes:
         label = rope.geometry.layer_type
-        ropes[label] = scale(rope.geometry, spec if sees_whole_context(label) else rope.spec)
+        ropes[label] = scale(rope.geometry, spec if label in labels else rope.spec)
     return ropes
+
+
+def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Sequence[str | None]) -> ScalingSpec:
+    """DeepSeek's mscale pair goes over into a new YaRN, which then has the model's own temperature; never into
+    another method: the pair would still multiply the softmax scale there."""
+    pair = ("mscale", "mscale_all_dim")
+    if spec.method != "yarn" or any(key in spec.params for key in (*pair, "attention_factor")):
+        return spec
+    before = next(rope.spec.params for rope in settings.ropes if rope.geometry.layer_type in labels)
+    return replace(spec, params={**spec.params, **{key: before[key] for key in pair if key in before}})
 
 
 def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
@@ -155,48 +200,3 @@ def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
             f"was edited since ({', '.join(provenance.edited)}): the pretrained base is not known for sure. Undo the "
             "edit; or set rope_theta to the pretrained base and remove ropecli.yaml."
         )
-
-
-def _refuse_softmax_scale(config: dict[str, Any]) -> None:
-    section = section_of(config)
-    parameters = {**(section.get("rope_parameters") or {}), **(section.get("rope_scaling") or {})}
-    if parameters.get("mscale_all_dim"):
-        raise PatchError(
-            "config.json carries mscale_all_dim, which also multiplies the softmax scale (DeepSeek); "
-            "patching such a model is not supported yet, and doing it halfway would be silent."
-        )
-
-
-def _warn(config: dict[str, Any], spec: ScalingSpec, scaled: dict[str | None, ScaledRope], target: int) -> list[str]:
-    warnings = []
-    rope = next(iter(scaled.values()))
-    if spec.method == "none" and spec.factor > 1:
-        warnings.append("none scales nothing: positions beyond the pretraining window stay unseen by the model.")
-    if spec.method != "none" and spec.factor > 1 and np.array_equal(rope.inv_freq, rope.geometry.inv_freq()):
-        warnings.append(f"{spec.method} with these parameters leaves every frequency as it was.")
-    if rope.rope_theta < rope.geometry.rope_theta:
-        warnings.append(
-            f"the new base, {rope.rope_theta:g}, is below the pretrained one, {rope.geometry.rope_theta:g}: "
-            "pairs turn faster than they did, which extends nothing."
-        )
-    if rope.rope_theta != rope.geometry.rope_theta and native_parameters(rope)["rope_type"] == "default":
-        warnings.append(
-            "the new base says nothing of the window it came from; ropecli.yaml does: keep it beside the weights."
-        )
-    if varies_with_length(rope.geometry, spec):
-        warnings.append(
-            f"{spec.method} switches frequencies with the length: a KV cache that grows past the pretraining "
-            "window, and prompts read in chunks, differ from one pass."
-        )
-    section = section_of(config)
-    sliding = section.get("sliding_window")
-    if None in scaled and isinstance(sliding, int) and sliding < target and _all_layers_slide(section):
-        warnings.append(f"sliding_window is {sliding}: no layer attends further back, whatever the positions say.")
-    return warnings
-
-
-def _all_layers_slide(section: dict[str, Any]) -> bool:
-    layer_types = section.get("layer_types")
-    if isinstance(layer_types, list) and any(sees_whole_context(str(label)) for label in layer_types):
-        return False
-    return bool(section.get("use_sliding_window", True))

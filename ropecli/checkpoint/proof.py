@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.errors import CheckpointError, ProofError, reason_of
+from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
 from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import scale, varies_with_length
 
@@ -14,19 +14,31 @@ from ropecli.scaling.registry import scale, varies_with_length
 _RELATIVE = 2e-6
 # Where a method mixes two frequencies, its float32 error is relative to the larger one, the unscaled.
 _RELATIVE_TO_BASE = 2e-7
+# Radians per token; longrope's factor of 1e30 leaves some 1e-33 where nothing should turn.
+_STILL = 1e-25
 
 
 def build_without_weights(folder: Path):
-    """The causal LM that stock transformers makes from folder/config.json: parameters on the meta device."""
-    from accelerate import init_empty_weights
+    """The causal LM that stock transformers makes from folder/config.json: parameters on the meta device.
+
+    Its rotary modules are real: each is made again from its config, as from_pretrained does once the weights are in
+    place. Raises CheckpointError, and PatchError where no module turns.
+    """
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from ropecli.checkpoint.live import remake_rotary_modules
+
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        with quiet_transformers(), init_empty_weights(include_buffers=False):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        with quiet_transformers(), torch.device("meta"):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        remake_rotary_modules(model)
+    except PatchError:
+        raise
     except Exception as error:  # config classes raise what they like
         raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
+    return model
 
 
 def prove(folder: Path, ropes: dict[str | None, ScaledRope]) -> int:
@@ -56,7 +68,7 @@ def _compare(name: str, inv_freq: np.ndarray, attention_factor: float, rope: Sca
     if inv_freq.shape != rope.inv_freq.shape:
         raise ProofError(f"{name}: the live module turns {inv_freq.size} pairs, the patch {rope.inv_freq.size}.")
     error = np.abs(inv_freq - rope.inv_freq)
-    allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq()
+    allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL
     if (error > allowed).any():
         pair = int((error / allowed).argmax())
         relative = error[pair] / max(rope.inv_freq[pair], np.finfo(np.float32).tiny)

@@ -6,11 +6,26 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ropecli.checkpoint.files import PROVENANCE, is_own_file, read_text, values
 from ropecli.checkpoint.reading import Checkpoint
-from ropecli.errors import CheckpointError, reason_of
+from ropecli.errors import CheckpointError, reason_of, shown
 from ropecli.rope import ScalingSpec
 
-PROVENANCE = "ropecli.yaml"
+_OF_A_PATCH = {
+    "ropecli",
+    "source",
+    "original_max_position_embeddings",
+    "target_length",
+    "scaling",
+    "changes",
+    "key_order",
+    "tokenizer",
+}
+_LARGEST_RECORD = 2**18  # bytes; yaml reads some 100 KB a second
+_MOST_VALUES = 20_000
+_LONGEST_VALUE = 10_000
+_LONGEST_WINDOW = 10**12
+_LARGEST_NUMBER = 10**100  # tokenizers without a limit write some 10^30
 _ABSENT = "<absent>"
 
 
@@ -27,7 +42,10 @@ class Provenance(NamedTuple):
 
     original: config.json as it was before any patch. spec: the scaling in effect. original_length: the
     pretraining window, tokens. target_length: the window patched for. edited: keys of config.json that were
-    changed since; where there are any, the note no longer tells what is in effect.
+    changed since; where there are any, the note no longer tells what is in effect. tokenizer_lengths: the
+    tokenizer's model_max_length before and after, empty where it has none, None where an older note does not say.
+    layer_types: those that were scaled, (None,) where all layers share one rope; None where an older note does not
+    say, which means those that see the whole context.
     """
 
     original: dict[str, Any]
@@ -35,6 +53,8 @@ class Provenance(NamedTuple):
     original_length: int
     target_length: int
     edited: tuple[str, ...]
+    tokenizer_lengths: tuple[Any, ...] | None = None
+    layer_types: tuple[str | None, ...] | None = None
 
 
 def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
@@ -50,29 +70,60 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         scaling = record["scaling"]
         params = {str(key): value for key, value in scaling["params"].items()}
         spec = ScalingSpec(str(scaling["method"]), float(scaling["factor"]), params)
+        layer_types = tuple(scaling["layer_types"]) if "layer_types" in scaling else None
         lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
+        if not all(0 < length <= _LONGEST_WINDOW for length in lengths):
+            raise ValueError(f"windows of {' and '.join(map(shown, lengths))} tokens")
         edited = [change.path for change in changes if get_path(checkpoint.config, change.path) != change.after]
         original = copy.deepcopy(checkpoint.config)
-        for change in changes:
-            if not edited:
-                set_path(original, change.path, change.before)
+        if not edited:
+            original = _put_in_order(undo(original, changes), record.get("key_order") or {})
+        tokenizer = record.get("tokenizer")
+        known = None if tokenizer is None else tuple(tokenizer.get("model_max_length", ()))
+        if known and len(known) != 2:
+            raise ValueError("model_max_length has no before and after")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise unreadable(checkpoint.folder, error) from error
-    return Provenance(original, spec, *lengths, tuple(edited))
+    return Provenance(original, spec, *lengths, tuple(edited), known, layer_types)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """ropecli.yaml as it stands; empty where there is none. Raises CheckpointError."""
     path = folder / PROVENANCE
-    if not path.is_file():
+    if not is_own_file(path):
         return {}
     try:
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+        record = yaml.load(read_text(path, _LARGEST_RECORD), Loader=_BoundedLoader)
+        for index, value in enumerate(values(record)):
+            # what is repeated by an alias counts each time, as it would be written
+            if index >= _MOST_VALUES:
+                raise ValueError(f"it holds more than {_MOST_VALUES} values")
+            if isinstance(value, int) and abs(value) >= _LARGEST_NUMBER:
+                raise ValueError(f"it holds {shown(value)}")
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise unreadable(folder, error) from error
     if not isinstance(record, dict):
         raise unreadable(folder, TypeError("it holds no mapping"))
     return record
+
+
+def other_notes(record: dict[str, Any]) -> dict[str, Any]:
+    """What a record says beside the patch: a fine-tuning."""
+    return {key: value for key, value in record.items() if key not in _OF_A_PATCH}
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """YAML's plain values, without the two that take more than their own length to read."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise ValueError("merge keys (<<) are not read")
+        super().flatten_mapping(node)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        if len(node.value) > _LONGEST_VALUE:
+            raise ValueError(f"a value is longer than {_LONGEST_VALUE} characters")
+        return super().construct_scalar(node)
 
 
 def unreadable(folder: Path, error: Exception) -> CheckpointError:
@@ -91,6 +142,32 @@ def diff(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> lis
         elif old != new or type(old) is not type(new):
             changes.append(Change(f"{prefix}{key}", old, new))
     return changes
+
+
+def undo(config: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
+    """`config` as it was before `changes`; the order of its keys may differ."""
+    config = copy.deepcopy(config)
+    for change in changes:
+        set_path(config, change.path, change.before)
+    return config
+
+
+def key_orders(original: dict[str, Any], restored: dict[str, Any], prefix: str = "") -> dict[str, list[str]]:
+    """By path, the keys of those objects of `original` that stand in another order in `restored`."""
+    orders = {} if list(original) == list(restored) else {prefix[:-1]: list(original)}
+    for key, value in original.items():
+        if isinstance(value, dict):
+            orders |= key_orders(value, restored[key], f"{prefix}{key}.")
+    return orders
+
+
+def _put_in_order(config: dict[str, Any], orders: dict[str, list[str]]) -> dict[str, Any]:
+    for path, keys in orders.items():
+        place = get_path(config, path) if path else config
+        ordered = {key: place[key] for key in [*keys, *place] if key in place}
+        place.clear()
+        place.update(ordered)
+    return config
 
 
 def get_path(config: dict[str, Any], path: str) -> Any:

@@ -1,9 +1,9 @@
-"""Finds a checkpoint and reads its JSON files. Owns what CHECKPOINT means; refuses what is not plain JSON.
+"""Finds a checkpoint and reads its JSON files. Owns what CHECKPOINT means, and which files make one up.
 
 Loads neither torch nor transformers.
 """
 
-import contextlib
+import fnmatch
 import hashlib
 import json
 import re
@@ -12,45 +12,58 @@ from pathlib import Path
 from typing import Any
 
 from ropecli import demo
-from ropecli.errors import CheckpointError, reason_of
+from ropecli.checkpoint import hub
+from ropecli.checkpoint.files import (
+    CHECKPOINT_FILES,
+    CODE,
+    CONFIG,
+    PROVENANCE,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    is_file,
+    is_own_file,
+    read_json,
+    values,
+)
+from ropecli.errors import CheckpointError, shown
 
-CONFIG = "config.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-_LARGEST_JSON = 32 * 2**20
-_DEEPEST_JSON = 64
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# What makes up a checkpoint. Code travels only with a config that names it.
-CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*"]
-_HUB_PATTERNS = [*CHECKPOINT_FILES, "*.py", "ropecli.yaml"]
-_HUB_IGNORED = ["*/*", "consolidated*"]
+# What git takes for a name, without what would lead out of the cache's folder of names.
+_REVISION = re.compile(r"(?!.*\.\.)[^\s/][^\s]*")
 _SAMPLE = 2**20
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """name: as the user gave it. folder: where its files are. config: config.json as it stands."""
+    """name: as the user gave it. folder: where its files are. config: config.json as it stands.
+
+    revision, commit: of a Hub id, what was asked for and the commit that it stood for.
+    """
 
     name: str
     folder: Path
     config: dict[str, Any]
+    revision: str | None = None
+    commit: str | None = None
 
     @property
     def tokenizer_config(self) -> dict[str, Any] | None:
         path = self.folder / TOKENIZER_CONFIG
-        return read_json(path) if path.is_file() else None
+        return read_json(path) if is_own_file(path) else None
 
     def weight_files(self) -> list[Path]:
         """The safetensors files. Raises CheckpointError where there are none, or one is missing or damaged."""
-        found = sorted(self.folder.glob("*.safetensors"))
+        found = sorted(self.folder.glob(WEIGHTS))
         index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
+        if is_own_file(index):
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise CheckpointError(f"{index} names no weights: its weight_map is no object.")
-            names = {str(name) for name in weight_map.values()}
-            missing = sorted(names - {path.name for path in found})
+            # Names alone: one that leads elsewhere is none of the folder's.
+            missing = sorted({str(name) for name in weight_map.values()} - {path.name for path in found})
             if missing:
-                raise CheckpointError(f"{self.name}: {index.name} names {missing[0]}, which is not in {self.folder}.")
+                name = missing[0][:100]
+                raise CheckpointError(f"{self.name}: {index.name} names {name}, which is not in {self.folder}.")
         if not found:
             pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.folder.glob(pattern)]
             hint = f" {pickled[0]} is pickled and is not read: convert it to safetensors first." if pickled else ""
@@ -59,10 +72,27 @@ class Checkpoint:
             _check_header(path)
         return found
 
+    def files(self) -> list[Path]:
+        """The files that make up the checkpoint, without config.json and ropecli.yaml, which are always written anew.
+
+        Raises CheckpointError for what is no file, and for a small file that is a link out of the folder.
+        """
+        names_code = self.config.get("auto_map") or (self.tokenizer_config or {}).get("auto_map")
+        patterns = [*CHECKPOINT_FILES, CODE] if names_code else CHECKPOINT_FILES
+        try:
+            paths = [path for path in sorted(self.folder.iterdir()) if not path.is_dir()]
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be listed: {error.strerror}.") from error
+        paths = [path for path in paths if path.name not in (CONFIG, PROVENANCE)]
+        paths = [path for path in paths if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)]
+        return [path for path in paths if fnmatch.fnmatch(path.name, WEIGHTS) or is_own_file(path)]
+
     def digest(self) -> str:
         """sha256 over config.json and, of each weight file, the name, the size, and the first and last MiB."""
         sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        for path in sorted(self.folder.glob("*.safetensors")):
+        for path in sorted(self.folder.glob(WEIGHTS)):
+            if not is_file(path):
+                continue
             size = path.stat().st_size
             sha.update(f"{path.name} {size}".encode())
             with path.open("rb") as file:
@@ -71,24 +101,49 @@ class Checkpoint:
                 sha.update(file.read(_SAMPLE))
         return sha.hexdigest()
 
+    def origin(self) -> dict[str, Any]:
+        """What a record says of where something came from."""
+        pinned = {"revision": self.revision, "commit": self.commit} if self.commit else {}
+        return {"checkpoint": self.name, **pinned, "digest": self.digest()}
 
-def open_checkpoint(name: str | Path, *, weights: bool = False) -> Checkpoint:
+
+def open_checkpoint(name: str | Path, *, weights: bool = False, revision: str | None = None) -> Checkpoint:
     """Finds CHECKPOINT: a folder, `demo`, or a Hub id (`owner/name`).
 
-    weights: of a Hub id, fetch all files rather than the two config files alone. Raises CheckpointError.
+    weights: all files will be needed: of a Hub id, fetch them rather than the small config files alone.
+    revision: of a Hub id, a branch, tag or commit. Raises CheckpointError.
     """
-    if str(name) == demo.NAME:
-        folder = demo.FOLDER
-    elif not (folder := _as_path(name)).is_dir():
-        if folder.exists():
-            raise CheckpointError(f"{name} is a file; a checkpoint is a folder that holds {CONFIG}.")
-        # runs/typo is meant for a folder where runs/ is one: no need to wait for the Hub's refusal
-        if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
-            raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
-        folder = _from_hub(str(name), weights)
-    if not (folder / CONFIG).is_file():
+    fetched = hub.Fetched(demo.FOLDER) if str(name) == demo.NAME else _local(name)
+    if fetched is None:
+        if revision is not None and not _REVISION.fullmatch(revision):
+            raise CheckpointError(f"--revision is {shown(revision)}; it must be a branch, a tag or a commit.")
+        fetched = hub.fetch(str(name), revision, weights=weights)
+    elif revision is not None:
+        raise CheckpointError(
+            f"--revision {revision[:60]} was given, but {name} is no Hub id: it is read as it is on this disk. "
+            "Leave --revision out."
+        )
+    folder = fetched.folder
+    if not is_own_file(folder / CONFIG):
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. A checkpoint's folder holds one.")
-    return Checkpoint(str(name), folder, read_json(folder / CONFIG))
+    checkpoint = Checkpoint(str(name), folder, read_json(folder / CONFIG), fetched.revision, fetched.commit)
+    if weights:  # what a command would refuse after hours is refused before
+        _refuse_kernels(checkpoint)
+        checkpoint.files()
+    return checkpoint
+
+
+def _local(name: str | Path) -> hub.Fetched | None:
+    """The folder of that name, None where `name` can only be a Hub id."""
+    folder = _as_path(name)
+    if folder.is_dir():
+        return hub.Fetched(folder)
+    if folder.exists():
+        raise CheckpointError(f"{name} is a file; a checkpoint is a folder that holds {CONFIG}.")
+    # runs/typo is meant for a folder where runs/ is one: no need to wait for the Hub's refusal
+    if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
+        raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
+    return None
 
 
 def _as_path(name: str | Path) -> Path:
@@ -100,28 +155,15 @@ def _as_path(name: str | Path) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises CheckpointError for a file that is too large, is not JSON, or does not hold an object."""
-    try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise CheckpointError(f"{path} is {path.stat().st_size >> 20} MiB; at most {_LARGEST_JSON >> 20} are read.")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds {type(value).__name__}; an object was expected.")
-    if _depth(value) > _DEEPEST_JSON:
-        raise CheckpointError(f"{path} is nested more than {_DEEPEST_JSON} levels deep; no model's files are.")
-    return value
-
-
-def _depth(value: Any) -> int:
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        level = [item for items in inner for item in items]
-    return depth
+def _refuse_kernels(checkpoint: Checkpoint) -> None:
+    """transformers would fetch them from the Hub and run them, where the `kernels` package is installed."""
+    for part in values(checkpoint.config):
+        for key in [key for key in part if "attn_implementation" in key] if isinstance(part, dict) else []:
+            if any(isinstance(name, str) and "/" in name for name in values(part[key])):
+                raise CheckpointError(
+                    f"{checkpoint.name}: config.json asks for attention code from the Hub ({key}: {shown(part[key])}), "
+                    f"which is not run. Remove {key}."
+                )
 
 
 def section_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -135,25 +177,10 @@ def _check_header(path: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
+        if path.exists():
+            is_file(path)  # opening a pipe would wait for ever
+        path.open("rb").close()  # to safetensors, whatever does not open is not there
         with safe_open(path, framework="numpy"):
             pass
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or no safetensors file: {error}. Fetch or copy it again.") from error
-
-
-def _from_hub(name: str, weights: bool) -> Path:
-    from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import EntryNotFoundError
-    from huggingface_hub.utils import logging
-
-    logging.set_verbosity_error()  # five retries are not worth a line each
-    try:
-        if weights:
-            return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_IGNORED))
-        config = hf_hub_download(name, CONFIG)
-        for beside in (TOKENIZER_CONFIG, "ropecli.yaml"):
-            with contextlib.suppress(EntryNotFoundError):  # not every checkpoint has them
-                hf_hub_download(name, beside)
-        return Path(config).parent
-    except Exception as error:  # the Hub client raises many kinds; each means that the name gave no folder
-        raise CheckpointError(f"{name} is no folder here, and the Hub did not give it: {reason_of(error)}") from error

@@ -1,40 +1,54 @@
 """Writes a patched checkpoint: its config and its record, the weights linked or copied, the rest copied."""
 
 import contextlib
-import fnmatch
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ropecli.atomic import new_folder
-from ropecli.checkpoint.dialects import sees_whole_context
 from ropecli.checkpoint.plan import PatchPlan
 from ropecli.checkpoint.proof import prove
-from ropecli.checkpoint.provenance import PROVENANCE, diff, read_record
-from ropecli.checkpoint.reading import CHECKPOINT_FILES, CONFIG, TOKENIZER_CONFIG, Checkpoint
-from ropecli.errors import PatchError
+from ropecli.checkpoint.provenance import (
+    PROVENANCE,
+    diff,
+    key_orders,
+    other_notes,
+    read_provenance,
+    read_record,
+    undo,
+)
+from ropecli.checkpoint.reading import CONFIG, TOKENIZER_CONFIG, Checkpoint
+from ropecli.errors import CheckpointError, PatchError
 from ropecli.version import VERSION
 
 
-def patch_to(plan: PatchPlan, output: Path, *, link: bool = True, verify: bool = True) -> int:
+def patch_to(
+    plan: PatchPlan,
+    output: Path,
+    *,
+    link: bool = True,
+    verify: bool = True,
+    say: Callable[[str], None] = lambda message: None,
+) -> int:
     """Writes the patched checkpoint; returns how many live rotary tables proved it (0 without `verify`).
 
-    link: hard-link the weights where the file system can, copy them elsewhere. Raises OutputError, ProofError;
-    then nothing is left behind.
+    link: hard-link the weights where the file system can, copy them elsewhere and `say` so. Raises OutputError,
+    ProofError; then nothing is left behind.
     """
-    weights = plan.source.weight_files()
+    if plan.unwritable:
+        raise PatchError(plan.unwritable)
+    plan.source.weight_files()
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
-        write_record(folder, plan)
+        tokenizer_config, lengths = _raise_tokenizer(plan)
+        write_record(folder, plan, lengths)
         proved = prove(folder, plan.ropes) if verify else 0
-        for file in checkpoint_files(plan.source):
-            # Only weights are shared with the source: small files get edited by hand.
-            place(file, folder / file.name, link=link and file in weights)
-        _write_tokenizer_config(folder, plan)
+        place_files(plan.source, folder, tokenizer_config, link=link, say=say)
     return proved
 
 
@@ -49,22 +63,34 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         path.write_text(json.dumps(value, indent=2) + "\n", encoding="ascii")
 
 
-def write_record(folder: Path, plan: PatchPlan) -> None:
-    """Writes ropecli.yaml: enough to say what was done, and to go back to the original config."""
-    rope = next(rope for label, rope in plan.ropes.items() if sees_whole_context(label))
+def write_record(folder: Path, plan: PatchPlan, tokenizer_lengths: tuple[Any, ...] | None = None) -> None:
+    """Writes ropecli.yaml: enough to say what was done, and to go back to the original config.
+
+    tokenizer_lengths: as Provenance has them.
+    """
+    geometry = plan.ropes[plan.scaled[0]].geometry
+    changes = diff(plan.original, plan.config)
     record = {
-        **read_record(plan.source.folder),  # what else was done to it: a fine-tuning
         "ropecli": VERSION,
-        "source": {"checkpoint": plan.source.name, "digest": plan.source.digest()},
-        "original_max_position_embeddings": rope.geometry.original_max_position_embeddings,
+        "source": plan.source.origin(),
+        "original_max_position_embeddings": geometry.original_max_position_embeddings,
         "target_length": plan.target_length,
         "scaling": {
             "method": plan.spec.method,
             "factor": float(plan.spec.factor),
             "params": {key: _plain(value) for key, value in plan.spec.params.items()},
+            "layer_types": list(plan.scaled),
         },
-        "changes": [change._asdict() for change in diff(plan.original, plan.config)],
+        "changes": [change._asdict() for change in changes],
     }
+    if orders := key_orders(plan.original, undo(plan.config, changes)):
+        record["key_order"] = orders
+    if tokenizer_lengths is not None:
+        record["tokenizer"] = {"model_max_length": list(tokenizer_lengths)} if tokenizer_lengths else {}
+    write_notes(folder, record | other_notes(read_record(plan.source.folder)))
+
+
+def write_notes(folder: Path, record: dict[str, Any]) -> None:
     header = "# What ropecli did to this checkpoint; read by it when the checkpoint is patched again.\n"
     text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
     (folder / PROVENANCE).write_text(header + text, encoding="utf-8")
@@ -74,30 +100,59 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _write_tokenizer_config(folder: Path, plan: PatchPlan) -> None:
-    config = plan.source.tokenizer_config
-    if config is None:
-        return
-    longest = config.get("model_max_length")
-    if isinstance(longest, int | float) and longest < plan.target_length:
-        config["model_max_length"] = plan.target_length
-    write_json(folder / TOKENIZER_CONFIG, config)
+def _raise_tokenizer(plan: PatchPlan) -> tuple[dict[str, Any] | None, tuple[Any, ...] | None]:
+    """The tokenizer's config to write, and its model_max_length before and after as Provenance has them."""
+    config, note = plan.source.tokenizer_config, read_provenance(plan.source)
+    if config is None or "model_max_length" not in config:
+        return config, ()
+    before, known = config["model_max_length"], True
+    if note is not None and not note.edited:
+        known = note.tokenizer_lengths is not None
+        if note.tokenizer_lengths and note.tokenizer_lengths[1] == before:
+            before = note.tokenizer_lengths[0]
+    raises = isinstance(before, int | float) and before < plan.target_length
+    after = plan.target_length if raises else before
+    return {**config, "model_max_length": after}, (before, after) if known else None
 
 
-def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:
-    """The files that make up a checkpoint, without config.json and ropecli.yaml, which are always written anew."""
-    names_code = checkpoint.config.get("auto_map") or (checkpoint.tokenizer_config or {}).get("auto_map")
-    patterns = [*CHECKPOINT_FILES, "*.py"] if names_code else CHECKPOINT_FILES
-    files = [file for file in sorted(checkpoint.folder.iterdir()) if file.is_file()]
-    files = [file for file in files if file.name not in (CONFIG, PROVENANCE)]
-    return [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns)]
+def place_files(
+    source: Checkpoint,
+    folder: Path,
+    tokenizer_config: dict[str, Any] | None,
+    *,
+    link: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Puts the checkpoint's files into `folder`, all but config.json and ropecli.yaml; tokenizer_config as given.
+
+    Only weights are shared with the source: small files get edited by hand.
+    """
+    weights = source.weight_files()
+    copied = 0
+    for file in source.files():
+        linked = place(file, folder / file.name, link=link and file in weights)
+        copied += file.stat().st_size if file in weights and not linked else 0
+    if tokenizer_config is not None:
+        write_json(folder / TOKENIZER_CONFIG, tokenizer_config)
+    if link and copied:
+        say(
+            f"the weights were copied, {copied / 2**30:.3g} GiB: no hard link leads from {source.folder} to the output."
+        )
 
 
-def place(source: Path, target: Path, *, link: bool) -> None:
-    """Hard-links where asked and possible, else copies."""
+def place(source: Path, target: Path, *, link: bool) -> bool:
+    """Hard-links where asked and possible, else copies; whether it linked.
+
+    Never by a symbolic link: it would break when the Hub's cache is cleared.
+    """
     source = source.resolve()  # the Hub's cache holds links to its blobs
     if link:
         with contextlib.suppress(OSError):
             os.link(source, target)
-            return
+            return True
+    try:
+        source.open("rb").close()
+    except OSError as error:  # else it would seem that the output could not be written
+        raise CheckpointError(f"{source} cannot be read: {error.strerror}.") from error
     shutil.copyfile(source, target)
+    return False

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from ropecli.cli import compare, eval_ppl, finetune, inspect, patch
+from ropecli.cli import compare, eval_ppl, export, finetune, inspect, methods, patch
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError
 from ropecli.version import VERSION
@@ -22,10 +22,12 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("inspect")(inspect.command)
+app.command("methods")(methods.command)
 app.command("patch")(patch.command)
 app.command("eval-ppl")(eval_ppl.command)
 app.command("compare")(compare.command)
 app.command("finetune")(finetune.command)
+app.command("export")(export.command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -27,6 +27,7 @@ def command(
     device: evaluation.Device = "auto",
     plot: Annotated[Path | None, typer.Option(help="Draw perplexity against length here (PNG or SVG).")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the reports here, as JSON.")] = None,
+    revision: options.Revision = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare scaling methods by perplexity, without writing checkpoints: the model is patched in memory."""
@@ -43,7 +44,7 @@ def command(
     refuse_unwritable(plot)
     refuse_unwritable(output)
     wanted = parse_numbers(lengths, "--lengths", int)
-    opened = open_checkpoint(checkpoint, weights=True)
+    opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     plans = plan_comparison(opened, _specs(methods, parse_numbers(factors, "--factors", float), settings))
     for warning in dict.fromkeys(warning for plan in plans for warning in plan.settings_warnings):
         warn(warning)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ropecli.cli.options import Checkpoint
+from ropecli.cli.options import Checkpoint, Revision
 
 
 def command(
@@ -25,6 +25,7 @@ def command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key of the recipe; repeatable.")
     ] = None,
+    revision: Revision = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUTPUT.")] = False,
 ) -> None:
     """Fine-tune a checkpoint on long sequences; start it with `accelerate launch -m ropecli` for several processes."""
@@ -49,7 +50,7 @@ def command(
     if twice := [key for key in others if options.get(key) is not None]:
         raise RecipeError(f"{twice[0]} was given by its own option and by --set; once is meant.")
     recipe = make_recipe(recipe_file, {**options, **others})
-    opened = open_checkpoint(checkpoint, weights=True)
+    opened = open_checkpoint(checkpoint, weights=True, revision=revision)
     _run(opened, recipe, output, resume, err)
     out.print(f"{checkpoint} → {output}: {recipe.steps} step{'s'[: recipe.steps > 1]}", markup=False, soft_wrap=True)
 

@@ -7,6 +7,7 @@ from ropecli.cli import options
 
 def command(
     checkpoint: options.Checkpoint,
+    revision: options.Revision = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show a checkpoint's rotary geometry, scaling and windows, read from config.json without loading the model."""
@@ -14,7 +15,7 @@ def command(
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.cli.terminal import out, print_json, warn
 
-    report = inspect_checkpoint(open_checkpoint(checkpoint))
+    report = inspect_checkpoint(open_checkpoint(checkpoint, revision=revision))
     for warning in report["warnings"]:
         warn(warning)
     if as_json:

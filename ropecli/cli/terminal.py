@@ -3,10 +3,12 @@
 import json
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.markup import escape
 
 from ropecli.errors import MethodError, shown
 
@@ -30,6 +32,18 @@ def warn(message: str) -> None:
 def print_json(value: Any) -> None:
     """JSON on standard output; infinities and NaN, which JSON has not, become null."""
     sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def show_changes(file: str, changes: Iterable[tuple[str, Any, Any]]) -> None:
+    """What would change in a JSON file: (path, before, after) of each value."""
+    out.print(f"{file} would change so:")
+    for path, before, after in changes:
+        out.print(f"  {path}", markup=False)
+        out.print(f"    [red]- {_json(before)}[/]\n    [green]+ {_json(after)}[/]", soft_wrap=True)
+
+
+def _json(value: Any) -> str:
+    return escape(value if value == "<absent>" else json.dumps(value))
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ropecli.checkpoint.live import restored, rotary_tables, set_ropes
+from ropecli.checkpoint.live import live_patch, restored, rotary_tables
 from ropecli.checkpoint.plan import PatchPlan, make_plan
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.data.documents import Documents
 from ropecli.evaluate.perplexity import Row, evaluate_perplexity
 from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import scale, varies_with_length
+from ropecli.scaling.registry import varies_with_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,23 +30,6 @@ def switches(plan: PatchPlan) -> bool:
     return any(varies_with_length(rope.geometry, rope.spec) for rope in plan.ropes.values())
 
 
-def live_patch(model: "PreTrainedModel", plan: PatchPlan) -> Callable[[int], None] | None:
-    """Patches the model in memory as `plan` says; returns what must be called before passes of a given length.
-
-    None where the frequencies do not switch with the length.
-    """
-    tables = rotary_tables(model)
-    set_ropes(tables, plan.ropes)
-    if not switches(plan):
-        return None
-
-    def at_length(length: int) -> None:
-        ropes = {label: scale(rope.geometry, rope.spec, length) for label, rope in plan.ropes.items()}
-        set_ropes(tables, ropes)
-
-    return at_length
-
-
 def compare_methods(
     model: "PreTrainedModel",
     plans: Sequence[PatchPlan],
@@ -60,8 +43,9 @@ def compare_methods(
     results = []
     with restored(rotary_tables(model)):
         for plan in plans:
-            before = live_patch(model, plan)
-            results.append(
-                evaluate_perplexity(model, documents, lengths, protocol=protocol, before_length=before, advance=advance)
+            live_patch(model, plan.ropes)
+            rows = evaluate_perplexity(
+                model, documents, lengths, protocol=protocol, switching=switches(plan), advance=advance
             )
+            results.append(rows)
     return results

@@ -58,31 +58,30 @@ def evaluate_perplexity(
     *,
     protocol: str = "prefix",
     targets: int | None = None,
-    before_length: Callable[[int], None] | None = None,
+    switching: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Row]:
     """One Row per length, over documents that all have at least max(lengths) tokens.
 
-    targets: tokens scored per document by `tail`; half the shortest length unless given. before_length: called
-    before the passes of each length; needed where frequencies switch with the length, and found for itself
-    where the model's own tables do. advance: called after each forward pass; see `count_passes`. Raises
+    targets: tokens scored per document by `tail`; half the shortest length unless given. switching: whether the
+    model was patched in memory so that its frequencies follow the length, and each length needs a pass of its
+    own; found for itself where the model's own tables do so. advance: called after each forward pass; see `count_passes`. Raises
     DataError for lengths and targets that do not fit, RopecliError for a loss that is not finite.
     """
     lengths = sorted(set(lengths))
     _check_request(model, documents, lengths, protocol, targets)
     targets = targets or lengths[0] // 2
-    if before_length is None:
-        before_length = fresh_tables_if_switching(model, lengths[-1])
+    make_fresh = fresh_tables_if_switching(model, lengths[-1])
     score = TokenScorer(model)
     device = model.device
     sums = np.zeros((len(lengths), len(documents.kept)))
-    one_pass = protocol == "prefix" and before_length is None
+    one_pass = protocol == "prefix" and not (switching or make_fresh)
     for index, length in enumerate(lengths):
         if one_pass and length != lengths[-1]:
             continue
         for column, document in enumerate(documents.kept):
-            if before_length:
-                before_length(length)
+            if make_fresh:
+                make_fresh()
             ids = _window(document, documents.prefix, length, lengths[-1], protocol)
             nll = score(ids.to(device))[0].double().cpu().numpy()
             advance()
@@ -94,10 +93,10 @@ def evaluate_perplexity(
     return [_summarise(*row) for row in zip(lengths, sums, scored, strict=True)]
 
 
-def fresh_tables_if_switching(model: "PreTrainedModel", longest: int) -> Callable[[int], None] | None:
-    """For models whose own rotary tables depend on the length, and remember it: a reset before each pass."""
+def fresh_tables_if_switching(model: "PreTrainedModel", longest: int) -> Callable[[], None] | None:
+    """For models whose own rotary tables depend on the length, and remember it: a reset for before each pass."""
     tables = rotary_tables(model)
-    return (lambda length: reset_tables(tables)) if switches_with_length(tables, longest) else None
+    return (lambda: reset_tables(tables)) if switches_with_length(tables, longest) else None
 
 
 def count_passes(lengths: Sequence[int], documents: int, protocol: str, switching: bool) -> int:

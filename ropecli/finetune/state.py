@@ -23,7 +23,8 @@ RUN = "run.yaml"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
-_MAY_CHANGE = {"source.checkpoint"}  # another path to the same files, as the digest shows
+# other ways to the same files, as the digest shows
+_MAY_CHANGE = {"source.checkpoint", "source.revision", "source.commit"}
 
 
 def refuse_foreign(output: Path, resume: bool) -> None:

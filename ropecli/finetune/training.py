@@ -66,7 +66,7 @@ def finetune_checkpoint(
     for warning in _warnings(checkpoint, recipe, length):
         say(f"warning: {warning}")
     asked = {
-        "source": {"checkpoint": checkpoint.name, "digest": checkpoint.digest()},
+        "source": checkpoint.origin(),
         "data": documents.fingerprint(),
         "length": length,
         "processes": accelerator.num_processes,

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from ropecli.checkpoint.provenance import PROVENANCE, read_record
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.reading import CONFIG, Checkpoint
-from ropecli.checkpoint.writing import checkpoint_files, place
+from ropecli.checkpoint.writing import place
 from ropecli.errors import OutputError
 from ropecli.finetune.state import CHECKPOINTS
 
@@ -34,7 +34,7 @@ def write_finetuned(checkpoint: Checkpoint, model: "PreTrainedModel", output: Pa
         shutil.rmtree(partial, ignore_errors=True)
         _save_weights(checkpoint, model, partial)
         weights = {file.name for file in checkpoint.weight_files()} | {"model.safetensors.index.json"}
-        for file in checkpoint_files(checkpoint):
+        for file in checkpoint.files():
             if file.name not in weights:
                 place(file, output / file.name, link=False)
         for file in partial.glob("model*.safetensors*"):

@@ -5,7 +5,13 @@ from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import scaling_method
 
 
-@scaling_method("abf", source="Xiong et al. 2023, arXiv:2309.16039, section 4.1", rope_type="default")
+@scaling_method(
+    "abf",
+    source="Xiong et al. 2023, arXiv:2309.16039, section 4.1",
+    training="advised",
+    rope_type="default",
+    other_names=("rope-theta", "base"),
+)
 def abf(rope: RopeGeometry, s: float, *, rope_theta: float | None = None, beta: float | None = None) -> ScaledRope:
     """Adjusted base frequency (ABF): replace the base b by rope_theta, or by beta * b.
 

@@ -5,7 +5,13 @@ from ropecli.scaling.ntk import ntk_theta
 from ropecli.scaling.registry import scaling_method
 
 
-@scaling_method("dynamic", source="emozilla 2023, 'Dynamically Scaled RoPE'; YaRN, appendix B.3", rope_type="dynamic")
+@scaling_method(
+    "dynamic",
+    source="emozilla 2023, 'Dynamically Scaled RoPE'; YaRN, appendix B.3",
+    training="no",
+    rope_type="dynamic",
+    other_names=("dynamic-ntk",),
+)
 def dynamic(rope: RopeGeometry, s: float, length: int) -> ScaledRope:
     """Dynamic NTK: NTK-aware scaling by (s·l/L) - (s - 1), where l is the current length, at least L.
 

@@ -4,7 +4,13 @@ from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import scaling_method
 
 
-@scaling_method("linear", source="Chen et al. 2023, arXiv:2306.15595, eq. 4; kaiokendev 2023", rope_type="linear")
+@scaling_method(
+    "linear",
+    source="Chen et al. 2023, arXiv:2306.15595, eq. 4; kaiokendev 2023",
+    training="needed",
+    rope_type="linear",
+    other_names=("pi", "position-interpolation"),
+)
 def linear(rope: RopeGeometry, s: float) -> ScaledRope:
     """Position Interpolation (PI): divide every position by the factor, f'(x, m) = f(x, m/s)."""
     return ScaledRope(rope, ScalingSpec("linear", s), rope.inv_freq() / s)

@@ -7,10 +7,16 @@ import numpy as np
 
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import scaling_method
+from ropecli.scaling.registry import check_length, scaling_method
 
 
-@scaling_method("longrope", source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3", rope_type="longrope")
+@scaling_method(
+    "longrope",
+    source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
+    training="by the factors",
+    rope_type="longrope",
+    other_names=("su",),
+)
 def longrope(
     rope: RopeGeometry,
     s: float,
@@ -27,10 +33,10 @@ def longrope(
     √(1 + ln s / ln L) unless given.
     """
     short_factor = long_factor if short_factor is None else short_factor
-    pairs = rope.rotary_dim // 2
     for name, factors in (("long_factor", long_factor), ("short_factor", short_factor)):
-        if len(factors) != pairs:
-            raise MethodError(f"{name} has {len(factors)} entries; this model has {pairs} rotary pairs.")
+        check_length(name, factors, rope)
+        if min(factors) <= 0:
+            raise MethodError(f"{name} holds {min(factors):g}; every factor must be positive.")
     params: dict[str, object] = {"long_factor": list(long_factor), "short_factor": list(short_factor)}
     window = rope.original_max_position_embeddings
     if attention_factor is not None:

@@ -4,7 +4,7 @@ from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import scaling_method
 
 
-@scaling_method("none", source="Su et al. 2021, arXiv:2104.09864, section 3.2.2", rope_type="default")
+@scaling_method("none", source="Su et al. 2021, arXiv:2104.09864, section 3.2.2", training="no", rope_type="default")
 def none(rope: RopeGeometry, s: float) -> ScaledRope:
     """Leave the frequencies as they were pretrained."""
     return ScaledRope(rope, ScalingSpec("none", s), rope.inv_freq())

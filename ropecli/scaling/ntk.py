@@ -8,11 +8,17 @@ from ropecli.scaling.registry import scaling_method
 
 
 def ntk_theta(rope: RopeGeometry, s: float) -> float:
-    """b·s^(d/(d-2)). Raises MethodError where d = 2 leaves one pair, or where the base overflows."""
-    if rope.rotary_dim <= 2:
-        raise MethodError("NTK-aware scaling needs at least two rotary pairs; this model has one. Use linear.")
+    """b·s^(d/2k), where k is the index of the slowest pair that turns: d/(d-2) where all do.
+
+    Raises MethodError where fewer than two pairs turn, or where the base overflows.
+    """
+    slowest = rope.pairs - rope.still_pairs - 1
+    if slowest < 1:
+        raise MethodError(
+            f"NTK-aware scaling needs at least two rotary pairs that turn; this model has {slowest + 1}. Use linear."
+        )
     try:
-        theta = rope.rope_theta * s ** (rope.rotary_dim / (rope.rotary_dim - 2))
+        theta = rope.rope_theta * s ** (rope.rotary_dim / (2 * slowest))
     except OverflowError:
         theta = math.inf
     if not math.isfinite(theta):
@@ -21,7 +27,11 @@ def ntk_theta(rope: RopeGeometry, s: float) -> float:
 
 
 @scaling_method(
-    "ntk", source="bloc97 2023, 'NTK-aware scaled RoPE'; YaRN, arXiv:2309.00071, eq. 16", rope_type="default"
+    "ntk",
+    source="bloc97 2023, 'NTK-aware scaled RoPE'; YaRN, arXiv:2309.00071, eq. 16",
+    training="no",
+    rope_type="default",
+    other_names=("ntk-aware",),
 )
 def ntk(rope: RopeGeometry, s: float) -> ScaledRope:
     """NTK-aware scaling: the base becomes b·s^(d/(d-2)), so fast pairs barely change.

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,41 +22,75 @@ from ropecli.errors import MethodError, shown
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 
 
+class Knob(NamedTuple):
+    """A parameter of a method as a user sees it.
+
+    kind: what it must be, in words. default: None where the method has a rule of its own for one left out.
+    """
+
+    name: str
+    kind: str
+    default: object
+    required: bool
+
+
 @dataclass(frozen=True)
 class ScalingMethod:
-    """name: ours. source: paper and section. rope_type: the native encoding in transformers.
+    """name: ours. source: paper and section. training: whether the model must be fine-tuned to use it.
 
-    depends_on_length: the frequencies change with the current sequence length.
+    rope_type: the native encoding in transformers; None where it has none. depends_on_length: the frequencies
+    change with the current sequence length. other_names: what else it is called.
     """
 
     name: str
     function: Callable[..., ScaledRope]
     source: str
-    rope_type: str
+    training: str
+    rope_type: str | None
     depends_on_length: bool
+    other_names: tuple[str, ...]
 
     @property
     def summary(self) -> str:
-        return (inspect.getdoc(self.function) or "").split("\n\n")[0].replace("\n", " ")
+        """The first sentence or two of the method's own words."""
+        return self.description.split("\n\n")[0].replace("\n", " ")
+
+    @property
+    def description(self) -> str:
+        return inspect.getdoc(self.function) or ""
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
         found = inspect.signature(self.function).parameters.items()
         return {name: parameter for name, parameter in found if parameter.kind is parameter.KEYWORD_ONLY}
 
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        knobs = []
+        for name, parameter in self.parameters.items():
+            required = parameter.default is parameter.empty
+            default = None if required else parameter.default
+            knobs.append(Knob(name, _describe(parameter.annotation), default, required))
+        return tuple(knobs)
+
 
 _LARGEST = 1e30
 """longrope factors that stand for a frequency of zero come up to this."""
 
+LIST = "a list of numbers from 0 on"
+"""What a knob is that has a number for each pair; a method may ask for more of them."""
+
 _METHODS: dict[str, ScalingMethod] = {}
 
 
-def scaling_method(name: str, *, source: str, rope_type: str) -> Callable:
+def scaling_method(
+    name: str, *, source: str, training: str, rope_type: str | None = None, other_names: tuple[str, ...] = ()
+) -> Callable:
     """Registers the decorated function as a scaling method."""
 
     def register(function: Callable[..., ScaledRope]) -> Callable[..., ScaledRope]:
         depends_on_length = "length" in inspect.signature(function).parameters
-        _METHODS[name] = ScalingMethod(name, function, source, rope_type, depends_on_length)
+        _METHODS[name] = ScalingMethod(name, function, source, training, rope_type, depends_on_length, other_names)
         return function
 
     return register
@@ -75,7 +110,9 @@ def get_method(name: str) -> ScalingMethod:
     methods = scaling_methods()
     if name in methods:
         return methods[name]
-    raise MethodError(f"Unknown method {name!r}. Known: {', '.join(methods)}.{_did_you_mean(name, methods)}")
+    also = next((method.name for method in methods.values() if name.lower() in method.other_names), None)
+    hint = f" Here it is called {also!r}." if also else _did_you_mean(name, methods)
+    raise MethodError(f"Unknown method {name!r}. Known: {', '.join(methods)}.{hint}")
 
 
 def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) -> ScaledRope:
@@ -97,6 +134,12 @@ def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) 
     if not (np.isfinite(scaled.inv_freq).all() and (scaled.inv_freq >= 0).all()):
         raise MethodError(f"{spec.method} with factor {spec.factor:g} gives frequencies that are not finite.")
     return scaled
+
+
+def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> None:
+    """Raises MethodError unless there is one number for each pair."""
+    if len(numbers) != rope.pairs:
+        raise MethodError(f"{name} has {len(numbers)} entries; this model has {rope.pairs} rotary pairs.")
 
 
 def varies_with_length(geometry: RopeGeometry, spec: ScalingSpec) -> bool:
@@ -133,8 +176,12 @@ def _fits(value: object, annotation: object) -> bool:
     if annotation is bool:
         return isinstance(value, bool)
     if typing.get_origin(annotation) is Sequence:
-        return isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(x, float) for x in value)
+        return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_fits_in_a_list, value))
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
+
+
+def _fits_in_a_list(value: object) -> bool:
+    return _fits(value, float) or (value == 0 and not isinstance(value, bool))
 
 
 def _describe(annotation: object) -> str:
@@ -143,7 +190,7 @@ def _describe(annotation: object) -> str:
     if annotation is bool:
         return "true or false"
     if typing.get_origin(annotation) is Sequence:
-        return "a list of positive numbers"
+        return LIST
     return "a positive, finite number"
 
 

@@ -12,16 +12,17 @@ from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import scaling_method
 
 
-def yarn_attention_factor(s: float) -> float:
-    """√(1/t) = 0.1·ln s + 1 (eq. 22)."""
-    return 0.1 * math.log(s) + 1.0
+def yarn_attention_factor(s: float, mscale: float = 1.0) -> float:
+    """√(1/t) = 0.1·ln s + 1 (eq. 22); the logarithm times mscale in DeepSeek's."""
+    return 0.1 * mscale * math.log(s) + 1.0
 
 
 def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, truncate: bool) -> np.ndarray:
     """Frequencies between base and base/s (eq. 19), shape (rotary_dim/2,).
 
     The ramp is linear in the pair's index, as in the reference implementation and transformers, where the
-    paper's γ (eq. 18) is linear in the number of turns. Raises MethodError unless beta_fast > beta_slow.
+    paper's γ (eq. 18) is linear in the number of turns. Raises MethodError unless beta_fast > beta_slow, and
+    where the ramp lies wholly outside of the pairs.
     """
     if beta_fast <= beta_slow:
         raise MethodError(f"beta_fast is {beta_fast:g} and beta_slow {beta_slow:g}; beta_fast must be the larger.")
@@ -37,13 +38,23 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    if low > high:
+        # the reference goes on here with a ramp turned round, which divides all pairs that it should leave, or none
+        turns, instead = ("fewer than beta_slow", "linear") if high < 0 else ("more than beta_fast", "none")
+        raise MethodError(
+            f"Every pair turns {turns} times in the pretraining window of {rope.original_max_position_embeddings} "
+            f"tokens, so that nothing lies between (beta_fast {beta_fast:g}, beta_slow {beta_slow:g}). "
+            f"Use {instead}, or give other betas."
+        )
     if low == high:
         high += 0.001  # as the reference does, where both ends fall on one pair
     interpolated = np.clip((np.arange(rope.rotary_dim // 2) - low) / (high - low), 0, 1)
     return rope.inv_freq() * (interpolated / s + (1 - interpolated))
 
 
-@scaling_method("ntk-by-parts", source="YaRN, arXiv:2309.00071, section 3.2, eq. 17-19", rope_type="yarn")
+@scaling_method(
+    "ntk-by-parts", source="YaRN, arXiv:2309.00071, section 3.2, eq. 17-19", training="a little", rope_type="yarn"
+)
 def ntk_by_parts(
     rope: RopeGeometry, s: float, *, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
 ) -> ScaledRope:
@@ -57,7 +68,12 @@ def ntk_by_parts(
     return ScaledRope(rope, ScalingSpec("ntk-by-parts", s, params), inv_freq)
 
 
-@scaling_method("yarn", source="Peng et al. 2023, arXiv:2309.00071, section 3.3, eq. 21-22", rope_type="yarn")
+@scaling_method(
+    "yarn",
+    source="Peng et al. 2023, arXiv:2309.00071, section 3.4, eq. 21-22",
+    training="a little",
+    rope_type="yarn",
+)
 def yarn(
     rope: RopeGeometry,
     s: float,
@@ -66,15 +82,26 @@ def yarn(
     beta_slow: float = 1.0,
     truncate: bool = True,
     attention_factor: float | None = None,
+    mscale: float | None = None,
+    mscale_all_dim: float | None = None,
 ) -> ScaledRope:
     """YaRN: NTK-by-parts and an attention temperature.
 
     beta_fast, beta_slow, truncate: as in ntk-by-parts. attention_factor: multiplies cos and sin;
-    0.1·ln s + 1 unless given.
+    0.1·ln s + 1 unless given. mscale, mscale_all_dim: DeepSeek's pair, both or none. Such a model multiplies
+    its softmax scale by (0.1·mscale_all_dim·ln s + 1)², so that cos and sin get
+    (0.1·mscale·ln s + 1) / (0.1·mscale_all_dim·ln s + 1) alone.
     """
-    params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
+    params: dict[str, object] = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
+    if (mscale is None) != (mscale_all_dim is None):
+        raise MethodError("mscale and mscale_all_dim go together: the one divides the other. Give both, or none.")
     if attention_factor is not None:
+        if mscale is not None:
+            raise MethodError("attention_factor and mscale both set the temperature; it would count twice. Give one.")
         params["attention_factor"] = attention_factor
+    elif mscale is not None and mscale_all_dim is not None:
+        params |= {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
+        attention_factor = yarn_attention_factor(s, mscale) / yarn_attention_factor(s, mscale_all_dim)
     else:
         attention_factor = yarn_attention_factor(s)
     inv_freq = by_parts(rope, s, beta_fast, beta_slow, truncate)

@@ -322,7 +322,7 @@ def test_a_value_of_the_wrong_kind_is_named(key, value, named, llama, edited):
 
 def test_a_model_without_rotary_fields_is_refused(llama, edited):
     folder = edited(llama, model_type="gpt2", rope_parameters=...)
-    with pytest.raises(CheckpointError, match=r"'gpt2' has no rotary position embedding.*rope_parameters"):
+    with pytest.raises(CheckpointError, match=r"'gpt2' has no rotary position embedding that config.json drives"):
         make_plan(open_checkpoint(folder), ScalingSpec("yarn", 4.0))
 
 
@@ -332,17 +332,20 @@ def test_a_llama_without_rope_fields_gets_its_first_base_and_a_warning(llama, ed
     assert any("rope_theta" in warning for warning in read_settings(open_checkpoint(folder).config).warnings)
 
 
-def test_a_base_left_out_is_an_error_where_the_default_is_not_known(architecture, edited):
+def test_a_base_left_out_is_the_one_that_transformers_takes_for_the_type(
+    architecture, edited, assert_inspection_is_live
+):
     """Mixtral's is 1000000; taking Llama's 10000 for it would be wrong in silence."""
     folder = edited(architecture("mixtral"), rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0})
+    _, settings = effective_ropes(open_checkpoint(folder))
+    assert "config.json names no rope_theta; models of this type have 1e+06." in settings.warnings
+    assert_inspection_is_live(folder)
+
+
+def test_a_base_left_out_is_an_error_where_the_default_is_not_known(llama, edited):
+    folder = edited(llama, model_type="my_own", rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0})
     with pytest.raises(CheckpointError, match=r"names no rope_theta.*Write the base that the model was trained with"):
         effective_ropes(open_checkpoint(folder))
-
-
-def test_mscale_all_dim_is_refused_because_it_also_scales_the_softmax(llama, edited):
-    folder = edited(llama, rope_parameters=..., rope_theta=1e4, rope_scaling=NATIVE["mscale"])
-    with pytest.raises(PatchError, match="mscale_all_dim"):
-        make_plan(open_checkpoint(folder), ScalingSpec("yarn", 4.0))
 
 
 def test_an_original_window_left_out_is_guessed_aloud(llama, edited):

@@ -90,7 +90,7 @@ def test_the_pretraining_window_is_that_of_the_layers_that_are_scaled(olmo3, edi
     assert plan.config["rope_parameters"]["full_attention"]["original_max_position_embeddings"] == 64
 
 
-@pytest.mark.parametrize("name", ["gemma2", "cohere2"])
+@pytest.mark.parametrize("name", ["gemma2", "vaultgemma"])
 def test_a_sliding_window_of_half_the_layers_is_no_cause_for_a_warning(name, build):
     """The other half attends as far as there is text."""
     model = build(name, head_dim=32, layer_types=LAYERS, sliding_window=32)

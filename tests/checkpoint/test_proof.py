@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ropecli.checkpoint.families import Family
 from ropecli.checkpoint.plan import make_plan
 from ropecli.checkpoint.proof import prove
 from ropecli.checkpoint.reading import open_checkpoint
@@ -191,26 +192,31 @@ def test_an_existing_parent_keeps_what_it_holds(llama, tmp_path):
         ("codegen", {"n_embd": 64, "n_head": 4, "n_layer": 2, "rotary_dim": 16, "n_positions": 64}),
     ],
 )
-def test_a_model_whose_positions_the_config_does_not_drive(model_type, settings, build, edited, tmp_path):
+def test_a_model_whose_positions_the_config_does_not_drive(model_type, settings, build, edited, tmp_path, monkeypatch):
     source = build(model_type, **settings)
     with pytest.raises(CheckpointError, match="no rotary position embedding"):
         plan(source)
-    # Fields that the model does not read make no difference to it, and so none to us.
+    # The proof finds it for types of which nothing is known. Fields that the model does not read make no difference.
+    monkeypatch.setattr("ropecli.checkpoint.dialects.family_of", lambda config: Family(model_type))
     dressed = edited(source, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 2.0})
     with pytest.raises(PatchError, match="no rotary table"):
         patch_to(plan(dressed), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_without_a_live_table_is_refused(build, tmp_path):
+def test_a_model_whose_rotary_tables_are_switched_off_is_refused(build, tmp_path, monkeypatch):
     source = build("granitemoehybrid", layer_types=["attention"] * 2, shared_intermediate_size=32)
+    with pytest.raises(CheckpointError, match="position_embedding_type in config.json is not 'rope'"):
+        plan(source)
+    monkeypatch.setattr("ropecli.checkpoint.dialects.family_of", lambda config: Family("granitemoehybrid"))
     with pytest.raises(PatchError, match="no rotary table"):
         patch_to(plan(source), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_config_that_transformers_refuses(build, tmp_path):
+def test_a_config_that_transformers_refuses(build, tmp_path, monkeypatch):
     """phi3 takes no scaling but longrope."""
+    monkeypatch.setattr("ropecli.checkpoint.encoding.family_of", lambda config: Family("phi3"))
     source = build("phi3", original_max_position_embeddings=64)
     with pytest.raises(CheckpointError, match="transformers does not build a model from this config"):
         patch_to(plan(source), tmp_path / "out")

@@ -1,5 +1,6 @@
 """The promise: what `patch` writes, stock transformers runs as ropecli's own mathematics say, without ropecli."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ropecli.checkpoint.live import live_patch
 from ropecli.checkpoint.plan import PatchPlan, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to
-from ropecli.evaluate.comparison import live_patch
 from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.registry import scale, scaling_methods
 
 LENGTH = 150  # past the pretraining window, 64, and inside the patched one, 256
 TOKENS = np.random.default_rng(7).integers(1, 512, LENGTH)
@@ -34,6 +35,10 @@ CASES = {
     "llama3-bands": ("llama3", {"low_freq_factor": 0.5, "high_freq_factor": 8.0}),
     "longrope-one-list": ("longrope", {"long_factor": LONG}),
     "longrope-two-lists": ("longrope", {"long_factor": LONG, "short_factor": SHORT, "attention_factor": 1.1}),
+    "p-rope": ("p-rope", {"p": 0.5}),
+    "nope": ("nope", {}),
+    "custom-factors": ("custom", {"factors": LONG, "attention_factor": 0.9}),
+    "custom-frequencies": ("custom", {"inv_freq": [0.5**index for index in range(15)] + [0.0]}),
     "yarn": ("yarn", {}),
     "yarn-attention-factor": ("yarn", {"attention_factor": 1.4}),
     "yarn-whole-ramp": ("yarn", {"truncate": False, "beta_fast": 8.0, "beta_slow": 0.5}),
@@ -94,14 +99,15 @@ def logits_of(model: torch.nn.Module) -> np.ndarray:
 
 
 def test_every_method_has_a_case():
-    assert {method for method, _ in CASES.values()} == set(scaling_methods())
+    unwritten = {
+        name for name, method in scaling_methods().items() if not method.rope_type and method.depends_on_length
+    }
+    assert {method for method, _ in CASES.values()} == set(scaling_methods()) - unwritten
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_stock_logits_are_those_of_the_live_patch(name, plans, stock_logits, base_model):
-    at_length = live_patch(base_model, plans[name])
-    if at_length is not None:
-        at_length(LENGTH)
+    live_patch(base_model, plans[name].ropes)
     np.testing.assert_allclose(stock_logits[name], logits_of(base_model), rtol=0, atol=1e-4)
 
 
@@ -127,11 +133,12 @@ def test_no_two_cases_give_the_same_logits(stock_logits):
 def test_frequencies_switch_where_the_live_patch_switches(name, length, switched, plans, base_model, tmp_path):
     patch_to(plans[name], tmp_path / "patched", verify=False)
     written = AutoModelForCausalLM.from_pretrained(tmp_path / "patched", dtype=torch.float32).eval()
-    live_patch(base_model, plans[name])(length)
+    live_patch(base_model, plans[name].ropes)
     ids = torch.from_numpy(TOKENS[:length])[None]
     with torch.no_grad():
         ours, stock = base_model(ids, use_cache=False).logits, written(ids, use_cache=False).logits
-        live_patch(base_model, plans[name])(64)
+        at_64 = scale(plans[name].ropes[None].geometry, plans[name].spec, 64)
+        live_patch(base_model, {None: dataclasses.replace(at_64, spec=ScalingSpec("none"))})
         short = base_model(ids, use_cache=False).logits
     torch.testing.assert_close(stock, ours, rtol=0, atol=1e-4)
     assert (float((ours - short).abs().max()) > 1e-4) is switched

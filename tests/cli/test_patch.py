@@ -77,13 +77,10 @@ def test_weights_are_copied_where_the_file_system_has_no_links(patch, source, mo
     assert (output / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
-def test_a_linked_source_is_followed_to_its_file(patch, llama, tmp_path):
-    """The Hub's cache is a folder of links to blobs."""
-    cache = tmp_path / "snapshot"
-    cache.mkdir()
-    for file in llama.iterdir():
-        (cache / file.name).symlink_to(file)
-    output = patch(cache, "-m", "linear", "--factor", 4)
+def test_weights_that_lie_elsewhere_are_followed_to_their_file(patch, source, llama):
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors").symlink_to(llama / "model.safetensors")
+    output = patch(source, "-m", "linear", "--factor", 4)
     assert not any(path.is_symlink() for path in output.iterdir())
     assert (output / "model.safetensors").samefile(llama / "model.safetensors")
 
@@ -271,9 +268,10 @@ def test_a_failure_leaves_standard_output_empty_under_json(ropecli, source, tmp_
         (["-m", "none", "--factor", 4], "none scales nothing"),
         (["-m", "abf", "--factor", 4, "--set", "rope_theta=100"], "100, is below the pretrained one, 10000"),
         (["-m", "abf", "--factor", 4, "--set", "rope_theta=2"], "2, is below the pretrained one, 10000"),
+        (["-m", "p-rope", "--factor", 4, "--set", "p=1"], "p-rope with these parameters leaves every frequency as it"),
         (
-            ["-m", "yarn", "--factor", 4, "--set", "beta_slow=20", "--set", "beta_fast=40"],
-            "yarn with these parameters leaves every frequency as it was",
+            ["-m", "yarn", "--factor", 2, "--target-length", 256],
+            "a factor of 2 reaches 128 tokens; 256 need 4, the target over the pretraining window of 64",
         ),
         (
             ["-m", "linear", "--factor", 4, "--original-length", 100_000],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ropecli.checkpoint import writing
+from ropecli.checkpoint.families import Family
 
 FACTORS = [1.0 + index / 4 for index in range(16)]
 
@@ -184,7 +185,6 @@ def test_a_config_with_numbers_that_json_has_not(refused, source, tmp_path):
         (["-m", "yarn", "--factor", "1e400"], "factor inf"),
         (["-m", "yarn", "--factor", 0.5], "The factor is 0.5"),
         (["-m", "yarn", "--factor", 1e7], "at most 1000000"),
-        (["-m", "yarn", "--factor", 4, "--target-length", 256], "both given"),
         (["-m", "yarn"], "needs --factor or --target-length"),
         (["-m", "yarn", "--target-length", 63], "below the pretraining window, 64"),
         (["-m", "yarn", "--target-length", 0], "below the pretraining window, 64"),
@@ -220,12 +220,27 @@ def test_options_of_the_wrong_kind(arguments, ropecli, source, tmp_path):
         ("{}", "must hold a list"),
         ('{"short_factor": [1.0]}', "must hold a list"),
         ("[1, 2]", "16 rotary pairs"),
-        (json.dumps([*FACTORS[:15], None]), "a list of positive numbers"),
-        (json.dumps([*FACTORS[:15], -1.0]), "a list of positive numbers"),
-        (json.dumps([*FACTORS[:15], float("nan")]), "a list of positive numbers"),
+        (json.dumps([*FACTORS[:15], None]), "a list of numbers from 0 on"),
+        (json.dumps([*FACTORS[:15], -1.0]), "a list of numbers from 0 on"),
+        (json.dumps([*FACTORS[:15], 0.0]), "long_factor holds 0; every factor must be positive"),
+        (json.dumps([*FACTORS[:15], float("nan")]), "a list of numbers from 0 on"),
         (json.dumps({"long_factor": FACTORS, "factors": FACTORS}), "no parameter 'factors'"),
     ],
-    ids=["missing", "broken", "utf16", "deep", "number", "empty", "short", "two", "null", "negative", "nan", "key"],
+    ids=[
+        "missing",
+        "broken",
+        "utf16",
+        "deep",
+        "number",
+        "empty",
+        "short",
+        "two",
+        "null",
+        "negative",
+        "zero",
+        "nan",
+        "key",
+    ],
 )
 def test_a_file_of_factors_that_is_none(text, named, refused, source, tmp_path):
     file = tmp_path / "factors.json"
@@ -270,15 +285,17 @@ def test_an_output_whose_name_is_a_link_to_nothing(refused, source, tmp_path):
 
 
 @pytest.mark.parametrize("output", ["out", "parent/of/out"])
-def test_a_patch_that_the_model_does_not_take(output, refused, build, tmp_path, contents):
-    """phi3 knows no scaling but longrope; the proof finds that out after config.json was written.
+def test_a_patch_that_the_model_does_not_take(output, refused, llama, edited, tmp_path, contents, monkeypatch):
+    """An OPT in a Llama's clothes has no table; the proof finds that out after config.json was written.
 
     The parents that were made for the output go with it.
     """
-    phi3 = build("phi3", original_max_position_embeddings=64)
-    before = contents(phi3)
-    assert "transformers does not build" in refused(phi3, "-m", "yarn", "--factor", 4, "-o", tmp_path / output)
-    assert contents(phi3) == before
+    source = edited(llama, "source", model_type="opt", ffn_dim=64, word_embed_proj_dim=64)
+    monkeypatch.setattr("ropecli.checkpoint.dialects.family_of", lambda config: Family("opt"))
+    before = contents(source)
+    assert "no rotary table" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / output)
+    assert contents(source) == before
+    shutil.rmtree(source)
     assert list(tmp_path.iterdir()) == []
 
 

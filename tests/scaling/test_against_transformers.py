@@ -1,6 +1,7 @@
 """Every method's float64 numbers against the functions by which transformers makes its float32 ones."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,7 +62,8 @@ def stock(geometry: RopeGeometry, length: int | None = None, **parameters: objec
 def assert_agrees(ours: ScaledRope, theirs: tuple[np.ndarray, float], of_the_base: float = 0.0) -> None:
     inv_freq, attention_factor = theirs
     allowed = RELATIVE * ours.inv_freq + of_the_base * ours.geometry.inv_freq()
-    np.testing.assert_array_less(np.abs(ours.inv_freq - inv_freq), allowed)
+    error = np.abs(ours.inv_freq - inv_freq)
+    assert (error <= allowed).all(), (error / allowed).max()  # a frequency of zero has no error at all
     assert ours.attention_factor == pytest.approx(attention_factor, rel=1e-12)
 
 
@@ -83,6 +85,40 @@ def test_yarn(geometry, params, factor):
     window = geometry.original_max_position_embeddings
     theirs = stock(geometry, rope_type="yarn", factor=factor, original_max_position_embeddings=window, **params)
     assert_agrees(scale(geometry, ScalingSpec("yarn", factor, params)), theirs, OF_THE_BASE)
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0, 40.0])
+@pytest.mark.parametrize(("mscale", "mscale_all_dim"), [(1.0, 1.0), (0.707, 0.707), (1.0, 0.8), (0.3, 2.0)])
+def test_yarn_with_deepseeks_pair_of_mscales(geometry, mscale, mscale_all_dim, factor):
+    params = {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
+    window = geometry.original_max_position_embeddings
+    theirs = stock(geometry, rope_type="yarn", factor=factor, original_max_position_embeddings=window, **params)
+    assert_agrees(scale(geometry, ScalingSpec("yarn", factor, params)), theirs, OF_THE_BASE)
+
+
+@pytest.mark.parametrize("stretch", [0.1, 1.0, 2.5, 32.0])
+def test_dynamic_yarn_is_yarn_by_the_stretch(geometry, stretch):
+    window = geometry.original_max_position_embeddings
+    length = round(stretch * window)
+    factor = max(1.0, length / window)
+    theirs = stock(geometry, rope_type="yarn", factor=factor, original_max_position_embeddings=window)
+    assert_agrees(scale(geometry, ScalingSpec("dynamic-yarn", 32.0), length), theirs, OF_THE_BASE)
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5, 0.75, 1.0])
+def test_p_rope_is_what_transformers_calls_proportional(geometry, p):
+    theirs = stock(geometry, rope_type="proportional", partial_rotary_factor=p)
+    assert (theirs[0] == 0).sum() == (1 - p) * geometry.rotary_dim / 2
+    assert_agrees(scale(geometry, ScalingSpec("p-rope", 4.0, {"p": p})), theirs)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.5, 32.0])
+@pytest.mark.parametrize("p", [0.25, 0.75])
+def test_linear_on_a_model_with_still_pairs(geometry, p, factor):
+    """transformers' `proportional` with a factor is p-RoPE interpolated."""
+    still = replace(geometry, still_pairs=round((1 - p) * geometry.pairs))
+    theirs = stock(geometry, rope_type="proportional", partial_rotary_factor=p, factor=factor)
+    assert_agrees(scale(still, ScalingSpec("linear", factor)), theirs)
 
 
 @pytest.mark.parametrize("params", [{}, {"beta_fast": 8.0, "beta_slow": 2.5, "truncate": False}], ids=["plain", "set"])

@@ -1,27 +1,42 @@
 """What holds of the methods for every geometry and factor."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.scaling.registry import scale, scaling_methods
 
-IDENTITIES = ["none", "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "llama3"]
-MONOTONE = [(method, {}) for method in IDENTITIES] + [("abf", {"beta": 50.0})]
+# A factor of one changes nothing. Exempt are the methods whose factor sets the window alone: what they do, they do at
+# every factor. Three of those change nothing by parameters that say so; nope has no such.
+IDENTITIES = ["none", "linear", "ntk", "dynamic", "dynamic-yarn", "ntk-by-parts", "yarn", "llama3"]
+EXEMPT = {
+    "abf": lambda rope: {"beta": 1.0},
+    "p-rope": lambda rope: {"p": 1.0},
+    "custom": lambda rope: {"factors": [1.0] * rope.pairs},
+    "longrope": lambda rope: {"long_factor": [1.0] * rope.pairs},
+}
+WITH_A_RAMP = {"yarn", "ntk-by-parts", "dynamic-yarn"}
+MONOTONE = [*((method, {}) for method in IDENTITIES), ("abf", {"beta": 50.0}), ("p-rope", {"p": 0.6}), ("nope", {})]
 
 few = settings(max_examples=40, deadline=None)
 factors = st.floats(1.0, 1000.0)
 
 
 @st.composite
-def geometries(draw) -> RopeGeometry:
-    width = 2 * draw(st.integers(2, 128))
-    theta = 10 ** draw(st.floats(3, 7))
-    return RopeGeometry(width, width, theta, draw(st.integers(16, 1_000_000)))
+def geometries(draw, still: bool = True) -> RopeGeometry:
+    """At least two pairs turn; at least a quarter of all, since NTK's base grows with s to the power d/2k."""
+    pairs = draw(st.integers(2, 128))
+    at_most = min(pairs - 2, 3 * pairs // 4) if still else 0
+    theta = draw(st.floats(math.log(2), math.log(1e8)).map(math.exp))
+    window = round(2 ** draw(st.floats(4, 20)))
+    head_dim = draw(st.sampled_from([2 * pairs, 256]))
+    return RopeGeometry(head_dim, 2 * pairs, theta, window, still_pairs=draw(st.integers(0, at_most)))
 
 
 def turns(geometry: RopeGeometry) -> np.ndarray:
@@ -29,51 +44,122 @@ def turns(geometry: RopeGeometry) -> np.ndarray:
     return geometry.inv_freq() * geometry.original_max_position_embeddings / (2 * math.pi)
 
 
+def assume_a_ramp(geometry: RopeGeometry, fast: float = 32.0, slow: float = 1.0) -> None:
+    """Leaves out what is refused: between the betas there is no pair, nor would be one up to index d - 1."""
+    fastest = geometry.original_max_position_embeddings / (2 * math.pi)
+    slowest = fastest * geometry.rope_theta ** (-2 * (geometry.rotary_dim - 1) / geometry.rotary_dim)
+    assume(fastest > slow and slowest < fast)
+
+
+def test_every_method_is_the_identity_or_exempt():
+    assert {*IDENTITIES, *EXEMPT, "nope"} == set(scaling_methods())
+
+
 @pytest.mark.parametrize("method", IDENTITIES)
 @few
 @given(geometry=geometries())
 def test_a_factor_of_one_changes_nothing(method, geometry):
+    if method in WITH_A_RAMP:
+        assume_a_ramp(geometry)
     scaled = scale(geometry, ScalingSpec(method, 1.0))
     np.testing.assert_allclose(scaled.inv_freq, geometry.inv_freq(), rtol=1e-12)
     assert scaled.attention_factor == 1.0
 
 
+@pytest.mark.parametrize("method", EXEMPT)
+@few
+@given(geometry=geometries(), factor=factors)
+def test_exempt_methods_change_nothing_by_their_parameters(method, geometry, factor):
+    params = EXEMPT[method](geometry)
+    for s in (1.0, factor):
+        scaled = scale(geometry, ScalingSpec(method, s, params))
+        np.testing.assert_allclose(scaled.inv_freq, geometry.inv_freq(), rtol=1e-12)
+        assert scaled.attention_factor == 1.0 or (method, s) == ("longrope", factor)
+
+
 @pytest.mark.parametrize(("method", "params"), MONOTONE, ids=[method for method, _ in MONOTONE])
 @few
 @given(geometry=geometries(), factor=factors)
-def test_frequencies_are_positive_and_do_not_increase(method, params, geometry, factor):
+def test_frequencies_do_not_increase_and_are_zero_for_still_pairs_alone(method, params, geometry, factor):
+    if method in WITH_A_RAMP:
+        assume_a_ramp(geometry)
     inv_freq = scale(geometry, ScalingSpec(method, factor, params)).inv_freq
     assert inv_freq.shape == (geometry.rotary_dim // 2,)
     assert np.isfinite(inv_freq).all()
-    assert (inv_freq > 0).all()
     assert (np.diff(inv_freq) <= 0).all()
+    still = {"nope": geometry.pairs, "p-rope": geometry.pairs - round(0.6 * geometry.pairs)}.get(method, 0)
+    turning = geometry.pairs - max(still, geometry.still_pairs)
+    assert (inv_freq[:turning] > 0).all()
+    assert (inv_freq[turning:] == 0).all()
 
 
 @pytest.mark.parametrize("method", [method for method in IDENTITIES if method != "dynamic"])
 @few
 @given(geometry=geometries(), factor=factors)
 def test_no_pair_is_sped_up_or_slowed_by_more_than_the_factor(method, geometry, factor):
-    change = geometry.inv_freq() / scale(geometry, ScalingSpec(method, factor)).inv_freq
-    assert (change >= 1 - 1e-9).all()
-    assert (change <= factor * (1 + 1e-9)).all()
+    """dynamic at its target window is NTK by s² - s + 1."""
+    if method in WITH_A_RAMP:
+        assume_a_ramp(geometry)
+    base, inv_freq = geometry.inv_freq(), scale(geometry, ScalingSpec(method, factor)).inv_freq
+    # the factor of dynamic-yarn is the length over the window, a whole number of tokens each
+    window = geometry.original_max_position_embeddings
+    most = max(factor, round(window * factor) / window) if method == "dynamic-yarn" else factor
+    assert (inv_freq <= base * (1 + 1e-9)).all()
+    assert (inv_freq >= base / most * (1 - 1e-9)).all()
 
 
+@pytest.mark.parametrize("truncate", [True, False])
 @pytest.mark.parametrize("method", ["yarn", "ntk-by-parts"])
 @few
-@given(
-    geometry=geometries(),
-    factor=factors,
-    slow=st.floats(0.3, 2.0),
-    spread=st.floats(1.5, 64.0),
-)
-def test_yarn_leaves_fast_pairs_and_interpolates_slow_ones(method, geometry, factor, slow, spread):
+@given(geometry=geometries(), factor=factors, slow=st.floats(0.3, 2.0), spread=st.floats(1.5, 64.0))
+def test_yarn_leaves_fast_pairs_and_interpolates_slow_ones(method, truncate, geometry, factor, slow, spread):
     """The rounding of the ramp's ends goes outwards from the ramp, so it never moves a pair beyond either β."""
     fast = slow * spread
-    inv_freq = scale(geometry, ScalingSpec(method, factor, {"beta_fast": fast, "beta_slow": slow})).inv_freq
+    assume_a_ramp(geometry, fast, slow)
+    params = {"beta_fast": fast, "beta_slow": slow, "truncate": truncate}
+    inv_freq = scale(geometry, ScalingSpec(method, factor, params)).inv_freq
     base, count = geometry.inv_freq(), turns(geometry)
     left, divided = count > fast * (1 + 1e-9), count < slow * (1 - 1e-9)
-    np.testing.assert_allclose(inv_freq[left], base[left], rtol=1e-12)
-    np.testing.assert_allclose(inv_freq[divided], base[divided] / factor, rtol=1e-12)
+    np.testing.assert_allclose(inv_freq[left], base[left], rtol=1e-9)
+    np.testing.assert_allclose(inv_freq[divided], base[divided] / factor, rtol=1e-9)
+
+
+@few
+@given(geometry=geometries(), factor=factors, slow=st.floats(0.3, 2.0), spread=st.floats(1.5, 64.0))
+def test_the_ramp_that_is_not_truncated_is_linear_in_the_logarithm_of_the_turns(geometry, factor, slow, spread):
+    """Pairs lie evenly on the logarithm, so that a ramp over the index is one over it: no index is needed here.
+
+    Where the fastest pair turns less than beta_fast times, the ramp starts with it instead.
+    """
+    fast = slow * spread
+    assume_a_ramp(geometry, fast, slow)
+    powers = geometry.powers() * geometry.original_max_position_embeddings / (2 * math.pi)
+    # beyond index d - 1 transformers lets the ramp end
+    last = powers[0] * geometry.rope_theta ** (-2 * (geometry.rotary_dim - 1) / geometry.rotary_dim)
+    start, end = math.log(min(fast, powers[0])), math.log(max(slow, last))
+    assume(start - end > 1e-3)
+    share = np.clip((start - np.log(powers)) / (start - end), 0, 1)
+    expected = geometry.inv_freq() * (share / factor + 1 - share)
+    params = {"beta_fast": fast, "beta_slow": slow, "truncate": False}
+    np.testing.assert_allclose(scale(geometry, ScalingSpec("yarn", factor, params)).inv_freq, expected, rtol=1e-6)
+
+
+@few
+@given(geometry=geometries(), factor=factors, fast=st.floats(0.1, 1e4), spread=st.floats(1.01, 1e3))
+def test_yarn_stays_between_none_and_linear_or_is_refused(geometry, factor, fast, spread):
+    base, count = geometry.inv_freq(), turns(geometry)
+    for truncate in (True, False):
+        params = {"beta_fast": fast, "beta_slow": fast / spread, "truncate": truncate}
+        try:
+            inv_freq = scale(geometry, ScalingSpec("yarn", factor, params)).inv_freq
+        except MethodError:
+            turning = count[count > 0]
+            assert (turning < fast / spread * (1 + 1e-9)).all() or (turning > fast * (1 - 1e-9)).all()
+        else:
+            assert (inv_freq <= base * (1 + 1e-9)).all()
+            assert (inv_freq >= base / factor * (1 - 1e-9)).all()
+            slowed = inv_freq[base > 0] / base[base > 0]
+            assert (np.diff(slowed) <= 1e-9).all()
 
 
 @few
@@ -88,18 +174,31 @@ def test_llama3_leaves_fast_pairs_and_interpolates_slow_ones(geometry, factor):
 
 @few
 @given(geometry=geometries(), factor=factors)
-def test_ntk_slows_the_slowest_pair_by_the_factor_and_keeps_the_fastest(geometry, factor):
+def test_ntk_slows_the_slowest_pair_that_turns_by_the_factor_and_keeps_the_fastest(geometry, factor):
     inv_freq, base = scale(geometry, ScalingSpec("ntk", factor)).inv_freq, geometry.inv_freq()
+    slowest = geometry.pairs - geometry.still_pairs - 1
     assert inv_freq[0] == base[0] == 1.0
-    assert base[-1] / inv_freq[-1] == pytest.approx(factor, rel=1e-9)
+    assert base[slowest] / inv_freq[slowest] == pytest.approx(factor, rel=1e-9)
 
 
 @few
+@given(geometry=geometries(), first=st.floats(1.0, 30.0), second=st.floats(1.0, 30.0))
+def test_ntk_by_two_factors_is_ntk_by_their_product(geometry, first, second):
+    raised = replace(geometry, rope_theta=scale(geometry, ScalingSpec("ntk", first)).rope_theta)
+    twice, once = scale(raised, ScalingSpec("ntk", second)), scale(geometry, ScalingSpec("ntk", first * second))
+    np.testing.assert_allclose(twice.inv_freq, once.inv_freq, rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["dynamic", "dynamic-yarn"])
+@few
 @given(geometry=geometries(), factor=factors, share=st.floats(0, 1))
-def test_dynamic_is_the_pretrained_rope_up_to_its_window(geometry, factor, share):
+def test_dynamic_methods_are_the_pretrained_rope_up_to_its_window(method, geometry, factor, share):
+    if method in WITH_A_RAMP:
+        assume_a_ramp(geometry)
     length = max(1, int(share * geometry.original_max_position_embeddings))
-    inv_freq = scale(geometry, ScalingSpec("dynamic", factor), length).inv_freq
-    np.testing.assert_allclose(inv_freq, geometry.inv_freq(), rtol=1e-12)
+    scaled = scale(geometry, ScalingSpec(method, factor), length)
+    np.testing.assert_allclose(scaled.inv_freq, geometry.inv_freq(), rtol=1e-12)
+    assert scaled.attention_factor == 1.0
 
 
 @few
@@ -113,8 +212,21 @@ def test_dynamic_beyond_its_window_is_ntk_by_the_stretch(geometry, factor, beyon
 
 
 @few
+@given(geometry=geometries(), factor=factors, beyond=st.floats(1, 1000))
+def test_dynamic_yarn_beyond_its_window_is_yarn_by_the_length(geometry, factor, beyond):
+    assume_a_ramp(geometry)
+    window = geometry.original_max_position_embeddings
+    length = math.ceil(window * beyond)
+    ours = scale(geometry, ScalingSpec("dynamic-yarn", factor), length)
+    yarn = scale(geometry, ScalingSpec("yarn", length / window))
+    np.testing.assert_array_equal(ours.inv_freq, yarn.inv_freq)
+    assert ours.attention_factor == yarn.attention_factor
+
+
+@few
 @given(geometry=geometries(), factor=factors)
 def test_yarn_is_ntk_by_parts_with_a_temperature(geometry, factor):
+    assume_a_ramp(geometry)
     yarn, parts = (scale(geometry, ScalingSpec(method, factor)) for method in ("yarn", "ntk-by-parts"))
     np.testing.assert_array_equal(yarn.inv_freq, parts.inv_freq)
     assert parts.attention_factor == 1.0
@@ -122,14 +234,46 @@ def test_yarn_is_ntk_by_parts_with_a_temperature(geometry, factor):
 
 
 @few
-@given(geometry=geometries(), factor=factors)
-def test_longrope_carries_any_static_method(geometry, factor):
-    """Factors of base ÷ wanted frequencies give the wanted frequencies: the universal encoding."""
-    wanted = scale(geometry, ScalingSpec("yarn", factor))
-    params = {
-        "long_factor": (geometry.inv_freq() / wanted.inv_freq).tolist(),
-        "attention_factor": wanted.attention_factor,
-    }
-    carried = scale(geometry, ScalingSpec("longrope", factor, params))
-    np.testing.assert_allclose(carried.inv_freq, wanted.inv_freq, rtol=1e-12)
+@given(geometry=geometries(), factor=factors, mscale=st.floats(0.01, 10), mscale_all_dim=st.floats(0.01, 10))
+def test_deepseeks_softmax_scale_makes_up_for_what_cos_and_sin_lack(geometry, factor, mscale, mscale_all_dim):
+    """cos and sin twice, times the softmax scale that such a model multiplies: the square of 0.1·mscale·ln s + 1."""
+    assume_a_ramp(geometry)
+    params = {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
+    ours = scale(geometry, ScalingSpec("yarn", factor, params))
+    softmax_scale = (0.1 * mscale_all_dim * math.log(factor) + 1) ** 2
+    assert ours.attention_factor**2 * softmax_scale == pytest.approx((0.1 * mscale * math.log(factor) + 1) ** 2)
+    np.testing.assert_array_equal(ours.inv_freq, scale(geometry, ScalingSpec("yarn", factor)).inv_freq)
+
+
+@few
+@given(geometry=geometries(), factor=factors, p=st.floats(0.001, 1.0))
+def test_p_rope_keeps_the_fastest_share_as_it_was(geometry, factor, p):
+    spec = ScalingSpec("p-rope", factor, {"p": p})
+    inv_freq, base = scale(geometry, spec).inv_freq, geometry.inv_freq()
+    kept = round(p * geometry.pairs)
+    np.testing.assert_array_equal(inv_freq[:kept], base[:kept])
+    assert not inv_freq[kept:].any()
+    pretrained_so = replace(geometry, still_pairs=max(geometry.still_pairs, geometry.pairs - kept))
+    np.testing.assert_array_equal(scale(pretrained_so, spec).inv_freq, inv_freq)
+
+
+STATIC = [("linear", {}), ("yarn", {}), ("llama3", {}), ("p-rope", {"p": 0.6}), ("nope", {})]
+
+
+@pytest.mark.parametrize(("method", "params"), STATIC, ids=[method for method, _ in STATIC])
+@pytest.mark.parametrize("carrier", ["longrope", "custom"])
+@few
+@given(geometry=geometries(still=False), factor=factors)
+def test_longrope_and_custom_carry_any_static_method(carrier, method, params, geometry, factor):
+    """Factors of base ÷ wanted frequencies give the wanted frequencies: the universal encoding. 1e30 is for zeros."""
+    if method in WITH_A_RAMP:
+        assume_a_ramp(geometry)
+    wanted = scale(geometry, ScalingSpec(method, factor, params))
+    with np.errstate(divide="ignore"):
+        divisors = np.minimum(geometry.inv_freq() / wanted.inv_freq, 1e30).tolist()
+    name = "long_factor" if carrier == "longrope" else "factors"
+    carried = scale(
+        geometry, ScalingSpec(carrier, factor, {name: divisors, "attention_factor": wanted.attention_factor})
+    )
+    np.testing.assert_allclose(carried.inv_freq, wanted.inv_freq, rtol=1e-12, atol=1e-30)
     assert carried.attention_factor == wanted.attention_factor

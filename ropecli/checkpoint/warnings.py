@@ -1,0 +1,105 @@
+"""What a planned patch gives rise to that its user should know. Warns, and never refuses."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ropecli.checkpoint.dialects import RopeSettings
+from ropecli.checkpoint.families import Family
+from ropecli.checkpoint.reading import section_of
+from ropecli.rope import ScaledRope, ScalingSpec
+from ropecli.scaling.registry import get_method, varies_with_length
+
+_SET_THE_WINDOW_ALONE = ("none", "abf", "p-rope", "nope", "custom", "longrope", "dynamic-yarn")
+
+
+def warnings_of(
+    config: dict[str, Any],
+    settings: RopeSettings,
+    spec: ScalingSpec,
+    scaled: Mapping[str | None, ScaledRope],
+    window: int,
+    target: int,
+) -> list[str]:
+    """In sentences. window: max_position_embeddings to write, tokens. target: the window to reach."""
+    rope = next(iter(scaled.values()))
+    section = section_of(config)
+    return [
+        *_of_window(rope, spec, window, target),
+        *_of_frequencies(rope, spec),
+        *_of_layers(section, settings, scaled, target),
+    ]
+
+
+def _of_window(rope: ScaledRope, spec: ScalingSpec, window: int, target: int) -> list[str]:
+    warnings = []
+    original = rope.geometry.original_max_position_embeddings
+    if get_method(spec.method).rope_type == "dynamic":
+        warnings.append(
+            f"max_position_embeddings stays at {window}: stock readers take it for dynamic NTK's pretraining window."
+        )
+    if spec.method not in _SET_THE_WINDOW_ALONE and round(original * spec.factor) < target:
+        warnings.append(
+            f"a factor of {spec.factor:g} reaches {round(original * spec.factor)} tokens; {target} need "
+            f"{target / original:g}, the target over the pretraining window of {original}."
+        )
+    return warnings
+
+
+def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
+    warnings = []
+    geometry = rope.geometry
+    if spec.method == "none" and spec.factor > 1:
+        warnings.append("none scales nothing: positions beyond the pretraining window stay unseen by the model.")
+    elif spec.factor > 1 and np.array_equal(rope.inv_freq, geometry.inv_freq()):
+        warnings.append(f"{spec.method} with these parameters leaves every frequency as it was.")
+    if rope.rope_theta < geometry.rope_theta:
+        warnings.append(
+            f"the new base, {rope.rope_theta:g}, is below the pretrained one, {geometry.rope_theta:g}: "
+            "pairs turn faster than they did, which extends nothing."
+        )
+    if rope.rope_theta != geometry.rope_theta:
+        warnings.append(
+            "the new base says nothing of the window it came from; ropecli.yaml does: keep it beside the weights."
+        )
+    if varies_with_length(geometry, spec):
+        warnings.append(
+            f"{spec.method} switches frequencies with the length: a KV cache that grows past the pretraining "
+            "window, and prompts read in chunks, differ from one pass."
+        )
+    return warnings
+
+
+def _of_layers(
+    section: dict[str, Any], settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int
+) -> list[str]:
+    warnings = []
+    sliding = moot_window(section, settings.family)
+    if None in scaled and sliding is not None and sliding < target:
+        warnings.append(f"sliding_window is {sliding}: no layer attends further back, whatever the positions say.")
+    near = [rope.geometry.layer_type for rope in settings.ropes if rope.geometry.layer_type in scaled and not rope.far]
+    if near:
+        warnings.append(f"layers of type {', '.join(map(str, near))} look back a short way; scaling blurs it.")
+    if None in scaled and settings.family.only_sliding_turn and _mixes_layers(section, settings.family):
+        warnings.append(
+            f"in {settings.family.model_type} the layers that see the whole context carry no positions: only the "
+            "sliding ones turn, and scaling them blurs the near past. --method none raises the window alone."
+        )
+    return warnings
+
+
+def moot_window(section: dict[str, Any], family: Family) -> int | None:
+    """The sliding window, tokens, where every layer has one; None where some layer sees everything."""
+    sliding = section.get("sliding_window")
+    if not isinstance(sliding, int) or not section.get("use_sliding_window", True):
+        return None
+    layer_types = section.get("layer_types")
+    if isinstance(layer_types, list) and any(family.sees_whole_context(str(label)) for label in layer_types):
+        return None
+    return sliding
+
+
+def _mixes_layers(section: dict[str, Any], family: Family) -> bool:
+    labels = section.get("layer_types")
+    return not isinstance(labels, list) or len({family.sees_whole_context(str(label)) for label in labels}) > 1

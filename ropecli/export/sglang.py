@@ -1,0 +1,99 @@
+"""SGLang, as its release 0.5.23 reads a config (rotary_embedding/factory.py, hf_transformers/{config,common}.py).
+
+- `--json-model-override-args` is laid over the config; a flat `rope_parameters` is merged into what is there.
+- The window: max_position_embeddings, times the factor unless the type is llama3 or
+  original_max_position_embeddings is named (yarn, longrope). `--context-length` may not be above that.
+- yarn reads attn_factor, on top of 0.1·ln s + 1, and no attention_factor.
+- longrope reads no attention_factor but short_mscale and long_mscale; the long list serves whenever any position of
+  the batch is beyond the pretraining window.
+- dynamic is one table for all lengths, that of the whole window.
+- Many model classes hand no scaling to their rotary embedding, only the base.
+"""
+
+from ropecli.errors import PatchError
+from ropecli.export.engine import Export, command_line, engine, refusal
+from ropecli.export.positions import Positions
+from ropecli.export.temperature import longrope_is_tempered, with_engine_names
+
+RELEASE = "0.5.23"
+# Types whose class was read and hands rope_parameters on.
+_HANDED_ON = {"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "granite", "gpt_oss", "internlm2"}
+# Types whose class was read and hands on the base alone.
+_DROPPED = {
+    *("baichuan", "chatglm", "dbrx", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gptj"),
+    *("granitemoe", "mixtral", "olmo", "persimmon", "phi", "stablelm", "starcoder2", "zaya"),
+}
+
+
+@engine("sglang")
+def sglang(positions: Positions) -> Export:
+    """`python -m sglang.launch_server` with `--json-model-override-args` and `--context-length`."""
+    _refuse(positions)
+    # dynamic is worked out from the pretraining window there, as in transformers
+    window = positions.original_window if positions.rope_type == "dynamic" else positions.window
+    overrides = positions.in_section(
+        {"rope_parameters": with_engine_names(positions.main), positions.window_key: window}
+    )
+    command = command_line(
+        *("python", "-m", "sglang.launch_server", "--model-path", positions.checkpoint),
+        *("--json-model-override-args", overrides, "--context-length", positions.window),
+    )
+    return Export("sglang", command, overrides, tuple(_cannot(positions)), tuple(_notes(positions)))
+
+
+def _refuse(positions: Positions) -> None:
+    def cannot(reason: str, next_step: str) -> PatchError:
+        return refusal(positions, f"SGLang {RELEASE}", reason, next_step)
+
+    if positions.nested:
+        raise cannot(
+            "its class for gemma3 takes the base alone from parameters by layer type, and others were not compared.",
+            "Serve the folder with vLLM.",
+        )
+    if positions.rope_type == "default":
+        return
+    if positions.model_type in _DROPPED:
+        raise cannot(
+            f"its class for {positions.model_type} reads rope_theta and drops the rest without a word.",
+            "Patch with ntk or abf, which are nothing but another base, or serve it with vLLM.",
+        )
+    if positions.latent:
+        raise cannot("its DeepSeek classes read yarn their own way.", "Patch with ntk or abf.")
+    if "mrope_section" in positions.main and positions.rope_type != "yarn":
+        raise cannot(
+            f"with rope_type {positions.rope_type!r} it drops the sections of multimodal positions without a word.",
+            "Patch with yarn, ntk or abf.",
+        )
+
+
+def _cannot(positions: Positions) -> list[str]:
+    if positions.rope_type == "dynamic":
+        return [
+            f"SGLang has one table for all lengths: every request gets the frequencies that dynamic NTK has at "
+            f"{positions.window} tokens, where transformers leaves requests up to {positions.original_window} as "
+            "they were pretrained."
+        ]
+    if positions.rope_type == "longrope" and positions.main["short_factor"] != positions.main["long_factor"]:
+        return ["SGLang chooses short_factor or long_factor anew for every batch, whatever the cache was made with."]
+    return []
+
+
+def _notes(positions: Positions) -> list[str]:
+    notes = [*positions.warnings]
+    if positions.model_type not in _HANDED_ON and positions.rope_type != "default":
+        notes.append(
+            f"SGLang's class for {positions.model_type} was not read: whether it hands rope_parameters to its rotary "
+            "embedding is not known. Compare a long answer with transformers before you rely on it."
+        )
+    if positions.rope_type == "yarn" and "attention_factor" in positions.main:
+        notes.append(
+            "Without the override SGLang takes 0.1·ln s + 1 for the attention factor: it reads no attention_factor."
+        )
+    elif positions.rope_type == "longrope" and not longrope_is_tempered(positions):
+        notes.append("Without the override SGLang takes an attention factor of its own: it reads no attention_factor.")
+    elif positions.rope_type == "linear":
+        reached = round(positions.window * positions.factor)
+        notes.append(f"Without --context-length SGLang takes {reached} for the window, the factor counted twice.")
+    elif positions.written_window == positions.window or positions.rope_type == "dynamic":
+        notes.append("SGLang does the same with the folder alone; the line spells it out.")
+    return notes

@@ -1,0 +1,30 @@
+"""Dynamic YaRN: the factor follows the current length, so that short inputs see the pretrained frequencies."""
+
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.registry import scaling_method
+from ropecli.scaling.yarn import by_parts, yarn_attention_factor
+
+
+@scaling_method(
+    "dynamic-yarn",
+    source="Peng et al. 2023, arXiv:2309.00071, 'Dynamic Scaling', with YaRN in place of NTK",
+    training="no",
+)
+def dynamic_yarn(
+    rope: RopeGeometry,
+    s: float,
+    length: int,
+    *,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+) -> ScaledRope:
+    """Dynamic YaRN: YaRN by max(1, l/L), where l is the current length and L the pretraining window.
+
+    beta_fast, beta_slow, truncate: as in yarn. The factor sets the window alone. Keys that were rotated at one
+    length do not fit another, so a KV cache that grows past L is inexact.
+    """
+    now = max(1.0, length / rope.original_max_position_embeddings)
+    params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
+    inv_freq = by_parts(rope, now, beta_fast, beta_slow, truncate)
+    return ScaledRope(rope, ScalingSpec("dynamic-yarn", s, params), inv_freq, yarn_attention_factor(now))

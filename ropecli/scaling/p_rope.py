@@ -1,0 +1,19 @@
+"""p-RoPE: the slowest pairs stop turning and carry meaning without a position."""
+
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.registry import scaling_method
+
+
+@scaling_method("p-rope", source="Barbero et al. 2024, arXiv:2410.06205, section 6", training="needed")
+def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> ScaledRope:
+    """p-RoPE: keep the fastest share p of the pairs and set the frequencies of the others to zero.
+
+    p: share of the pairs that go on turning, in (0, 1]; 1 is RoPE, near 0 NoPE. Slow pairs are those that
+    leave the angles seen in pretraining first. The factor sets the window alone.
+    """
+    if p > 1:
+        raise MethodError(f"p is {p:g}; it is a share of the pairs, above 0 and at most 1.")
+    inv_freq = rope.inv_freq()
+    inv_freq[round(p * rope.pairs) :] = 0.0
+    return ScaledRope(rope, ScalingSpec("p-rope", s, {"p": p}), inv_freq)

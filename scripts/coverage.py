@@ -1,0 +1,173 @@
+"""Patches every causal-LM type of the installed transformers and prints what became of it.
+
+For each type a checkpoint is made from the type's own default configuration, patched with several methods, read back
+by stock transformers, and every rotary table compared with ropecli's mathematics. No weights are needed: the model is
+built on the meta device.
+
+    python scripts/coverage.py                  the table and its summary
+    python scripts/coverage.py llama phi3       some types alone
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+METHODS = ("yarn", "linear", "ntk", "longrope")
+FACTOR = 4.0
+# What a default configuration lacks to be a model at all, or to have rotary positions at all.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "glm4_moe": {"head_dim": 128},
+    "granitemoehybrid": {
+        "position_embedding_type": "rope",
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention"] * 2,
+    },
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "qwen4_exp": {"text_config": {}},
+    "qwen4_exp_text": {},
+    "reformer": {"is_decoder": True},
+    "zamba2": {"use_mem_rope": True},
+}
+_SPARSE = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 256,
+    "indexer_budget": 64,
+    "indexer_compress_ratio": 4,
+}
+SETTINGS["qwen4_exp"]["text_config"] = SETTINGS["qwen4_exp_text"] = _SPARSE
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one type under one method. tables: rotary tables that agree. refused: why, where it was."""
+
+    model_type: str
+    method: str
+    tables: int = 0
+    refused: str | None = None
+
+
+def all_types() -> list[str]:
+    """Every model_type that AutoModelForCausalLM knows, and the types of their text parts."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def config_of(model_type: str, **settings: Any) -> Any:
+    """The type's default configuration, mended where it is none."""
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[model_type](**{**SETTINGS.get(model_type, {}), **settings})
+
+
+def text_section(config: Any) -> Any:
+    """The part that holds the RoPE fields."""
+    return getattr(config, "text_config", None) or config
+
+
+def write_checkpoint(model_type: str, folder: Path) -> Path:
+    """A folder with the type's config.json as stock transformers saves it, and weights that nobody reads."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    config_of(model_type).save_pretrained(folder)
+    save_file({"unused": np.zeros(1, dtype=np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def patch_all(model_type: str, folder: Path, methods: tuple[str, ...] = METHODS) -> Iterator[Result]:
+    """Patches one type with each method, each into a folder of its own below `folder`."""
+    from ropecli.checkpoint.plan import make_plan
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.writing import patch_to
+    from ropecli.errors import RopecliError
+
+    source = write_checkpoint(model_type, folder / "source")
+    for method in methods:
+        try:
+            plan = make_plan(open_checkpoint(source), spec_of(method, open_checkpoint(source)))
+            yield Result(model_type, method, tables=patch_to(plan, folder / method))
+        except RopecliError as error:
+            yield Result(model_type, method, refused=str(error))
+
+
+def spec_of(method: str, checkpoint: Any) -> Any:
+    """The method at the factor; longrope with factors that grow from pair to pair."""
+    from ropecli.checkpoint.dialects import read_settings
+    from ropecli.checkpoint.plan import far_layers
+    from ropecli.rope import ScalingSpec
+
+    if method != "longrope":
+        return ScalingSpec(method, FACTOR)
+    settings = read_settings(checkpoint.config)
+    pairs = [rope.geometry.pairs for rope in settings.ropes if rope.geometry.layer_type in far_layers(settings)][:1]
+    factors = [1 + 3 * pair / max(1, count - 1) for count in pairs for pair in range(count)]
+    return ScalingSpec("longrope", FACTOR, {"long_factor": factors})
+
+
+def walk(types: list[str], methods: tuple[str, ...] = METHODS) -> Iterator[Result]:
+    """All types under all methods; a type that config.json does not turn is refused once for all of them."""
+    for model_type in types:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from patch_all(model_type, Path(folder), methods)
+
+
+def summary(results: list[Result]) -> str:
+    """`works on N of M rotary types, refuses K with a reason`, and the types without rotary positions."""
+    refused: dict[str, str] = {}
+    worked: set[str] = set()
+    for result in results:
+        if result.refused is None:
+            worked.add(result.model_type)
+        else:
+            refused.setdefault(result.model_type, result.refused)
+    never = {name: reason for name, reason in refused.items() if name not in worked}
+    unturned = {name for name, reason in never.items() if "no rotary position embedding" in reason}
+    rotary = len(worked) + len(never) - len(unturned)
+    return (
+        f"{len(worked) + len(never)} causal-LM types; {rotary} turn by config.json: ropecli patches {len(worked)} of "
+        f"them, refuses {rotary - len(worked)} with a reason. The other {len(unturned)} have no such positions."
+    )
+
+
+def main() -> None:
+    import transformers
+    from rich.console import Console
+    from rich.table import Table
+
+    types = sys.argv[1:] or all_types()
+    results = list(walk(types))
+    table = Table(title=f"transformers {transformers.__version__}, factor {FACTOR:g}", title_justify="left")
+    for heading in ("type", *METHODS, "refused because"):
+        table.add_column(heading, overflow="fold")
+    for model_type in types:
+        own = {result.method: result for result in results if result.model_type == model_type}
+        reasons = dict.fromkeys(result.refused for result in own.values() if result.refused)
+        cells = [str(own[method].tables or "refused") for method in METHODS]
+        table.add_row(model_type, *cells, "; ".join(reasons))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    console.print(
+        "A number: the rotary tables that agree with the mathematics after stock transformers read the patch."
+    )
+    console.print(summary(results), markup=False)
+
+
+if __name__ == "__main__":
+    main()

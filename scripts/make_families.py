@@ -1,0 +1,90 @@
+"""Writes ropecli/checkpoint/families.json: what each causal-LM type of the installed transformers means by a key that
+config.json leaves out. With --check, writes nothing and exits with 1 where the file differs.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import coverage
+
+FILE = Path(__file__).parents[1] / "ropecli" / "checkpoint" / "families.json"
+
+
+def make_table() -> dict[str, dict[str, Any]]:
+    """An entry for each type, and for the types of their text parts; {"rotary": false} where no layer turns."""
+    table: dict[str, dict[str, Any]] = {}
+    for model_type in coverage.all_types():
+        try:
+            config = coverage.config_of(model_type)
+        except (ValueError, AttributeError):  # a part of a larger model, which is none by itself
+            continue
+        text = coverage.text_section(config)
+        entry = _describe(text) if _turns(config) else {"rotary": False}
+        if text is not config:
+            table.setdefault(text.model_type, entry)
+            entry = {"text_type": text.model_type}
+        table[model_type] = entry
+    return table
+
+
+def _turns(config: Any) -> bool:
+    """Whether the model that transformers makes of it has rotary tables made from the config."""
+    from torch import device
+    from transformers import AutoModelForCausalLM
+
+    from ropecli.checkpoint.live import rotary_tables
+    from ropecli.errors import PatchError
+
+    try:
+        with device("meta"):
+            return bool(rotary_tables(AutoModelForCausalLM.from_config(config)))
+    except PatchError:
+        return False
+    except (ImportError, AttributeError, ValueError):  # needs another library, or a larger model around it
+        return bool(getattr(coverage.text_section(config), "rope_parameters", None))
+
+
+def _describe(text: Any) -> dict[str, Any]:
+    parameters = text.rope_parameters
+    if any(isinstance(value, dict) for value in parameters.values()):
+        entry: dict[str, Any] = {"layers": {label: _defaults(value) for label, value in parameters.items() if value}}
+    else:
+        entry = _defaults(parameters)
+    fixed = {
+        "head_dim": _fixed_head_dim(type(text)),
+        "max_position_embeddings": getattr(text, "max_position_embeddings", None),
+        "scaled": parameters.get("rope_type", "default") != "default",
+    }
+    return {**entry, **{key: value for key, value in fixed.items() if value}}
+
+
+def _defaults(parameters: dict[str, Any]) -> dict[str, float]:
+    return {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
+
+
+def _fixed_head_dim(config_class: type) -> int | None:
+    """The class's own head_dim, where it does not follow from the width and the number of heads."""
+    found = []
+    for heads in (4, 8):
+        try:
+            found.append(config_class(hidden_size=512, num_attention_heads=heads, num_key_value_heads=4).head_dim)
+        except Exception:  # derived in a way that these numbers do not fit, or not one number for all layers
+            return None
+    return found[0] if found[0] == found[1] else None
+
+
+def main() -> None:
+    table = make_table()
+    lines = [f"{json.dumps(name)}: {json.dumps(entry, sort_keys=True)}" for name, entry in sorted(table.items())]
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    if "--check" in sys.argv:
+        sys.exit(FILE.read_text(encoding="utf-8") != text)
+    FILE.write_text(text, encoding="utf-8")
+    print(f"{len(table)} types, {sum(entry.get('rotary', True) for entry in table.values())} rotary: {FILE.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Factors never pile up: a config that was scaled already is scaled as the original would be, once.
+
+Without ropecli.yaml, from config.json alone: yarn, llama3 and longrope name the pretraining window in it, and dynamic
+leaves it; linear does not, and is told it. ntk and abf leave another base, which nothing in config.json tells from a
+pretrained one: they need the note, and are in test_patch_again.py.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ropecli.checkpoint.plan import PatchPlan, effective_ropes, make_plan
+from ropecli.checkpoint.reading import Checkpoint
+from ropecli.rope import ScalingSpec
+
+PAIRS = 16
+LISTS = {"long_factor": np.linspace(1, 6, PAIRS).tolist(), "short_factor": np.linspace(1, 1.3, PAIRS).tolist()}
+NAMING_THEIR_WINDOW = {
+    "none": {},
+    "dynamic": {},
+    "yarn": {"beta_fast": 8.0},
+    "ntk-by-parts": {"truncate": False},
+    "llama3": {"low_freq_factor": 0.5},
+    "longrope": LISTS,
+    "p-rope": {"p": 0.5},
+    "nope": {},
+    "custom": {"factors": LISTS["long_factor"]},
+}
+THEN = {**NAMING_THEIR_WINDOW, "linear": {}, "ntk": {}, "abf": {"beta": 20.0}}
+
+few = settings(max_examples=5, deadline=None)
+windows = st.integers(16, 2**17)
+bases = st.floats(1e3, 1e7)
+factors = st.floats(1.0, 200.0)
+
+
+@pytest.fixture(scope="module")
+def nowhere(tmp_path_factory) -> Path:
+    """A folder without a note."""
+    return tmp_path_factory.mktemp("nowhere")
+
+
+def llama(window: int, rope_theta: float) -> dict:
+    return {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "max_position_embeddings": window,
+        "rope_theta": rope_theta,
+        "rope_scaling": None,
+    }
+
+
+def plan(folder: Path, config: dict, method: str, params: dict, factor: float, **options) -> PatchPlan:
+    return make_plan(Checkpoint("model", folder, config), ScalingSpec(method, factor, params), **options)
+
+
+def assert_same(again: PatchPlan, afresh: PatchPlan) -> None:
+    assert again.window == afresh.window
+    assert again.target_length == afresh.target_length
+    for label, rope in afresh.ropes.items():
+        assert again.ropes[label].geometry == rope.geometry
+        assert again.ropes[label].rope_theta == rope.rope_theta
+        assert again.ropes[label].attention_factor == rope.attention_factor
+        np.testing.assert_array_equal(again.ropes[label].inv_freq, rope.inv_freq)
+
+
+@pytest.mark.parametrize("then", THEN)
+@pytest.mark.parametrize("first", NAMING_THEIR_WINDOW)
+@few
+@given(window=windows, base=bases, one=factors, other=factors)
+def test_scaling_a_scaled_config_is_scaling_the_original_once(nowhere, first, then, window, base, one, other):
+    config = llama(window, base)
+    if first == "none":
+        one = 1.0  # by more it raises the window, and nothing tells that window from a pretrained one
+    scaled = plan(nowhere, config, first, NAMING_THEIR_WINDOW[first], one).config
+    again = plan(nowhere, scaled, then, THEN[then], other)
+    assert_same(again, plan(nowhere, config, then, THEN[then], other))
+
+
+@pytest.mark.parametrize("then", THEN)
+@few
+@given(window=windows, base=bases, one=factors, other=factors)
+def test_linear_does_not_name_its_window_and_is_told_it(nowhere, then, window, base, one, other):
+    config = llama(window, base)
+    scaled = plan(nowhere, config, "linear", {}, one)
+    again = plan(nowhere, scaled.config, then, THEN[then], other, original_length=window)
+    assert_same(again, plan(nowhere, config, then, THEN[then], other))
+    untold = plan(nowhere, scaled.config, then, THEN[then], 1.0)
+    assert untold.target_length == scaled.window
+    assert any("does not name its pretraining window" in warning for warning in untold.warnings)
+
+
+@pytest.mark.parametrize("then", NAMING_THEIR_WINDOW)
+@pytest.mark.parametrize("first", NAMING_THEIR_WINDOW)
+@few
+@given(window=windows, base=bases, one=factors, other=factors)
+def test_what_is_written_by_the_second_patch_shows_nothing_of_the_first(nowhere, first, then, window, base, one, other):
+    """Read back from the config: what the first one wrote may stand in no key that is read."""
+    if first == "none":
+        one = 1.0
+    scaled = plan(nowhere, llama(window, base), first, NAMING_THEIR_WINDOW[first], one).config
+    afresh = plan(nowhere, llama(window, base), then, THEN[then], other)
+    again = plan(nowhere, scaled, then, THEN[then], other)
+    (read,), _ = _read(nowhere, again.config)
+    (expected,), _ = _read(nowhere, afresh.config)
+    np.testing.assert_array_equal(read.inv_freq, expected.inv_freq)
+    assert read.attention_factor == expected.attention_factor
+    np.testing.assert_allclose(read.inv_freq, afresh.ropes[None].inv_freq, rtol=1e-12, atol=1e-29)
+
+
+def _read(folder: Path, config: dict):
+    ropes, found = effective_ropes(Checkpoint("model", folder, config))
+    return list(ropes.values()), found

@@ -1,0 +1,64 @@
+"""`ropecli export`: one line to paste on standard output, the rest beside it; exit status 2 where there is none."""
+
+import json
+import shlex
+
+import pytest
+
+ENGINES = ["llama.cpp", "sglang", "transformers-v4", "vllm"]
+
+
+@pytest.fixture(scope="module")
+def yarn(llama, tmp_path_factory):
+    import ropecli
+
+    folder = tmp_path_factory.mktemp("patched") / "it's yarn"  # a shell must be told where the name ends
+    plan = ropecli.make_plan(ropecli.open_checkpoint(llama), ropecli.ScalingSpec("yarn", 4.0))
+    ropecli.patch_to(plan, folder, verify=False)
+    return folder
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_standard_output_is_one_line_to_paste(engine, yarn, ropecli):
+    outcome = ropecli("export", yarn, "--engine", engine)
+    assert outcome.code == 0
+    assert outcome.out.count("\n") == 1
+    assert "note: " in outcome.err
+    if engine in ("vllm", "sglang"):
+        words = shlex.split(outcome.out)
+        assert str(yarn) in words
+        assert json.loads(next(word for word in words if word.startswith("{")))["max_position_embeddings"] == 256
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_json(engine, yarn, ropecli):
+    plain = ropecli("export", yarn, "--engine", engine)
+    outcome = ropecli("export", yarn, "--engine", engine, "--json")
+    report = json.loads(outcome.out)
+    assert set(report) == {"engine", "command", "overrides", "cannot", "notes"}
+    assert (report["engine"], report["command"]) == (engine, plain.out.strip())
+    assert all(sentence in plain.err for sentence in (*report["cannot"], *report["notes"]))
+
+
+def test_the_embedded_checkpoint_is_named_by_its_folder(ropecli):
+    from ropecli import demo
+
+    outcome = ropecli("export", "demo", "--engine", "vllm")
+    assert str(demo.FOLDER) in shlex.split(outcome.out)
+
+
+def test_an_unknown_engine(yarn, ropecli):
+    outcome = ropecli("export", yarn, "--engine", "vlm")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Known: llama.cpp, sglang, transformers-v4, vllm. Did you mean 'vllm'?" in outcome.err
+
+
+def test_what_an_engine_cannot_express(llama, edited, ropecli):
+    """No command then, and one message that says why and what to do."""
+    factors = [1.0] * 15 + [4.0]
+    scaling = {"rope_type": "longrope", "factor": 4.0, "short_factor": factors, "long_factor": factors}
+    folder = edited(llama, rope_scaling={**scaling, "original_max_position_embeddings": 64}, rope_parameters=...)
+    outcome = ropecli("export", folder, "--engine", "llama.cpp")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "rope_factors_long.weight" in outcome.err
+    assert "Or patch with yarn." in outcome.err

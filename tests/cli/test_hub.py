@@ -1,0 +1,401 @@
+"""Hub ids in place of folders: the Hub's own client, against a small server here that speaks its protocol."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+NAME = "owner/tiny"
+MAIN, OLD = "a" * 40, "b" * 40
+CONFIGS = {"config.json", "tokenizer_config.json", "ropecli.yaml"}
+YARN = ["-m", "yarn", "--factor", 4, "--no-verify"]
+
+
+class Repository(NamedTuple):
+    revisions: dict[str, str]
+    files: dict[str, dict[str, bytes]]  # by commit, then by name
+
+
+class RefusalError(Exception):
+    def __init__(self, status: int, code: str | None = None) -> None:
+        super().__init__(status, code)
+        self.status, self.code = status, code
+
+
+class FakeHub(ThreadingHTTPServer):
+    """Serves `repositories`; `requests` holds what was asked, `refusal` what everything is answered with."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repositories: dict[str, Repository] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.refusal: RefusalError | None = None
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def asked_for(self, method: str) -> set[str]:
+        """The files that were asked for by GET or HEAD."""
+        return {path.rsplit("/", 1)[1] for verb, path in self.requests if verb == method and "/resolve/" in path}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0].strip("/")
+        self.server.requests.append((self.command, path))
+        try:
+            if path.startswith("api/models/"):
+                body, headers = self.api(*path.removeprefix("api/models/").split("/", 3))
+            elif "/resolve/" not in path:
+                raise RefusalError(404)
+            else:
+                body, headers = self.file(*path.split("/", 4))
+            self.answer(200, body, headers)
+        except RefusalError as refusal:
+            self.answer(refusal.status, b"", {"X-Error-Code": refusal.code} if refusal.code else {})
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def found(self, name: str, revision: str) -> tuple[str, dict[str, bytes]]:
+        if self.server.refusal:
+            raise self.server.refusal
+        if name not in self.server.repositories:
+            raise RefusalError(404, "RepoNotFound")
+        repository = self.server.repositories[name]
+        commit = repository.revisions.get(revision, revision)
+        if commit not in repository.files:
+            raise RefusalError(404, "RevisionNotFound")
+        return commit, repository.files[commit]
+
+    def api(self, owner: str, name: str, kind: str = "revision", revision: str = "main") -> tuple[bytes, dict]:
+        commit, files = self.found(f"{owner}/{name}", revision)
+        listing = [
+            {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+            for path, data in files.items()
+        ]
+        answer = listing if kind == "tree" else {"id": f"{owner}/{name}", "sha": commit, "siblings": []}
+        return json.dumps(answer).encode(), {"Content-Type": "application/json"}
+
+    def file(self, owner: str, name: str, resolve: str, revision: str, path: str) -> tuple[bytes, dict]:
+        commit, files = self.found(f"{owner}/{name}", revision)
+        if path not in files:
+            raise RefusalError(404, "EntryNotFound")
+        return files[path], {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(files[path]).hexdigest()}"'}
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return tmp_path / "home" / "hub"
+
+
+@pytest.fixture
+def hub(llama, cache, monkeypatch):
+    """A Hub with the tiny Llama; its revision v1 has a window of 32 tokens."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    server = FakeHub()
+    files = {**bytes_of(llama), "modeling_own.py": b"x", "consolidated.safetensors": b"x", "pytorch_model.bin": b"x"}
+    older = json.dumps({**json.loads(files["config.json"]), "max_position_embeddings": 32}).encode()
+    server.repositories[NAME] = Repository(
+        {"main": MAIN, "v1": OLD}, {MAIN: files, OLD: {**files, "config.json": older}}
+    )
+    for key, value in {
+        "ENDPOINT": server.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_OFFLINE": False,
+    }.items():
+        monkeypatch.setattr(constants, key, value)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    huggingface_hub.close_session()  # the next one sees these settings
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    cut(server)
+    thread.join()
+
+
+def fill_cache(cache: Path, folder: Path, *, name: str = NAME, commit: str = MAIN) -> Path:
+    """The layout of the Hub's cache, written by hand; returns the snapshot."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / commit
+    for part in (snapshot, repository / "blobs", repository / "refs"):
+        part.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    for path in folder.iterdir():
+        blob = hashlib.sha1(path.read_bytes()).hexdigest()
+        shutil.copyfile(path, repository / "blobs" / blob)
+        (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
+    return snapshot
+
+
+def cut(server: FakeHub) -> None:
+    import huggingface_hub
+
+    server.shutdown()
+    server.server_close()
+    huggingface_hub.close_session()  # a connection that is open would still be served
+
+
+def offline(monkeypatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+# What is fetched.
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["patch", *YARN[:-1], "--dry-run"]], ids=["inspect", "dry-run"])
+def test_looking_fetches_the_config_files_alone(command, hub, ropecli, llama):
+    name, *options = command
+    outcome = ropecli(name, NAME, *options, "--json")
+    assert outcome.code == 0, outcome.err
+    shown = json.loads(outcome.out)
+    there = json.loads(ropecli(name, llama, *options, "--json").out)
+    assert {**shown, "checkpoint": ""} == {**there, "checkpoint": ""}
+    assert hub.asked_for("HEAD") == CONFIGS
+    assert hub.asked_for("GET") == {"config.json", "tokenizer_config.json"}
+
+
+def test_patching_fetches_a_checkpoints_files_and_no_more(hub, ropecli, llama, tmp_path):
+    assert ropecli("patch", NAME, *YARN, "-o", tmp_path / "out").code == 0
+    names = {path.name for path in llama.iterdir()}
+    assert hub.asked_for("GET") == names | {"modeling_own.py"}  # whether code is named is not known yet
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names | {"ropecli.yaml"}
+
+
+def test_a_patch_links_the_caches_blobs_and_outlives_them(hub, ropecli, cache, llama, tmp_path):
+    output = tmp_path / "out"
+    outcome = ropecli("patch", NAME, *YARN, "-o", output)
+    assert outcome.code == 0
+    assert "copied" not in outcome.err
+    snapshot = cache / "models--owner--tiny" / "snapshots" / MAIN
+    assert (snapshot / "model.safetensors").is_symlink()
+    assert not any(path.is_symlink() for path in output.iterdir())
+    assert (output / "model.safetensors").stat().st_ino == (snapshot / "model.safetensors").resolve().stat().st_ino
+    assert not (output / "tokenizer.json").samefile(snapshot / "tokenizer.json")
+    shutil.rmtree(cache)
+    assert (output / "model.safetensors").read_bytes() == (llama / "model.safetensors").read_bytes()
+
+
+def test_a_cache_on_another_disk_is_copied_from_and_that_is_said(hub, ropecli, cache, llama, tmp_path, monkeypatch):
+    elsewhere = Path("/dev/shm")
+    if not os.access(elsewhere, os.W_OK) or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no other file system here")
+    from huggingface_hub import constants
+
+    other = elsewhere / f"ropecli-test-{os.getpid()}"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(other))
+    try:
+        outcome = ropecli("patch", NAME, *YARN, "-o", tmp_path / "out")
+    finally:
+        shutil.rmtree(other)
+    assert outcome.code == 0
+    assert "warning: the weights were copied" in outcome.err
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (llama / "model.safetensors").read_bytes()
+
+
+# Revisions.
+
+
+def test_a_revision_is_read_and_recorded(hub, ropecli, tmp_path):
+    windows = {}
+    for revision in ("main", "v1", OLD):
+        output = tmp_path / revision
+        assert ropecli("patch", NAME, "--revision", revision, *YARN, "-o", output).code == 0
+        note = yaml.safe_load((output / "ropecli.yaml").read_text())
+        windows[revision] = note["original_max_position_embeddings"]
+        commit = MAIN if revision == "main" else OLD
+        del note["source"]["digest"]
+        assert note["source"] == {"checkpoint": NAME, "revision": revision, "commit": commit}
+    assert windows == {"main": 64, "v1": 32, OLD: 32}
+
+
+def test_without_a_revision_it_is_main(hub, ropecli, tmp_path):
+    assert ropecli("patch", NAME, *YARN, "-o", tmp_path / "out").code == 0
+    source = yaml.safe_load((tmp_path / "out" / "ropecli.yaml").read_text())["source"]
+    assert (source["revision"], source["commit"]) == ("main", MAIN)
+
+
+def test_a_local_source_has_no_revision(ropecli, llama, tmp_path):
+    assert ropecli("patch", llama, *YARN, "-o", tmp_path / "out").code == 0
+    assert set(yaml.safe_load((tmp_path / "out" / "ropecli.yaml").read_text())["source"]) == {"checkpoint", "digest"}
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("inspect", []),
+        ("patch", [*YARN, "--dry-run"]),
+        ("patch", ["--revert", "--dry-run"]),
+        ("eval-ppl", ["--data", "demo"]),
+        ("compare", ["--data", "demo"]),
+        ("finetune", ["--data", "demo-train", "-o", "out"]),
+    ],
+)
+@pytest.mark.parametrize("local", [True, False], ids=["folder", "demo"])
+def test_a_revision_of_what_is_not_on_the_hub_is_refused(command, options, local, ropecli, llama):
+    name = str(llama) if local else "demo"
+    outcome = ropecli(command, name, *options, "--revision", "v1")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"--revision v1 was given, but {name} is no Hub id" in outcome.err
+
+
+@pytest.mark.parametrize("revision", ["", "../../etc/passwd", "/etc/passwd", "a b", "a\nb"])
+def test_what_can_be_no_revision(revision, hub, ropecli):
+    outcome = ropecli("inspect", NAME, "--revision", revision)
+    assert outcome.code == 2
+    assert "it must be a branch, a tag or a commit" in outcome.err
+    assert hub.requests == []
+
+
+# What goes wrong, each said in its own way.
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["patch", *YARN, "-o", "out"]], ids=["inspect", "patch"])
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("missing", "the Hub has no such model, or hides it. Check the name; if it is private, log in with `hf auth"),
+        ("gated", "gated on the Hub. Ask for access at http://127.0.0.1"),
+        ("revision", "on the Hub it has no revision v9"),
+        ("token", "log in with `hf auth login`"),
+        ("down", "the Hub answers with status 503"),
+        ("network", "cannot be reached"),
+        ("offline", "HF_HUB_OFFLINE forbids to fetch it"),
+    ],
+)
+def test_why_the_hub_gave_nothing(what, named, command, hub, ropecli, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name, *options = command
+    if what == "missing":
+        hub.repositories.clear()
+    elif what == "revision":
+        options += ["--revision", "v9"]
+    elif what == "network":
+        cut(hub)
+    elif what == "offline":
+        offline(monkeypatch)
+    else:
+        hub.refusal = {"gated": RefusalError(403, "GatedRepo"), "token": RefusalError(401), "down": RefusalError(503)}[
+            what
+        ]
+    outcome = ropecli(name, NAME, *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"error: {NAME} is no folder here, ")
+    assert named in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["patch", *YARN, "-o", "out"]], ids=["inspect", "patch"])
+def test_a_repository_without_config(command, hub, ropecli):
+    del hub.repositories[NAME].files[MAIN]["config.json"]
+    name, *options = command
+    outcome = ropecli(name, NAME, *options)
+    assert outcome.code == 2
+    assert "no config.json" in outcome.err
+
+
+# Without a Hub.
+
+
+@pytest.mark.parametrize("way", ["offline", "network", "gone", "down"])
+def test_what_is_in_the_cache_needs_no_hub(way, hub, ropecli, tmp_path, monkeypatch):
+    before = ropecli("patch", NAME, *YARN, "-o", tmp_path / "before")
+    assert before.code == 0
+    if way == "offline":
+        offline(monkeypatch)
+    elif way == "network":
+        cut(hub)
+    elif way == "gone":
+        hub.repositories.clear()
+    else:
+        hub.refusal = RefusalError(503)
+    hub.requests.clear()
+    assert ropecli("inspect", NAME).code == 0
+    after = ropecli("patch", NAME, *YARN, "-o", tmp_path / "after")
+    assert after.code == 0, after.err
+    notes = [(tmp_path / folder / "ropecli.yaml").read_bytes() for folder in ("before", "after")]
+    assert notes[0] == notes[1]
+    assert not any("/resolve/" in path for _, path in hub.requests)
+
+
+def test_a_cache_that_was_only_looked_at_holds_no_weights(hub, ropecli, tmp_path, monkeypatch):
+    assert ropecli("inspect", NAME).code == 0
+    offline(monkeypatch)
+    outcome = ropecli("patch", NAME, *YARN, "-o", tmp_path / "out")
+    assert outcome.code == 2
+    assert "only in part in the Hub's cache" in outcome.err
+    assert "hf download owner/tiny" in outcome.err
+
+
+def test_blobs_that_several_repositories_share(ropecli, cache, llama, tmp_path, monkeypatch):
+    """A newer cache keeps one file for all repositories, and links to it from each one's blobs."""
+    from huggingface_hub import constants
+
+    offline(monkeypatch)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    snapshot = fill_cache(cache, llama)
+    for name in ("tokenizer.json", "model.safetensors"):
+        blob = (snapshot / name).resolve()
+        shared = cache / "blobs" / "ab" / f"{name:a<64}"
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        blob.rename(shared)
+        blob.symlink_to(f"../../blobs/ab/{shared.name}")
+    output = tmp_path / "out"
+    outcome = ropecli("patch", NAME, *YARN, "-o", output)
+    assert outcome.code == 0, outcome.err
+    assert (output / "tokenizer.json").read_bytes() == (llama / "tokenizer.json").read_bytes()
+    assert (output / "model.safetensors").samefile(snapshot / "model.safetensors")
+    assert not any(path.is_symlink() for path in output.iterdir())
+
+
+# As the environment says it, in a process of its own.
+
+
+@pytest.mark.parametrize("way", ["cache", "endpoint"])
+def test_the_clients_own_variables_are_followed(way, hub, cache, llama, tmp_path):
+    settings = {"HF_HOME": str(cache.parent), "NO_PROXY": "127.0.0.1", "COLUMNS": "200"}
+    if way == "cache":
+        fill_cache(cache, llama)
+        settings["HF_HUB_OFFLINE"] = "1"
+    else:
+        settings |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url}
+    done = subprocess.run(
+        [sys.executable, "-m", "ropecli", "inspect", NAME, "--json"],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["max_position_embeddings"] == 64
+    assert bool(hub.requests) is (way == "endpoint")

@@ -1,0 +1,230 @@
+"""`ropecli methods`: all of the methods at a glance, or one in full, told by their own functions."""
+
+import io
+import json
+import shlex
+
+import pytest
+import typer
+from rich.console import Console
+
+from ropecli.cli import terminal
+from ropecli.cli.app import app
+from ropecli.cli.methods import example, explanation, overview
+from ropecli.rope import RopeGeometry, ScalingSpec
+from ropecli.scaling.registry import get_method, scale, scaling_methods
+
+KEYS = {
+    "name",
+    "summary",
+    "description",
+    "source",
+    "training",
+    "rope_type",
+    "written_as",
+    "depends_on_length",
+    "other_names",
+    "parameters",
+    "example",
+}
+WRITTEN = {
+    "abf": "default",
+    "custom": "longrope",
+    "dynamic": "dynamic",
+    "dynamic-yarn": "live only",
+    "linear": "linear",
+    "llama3": "llama3",
+    "longrope": "longrope",
+    "none": "default",
+    "nope": "longrope",
+    "ntk": "default",
+    "ntk-by-parts": "yarn",
+    "p-rope": "longrope",
+    "yarn": "yarn",
+}
+NUMBERS = {"longrope": {"long_factor": [1.0] * 16}, "custom": {"factors": [1.0] * 16}}  # what FILE.json holds
+
+
+def rendered(what, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(what)
+    return console.file.getvalue().splitlines()
+
+
+def rows(lines: list[str]) -> dict[str, list[str]]:
+    """By method the text of each column of a drawn table, its lines put together."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        cells = [cell.strip() for cell in line.split("│")[1:-1]]
+        if not cells:
+            continue
+        if cells[0]:
+            found[cells[0]] = current = [""] * len(cells)
+        current[:] = [f"{old} {new}".strip() for old, new in zip(current, cells, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_the_overview_tells_everything_at_any_width(width):
+    lines = rendered(overview(scaling_methods().values()), width)
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    table = rows(lines)
+    assert list(table) == list(scaling_methods())
+    for name, (_, about, written, training) in table.items():
+        method = get_method(name)
+        assert about.startswith(method.summary)
+        assert about.endswith(method.source)
+        assert (written, training) == (WRITTEN[name], method.training)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_overview_shows_parameters_with_their_defaults(width):
+    table = rows(rendered(overview(scaling_methods().values()), width))
+    assert "beta_fast=32, beta_slow=1, truncate=true, attention_factor, mscale, mscale_all_dim" in table["yarn"][1]
+    assert "p=0.75" in table["p-rope"][1]
+    assert table["linear"][1] == f"{get_method('linear').summary} {get_method('linear').source}"
+
+
+def test_the_command_prints_the_overview(ropecli):
+    outcome = ropecli("methods")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert list(rows(outcome.out.splitlines())) == list(scaling_methods())
+
+
+@pytest.mark.parametrize("name", scaling_methods())
+@pytest.mark.parametrize("width", [80, 100])
+def test_an_explanation_tells_everything_at_any_width(name, width):
+    method = get_method(name)
+    lines = rendered(explanation(method), width)
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    text = " ".join(" ".join(lines).split())
+    assert lines[0].strip() == name
+    for fact in (" ".join(method.description.split()), method.source, method.training, *method.other_names):
+        assert fact in text
+
+
+@pytest.mark.parametrize("name", scaling_methods())
+def test_an_explanation_lists_each_parameter_with_its_kind(name):
+    table = rows(rendered(explanation(get_method(name)), 100))
+    assert {key: cells[1] for key, cells in table.items()} == {knob.name: knob.kind for knob in get_method(name).knobs}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "shown"),
+    [
+        ("yarn", "beta_fast", "32"),
+        ("yarn", "truncate", "true"),
+        ("yarn", "attention_factor", "not set"),
+        ("p-rope", "p", "0.75"),
+        ("longrope", "long_factor", "to be given"),
+        ("longrope", "short_factor", "not set"),
+    ],
+)
+def test_an_explanation_shows_the_defaults(name, key, shown):
+    assert rows(rendered(explanation(get_method(name)), 100))[key][2] == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("yarn", "rope_type 'yarn' in config.json"),
+        ("ntk", "rope_type 'default' in config.json"),
+        ("p-rope", "rope_type 'longrope' in config.json, which holds a factor for each pair"),
+        ("dynamic-yarn", "nothing: config.json has no words for it"),
+    ],
+)
+def test_an_explanation_says_what_is_written(name, said):
+    text = " ".join(" ".join(rendered(explanation(get_method(name)), 80)).split())
+    assert f"written as {said}" in text
+
+
+@pytest.mark.parametrize("name", scaling_methods())
+def test_the_command_ends_with_an_example_in_one_line(name, ropecli, monkeypatch):
+    monkeypatch.setattr(terminal, "out", Console(width=40))
+    outcome = ropecli("methods", name)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines()[-1] == example(get_method(name))
+
+
+def test_the_examples():
+    examples = {name: example(get_method(name)) for name in ("yarn", "linear", "longrope", "custom", "dynamic-yarn")}
+    assert examples == {
+        "yarn": "ropecli patch CHECKPOINT --method yarn --factor 4 --set beta_fast=64 --output DIR",
+        "linear": "ropecli patch CHECKPOINT --method linear --factor 4 --output DIR",
+        "longrope": "ropecli patch CHECKPOINT --method longrope --factor 4 --factors-file FILE.json --output DIR",
+        "custom": "ropecli patch CHECKPOINT --method custom --factor 4 --factors-file FILE.json --output DIR",
+        "dynamic-yarn": "ropecli eval-ppl CHECKPOINT --data SOURCE --method dynamic-yarn --factor 4",
+    }
+
+
+@pytest.mark.parametrize("name", scaling_methods())
+def test_an_example_is_understood_and_does_something(name):
+    """The command has the options, and the method takes the setting and changes by it."""
+    _, command, *words = shlex.split(example(get_method(name)))
+    parsed = typer.main.get_command(app).commands[command].make_context(command, words).params
+    assert parsed["checkpoint"] == "CHECKPOINT"
+    assert {name, 4.0} <= {value for value in parsed.values() if isinstance(value, str | float)}
+    set_params = terminal.parse_settings(parsed.get("settings"))
+    assert bool(parsed.get("factors_file")) == (name in NUMBERS)
+    rope = RopeGeometry(32, 32, 1e4, 4096)
+    ours = scale(rope, ScalingSpec(name, 4.0, {**NUMBERS.get(name, {}), **set_params}))
+    if set_params and name != "abf":  # which does not run without
+        assert (ours.inv_freq != scale(rope, ScalingSpec(name, 4.0)).inv_freq).any()
+
+
+def test_all_as_json(ropecli):
+    outcome = ropecli("methods", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    methods = json.loads(outcome.out)
+    assert [method["name"] for method in methods] == list(scaling_methods())
+    assert {method["name"]: method["written_as"] for method in methods} == WRITTEN
+    for method in methods:
+        assert set(method) == KEYS
+        assert method["summary"]
+        assert method["source"] == get_method(method["name"]).source
+
+
+def test_one_as_json(ropecli):
+    outcome = ropecli("methods", "longrope", "--json")
+    method = json.loads(outcome.out)
+    numbers = "a list of numbers from 0 on"
+    assert method["parameters"] == [
+        {"name": "long_factor", "kind": numbers, "default": None, "required": True},
+        {"name": "short_factor", "kind": numbers, "default": None, "required": False},
+        {"name": "attention_factor", "kind": "a positive, finite number", "default": None, "required": False},
+    ]
+    assert (method["name"], method["rope_type"], method["depends_on_length"]) == ("longrope", "longrope", True)
+    assert (method["training"], method["other_names"]) == ("by the factors", ["su"])
+
+
+@pytest.mark.parametrize("name", scaling_methods())
+def test_the_defaults_in_json_are_those_that_hold(name, ropecli):
+    """Given back as parameters they change nothing; what is required has none."""
+    knobs = json.loads(ropecli("methods", name, "--json").out)["parameters"]
+    needed = {"abf": {"beta": 2.0}, **NUMBERS}.get(name, {})
+    defaults = {knob["name"]: knob["default"] for knob in knobs if not knob["required"]}
+    rope = RopeGeometry(32, 32, 1e4, 4096)
+    given, left_out = (scale(rope, ScalingSpec(name, 4.0, params)) for params in (_given(defaults, needed), needed))
+    assert (given.inv_freq == left_out.inv_freq).all()
+    assert given.attention_factor == left_out.attention_factor
+
+
+def _given(defaults: dict, needed: dict) -> dict:
+    return {**{key: value for key, value in defaults.items() if value is not None}, **needed}
+
+
+def test_a_method_without_a_type_of_its_own_has_null(ropecli):
+    assert json.loads(ropecli("methods", "nope", "--json").out)["rope_type"] is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("yran", "Did you mean 'yarn'?"), ("pi", "Here it is called 'linear'."), ("", "Known: abf,")]
+)
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_unknown_method_is_refused(typed, hint, options, ropecli):
+    outcome = ropecli("methods", typed, *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"Unknown method {typed!r}" in outcome.err
+    assert hint in outcome.err

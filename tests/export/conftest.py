@@ -1,0 +1,68 @@
+"""What tests of `ropecli export` share: the demo checkpoint patched ×4, and folders that hold a config.json alone."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import ropecli
+
+WINDOW, TARGET = 256, 1024
+FACTORS = np.geomspace(1, 8, 16).tolist()
+PATCHES = {
+    "none": {},
+    "linear": {},
+    "abf": {"beta": 50.0},
+    "ntk": {},
+    "dynamic": {},
+    "ntk-by-parts": {},
+    "yarn": {},
+    "yarn with its own temperature": {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0},
+    "llama3": {},
+    "longrope": {"long_factor": FACTORS},
+    "longrope with its own temperature": {"long_factor": [*FACTORS[:-1], 1e30], "attention_factor": 1.1},
+}
+
+
+class Patched(NamedTuple):
+    folder: Path
+    rope: object
+    checkpoint: object
+
+
+def pytest_generate_tests(metafunc):
+    if "patch" in metafunc.fixturenames:
+        metafunc.parametrize("patch", PATCHES)
+
+
+@pytest.fixture(scope="session")
+def patched(tmp_path_factory):
+    """patched(name of PATCHES, **more parameters) -> Patched(folder, ScaledRope, checkpoint)."""
+    made = {}
+
+    def make(patch: str, **params: object) -> Patched:
+        key = (patch, repr(params))
+        if key not in made:
+            spec = ropecli.ScalingSpec(patch.partition(" ")[0], TARGET / WINDOW, {**PATCHES[patch], **params})
+            plan = ropecli.make_plan(ropecli.open_checkpoint("demo"), spec)
+            folder = tmp_path_factory.mktemp("patched") / "checkpoint"
+            ropecli.patch_to(plan, folder, verify=False)
+            made[key] = Patched(folder, plan.ropes[None], ropecli.open_checkpoint(folder))
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def config_only(tmp_path):
+    """config_only(key=value, ...) -> a checkpoint that is a config.json; a small Llama's fields unless given."""
+
+    def make(**fields: object):
+        small = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 64}
+        config = {"model_type": "llama", "max_position_embeddings": WINDOW, "rope_theta": 10000.0, **small, **fields}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return ropecli.open_checkpoint(tmp_path)
+
+    return make

@@ -1,0 +1,151 @@
+"""The vLLM line: what it says makes the frequencies and the window that were patched, by vLLM 0.33.0's own rules."""
+
+import json
+import math
+import shlex
+
+import numpy as np
+import pytest
+
+from ropecli.errors import PatchError
+from ropecli.export.engine import export_checkpoint
+from ropecli.scaling.yarn import by_parts
+
+WINDOW, TARGET = 256, 1024
+
+
+def parsed(command: str) -> tuple[str, dict, int]:
+    """The command as a shell and vLLM take it: the model, the overrides, the window."""
+    words = shlex.split(command)
+    assert [words[:2], words[3::2]] == [["vllm", "serve"], ["--hf-overrides", "--max-model-len"]]
+    return words[2], json.loads(words[4]), int(words[6])
+
+
+def table(config: dict, max_model_len: int, geometry) -> tuple[np.ndarray, float, float]:
+    """inv_freq, what multiplies cos and sin, and the rows of the table: get_rope and its classes, in numpy."""
+    told, window = config["rope_parameters"], config["max_position_embeddings"]
+    base = told["rope_theta"] ** -(np.arange(0, geometry.rotary_dim, 2) / geometry.rotary_dim)
+    original, s = told.get("original_max_position_embeddings"), told.get("factor")
+    if told["rope_type"] == "linear":
+        assert isinstance(s, float)  # a whole number is taken for a list there
+        return base / s, 1.0, window * s
+    if told["rope_type"] == "dynamic":
+        stretch = s * window / told.get("max_trained_positions", window) - (s - 1)
+        return base ** (1 + math.log(stretch ** (32 / 30)) / math.log(told["rope_theta"])), 1.0, window
+    if told["rope_type"] == "yarn":
+        ramped = by_parts(geometry, s, told["beta_fast"], told["beta_slow"], told.get("truncate", True))
+        return ramped, told.get("attention_factor", 0.1 * math.log(s) + 1), original * s
+    if told["rope_type"] == "llama3":
+        turns = original * base / (2 * math.pi)
+        low, high = told["low_freq_factor"], told["high_freq_factor"]
+        smooth = (turns - low) / (high - low)
+        between = (1 - smooth) * base / s + smooth * base
+        return np.where(turns > high, base, np.where(turns < low, base / s, between)), 1.0, window
+    if told["rope_type"] == "longrope":
+        long = max_model_len > original
+        default = math.sqrt(1 + math.log(window / original) / math.log(original))
+        mscale = told.get("long_mscale" if long else "short_mscale", default)
+        return base / told["long_factor" if long else "short_factor"], mscale, window
+    assert told["rope_type"] == "default"
+    return base, 1.0, window
+
+
+def longest(config: dict) -> float:
+    """The window that vLLM derives, above which it refuses --max-model-len."""
+    told = config["rope_parameters"]
+    scaled = told["rope_type"] not in ("longrope", "llama3", "yarn")
+    return config["max_position_embeddings"] * (told.get("factor", 1.0) if scaled else 1.0)
+
+
+def test_the_overrides_make_the_patched_positions(patch, patched):
+    folder, rope, checkpoint = patched(patch)
+    export = export_checkpoint(checkpoint, "vllm")
+    model, overrides, window = parsed(export.command)
+    inv_freq, attention_factor, rows = table(overrides, window, rope.geometry)
+    assert (model, window, overrides) == (str(folder), TARGET, export.overrides)
+    np.testing.assert_allclose(inv_freq, rope.inv_freq, rtol=1e-9, atol=1e-20)
+    assert attention_factor == pytest.approx(rope.attention_factor, rel=1e-9)
+    assert rows >= TARGET
+    assert longest(overrides) >= TARGET
+
+
+def test_what_is_said_of_the_folder_alone_is_so(patch, patched):
+    """`vllm serve DIR` without a flag, worked out by vLLM's rules from the config that was written."""
+    folder, rope, checkpoint = patched(patch)
+    config = json.loads((folder / "config.json").read_text())
+    said = " ".join(export_checkpoint(checkpoint, "vllm").notes)
+    longrope = config["rope_parameters"]["rope_type"] == "longrope"
+    window = config["original_max_position_embeddings"] if longrope else longest(config)
+    inv_freq, attention_factor, rows = table(config, TARGET, rope.geometry)
+    right = np.allclose(inv_freq, rope.inv_freq) and rows >= TARGET
+    tempered = math.isclose(attention_factor, rope.attention_factor, rel_tol=1e-6)
+    assert ("alone does the same" in said) == (right and tempered and window == TARGET)
+    assert ("same frequencies but takes 4096" in said) == (right and tempered and window == 4 * TARGET)
+    assert (f"alone stops at {WINDOW} tokens" in said) == (window == WINDOW)
+    assert ("with another attention factor" in said) == (not tempered)
+    assert ("does not scale at all" in said) == (not right)
+
+
+def test_releases_before_0_30_read_attn_factor_on_top_of_the_usual_temperature(patched):
+    export = export_checkpoint(patched("ntk-by-parts").checkpoint, "vllm")
+    told = export.overrides["rope_parameters"]
+    assert told["attn_factor"] * (0.1 * math.log(4) + 1) == pytest.approx(1.0)
+
+
+def test_one_table_for_all_lengths_is_named(patched):
+    for patch in ("dynamic", "longrope"):
+        cannot = export_checkpoint(patched(patch, **switching(patch)).checkpoint, "vllm").cannot
+        assert [str(WINDOW) in sentence for sentence in cannot] == [True]
+    assert not export_checkpoint(patched("longrope").checkpoint, "vllm").cannot
+
+
+def switching(patch: str) -> dict:
+    return {"short_factor": [1.0] * 16} if patch == "longrope" else {}
+
+
+def test_a_config_scaled_by_hand_is_served_at_the_window_it_reaches(config_only):
+    yarn = {"type": "yarn", "factor": 4, "original_max_position_embeddings": WINDOW}
+    export = export_checkpoint(config_only(model_type="qwen2", rope_scaling=yarn), "vllm")
+    _, overrides, window = parsed(export.command)
+    assert (window, overrides["max_position_embeddings"]) == (TARGET, TARGET)
+    assert overrides["rope_parameters"]["factor"] == 4.0
+    assert any(f"alone stops at {WINDOW} tokens" in note for note in export.notes)
+
+
+def test_the_share_that_turns_and_sections_are_kept(config_only):
+    fields = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}
+    export = export_checkpoint(config_only(rope_theta=5e5, rope_parameters=fields), "vllm")
+    assert export.overrides["rope_parameters"] == fields
+
+
+def test_layer_types_keep_their_own_parameters(build):
+    import ropecli
+
+    checkpoint = ropecli.open_checkpoint(build("gemma3_text", head_dim=32))
+    told = export_checkpoint(checkpoint, "vllm").overrides["rope_parameters"]
+    written = checkpoint.config["rope_parameters"]
+    assert {label: one["rope_theta"] for label, one in told.items()} == {
+        label: one["rope_theta"] for label, one in written.items()
+    }
+
+
+def test_the_text_part_of_a_composite_model_is_named(config_only):
+    text = {"max_position_embeddings": WINDOW, "rope_theta": 10000.0, "head_dim": 32, "model_type": "llama"}
+    export = export_checkpoint(config_only(model_type="llava", text_config=text), "vllm")
+    assert export.overrides["text_config"]["max_position_embeddings"] == WINDOW
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"qk_rope_head_dim": 16, "rope_scaling": {"type": "linear", "factor": 2.0}}, "YaRN of their own"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [4, 4, 8]}}, "drops the sections"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
+            "multiplies the softmax scale",
+        ),
+    ],
+)
+def test_what_cannot_be_said_is_refused(fields, said, config_only):
+    with pytest.raises(PatchError, match=said):
+        export_checkpoint(config_only(**fields), "vllm")

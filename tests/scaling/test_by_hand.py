@@ -1,0 +1,179 @@
+"""Every method on numbers that a pencil gives: eight dimensions and base 10000 turn by 1, 1/10, 1/100 and 1/1000.
+
+The window where the number of turns matters, 6283, is next to 2000π: its pairs turn 1000, 100, 10 and 1 times in it,
+up to 3 parts in 100,000.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.registry import scale, scaling_methods
+
+WINDOW = 6283
+GEOMETRY = RopeGeometry(8, 8, 10_000.0, WINDOW)
+BASE = [1, 0.1, 0.01, 0.001]
+ROOT = math.sqrt(math.sqrt(16))  # of a base 16 times as large
+RAISED = [1, 0.1 / ROOT, 0.01 / ROOT**2, 0.001 / ROOT**3]  # 1, 1/20, 1/400, 1/8000
+
+# method, factor, parameters -> inv_freq, attention factor, all to 1e-9
+STATIC = {
+    "none": ("none", 4, {}, BASE, 1),
+    # Chen et al., eq. 4: f'(x, m) = f(x, m/s)
+    "linear": ("linear", 4, {}, [0.25, 0.025, 0.0025, 0.00025], 1),
+    "abf-base": ("abf", 4, {"rope_theta": 160_000.0}, RAISED, 1),
+    "abf-beta": ("abf", 4, {"beta": 16.0}, RAISED, 1),
+    # YaRN, eq. 16: b' = b·s^(d/(d-2)) = 10000·8^(8/6) = 160000; the slowest pair turns 8 times slower
+    "ntk": ("ntk", 8, {}, RAISED, 1),
+    # Ramp from pair ⌊log10(1000/32)⌋ = 1 to pair ⌈log10(1000/1)⌉ = 3: pair 2 is half way, 0.01·(1/2 + 1/8).
+    "ntk-by-parts": ("ntk-by-parts", 4, {}, [1, 0.1, 0.00625, 0.00025], 1),
+    # YaRN, eq. 22: √(1/t) = 0.1·ln 4 + 1
+    "yarn": ("yarn", 4, {}, [1, 0.1, 0.00625, 0.00025], 1.1386294361119891),
+    "yarn-temperature": ("yarn", 4, {"attention_factor": 1.25}, [1, 0.1, 0.00625, 0.00025], 1.25),
+    # DeepSeek's: (0.1·2·ln 4 + 1) / (0.1·0.5·ln 4 + 1) = 1.2772589/1.0693147
+    "yarn-mscale": (
+        "yarn",
+        4,
+        {"mscale": 2.0, "mscale_all_dim": 0.5},
+        [1, 0.1, 0.00625, 0.00025],
+        1.1944648761,
+    ),
+    # Ding et al.: √(1 + ln s/ln L) with s = √L is √1.5
+    "longrope": ("longrope", math.sqrt(WINDOW), {"long_factor": [1, 2, 4.0, 8]}, RAISED, 1.2247448713915890),
+    "longrope-factor": ("longrope", 4, {"long_factor": [1, 2, 4, 8], "attention_factor": 1.5}, RAISED, 1.5),
+    "p-rope": ("p-rope", 4, {"p": 0.5}, [1, 0.1, 0, 0], 1),
+    "p-rope-default": ("p-rope", 4, {}, [1, 0.1, 0.01, 0], 1),
+    "p-rope-whole": ("p-rope", 4, {"p": 1}, BASE, 1),
+    "p-rope-near-nope": ("p-rope", 4, {"p": 0.01}, [0, 0, 0, 0], 1),
+    "nope": ("nope", 4, {}, [0, 0, 0, 0], 1),
+    "custom-frequencies": ("custom", 4, {"inv_freq": [2, 0.5, 0.7, 0], "attention_factor": 1.1}, [2, 0.5, 0.7, 0], 1.1),
+    "custom-factors": ("custom", 4, {"factors": [1, 2, 4, 8]}, RAISED, 1),
+}
+
+
+def assert_is(ours: ScaledRope, inv_freq: list[float], attention_factor: float, rtol: float = 1e-9) -> None:
+    np.testing.assert_allclose(ours.inv_freq, inv_freq, rtol=rtol)
+    assert ours.attention_factor == pytest.approx(attention_factor, rel=1e-9)
+
+
+@pytest.mark.parametrize(("method", "factor", "params", "inv_freq", "attention_factor"), STATIC.values(), ids=STATIC)
+def test_static(method, factor, params, inv_freq, attention_factor):
+    ours = scale(GEOMETRY, ScalingSpec(method, factor, params))
+    assert_is(ours, inv_freq, attention_factor)
+    assert ours.spec.method == method
+    assert params.items() <= ours.spec.params.items()
+
+
+def test_every_method_is_here():
+    elsewhere = {"dynamic", "dynamic-yarn", "llama3"}
+    assert {row[0] for row in STATIC.values()} | elsewhere == set(scaling_methods())
+
+
+@pytest.mark.parametrize(("method", "written"), [("ntk", 160_000), ("linear", 10_000), ("p-rope", 10_000)])
+def test_only_another_base_is_written_as_one(method, written):
+    assert scale(GEOMETRY, ScalingSpec(method, 8)).rope_theta == pytest.approx(written, rel=1e-12)
+
+
+def test_yarn_with_a_ramp_between_the_pairs():
+    """Not truncated the ramp goes from log10(1000/32) = 1.495 to log10(1000) = 3; pair 2 is 0.3356 of the way."""
+    turns = WINDOW / (2 * math.pi)
+    start, end = math.log10(turns / 32), math.log10(turns / 1)
+    way = (2 - start) / (end - start)
+    assert way == pytest.approx(0.3356, abs=1e-4)
+    ours = scale(GEOMETRY, ScalingSpec("yarn", 4, {"truncate": False}))
+    assert_is(ours, [1, 0.1, 0.01 * (1 - way) + 0.0025 * way, 0.00025], 1.1386294361119891)
+
+
+def test_yarn_with_other_betas():
+    """Ramp from pair ⌊log10(1000/500)⌋ = 0 to pair ⌈log10(1000/5)⌉ = 3: thirds of the way from 1 to 1/4."""
+    ours = scale(GEOMETRY, ScalingSpec("ntk-by-parts", 4, {"beta_fast": 500, "beta_slow": 5}))
+    assert_is(ours, [1, 0.075, 0.005, 0.00025], 1)
+
+
+def test_llama3():
+    """A window of 5000π: 2500, 250, 25 and 2.5 turns. The last is half way from 1 to 4, 0.001·(1/2 + 1/8)."""
+    ours = scale(replace(GEOMETRY, original_max_position_embeddings=15708), ScalingSpec("llama3", 4))
+    assert_is(ours, [1, 0.1, 0.01, 0.000625], 1, rtol=3e-6)
+
+
+def test_llama3_with_other_bands():
+    """Turns 1000, 100, 10 and 1: below 5 a pair is divided, above 20 left, and 10 is a third of the way up."""
+    params = {"low_freq_factor": 5, "high_freq_factor": 20}
+    ours = scale(GEOMETRY, ScalingSpec("llama3", 4, params))
+    assert_is(ours, [1, 0.1, 0.01 * (1 / 3 + 2 / 12), 0.00025], 1, rtol=4e-5)
+
+
+@pytest.mark.parametrize(
+    ("length", "inv_freq"),
+    # stretch s·l/L - (s - 1): 4·176/64 - 3 = 8, and 8^(8/6) = 16
+    [(1, BASE), (64, BASE), (176, RAISED), (None, [1, 0.1 / 13 ** (1 / 3), 0.01 / 13 ** (2 / 3), 0.001 / 13])],
+)
+def test_dynamic(length, inv_freq):
+    ours = scale(replace(GEOMETRY, original_max_position_embeddings=64), ScalingSpec("dynamic", 4), length)
+    assert_is(ours, inv_freq, 1)
+    assert ours.rope_theta == 10_000
+
+
+@pytest.mark.parametrize("factor", [2, 4, 100])
+@pytest.mark.parametrize(
+    ("length", "inv_freq", "attention_factor"),
+    [
+        (1, BASE, 1),
+        (WINDOW, BASE, 1),
+        (2 * WINDOW, [1, 0.1, 0.0075, 0.0005], 1.0693147180559945),  # 0.1·ln 2 + 1
+        (4 * WINDOW, [1, 0.1, 0.00625, 0.00025], 1.1386294361119891),
+    ],
+)
+def test_dynamic_yarn_goes_by_the_length_whatever_the_factor(length, inv_freq, attention_factor, factor):
+    assert_is(scale(GEOMETRY, ScalingSpec("dynamic-yarn", factor), length), inv_freq, attention_factor)
+
+
+def test_dynamic_yarn_at_its_target_window_is_yarn():
+    assert_is(scale(GEOMETRY, ScalingSpec("dynamic-yarn", 4)), [1, 0.1, 0.00625, 0.00025], 1.1386294361119891)
+
+
+@pytest.mark.parametrize(("length", "inv_freq"), [(1, BASE), (WINDOW, BASE), (WINDOW + 1, RAISED), (None, RAISED)])
+def test_longrope_switches_its_lists_at_the_window(length, inv_freq):
+    params = {"short_factor": [1, 1, 1, 1], "long_factor": [1, 2, 4, 8], "attention_factor": 1.0}
+    assert_is(scale(GEOMETRY, ScalingSpec("longrope", 4, params), length), inv_freq, 1)
+
+
+# The slowest pair was pretrained without turning, and goes on so.
+STILL = {
+    "none": ("none", 8, {}, [1, 0.1, 0.01, 0]),
+    "linear": ("linear", 8, {}, [0.125, 0.0125, 0.00125, 0]),
+    # the slowest pair that turns is pair 2: 8^(8/4) = 64 times the base makes it turn 8 times slower
+    "ntk": ("ntk", 8, {}, [1, 0.1 / 64**0.25, 0.00125, 0]),
+    "abf": ("abf", 8, {"beta": 16}, [1, 0.05, 0.0025, 0]),
+    "yarn": ("yarn", 4, {}, [1, 0.1, 0.00625, 0]),
+    "ntk-by-parts": ("ntk-by-parts", 4, {}, [1, 0.1, 0.00625, 0]),
+    "dynamic-yarn": ("dynamic-yarn", 4, {}, [1, 0.1, 0.00625, 0]),
+    "llama3": ("llama3", 4, {"low_freq_factor": 11, "high_freq_factor": 20}, [1, 0.1, 0.0025, 0]),
+    "longrope": ("longrope", 4, {"long_factor": [1, 2, 4, 8]}, [1, 0.05, 0.0025, 0]),
+    "p-rope-fewer": ("p-rope", 4, {"p": 0.5}, [1, 0.1, 0, 0]),
+    "p-rope-as-many": ("p-rope", 4, {"p": 1}, [1, 0.1, 0.01, 0]),
+    "nope": ("nope", 4, {}, [0, 0, 0, 0]),
+    "custom-factors": ("custom", 4, {"factors": [1, 2, 4, 8]}, [1, 0.05, 0.0025, 0]),
+    "custom-frequencies": ("custom", 4, {"inv_freq": [1, 1, 1, 1]}, [1, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize(("method", "factor", "params", "inv_freq"), STILL.values(), ids=STILL)
+def test_a_still_pair(method, factor, params, inv_freq):
+    ours = scale(replace(GEOMETRY, still_pairs=1), ScalingSpec(method, factor, params))
+    np.testing.assert_allclose(ours.inv_freq, inv_freq, rtol=1e-9)
+
+
+def test_dynamic_with_a_still_pair():
+    geometry = replace(GEOMETRY, original_max_position_embeddings=64, still_pairs=1)
+    assert_is(scale(geometry, ScalingSpec("dynamic", 4), 176), STILL["ntk"][3], 1)
+    assert_is(scale(geometry, ScalingSpec("dynamic", 4), 64), [1, 0.1, 0.01, 0], 1)
+
+
+def test_the_base_of_ntk_with_still_pairs():
+    for still, raised in ((0, 8 ** (8 / 6)), (1, 8**2), (2, 8**4)):
+        ours = scale(replace(GEOMETRY, still_pairs=still), ScalingSpec("ntk", 8))
+        assert ours.rope_theta == pytest.approx(10_000 * raised, rel=1e-12)
