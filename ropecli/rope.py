@@ -42,7 +42,7 @@ class RopeGeometry:
         return frequencies
 
     def powers(self, rope_theta: float | None = None) -> np.ndarray:
-        """b^(-2i/d) for every pair, the still ones included: what longrope's factors divide."""
+        """b^(-2i/d) for every pair, the still ones included: what stock longrope divides by its factors."""
         exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim
         return (rope_theta or self.rope_theta) ** -exponents
 

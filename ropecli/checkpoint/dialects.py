@@ -2,6 +2,7 @@
 `rope_theta` + `rope_scaling` (+ `partial_rotary_factor`, `rope_local_base_freq`). Writing them is encoding.py's.
 """
 
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,7 +254,9 @@ def _read_method(parameters: Parameters) -> str:
     rope_type = rope_type_of(parameters)
     if rope_type not in NATIVE_KEYS:
         known = ", ".join(NATIVE_KEYS)
-        raise CheckpointError(f"rope_type {rope_type!r} is not known here. Known: {known}.")
+        close = difflib.get_close_matches(rope_type, NATIVE_KEYS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise CheckpointError(f"rope_type {rope_type!r} is not known here. Known: {known}.{hint}")
     if rope_type == "default":
         return "none"
     if rope_type == "proportional":

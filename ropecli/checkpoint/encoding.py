@@ -64,8 +64,8 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
         return method.rope_type
     if varies_with_length(scaled.geometry, scaled.spec):
         raise PatchError(
-            f"{scaled.spec.method} follows the current length in a way that no stock reader expresses for this model, so "
-            f"it cannot be written. It can be measured in memory: eval-ppl --method {scaled.spec.method} --factor "
+            f"{scaled.spec.method} follows the current length in a way that no stock reader expresses for this model, "
+            f"so it cannot be written. It can be measured in memory: eval-ppl --method {scaled.spec.method} --factor "
             f"{scaled.spec.factor:g}, or compare --methods {scaled.spec.method}."
         )
     return "longrope"
@@ -79,6 +79,9 @@ def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
     }
     if get_method(scaled.spec.method).rope_type == "default":
         del values["factor"]  # proportional would divide by it once more
+    if rope_type == "longrope" and (still := scaled.geometry.still_pairs):
+        for key in ("short_factor", "long_factor"):  # a stock reader knows no still pairs here
+            values[key] = [*values[key][:-still], *[_STANDS_FOR_ZERO] * still]
     # Only what differs from a reader's own default is written: not every engine knows these two.
     if values.get("truncate") is True:
         del values["truncate"]

@@ -48,8 +48,8 @@ class Family:
     known: whether transformers' release that families.json was made with has it. rotary: whether config.json
     drives rotary embeddings at all. rope_theta, partial_rotary_factor, head_dim, max_position_embeddings: what an
     absent key means; None where it is derived, or must be there. layers: defaults by layer type, of types that
-    give each its own rope. scaled: whether absent RoPE fields mean a scaling. rope_types: what the type honours; None for all. switch: (key, value) without which nothing turns. refused: why a patch makes no
-    sense.
+    give each its own rope. scaled: whether absent RoPE fields mean a scaling. rope_types: what the type honours;
+    None for all. switch: (key, value) without which nothing turns. refused: why a patch makes no sense.
     """
 
     model_type: str | None

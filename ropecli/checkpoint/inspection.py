@@ -1,24 +1,32 @@
 """What config.json says of a checkpoint's positions, as plain numbers. Loads neither torch nor transformers."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ropecli.checkpoint.plan import effective_ropes
+from ropecli.checkpoint.dialects import RopeSettings
+from ropecli.checkpoint.lint import find_faults
+from ropecli.checkpoint.plan import effective_ropes, far_layers
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.rope import ScaledRope
+from ropecli.theory.precision import float32_angle_error
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """The report of `ropecli inspect`: the fields of the rope that sees the whole context, and all of them in `ropes`.
 
-    Lengths and wavelengths in tokens, inv_freq in radians per token.
+    Lengths and wavelengths in tokens, inv_freq in radians per token; float32_angle_error in radians, the largest of
+    all pairs at the window's end. findings: what is off, each with a rule, a message and a fix.
     """
     ropes, settings = effective_ropes(checkpoint)
-    reports = [_describe(rope) for rope in ropes.values()]
-    main = max(reports, key=lambda report: (report["factor"], report["layer_type"] == "full_attention"))
-    shared = {key: value for key, value in main.items() if key != "layer_type"}
+    main = _main_rope(ropes, settings)
+    window = max(
+        settings.max_position_embeddings, round(main.geometry.original_max_position_embeddings * main.spec.factor)
+    )
+    reports = [_describe(rope, window) for rope in ropes.values()]
+    shared = {key: value for key, value in _describe(main, window).items() if key != "layer_type"}
     tokenizer = checkpoint.tokenizer_config or {}
     return {
         "checkpoint": checkpoint.name,
@@ -28,10 +36,23 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         **shared,
         "ropes": reports,
         "warnings": list(settings.warnings),
+        "findings": [finding._asdict() for finding in find_faults(checkpoint, settings, main)],
     }
 
 
-def _describe(rope: ScaledRope) -> dict[str, Any]:
+def _main_rope(ropes: dict[str | None, ScaledRope], settings: RopeSettings) -> ScaledRope:
+    """The rope that sees the whole context, or the one of the largest factor where several do."""
+    far = [ropes[label] for label in far_layers(settings) if label in ropes] or list(ropes.values())
+    return max(far, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
+
+
+def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
+    """The fields in which the reports of several checkpoints differ, names and lists of numbers aside."""
+    aside = {"checkpoint", "inv_freq", "ropes", "warnings", "findings"}
+    return [key for key in reports[0] if key not in aside and any(one[key] != reports[0][key] for one in reports)]
+
+
+def _describe(rope: ScaledRope, window: int) -> dict[str, Any]:
     geometry = rope.geometry
     window = geometry.original_max_position_embeddings
     turning = rope.wavelength[np.isfinite(rope.wavelength)]
@@ -49,5 +70,6 @@ def _describe(rope: ScaledRope) -> dict[str, Any]:
         "longest_wavelength": float(turning.max()) if turning.size else None,
         "pairs": len(rope.inv_freq),
         "pairs_turning_in_original_window": int((geometry.inv_freq() * window >= 2 * math.pi).sum()),
+        "float32_angle_error": float(float32_angle_error(rope, window).max()),
         "inv_freq": rope.inv_freq.tolist(),
     }

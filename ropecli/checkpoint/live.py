@@ -97,7 +97,10 @@ def rotary_tables(model: "PreTrainedModel") -> list[RotaryTable]:
 
 
 def set_ropes(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Makes every table turn as its layer type's rope says, at all lengths alike. Raises PatchError for a table of a layer type that has no rope."""
+    """Makes every table turn as its layer type's rope says, at all lengths alike.
+
+    Raises PatchError for a table of a layer type that has no rope.
+    """
     for table in tables:
         if table.layer_type not in ropes:
             raise PatchError(f"{table.name}: the live model has layers of type {table.layer_type!r}; config.json not.")

@@ -1,71 +1,127 @@
-"""ropecli inspect: what a checkpoint's config.json says of its positions."""
+"""ropecli inspect: what a checkpoint's files say of its positions, and what is off in them."""
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ropecli.cli import options
 
 
 def command(
     checkpoint: options.Checkpoint,
+    other: Annotated[str | None, typer.Argument(help="A second checkpoint, to be shown beside the first.")] = None,
     revision: options.Revision = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show a checkpoint's rotary geometry, scaling and windows, read from config.json without loading the model."""
-    from ropecli.checkpoint.inspection import inspect_checkpoint
+    """Show a checkpoint's rotary geometry, scaling and windows, and find what readers would silently get wrong.
+
+    Reads config.json and the tokenizer's, without loading the model. With two checkpoints, shows them side by side
+    and marks where they differ.
+    """
+    from ropecli.checkpoint.inspection import differences, inspect_checkpoint
     from ropecli.checkpoint.reading import open_checkpoint
-    from ropecli.cli.terminal import out, print_json, warn
+    from ropecli.cli.terminal import out, print_json
 
-    report = inspect_checkpoint(open_checkpoint(checkpoint, revision=revision))
-    for warning in report["warnings"]:
-        warn(warning)
+    opened = [open_checkpoint(checkpoint, revision=revision)]
+    if other is not None:
+        opened.append(open_checkpoint(other))
+    reports = [inspect_checkpoint(one) for one in opened]
+    differing = differences(reports)
     if as_json:
-        print_json(report)
-    else:
-        out.print(_table(report))
+        print_json(reports[0] if other is None else {"checkpoints": reports, "differences": differing})
+        return
+    out.print(_table(reports, differing))
+    for report in reports:
+        _print_findings(report, named=other is not None)
 
 
-def _table(report: dict[str, Any]):
+def _table(reports: list[dict[str, Any]], differing: list[str]):
     from rich.markup import escape
     from rich.table import Table
 
-    title = escape(f"{report['checkpoint']} ({report['model_type']})")
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    for _rope in report["ropes"]:
-        table.add_column(justify="right")
-    for name, show in _ROWS.items():
-        cells = [show(rope) for rope in report["ropes"]]
+    names = [f"{report['checkpoint']} ({report['model_type']})" for report in reports]
+    title = escape(names[0]) if len(names) == 1 else None
+    table = Table(title=title, title_justify="left", show_header=len(names) > 1)
+    table.add_column(style="bold", overflow="fold")
+    for name, report in zip(names, reports, strict=True):
+        for _rope in report["ropes"]:
+            table.add_column(escape(name), justify="right", overflow="fold")
+    for name, (key, show) in _ROPE_ROWS.items():
+        cells = [show(rope[key]) for report in reports for rope in report["ropes"]]
         if any(cells):
-            table.add_row(name, *cells)
+            table.add_row(_marked(name, key in differing), *cells)
     table.add_section()
-    tokenizer = report["tokenizer_model_max_length"]
-    table.add_row("max_position_embeddings", f"{report['max_position_embeddings']} tokens")
-    if tokenizer is not None:
-        endless = isinstance(tokenizer, int | float) and tokenizer > 1e9
-        table.add_row("tokenizer model_max_length", "no limit" if endless else escape(f"{tokenizer} tokens"))
+    for name, (key, show) in _CHECKPOINT_ROWS.items():
+        cells = [cell for report in reports for cell in _once(show(report[key]), len(report["ropes"]))]
+        if any(cells):
+            table.add_row(_marked(name, key in differing), *cells)
     return table
 
 
-def _parameters(rope: dict[str, Any]) -> str:
-    shown = {key: value for key, value in rope["params"].items() if not isinstance(value, list)}
+def _marked(name: str, differs: bool) -> str:
+    return f"[yellow]≠ {name}[/]" if differs else name
+
+
+def _once(cell: str, columns: int) -> list[str]:
+    """What holds for the whole checkpoint stands in the first of its columns."""
+    return [cell, *[""] * (columns - 1)]
+
+
+def _print_findings(report: dict[str, Any], named: bool) -> None:
+    from ropecli.cli.terminal import out
+
+    of = f" in {report['checkpoint']}" if named else ""
+    findings = report["findings"]
+    if not findings:
+        out.print(f"nothing to mend{of}", markup=False)
+        return
+    out.print(f"\n{len(findings)} to look at{of}:", markup=False)
+    fixes: dict[str | None, list[dict[str, Any]]] = {}
+    for finding in findings:
+        fixes.setdefault(finding["fix"], []).append(finding)
+    for fix, own in fixes.items():
+        for finding in own:
+            out.print(f"[yellow]{finding['rule']}[/]:", end=" ")
+            out.print(finding["message"], markup=False, soft_wrap=True)
+        if fix:
+            out.print(f"  mended by: {fix}", markup=False, soft_wrap=True)
+
+
+def _parameters(params: dict[str, Any]) -> str:
+    shown = {key: value for key, value in params.items() if not isinstance(value, list)}
     return ", ".join(f"{key} {value}" for key, value in shown.items())
 
 
-def _tokens(value: float | None) -> str:
+def _wavelength(value: float | None) -> str:
     return "none turns" if value is None else f"{value:,.4g} tokens" if value < 1e4 else f"{value:,.0f} tokens"
 
 
-_ROWS = {
-    "layer type": lambda rope: rope["layer_type"] or "",
-    "head_dim": lambda rope: str(rope["head_dim"]),
-    "rotary_dim": lambda rope: str(rope["rotary_dim"]),
-    "rope_theta": lambda rope: f"{rope['rope_theta']:,.10g}",
-    "method": lambda rope: rope["method"],
-    "parameters": _parameters,
-    "factor": lambda rope: f"{rope['factor']:g}",
-    "attention_factor": lambda rope: f"{rope['attention_factor']:.6g}",
-    "original_max_position_embeddings": lambda rope: f"{rope['original_max_position_embeddings']} tokens",
-    "shortest wavelength": lambda rope: _tokens(rope["shortest_wavelength"]),
-    "longest wavelength": lambda rope: _tokens(rope["longest_wavelength"]),
-    "pairs that turn in that window": lambda rope: f"{rope['pairs_turning_in_original_window']} of {rope['pairs']}",
+def _tokens(value: Any) -> str:
+    from rich.markup import escape
+
+    if value is None:
+        return ""
+    endless = isinstance(value, int | float) and value > 1e9
+    return "no limit" if endless else escape(f"{value} tokens")
+
+
+_ROPE_ROWS: dict[str, tuple[str, Any]] = {
+    "layer type": ("layer_type", lambda value: value or ""),
+    "head_dim": ("head_dim", str),
+    "rotary_dim": ("rotary_dim", str),
+    "rope_theta": ("rope_theta", lambda value: f"{value:,.10g}"),
+    "method": ("method", str),
+    "parameters": ("params", _parameters),
+    "factor": ("factor", lambda value: f"{value:g}"),
+    "attention_factor": ("attention_factor", lambda value: f"{value:.6g}"),
+    "original_max_position_embeddings": ("original_max_position_embeddings", _tokens),
+    "shortest wavelength": ("shortest_wavelength", _wavelength),
+    "longest wavelength": ("longest_wavelength", _wavelength),
+    "pairs": ("pairs", str),
+    "pairs that turn in that window": ("pairs_turning_in_original_window", str),
+    "angle error of float32 at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
+}
+_CHECKPOINT_ROWS: dict[str, tuple[str, Any]] = {
+    "max_position_embeddings": ("max_position_embeddings", _tokens),
+    "tokenizer model_max_length": ("tokenizer_model_max_length", _tokens),
 }

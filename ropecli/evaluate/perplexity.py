@@ -65,8 +65,9 @@ def evaluate_perplexity(
 
     targets: tokens scored per document by `tail`; half the shortest length unless given. switching: whether the
     model was patched in memory so that its frequencies follow the length, and each length needs a pass of its
-    own; found for itself where the model's own tables do so. advance: called after each forward pass; see `count_passes`. Raises
-    DataError for lengths and targets that do not fit, RopecliError for a loss that is not finite.
+    own; found for itself where the model's own tables do so. advance: called after each forward pass; see
+    `count_passes`. Raises DataError for lengths and targets that do not fit, RopecliError for a loss that is not
+    finite.
     """
     lengths = sorted(set(lengths))
     _check_request(model, documents, lengths, protocol, targets)

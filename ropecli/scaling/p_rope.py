@@ -15,5 +15,5 @@ def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> ScaledRope:
     if p > 1:
         raise MethodError(f"p is {p:g}; it is a share of the pairs, above 0 and at most 1.")
     inv_freq = rope.inv_freq()
-    inv_freq[round(p * rope.pairs) :] = 0.0
+    inv_freq[int(p * rope.rotary_dim // 2) :] = 0.0  # rounded down, as transformers' `proportional` does
     return ScaledRope(rope, ScalingSpec("p-rope", s, {"p": p}), inv_freq)

@@ -9,7 +9,7 @@ from ropecli.checkpoint.dialects import read_settings
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.plan import effective_ropes, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.errors import CheckpointError, PatchError
+from ropecli.errors import CheckpointError
 from ropecli.rope import ScalingSpec
 
 ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "max_position_embeddings")

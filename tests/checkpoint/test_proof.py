@@ -206,7 +206,7 @@ def test_a_model_whose_positions_the_config_does_not_drive(model_type, settings,
 
 def test_a_model_whose_rotary_tables_are_switched_off_is_refused(build, tmp_path, monkeypatch):
     source = build("granitemoehybrid", layer_types=["attention"] * 2, shared_intermediate_size=32)
-    with pytest.raises(CheckpointError, match="position_embedding_type in config.json is not 'rope'"):
+    with pytest.raises(CheckpointError, match=r"position_embedding_type in config\.json is not 'rope'"):
         plan(source)
     monkeypatch.setattr("ropecli.checkpoint.dialects.family_of", lambda config: Family("granitemoehybrid"))
     with pytest.raises(PatchError, match="no rotary table"):

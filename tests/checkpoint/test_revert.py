@@ -123,6 +123,22 @@ def test_every_key_comes_back_in_its_place(method, config, llama, edited, patch,
     ) + "\n"
 
 
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_neox", "glm4"])
+def test_every_dialect_comes_back(model_type, build, patch, revert):
+    """Ropes by layer type, older names of the fields, and partial rotation."""
+    source = build(model_type)
+    reverted, _ = revert(patch(patch(source, "-m", "yarn", "--factor", 4), "-m", "linear", "--factor", 2))
+    assert json_of(reverted) == json_of(source)
+
+
+def test_a_composite_config_comes_back(llama, edited, patch, revert):
+    inner = json.loads((llama / "config.json").read_text())
+    keys = dict.fromkeys(inner, ...)
+    source = edited(llama, **keys | {"model_type": "llava", "text_config": inner, "vision_config": {"b": 1, "a": 2}})
+    reverted, _ = revert(patch(source, "-m", "yarn", "--factor", 4))
+    assert json_of(reverted) == json_of(source)
+
+
 # The tokenizer.
 
 

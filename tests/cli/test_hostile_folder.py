@@ -327,9 +327,8 @@ def test_pickled_weights_are_not_opened(name, beside, source, refused, ropecli, 
 def test_code_is_not_run(command, known, source, ropecli, corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     canary = tmp_path / "canary"
-    for part in ("configuration", "modeling", "tokenization"):
-        (source / f"{part}_own.py").write_text(f"open({str(canary)!r}, 'w')\n")
-    (source / "__init__.py").write_text(f"open({str(canary)!r}, 'w')\n")
+    for name in ("configuration_own", "modeling_own", "tokenization_own", "__init__"):
+        (source / f"{name}.py").write_text(f"open({str(canary)!r}, 'w')\n")
     maps = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
     rewrite(source / "config.json", auto_map=maps, **({} if known else {"model_type": "own"}))
     rewrite(source / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_own.Own", None]})
@@ -386,8 +385,7 @@ def test_what_may_not_be_read(name, llama, ropecli):
         assert ropecli("patch", source, *PATCH[1:-1], Path(home) / "first").code == 0  # loads what a user could not
         Path(home).chmod(0o777)
         (source / name).chmod(0)
-        superuser = os.geteuid() == 0
-        if superuser:
+        if superuser := os.geteuid() == 0:
             os.seteuid(65534)
         try:
             outcome = ropecli("patch", source, *PATCH[1:-1], Path(home) / "out")

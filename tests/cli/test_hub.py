@@ -130,9 +130,9 @@ def hub(llama, cache, monkeypatch):
         "ENDPOINT": server.url,
         "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HUB_CACHE": str(cache),
-        "HF_HUB_OFFLINE": False,
     }.items():
         monkeypatch.setattr(constants, key, value)
+    offline(monkeypatch, False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     huggingface_hub.close_session()  # the next one sees these settings
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -164,10 +164,8 @@ def cut(server: FakeHub) -> None:
     huggingface_hub.close_session()  # a connection that is open would still be served
 
 
-def offline(monkeypatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+def offline(monkeypatch, value: bool = True) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", value)
 
 
 # What is fetched.
@@ -210,10 +208,8 @@ def test_a_cache_on_another_disk_is_copied_from_and_that_is_said(hub, ropecli, c
     elsewhere = Path("/dev/shm")
     if not os.access(elsewhere, os.W_OK) or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is no other file system here")
-    from huggingface_hub import constants
-
     other = elsewhere / f"ropecli-test-{os.getpid()}"
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(other))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(other))
     try:
         outcome = ropecli("patch", NAME, *YARN, "-o", tmp_path / "out")
     finally:
@@ -360,10 +356,8 @@ def test_a_cache_that_was_only_looked_at_holds_no_weights(hub, ropecli, tmp_path
 
 def test_blobs_that_several_repositories_share(ropecli, cache, llama, tmp_path, monkeypatch):
     """A newer cache keeps one file for all repositories, and links to it from each one's blobs."""
-    from huggingface_hub import constants
-
     offline(monkeypatch)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     snapshot = fill_cache(cache, llama)
     for name in ("tokenizer.json", "model.safetensors"):
         blob = (snapshot / name).resolve()

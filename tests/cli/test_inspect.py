@@ -259,21 +259,22 @@ def test_the_table_has_a_column_for_each_layer_type(build, ropecli):
     assert "sliding_attention" in line
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_what_the_config_leaves_open_is_a_warning_on_standard_error(as_json, llama, edited, ropecli):
+def test_what_the_config_leaves_open_is_found(llama, edited, ropecli, inspected):
     folder = edited(llama, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
-    outcome = ropecli("inspect", folder, *(["--json"] if as_json else []))
-    assert outcome.code == 0
-    assert "warning:" in outcome.err
-    assert "--original-length" in outcome.err
-    assert "warning:" not in outcome.out
-    if as_json:
-        (warning,) = json.loads(outcome.out)["warnings"]
-        assert warning in " ".join(outcome.err.split())
+    report = inspected(folder)
+    (warning,) = report["warnings"]
+    assert "--original-length" in warning
+    assert {"rule": "unclear", "message": warning, "fix": report["findings"][0]["fix"]} == report["findings"][0]
+    assert report["findings"][0]["fix"].endswith("--method linear --factor 2 --original-length N --output DIR")
+    outcome = ropecli("inspect", folder)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert f"unclear: {warning}" in outcome.out.replace("\n", " ")
 
 
-def test_nothing_is_said_of_a_config_that_leaves_nothing_open(llama, ropecli):
-    assert ropecli("inspect", llama).err == ""
+def test_nothing_is_found_in_a_config_that_leaves_nothing_open(llama, ropecli):
+    outcome = ropecli("inspect", llama)
+    assert outcome.err == ""
+    assert "nothing to mend" in outcome.out
 
 
 def test_weights_and_tokenizer_are_not_needed(llama, inspected, tmp_path):
