@@ -33,7 +33,7 @@ def test_the_command_is_understood(line):
     _, name, *words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)]
     command = typer.main.get_command(app).commands[name]
     parsed = command.make_context(name, [word for word in words if word])
-    assert parsed.params["checkpoint"]
+    assert parsed.params["method" if name == "methods" else "checkpoint"]
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
 
 
 def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
-    values = {
+    values: Parameters = {
         "factor": scaled.spec.factor,
         ORIGINAL_WINDOW: scaled.geometry.original_max_position_embeddings,
         **scaled.spec.params,

@@ -10,6 +10,7 @@ from ropecli.cli import options
 def command(
     checkpoint: options.Checkpoint,
     engine: Annotated[str, typer.Option("--engine", "-e", help="vllm, sglang, llama.cpp or transformers-v4.")],
+    revision: options.Revision = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Print the command line by which an engine serves a checkpoint at its window, and what it cannot express."""
@@ -17,7 +18,7 @@ def command(
     from ropecli.cli.terminal import err, out, print_json, warn
     from ropecli.export.engine import export_checkpoint
 
-    export = export_checkpoint(open_checkpoint(checkpoint), engine)
+    export = export_checkpoint(open_checkpoint(checkpoint, revision=revision), engine)
     if as_json:
         print_json(vars(export))
         return
