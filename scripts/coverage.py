@@ -26,6 +26,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "gemma4_unified_assistant": {
+        "text_config": {
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_kv_shared_layers": 20,
+        }
+    },
     "glm4_moe": {"head_dim": 128},
     "granitemoehybrid": {
         "position_embedding_type": "rope",

@@ -50,11 +50,15 @@ def _turns(config: Any) -> bool:
 def _describe(text: Any) -> dict[str, Any]:
     parameters = text.rope_parameters
     if any(isinstance(value, dict) for value in parameters.values()):
-        entry: dict[str, Any] = {"layers": {label: _defaults(value) for label, value in parameters.items() if value}}
+        layers = {label: _defaults(value) for label, value in parameters.items() if value}
+        for label, width in _differing_heads(text, list(layers)).items():
+            layers[label]["head_dim"] = width
+        entry: dict[str, Any] = {"layers": layers}
     else:
         entry = _defaults(parameters)
     fixed = {
         "head_dim": _fixed_head_dim(type(text)),
+        "fills_head_dim": _fills_head_dim(type(text)),
         "max_position_embeddings": getattr(text, "max_position_embeddings", None),
         "scaled": parameters.get("rope_type", "default") != "default",
     }
@@ -63,6 +67,14 @@ def _describe(text: Any) -> dict[str, Any]:
 
 def _defaults(parameters: dict[str, Any]) -> dict[str, float]:
     return {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
+
+
+def _differing_heads(text: Any, labels: list[str]) -> dict[str, int]:
+    """head_dim by layer type, where layers of one type have wider heads than those of another."""
+    if not text.is_heterogeneous:
+        return {}
+    heads = {label: text.per_layer_config[label].head_dim for label in labels}
+    return heads if len(set(heads.values())) > 1 else {}
 
 
 def _fixed_head_dim(config_class: type) -> int | None:
@@ -74,6 +86,14 @@ def _fixed_head_dim(config_class: type) -> int | None:
         except Exception:  # derived in a way that these numbers do not fit, or not one number for all layers
             return None
     return found[0] if found[0] == found[1] else None
+
+
+def _fills_head_dim(config_class: type) -> bool:
+    """Whether the class puts a number in the place of a head_dim that is null."""
+    try:
+        return config_class(head_dim=None).head_dim is not None
+    except Exception:  # it takes no null, or has no such field
+        return False
 
 
 def main() -> None:

@@ -38,6 +38,19 @@ NATIVE_KEYS = {
     "longrope": ("factor", ORIGINAL_WINDOW, "short_factor", "long_factor", "attention_factor", *MSCALES),
     "proportional": ("factor", "partial_rotary_factor"),
 }
+UNNAMED_WINDOW = "does not name its pretraining window"
+"""In a warning: the window that stands there now is taken for it."""
+# What models' own code, or an engine, reads beside what the rope_type means.
+KEPT_KEYS = (
+    "partial_rotary_factor",
+    "mrope_section",
+    "mrope_interleaved",
+    "llama_4_scaling_beta",
+    "max_position_embeddings",
+    "alpha",  # Hunyuan's dynamic
+    "attn_factor",  # vLLM's name of the attention factor
+    "extrapolation_factor",
+)
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 _OLD_NAMES = {"su": "longrope"}
 
@@ -117,8 +130,17 @@ def parameters_by_layer_type(
             for key, value in new.items()
             if value is None or isinstance(value, dict)
         }
+        if family.flat_means_full and legacy and (far := ropes.get("full_attention")) is not None:
+            far |= {key: value for key, value in legacy.items() if key != "truncate"}  # as transformers 5 does
     else:
-        ropes = _by_layer_type(section, family, _flat_parameters(new, legacy, theta, warnings))
+        if family.flat_means_full and new:  # which transformers 5 leaves aside
+            raise _flat(family)
+        if family.flat_means_full and legacy.get("type") and legacy.get("rope_type") is None:
+            warnings.append(
+                f"rope_scaling names its method by `type` alone ({legacy['type']}), which transformers 5 does not read "
+                f"in {family.model_type}. A patch names it by rope_type."
+            )
+        ropes = _by_layer_type(section, family, _flat_parameters(section, new, legacy, theta, warnings))
     _refuse_mixed_bases(section)
     for layer_type, parameters in ropes.items():
         if parameters is not None and parameters["rope_theta"] is None:
@@ -131,8 +153,9 @@ def _refuse_mixed_bases(section: dict[str, Any]) -> None:
     bases = section.get(LAYER_THETAS)
     if bases is None:
         return
-    named = {first(section, THETA_KEYS), mapping(section, "rope_parameters").get("rope_theta")} - {None}
-    if not isinstance(bases, list) or len(named | set(filter(None, bases))) > 1:
+    named = [first(section, THETA_KEYS), mapping(section, "rope_parameters").get("rope_theta")]
+    turning = [base for base in [*named, *(bases if isinstance(bases, list) else [])] if base]
+    if not isinstance(bases, list) or any(base != turning[0] for base in turning):
         raise CheckpointError(
             f"{LAYER_THETAS} in config.json holds {shown(bases)}; one base for all layers is supported."
         )
@@ -148,11 +171,15 @@ def _by_layer_type(section: dict[str, Any], family: Family, parameters: Paramete
             "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
         }
     if family.layers:
-        raise CheckpointError(
-            f"Layers of {family.model_type} turn by their type ({', '.join(family.layers)}), and config.json gives one "
-            "set of RoPE fields for all. Write rope_parameters by layer type, as transformers 5 does when it saves."
-        )
+        raise _flat(family)
     return {None: parameters}
+
+
+def _flat(family: Family) -> CheckpointError:
+    return CheckpointError(
+        f"Layers of {family.model_type} turn by their type ({', '.join(family.layers)}), and config.json gives one "
+        "set of RoPE fields for all. Write rope_parameters by layer type, as transformers 5 does when it saves."
+    )
 
 
 def _nested_parameters(parameters: Parameters, theta: Any, beside: Parameters) -> Parameters:
@@ -160,11 +187,15 @@ def _nested_parameters(parameters: Parameters, theta: Any, beside: Parameters) -
     return {"rope_theta": theta, **own, **beside}
 
 
-def _flat_parameters(new: Parameters, legacy: Parameters, theta: Any, warnings: list[str]) -> Parameters:
-    # transformers 5 lets rope_scaling win; the base it may lack is then taken from where it stands.
+def _flat_parameters(
+    section: dict[str, Any], new: Parameters, legacy: Parameters, theta: Any, warnings: list[str]
+) -> Parameters:
+    # transformers 5 lets rope_scaling win; what it lacks of the geometry is then taken from where it stands.
     parameters = {**(legacy or new)}
     if parameters.get("rope_theta") is None:
         parameters["rope_theta"] = theta if theta is not None else new.get("rope_theta")
+    if legacy and first(section, PARTIAL_KEYS) is None and "partial_rotary_factor" in new:
+        parameters.setdefault("partial_rotary_factor", new["partial_rotary_factor"])
     if legacy and new and rope_type_of(legacy) != rope_type_of(new):
         warnings.append(
             f"rope_scaling says {rope_type_of(legacy)!r} and rope_parameters {rope_type_of(new)!r}; "
@@ -178,13 +209,15 @@ def _flat_parameters(new: Parameters, legacy: Parameters, theta: Any, warnings: 
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
     model_type = config.get("model_type")
     if not isinstance(model_type, str | None):
-        raise CheckpointError(f"model_type in config.json is {model_type!r}; a name was expected.")
+        raise CheckpointError(f"model_type in config.json is {shown(model_type)}; a name was expected.")
     if section.get("alibi"):
         raise CheckpointError("config.json asks for alibi; this model's layers do not use their rotary embeddings.")
     if family.refused:
         raise CheckpointError(f"{model_type}: {family.refused}.")
     if not family.rotary:
-        raise CheckpointError(f"model_type {model_type!r} has no rotary position embedding that config.json drives.")
+        raise CheckpointError(
+            f"model_type {shown(model_type)} has no rotary position embedding that config.json drives."
+        )
     if family.switch and section.get(family.switch[0]) != family.switch[1]:
         key, value = family.switch
         raise CheckpointError(f"{model_type} has no rotary positions here: {key} in config.json is not {value!r}.")
@@ -196,7 +229,7 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
         )
     if silent and family.rope_theta is None and not family.layers:
         raise CheckpointError(
-            f"model_type {model_type!r} has no rotary position embedding: "
+            f"model_type {shown(model_type)} has no rotary position embedding: "
             f"config.json holds none of {', '.join(_ROPE_KEYS)}."
         )
 
@@ -218,7 +251,7 @@ def _read_rope(
         share = None
     width = rotary_dim(section, head, share)
     method = _read_method(parameters)
-    original = original_length or _original_window(section, parameters, method, window, warnings)
+    original = original_length or _original_window(section, parameters, method, window, layer_type, warnings)
     theta = positive_number("rope_theta", parameters["rope_theta"])
     if theta <= 1:
         raise CheckpointError(f"rope_theta in config.json is {theta:g}; a base above 1 was expected.")
@@ -233,7 +266,7 @@ def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters
     if share is None and family.known:
         defaults = family.layers.get(layer_type or "", {})
         share = defaults.get("partial_rotary_factor", family.partial_rotary_factor)
-        if section.get("rotary_dim") is not None:  # MiniMax names the width
+        if family.reads_rotary_dim and section.get("rotary_dim") is not None:
             share = whole_number(section, ("rotary_dim",)) / head_dim(section, family, layer_type)
     return share
 
@@ -254,9 +287,9 @@ def _read_method(parameters: Parameters) -> str:
     rope_type = rope_type_of(parameters)
     if rope_type not in NATIVE_KEYS:
         known = ", ".join(NATIVE_KEYS)
-        close = difflib.get_close_matches(rope_type, NATIVE_KEYS, n=1)
+        close = difflib.get_close_matches(rope_type, NATIVE_KEYS, n=1, cutoff=0.7)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise CheckpointError(f"rope_type {rope_type!r} is not known here. Known: {known}.{hint}")
+        raise CheckpointError(f"rope_type {shown(rope_type)} is not known here. Known: {known}.{hint}")
     if rope_type == "default":
         return "none"
     if rope_type == "proportional":
@@ -271,7 +304,8 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> Sc
     factor = parameters.get("factor")
     if factor is None:
         factor = max(1.0, implied_factor)
-    factor = positive_number("factor", factor)
+    if positive_number("factor", factor) < 1:
+        raise CheckpointError(f"factor in config.json is {factor:g}; a number from 1 on was expected.")
     params = {key: parameters[key] for key in get_method(method).parameters if parameters.get(key) is not None}
     pair = ("mscale", "mscale_all_dim")
     if all(parameters.get(key) for key in pair):
@@ -289,16 +323,24 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> Sc
 
 
 def _original_window(
-    section: dict[str, Any], parameters: Parameters, method: str, window: int, warnings: list[str]
+    section: dict[str, Any],
+    parameters: Parameters,
+    method: str,
+    window: int,
+    layer_type: str | None,
+    warnings: list[str],
 ) -> int:
     if method == "dynamic":  # transformers takes max_position_embeddings, whatever else is named
         return window
-    for place in (section, parameters):  # the stray one first, as transformers 5 does
+    # transformers 5 takes a stray one first, but for ropes by layer type, where it looks for none
+    own_alone = layer_type is not None and ORIGINAL_WINDOW in NATIVE_KEYS[rope_type_of(parameters)]
+    places = (parameters,) if own_alone else (section, parameters)
+    for place in places:
         if place.get(ORIGINAL_WINDOW) is not None:
             return whole_number(place, (ORIGINAL_WINDOW,))
     if method != "none":
         warnings.append(
-            f"config.json scales by {method} but does not name its pretraining window; "
+            f"config.json scales by {method} but {UNNAMED_WINDOW}; "
             f"max_position_embeddings, {window}, is taken for it. Correct it with patch --original-length."
         )
     return window

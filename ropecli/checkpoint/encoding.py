@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ropecli.checkpoint.dialects import (
+    KEPT_KEYS,
     LAYER_THETAS,
     LOCAL_THETA,
     NATIVE_KEYS,
@@ -16,6 +17,7 @@ from ropecli.checkpoint.dialects import (
     WINDOW_KEYS,
     Parameters,
     parameters_by_layer_type,
+    rope_type_of,
     rotary_share,
 )
 from ropecli.checkpoint.families import MSCALES, Family, family_of
@@ -61,6 +63,11 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
             return "proportional"
         honoured = ("longrope",)
     if method.rope_type in honoured:
+        if family.reads_mscales and varies_with_length(scaled.geometry, scaled.spec):
+            raise PatchError(
+                f"In stock transformers, {family.model_type} turns by short_factor at every length. Give one list, "
+                "long_factor alone, which then serves them all."
+            )
         return method.rope_type
     if varies_with_length(scaled.geometry, scaled.spec):
         raise PatchError(
@@ -121,7 +128,7 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
     for parameters in written.values():
         if "max_position_embeddings" in parameters:  # a copy that Ministral's config keeps there
             parameters["max_position_embeddings"] = window
-    _refuse_longrope_of_mixed_layers(section, written)
+    _refuse_longrope_of_mixed_layers(section, {head_dim(section, family, label) for label in before}, written)
     main = next(iter(written.values()))
     if None in written:
         section["rope_parameters"] = main
@@ -139,10 +146,14 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
         section["head_dim"] = head_dim(section, family)
 
 
-def _refuse_longrope_of_mixed_layers(section: dict[str, Any], written: dict[str | None, Parameters]) -> None:
+def _refuse_longrope_of_mixed_layers(
+    section: dict[str, Any], heads: set[int], written: dict[str | None, Parameters]
+) -> None:
     differing = section.get("per_layer_config")
-    own = set().union(*(layer for layer in differing.values() if isinstance(layer, dict))) if differing else set()
-    if own & {"head_dim", "num_attention_heads"} and any(one["rope_type"] == "longrope" for one in written.values()):
+    layers = differing.values() if isinstance(differing, dict) else ()
+    own = set().union(*(layer for layer in layers if isinstance(layer, dict)))
+    mixed = len(heads) > 1 or own & {"head_dim", "num_attention_heads"}
+    if mixed and any(one["rope_type"] == "longrope" for one in written.values()):
         raise PatchError(
             "These frequencies would have to be written as longrope, and transformers refuses longrope where layers "
             "differ in head_dim or num_attention_heads. linear, abf and ntk can be written for this model."
@@ -153,7 +164,12 @@ def _with_kept_keys(
     parameters: Parameters, rope: ScaledRope, before: Parameters | None, section: dict[str, Any], family: Family
 ) -> Parameters:
     """`parameters` and what the checkpoint had there that is no scaling of its own: partial_rotary_factor, sections."""
-    kept = {key: value for key, value in (before or {}).items() if key not in _REPLACED}
+    # code that comes with a checkpoint may read more than transformers' own does
+    kept = {
+        key: value
+        for key, value in (before or {}).items()
+        if key not in _REPLACED and (key in KEPT_KEYS or isinstance(value, dict) or not family.known)
+    }
     share = rotary_share(section, family, before or {}, rope.geometry.layer_type)
     if share is not None:
         kept["partial_rotary_factor"] = share
@@ -175,6 +191,8 @@ def _write_legacy(section: dict[str, Any], family: Family, main: Parameters) -> 
     # A stale rope_scaling wins over rope_parameters in transformers 5, so it is written always.
     scaling = {key: value for key, value in main.items() if key not in ("rope_theta", "partial_rotary_factor")}
     section["rope_scaling"] = None if main["rope_type"] == "default" else {**scaling, "type": main["rope_type"]}
+    if family.two_fields and main["rope_type"] in ("linear", "dynamic"):
+        section["rope_scaling"] = {"type": main["rope_type"], "factor": float(main["factor"])}
     if main["rope_type"] == "longrope" and family.bare_longrope and MSCALES[0] not in main:
         # both readers work out factor and attention factor from the two windows
         section["rope_scaling"] = {key: section["rope_scaling"][key] for key in ("type", "short_factor", "long_factor")}
@@ -206,8 +224,10 @@ def _write_legacy_of_nest(
         section["rope_parameters"] = {**nest, "truncate": False}  # transformers 5 looks for it there alone
     local = next((value for label, value in nest.items() if value and not family.sees_whole_context(label)), None)
     if LOCAL_THETA in section or family.flat_means_full:
-        _write_legacy(section, family, main)
-        if local is not None and (LOCAL_THETA in section or local["rope_theta"] != main["rope_theta"]):
+        # the flat fields mean the layers that see the whole context, scaled or not
+        far = next((value for label, value in nest.items() if value and family.sees_whole_context(label)), main)
+        _write_legacy(section, family, {**far, "rope_type": rope_type_of(far)})
+        if local is not None and (LOCAL_THETA in section or local["rope_theta"] != far["rope_theta"]):
             section[LOCAL_THETA] = local["rope_theta"]
     elif "rope_scaling" in section:
         section["rope_scaling"] = None

@@ -43,6 +43,10 @@ def head_dim(section: dict[str, Any], family: Family, layer_type: str | None = N
     """Width of what turns in a head: MLA's rope part, or head_dim (a layer type may have its own), or width / heads."""
     if section.get("qk_rope_head_dim") is not None:
         return whole_number(section, ("qk_rope_head_dim",))
+    by_type = family.layers.get(layer_type or "", {}).get("head_dim")
+    if by_type is not None and section.get("per_layer_config") is None:  # Gemma 4, as published
+        key = "global_head_dim" if family.sees_whole_context(layer_type) else "head_dim"
+        return whole_number({key: section.get(key, by_type)}, (key,))
     own = _of_layer(section, layer_type)
     if first(own, _HEAD_KEYS) is not None:
         return whole_number(own, _HEAD_KEYS)
@@ -70,7 +74,7 @@ def _of_layer(section: dict[str, Any], layer_type: str | None) -> dict[str, Any]
     labels, differing = section.get("layer_types"), section.get("per_layer_config")
     if layer_type is None or not isinstance(labels, list) or not isinstance(differing, dict):
         return section
-    for index, own in differing.items():
-        if str(index).isdigit() and int(index) < len(labels) and labels[int(index)] == layer_type:
-            return {**section, **(own if isinstance(own, dict) else {})}
+    for index, label in enumerate(labels):
+        if label == layer_type and isinstance(own := differing.get(str(index)), dict):
+            return {**section, **own}
     return section

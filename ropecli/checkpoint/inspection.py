@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ropecli.checkpoint.dialects import RopeSettings
+from ropecli.checkpoint.facts import target_window
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.plan import effective_ropes, far_layers
 from ropecli.checkpoint.reading import Checkpoint
@@ -22,9 +23,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """
     ropes, settings = effective_ropes(checkpoint)
     main = _main_rope(ropes, settings)
-    window = max(
-        settings.max_position_embeddings, round(main.geometry.original_max_position_embeddings * main.spec.factor)
-    )
+    window = target_window(checkpoint, settings, main)
     reports = [_describe(rope, window) for rope in ropes.values()]
     shared = {key: value for key, value in _describe(main, window).items() if key != "layer_type"}
     tokenizer = checkpoint.tokenizer_config or {}
@@ -47,21 +46,30 @@ def _main_rope(ropes: dict[str | None, ScaledRope], settings: RopeSettings) -> S
 
 
 def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
-    """The fields in which the reports of several checkpoints differ, names and lists of numbers aside."""
+    """The fields in which the reports of several checkpoints differ, names and lists of numbers aside.
+
+    Of ropes by layer type, each is held against the one of its type, where both have the same types.
+    """
     aside = {"checkpoint", "inv_freq", "ropes", "warnings", "findings"}
-    return [key for key in reports[0] if key not in aside and any(one[key] != reports[0][key] for one in reports)]
+    base = reports[0]
+    return [key for key in base if key not in aside and any(_differ(base, one, key) for one in reports[1:])]
+
+
+def _differ(one: dict[str, Any], other: dict[str, Any], key: str) -> bool:
+    ropes = [{rope["layer_type"]: rope.get(key) for rope in report["ropes"]} for report in (one, other)]
+    return one[key] != other[key] or (ropes[0].keys() == ropes[1].keys() and ropes[0] != ropes[1])
 
 
 def _describe(rope: ScaledRope, window: int) -> dict[str, Any]:
     geometry = rope.geometry
-    window = geometry.original_max_position_embeddings
+    original = geometry.original_max_position_embeddings
     turning = rope.wavelength[np.isfinite(rope.wavelength)]
     return {
         "layer_type": geometry.layer_type,
         "head_dim": geometry.head_dim,
         "rotary_dim": geometry.rotary_dim,
         "rope_theta": rope.rope_theta,
-        "original_max_position_embeddings": window,
+        "original_max_position_embeddings": original,
         "method": rope.spec.method,
         "factor": rope.spec.factor,
         "params": dict(rope.spec.params),
@@ -69,7 +77,7 @@ def _describe(rope: ScaledRope, window: int) -> dict[str, Any]:
         "shortest_wavelength": float(turning.min()) if turning.size else None,
         "longest_wavelength": float(turning.max()) if turning.size else None,
         "pairs": len(rope.inv_freq),
-        "pairs_turning_in_original_window": int((geometry.inv_freq() * window >= 2 * math.pi).sum()),
-        "float32_angle_error": float(float32_angle_error(rope, window).max()),
+        "pairs_turning_in_original_window": int((geometry.inv_freq() * original >= 2 * math.pi).sum()),
+        "float32_angle_error": float(float32_angle_error(rope, window - 1).max()),
         "inv_freq": rope.inv_freq.tolist(),
     }

@@ -5,11 +5,11 @@ nothing, and what they cannot tell they leave alone.
 """
 
 import difflib
-import shlex
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ropecli.checkpoint.dialects import (
+    KEPT_KEYS,
     NATIVE_KEYS,
     ORIGINAL_WINDOW,
     PARTIAL_KEYS,
@@ -18,26 +18,16 @@ from ropecli.checkpoint.dialects import (
     RopeSettings,
     rope_type_of,
 )
-from ropecli.checkpoint.fields import first
-from ropecli.checkpoint.reading import Checkpoint, section_of
-from ropecli.checkpoint.warnings import moot_window
+from ropecli.checkpoint.facts import Facts, gather, named
+from ropecli.checkpoint.fields import first, mapping
+from ropecli.checkpoint.reading import Checkpoint
+from ropecli.checkpoint.warnings import mixes_layers, moot_window
 from ropecli.errors import shown
-from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import get_method, varies_with_length
+from ropecli.rope import ScaledRope
+from ropecli.scaling.registry import varies_with_length
 
-# Read by some model's own code, beside what the rope_type reads.
-_READ_ELSEWHERE = {
-    "rope_type",
-    "type",
-    "rope_theta",
-    "partial_rotary_factor",
-    "mrope_section",
-    "mrope_interleaved",
-    "llama_4_scaling_beta",
-    "max_position_embeddings",
-    "attn_factor",  # vLLM's name of the attention factor
-}
-_FROM_WINDOW = ("yarn", "llama3", "longrope")
+_READ = {"rope_type", "type", "rope_theta", ORIGINAL_WINDOW, *KEPT_KEYS}
+_USUAL_BASE = 10000.0
 
 
 class Finding(NamedTuple):
@@ -48,157 +38,176 @@ class Finding(NamedTuple):
     fix: str | None = None
 
 
-class _Facts(NamedTuple):
-    """What the rules look at. section: where the RoPE fields are; main: the rope that sees the whole context."""
-
-    checkpoint: Checkpoint
-    section: dict[str, Any]
-    settings: RopeSettings
-    main: ScaledRope
-
-    def fix(self, **options: object) -> str:
-        """The patch that writes the same scaling anew, with `options` on top."""
-        return patch_command(self.checkpoint.name, self.main.spec, **options)
-
-
 def find_faults(checkpoint: Checkpoint, settings: RopeSettings, main: ScaledRope) -> list[Finding]:
     """Everything that the rules find, and what the reading itself warned of. main: the rope that sees the most."""
-    facts = _Facts(checkpoint, section_of(checkpoint.config), settings, main)
-    return _unclear(facts) + [finding for rule in _RULES for finding in rule(facts)]
+    facts = gather(checkpoint, settings, main)
+    return [finding for rule in _RULES for finding in rule(facts)]
 
 
-def _unclear(facts: _Facts) -> list[Finding]:
+def _unclear(facts: Facts) -> Iterator[Finding]:
     """What the reading of config.json itself warned of."""
-    fixes = (facts.fix(), facts.fix(original_length="N"))
-    return [Finding("unclear", warning, fixes["--original-length" in warning]) for warning in facts.settings.warnings]
+    for warning in facts.settings.warnings:
+        usual = f"names no rope_theta; models of this type have {_USUAL_BASE:g}"
+        if not any(f"{usual}{end}" in warning for end in (".", " in layers")):  # every reader takes that one
+            yield Finding("unclear", warning, facts.fix)
 
 
-def patch_command(name: str, spec: ScalingSpec, **options: object) -> str:
-    """`ropecli patch` for this scaling, ready to paste: DIR stands for the folder to write."""
-    method = get_method(spec.method)
-    words = ["ropecli", "patch", name, "--method", spec.method]
-    if "target_length" not in options and spec.method != "none":
-        words += ["--factor", f"{spec.factor:g}"]
-    for key, value in spec.params.items():
-        if isinstance(value, list):
-            words += ["--set", f"{key}=..."]
-        elif value != method.parameters[key].default:
-            words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
-    for key, value in options.items():
-        words += [f"--{key.replace('_', '-')}", str(value)]
-    return shlex.join([*words, "--output", "DIR"])
-
-
-def _only_new_dialect(facts: _Facts) -> Iterator[Finding]:
-    section, main = facts.section, facts.main
-    if not section.get("rope_parameters") or facts.settings.family.layers:
+def _only_new_dialect(facts: Facts) -> Iterator[Finding]:
+    section, main, family = facts.section, facts.main, facts.settings.family
+    # a type with a rope for each layer type has no older dialect, but for those that read flat fields
+    if not section.get("rope_parameters") or (family.layers and not family.flat_means_full):
         return
+    taken = family.layers.get("full_attention", {}).get("rope_theta") or family.rope_theta or _USUAL_BASE
     lost = []
-    if main.rope_theta != 10000 and first(section, THETA_KEYS) is None:
-        lost.append(f"the base {main.rope_theta:g} (they take 10000)")
-    if main.spec.method != "none" and not section.get("rope_scaling"):
+    if main.rope_theta != taken and first(section, THETA_KEYS) is None:
+        lost.append(f"the base {main.rope_theta:g} (they take {taken:g})")
+    if main.spec.method != "none" and main.rope_theta == main.geometry.rope_theta and not section.get("rope_scaling"):
         lost.append(f"the scaling by {main.spec.method}")
-    if main.geometry.rotary_dim < main.geometry.head_dim and first(section, PARTIAL_KEYS) is None:
+    head, width = main.geometry.head_dim, main.geometry.rotary_dim
+    if width not in (head, int(head * (family.partial_rotary_factor or 1))) and first(section, PARTIAL_KEYS) is None:
         lost.append("the share of the head that turns")
     if lost:
         yield Finding(
-            "one-dialect", f"older readers find no word of {', '.join(lost)}: write both dialects.", facts.fix()
+            "one-dialect", f"older readers find no word of {', nor of '.join(lost)}: write both dialects.", facts.fix
         )
 
 
-def _stale_rope_scaling(facts: _Facts) -> Iterator[Finding]:
+def _stale_rope_scaling(facts: Facts) -> Iterator[Finding]:
     new, old = facts.section.get("rope_parameters"), facts.section.get("rope_scaling")
-    if not isinstance(new, dict) or not isinstance(old, dict) or any(isinstance(one, dict) for one in new.values()):
+    if not isinstance(new, dict) or not isinstance(old, dict) or not new or not old:
         return
-    differing = [key for key in old.keys() & new.keys() if key not in ("type", "rope_type") and old[key] != new[key]]
-    for key in sorted(differing):
+    if any(isinstance(one, dict) for one in new.values()):
+        if not facts.settings.family.flat_means_full:
+            return
+        new = mapping(new, "full_attention")
+    for key in sorted(_overruled(facts, new, old)):
+        there = f"{shown(old[key])} in rope_scaling" if key in old else "missing in rope_scaling"
         yield Finding(
             "two-scalings",
-            f"{key} is {shown(old[key])} in rope_scaling and {shown(new[key])} in rope_parameters; transformers 5 "
-            "follows rope_scaling.",
-            facts.fix(),
+            f"{named(key)} is {there} and {shown(new[key])} in rope_parameters; transformers 5 follows rope_scaling.",
+            facts.fix,
         )
 
 
-def _outside_of_text_config(facts: _Facts) -> Iterator[Finding]:
-    config = facts.checkpoint.config
-    if facts.section is config:
+def _overruled(facts: Facts, new: Parameters, old: Parameters) -> Iterator[str]:
+    """Keys of rope_parameters that rope_scaling, which transformers 5 takes in its place, gives otherwise."""
+    family = facts.settings.family
+    for key, value in new.items():
+        if key in ("type", "rope_type") or value is None:
+            continue
+        if key in old:
+            differs = old[key] != value
+        elif key in ("rope_theta", *PARTIAL_KEYS):
+            # what the flat fields name is put in its place, or else the type's default
+            differs = first(facts.section, THETA_KEYS if key == "rope_theta" else PARTIAL_KEYS) is None
+            differs = differs and value != getattr(family, key, None) and not family.layers
+        else:
+            # Phi-3's older dialect knows two lists alone, and a nest is added to, not replaced
+            differs = rope_type_of(new) == rope_type_of(old) and not (family.bare_longrope or family.layers)
+        if differs:
+            yield key
+
+
+def _outside_of_text_config(facts: Facts) -> Iterator[Finding]:
+    config, section = facts.checkpoint.config, facts.section
+    if section is config:
         return
-    stray = [key for key in ("rope_parameters", "rope_scaling", *THETA_KEYS) if config.get(key) is not None]
+    names = ("rope_parameters", "rope_scaling", *THETA_KEYS)
+    stray = [name for name in names if config.get(name) is not None and config[name] != section.get(name)]
     if stray:
-        message = f"{', '.join(stray)} stand beside text_config, and the text model reads what is inside of it alone."
+        stands = "stands" if len(stray) == 1 else "stand"
+        message = (
+            f"{', '.join(stray)} {stands} beside text_config, and the text model reads what is inside of it alone. "
+            "Move into it what is meant, and remove the rest."
+        )
         yield Finding("outside-text-config", message)
 
 
-def _stray_original_window(facts: _Facts) -> Iterator[Finding]:
-    stray = facts.section.get(ORIGINAL_WINDOW)
-    for label, parameters in _dicts(facts.section):
-        inside = parameters.get(ORIGINAL_WINDOW)
-        if rope_type_of(parameters) not in _FROM_WINDOW:
-            continue
-        if stray is not None and inside is not None and stray != inside:
-            yield Finding(
-                "two-original-windows",
-                f"{ORIGINAL_WINDOW} is {shown(stray)} at the top and {shown(inside)} in {label}; transformers 5 takes "
-                "the one at the top.",
-                facts.fix(original_length=facts.main.geometry.original_max_position_embeddings),
-            )
+def _stray_original_window(facts: Facts) -> Iterator[Finding]:
+    for label, inside in facts.contradicting_windows:
+        yield Finding(
+            "two-original-windows",
+            f"{ORIGINAL_WINDOW} is {shown(facts.section[ORIGINAL_WINDOW])} at the top and {shown(inside)} in {label}; "
+            "transformers 5 takes the one at the top.",
+            facts.fix,
+        )
 
 
-def _null_head_dim(facts: _Facts) -> Iterator[Finding]:
-    if "head_dim" in facts.section and facts.section["head_dim"] is None:
+def _null_head_dim(facts: Facts) -> Iterator[Finding]:
+    section = facts.section
+    if "head_dim" in section and section["head_dim"] is None and not facts.settings.family.fills_head_dim:
         message = "head_dim is null, on which transformers 5 stops under yarn, longrope and dynamic."
-        yield Finding("null-head-dim", message, facts.fix())
+        yield Finding("null-head-dim", message, facts.fix)
 
 
-def _unread_keys(facts: _Facts) -> Iterator[Finding]:
-    for label, parameters in _dicts(facts.section):
-        rope_type = rope_type_of(parameters)
-        read = {*NATIVE_KEYS.get(rope_type, ()), *_READ_ELSEWHERE}
-        for key in parameters:
-            if key in read or isinstance(parameters[key], dict | None):
-                continue
-            close = difflib.get_close_matches(key, sorted(read), n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+def _old_names(facts: Facts) -> Iterator[Finding]:
+    for label, parameters in facts.dicts:
+        named = parameters.get("rope_type") or parameters.get("type")
+        if named and named != rope_type_of(parameters):
             yield Finding(
-                "unread-key", f"{key} in {label} is not read under rope_type {rope_type!r}.{hint}", facts.fix()
+                "old-name",
+                f"{label} calls its type {shown(named)}; transformers 5 knows these keys as "
+                f"{rope_type_of(parameters)!r} alone.",
+                facts.fix,
             )
-        if "truncate" in parameters and "." in label:
-            message = f"truncate in {label} is not read: transformers 5 looks for it beside the layer types."
-            yield Finding("unread-key", message, facts.fix())
 
 
-def _softmax_scale(facts: _Facts) -> Iterator[Finding]:
-    for label, parameters in _dicts(facts.section):
-        if not parameters.get("mscale_all_dim"):
+def _unread_keys(facts: Facts) -> Iterator[Finding]:
+    family = facts.settings.family
+    for label, parameters in facts.dicts:
+        rope_type = rope_type_of(parameters)
+        read = {*NATIVE_KEYS.get(rope_type, ()), *_READ}
+        for key, value in parameters.items():
+            if key in read or isinstance(value, dict | None) or (key == "mscale_all_dim" and _scales_softmax(facts)):
+                continue
+            meant = difflib.get_close_matches(key, sorted({*NATIVE_KEYS.get(rope_type, ())}), n=1)
+            hint = f" Did you mean {meant[0]}? Then add --set {meant[0]}={_short(value)}." if meant else ""
+            if key in sum(NATIVE_KEYS.values(), ()):
+                hint = ""  # no slip of the pen, but another type's
+            elif not (family.known or meant):
+                continue  # code of its own may read it
+            message = f"{named(key)} in {label} is not read under rope_type {rope_type!r}.{hint}"
+            yield Finding("unread-key", message, facts.fix)
+        if parameters.get("truncate") is False and "." in label:
+            message = (
+                f"truncate in {label} is not read: transformers 5 looks for it beside the layer types. To give it "
+                "effect, add --set truncate=false."
+            )
+            yield Finding("unread-key", message, facts.fix)
+
+
+def _scales_softmax(facts: Facts) -> bool:
+    """Whether the model's own code multiplies its softmax scale by mscale_all_dim, or may do so."""
+    return facts.settings.family.reads_mscale_all_dim or not facts.settings.family.known
+
+
+def _softmax_scale(facts: Facts) -> Iterator[Finding]:
+    for label, parameters in facts.dicts:
+        if not parameters.get("mscale_all_dim") or not _scales_softmax(facts):
             continue
         if rope_type_of(parameters) not in ("yarn", "default"):
             message = (
                 f"mscale_all_dim in {label} is left over from yarn, and still multiplies the softmax scale of "
                 f"DeepSeek's models under rope_type {rope_type_of(parameters)!r}."
             )
-            yield Finding("temperature-left-over", message, facts.fix())
-        if parameters.get("attention_factor") is not None:
+            yield Finding("temperature-left-over", message, facts.fix)
+        elif parameters.get("attention_factor") is not None:
             message = f"attention_factor and mscale_all_dim in {label} both set the temperature: it counts twice."
-            yield Finding("temperature-twice", message, facts.fix())
+            yield Finding("temperature-twice", message, facts.fix)
 
 
-def _dynamic_switched_off(facts: _Facts) -> Iterator[Finding]:
-    window = facts.settings.max_position_embeddings
-    if facts.main.spec.method != "dynamic":
-        return
-    named = [facts.section.get(ORIGINAL_WINDOW), *(one.get(ORIGINAL_WINDOW) for _, one in _dicts(facts.section))]
-    smaller = [one for one in named if isinstance(one, int) and one < window]
-    if smaller:
+def _dynamic_switched_off(facts: Facts) -> Iterator[Finding]:
+    smaller = facts.unread_windows
+    if facts.main.spec.method == "dynamic" and smaller:
         yield Finding(
             "dynamic-switched-off",
-            f"dynamic takes max_position_embeddings, {window}, for its pretraining window and scales nothing up to "
-            f"there; {ORIGINAL_WINDOW} {smaller[0]} is not read.",
-            facts.fix(original_length=smaller[0]),
+            f"dynamic takes max_position_embeddings, {facts.window}, for its pretraining window and scales nothing up "
+            f"to there; {ORIGINAL_WINDOW} {smaller[0]} is not read.",
+            facts.fix,
         )
 
 
-def _switching(facts: _Facts) -> Iterator[Finding]:
+def _switching(facts: Facts) -> Iterator[Finding]:
     rope = facts.main
     if varies_with_length(rope.geometry, rope.spec):
         yield Finding(
@@ -208,44 +217,36 @@ def _switching(facts: _Facts) -> Iterator[Finding]:
         )
 
 
-def _windows(facts: _Facts) -> Iterator[Finding]:
-    settings, main = facts.settings, facts.main
-    window, original = settings.max_position_embeddings, main.geometry.original_max_position_embeddings
-    reach, scaling = round(original * main.spec.factor), f"{main.spec.method} ×{main.spec.factor:g}"
-    if main.spec.method in ("linear", "ntk-by-parts", "yarn", "llama3") and window > reach:
+def _windows(facts: Facts) -> Iterator[Finding]:
+    spec, window = facts.main.spec, facts.window
+    scaling = f"{spec.method} ×{spec.factor:g} of a pretraining window of {facts.original} reaches {facts.reach}"
+    if facts.falls_short:
         yield Finding(
             "window-beyond-scaling",
-            f"max_position_embeddings is {window}, and {scaling} of a pretraining window of {original} reaches "
-            f"{reach}.",
-            facts.fix(target_length=window),
+            f"max_position_embeddings is {window}, and {scaling}. The fix scales by more; a model that was trained as "
+            "it is wants the window lowered instead.",
+            facts.fix,
         )
-    if main.spec.method in ("linear", "ntk-by-parts", "yarn", "llama3", "longrope") and window < reach:
-        yield Finding(
-            "window-below-scaling",
-            f"max_position_embeddings is {window}, and {scaling} of a pretraining window of {original} reaches "
-            f"{reach}: serving stacks stop at the smaller.",
-            facts.fix(),
-        )
+    if facts.stops_early:
+        message = f"max_position_embeddings is {window}, and {scaling}: serving stacks stop at the smaller."
+        yield Finding("window-below-scaling", message, facts.fix)
+
+
+def _tokenizer(facts: Facts) -> Iterator[Finding]:
     longest = (facts.checkpoint.tokenizer_config or {}).get("model_max_length")
-    target = max(window, reach) if main.spec.method == "dynamic" else window
+    target = max(facts.window, facts.reach) if facts.main.spec.method == "dynamic" else facts.window
     if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < target:
-        yield Finding(
-            "tokenizer-caps",
-            f"the tokenizer's model_max_length is {longest:g} tokens, below the window of {target}: it cuts or warns "
-            "there.",
-            facts.fix(target_length=target) if main.spec.method != "none" else facts.fix(),
-        )
+        message = f"the tokenizer's model_max_length is {longest:g} tokens, below the window of {target}: it cuts or "
+        yield Finding("tokenizer-caps", f"{message}warns there.", facts.fix)
 
 
-def _sliding(facts: _Facts) -> Iterator[Finding]:
+def _sliding(facts: Facts) -> Iterator[Finding]:
     section, family = facts.section, facts.settings.family
     sliding = moot_window(section, family)
-    if sliding is not None and sliding < facts.settings.max_position_embeddings:
+    if sliding is not None and sliding < facts.window:
         message = f"sliding_window is {sliding}: no layer attends further back, so that extending the window is moot."
         yield Finding("sliding-window", message)
-    labels = {str(label) for label in section.get("layer_types") or []}
-    mixed = len({family.sees_whole_context(label) for label in labels}) > 1
-    if family.only_sliding_turn and mixed:
+    if family.only_sliding_turn and mixes_layers(section, family):
         message = (
             f"in {family.model_type} only the sliding layers turn; those that see the whole context have no positions, "
             "so that there is nothing to scale: patch --method none --target-length N raises the window alone."
@@ -253,28 +254,23 @@ def _sliding(facts: _Facts) -> Iterator[Finding]:
         yield Finding("far-layers-do-not-turn", message)
 
 
-def _dicts(section: dict[str, Any]) -> list[tuple[str, Parameters]]:
-    """Every set of RoPE parameters with the place where it stands."""
-    found: list[tuple[str, Parameters]] = []
-    for key in ("rope_parameters", "rope_scaling"):
-        value = section.get(key)
-        if not isinstance(value, dict):
-            continue
-        nested = [(f"{key}.{label}", one) for label, one in value.items() if isinstance(one, dict)]
-        found += nested or [(key, value)]
-    return found
+def _short(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else shown(value)
 
 
 _RULES = (
+    _unclear,
     _only_new_dialect,
     _stale_rope_scaling,
     _outside_of_text_config,
     _stray_original_window,
     _null_head_dim,
+    _old_names,
     _unread_keys,
     _softmax_scale,
     _dynamic_switched_off,
     _switching,
     _windows,
+    _tokenizer,
     _sliding,
 )

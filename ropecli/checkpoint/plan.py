@@ -66,9 +66,10 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
         ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in shown.ropes}
         return ropes, replace(shown, warnings=_edited(provenance) + shown.warnings)
     before = read_settings(provenance.original, provenance.original_length)
+    left_open = read_settings(checkpoint.config, provenance.original_length).warnings
     try:
         labels = provenance.layer_types or far_layers(before)
-        return _scale_layers(before, provenance.spec, labels), replace(shown, warnings=before.warnings)
+        return _scale_layers(before, provenance.spec, labels), replace(shown, warnings=left_open)
     except MethodError as error:
         raise unreadable(checkpoint.folder, error) from error
 

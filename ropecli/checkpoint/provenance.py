@@ -25,6 +25,7 @@ _LARGEST_RECORD = 2**18  # bytes; yaml reads some 100 KB a second
 _MOST_VALUES = 20_000
 _LONGEST_VALUE = 10_000
 _LONGEST_WINDOW = 10**12
+_LARGEST_FACTOR = 10**6
 _LARGEST_NUMBER = 10**100  # tokenizers without a limit write some 10^30
 _ABSENT = "<absent>"
 
@@ -70,6 +71,8 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         scaling = record["scaling"]
         params = {str(key): value for key, value in scaling["params"].items()}
         spec = ScalingSpec(str(scaling["method"]), float(scaling["factor"]), params)
+        if not 0 < spec.factor <= _LARGEST_FACTOR:
+            raise ValueError(f"a factor of {spec.factor:g}")
         layer_types = tuple(scaling["layer_types"]) if "layer_types" in scaling else None
         lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
         if not all(0 < length <= _LONGEST_WINDOW for length in lengths):

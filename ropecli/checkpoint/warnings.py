@@ -28,6 +28,8 @@ def warnings_of(
     return [
         *_of_window(rope, spec, window, target),
         *_of_frequencies(rope, spec),
+        *_of_temperature(settings, spec),
+        *_of_shipped_parameters(settings, scaled),
         *_of_layers(section, settings, scaled, target),
     ]
 
@@ -71,6 +73,33 @@ def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
     return warnings
 
 
+def _of_temperature(settings: RopeSettings, spec: ScalingSpec) -> list[str]:
+    own = any("mscale_all_dim" in rope.spec.params for rope in settings.ropes)
+    if "mscale_all_dim" not in spec.params or own or settings.family.reads_mscale_all_dim:
+        return []
+    return [
+        f"{settings.family.model_type} does not multiply its softmax scale by mscale_all_dim, so that its share of the "
+        "temperature is lost. Leave the pair out: then yarn puts all of it into cos and sin."
+    ]
+
+
+def _of_shipped_parameters(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope]) -> list[str]:
+    """Where the checkpoint comes with the same method and other parameters, which its training knew."""
+    for rope in settings.ropes:
+        new = scaled.get(rope.geometry.layer_type)
+        if new is None or new.spec.method != rope.spec.method:
+            continue
+        shipped = {
+            key: value
+            for key, value in rope.spec.params.items()
+            if not isinstance(value, list) and value != new.spec.params.get(key)
+        }
+        if shipped:
+            kept = " ".join(f"--set {key}={str(value).lower()}" for key, value in shipped.items())
+            return [f"the checkpoint comes with {rope.spec.method} of other parameters; {kept} keeps them."]
+    return []
+
+
 def _of_layers(
     section: dict[str, Any], settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int
 ) -> list[str]:
@@ -81,7 +110,7 @@ def _of_layers(
     near = [rope.geometry.layer_type for rope in settings.ropes if rope.geometry.layer_type in scaled and not rope.far]
     if near:
         warnings.append(f"layers of type {', '.join(map(str, near))} look back a short way; scaling blurs it.")
-    if None in scaled and settings.family.only_sliding_turn and _mixes_layers(section, settings.family):
+    if None in scaled and settings.family.only_sliding_turn and mixes_layers(section, settings.family):
         warnings.append(
             f"in {settings.family.model_type} the layers that see the whole context carry no positions: only the "
             "sliding ones turn, and scaling them blurs the near past. --method none raises the window alone."
@@ -90,16 +119,20 @@ def _of_layers(
 
 
 def moot_window(section: dict[str, Any], family: Family) -> int | None:
-    """The sliding window, tokens, where every layer has one; None where some layer sees everything."""
+    """The sliding window, tokens, where every layer has one; None where some layer sees everything, or may."""
     sliding = section.get("sliding_window")
-    if not isinstance(sliding, int) or not section.get("use_sliding_window", True):
+    if isinstance(sliding, bool) or not isinstance(sliding, int) or not section.get("use_sliding_window", True):
         return None
-    layer_types = section.get("layer_types")
-    if isinstance(layer_types, list) and any(family.sees_whole_context(str(label)) for label in layer_types):
-        return None
-    return sliding
-
-
-def _mixes_layers(section: dict[str, Any], family: Family) -> bool:
     labels = section.get("layer_types")
-    return not isinstance(labels, list) or len({family.sees_whole_context(str(label)) for label in labels}) > 1
+    if isinstance(labels, list) and labels:
+        return None if any(family.sees_whole_context(str(label)) for label in labels) else sliding
+    # config.json from before layer_types: most types mix their layers by a rule of their own
+    return sliding if family.slides_throughout else None
+
+
+def mixes_layers(section: dict[str, Any], family: Family) -> bool:
+    """Whether some layers slide and others see the whole context, where the type mixes them at all."""
+    labels = section.get("layer_types")
+    if isinstance(labels, list) and labels:
+        return len({family.sees_whole_context(str(label)) for label in labels}) > 1
+    return "sliding_window" not in section or section["sliding_window"] is not None

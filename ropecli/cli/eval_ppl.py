@@ -82,7 +82,9 @@ def _scaling(checkpoint, method: str | None, factor: float | None, params: dict,
         return max((rope.spec for rope in ropes.values()), key=lambda spec: spec.factor), None, settings.warnings
     if factor is None and method != "none":
         raise MethodError(f"{method} needs --factor, as --factor 4.")
-    plan = make_plan(checkpoint, ScalingSpec(method, factor or 1.0, params), original_length=original_length)
+    plan = make_plan(
+        checkpoint, ScalingSpec(method, 1.0 if factor is None else factor, params), original_length=original_length
+    )
     return plan.spec, plan, plan.settings_warnings
 
 

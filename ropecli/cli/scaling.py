@@ -13,7 +13,7 @@ FactorsFile = Annotated[
     Path | None,
     typer.Option(
         help="Numbers for longrope or custom: a JSON list of factors, or an object with long_factor, factors or "
-        "inv_freq."
+        "inv_freq; for longrope also a config.json that has them."
     ),
 ]
 OriginalLength = Annotated[
@@ -46,6 +46,18 @@ def _read_factors(method: str, path: Path | None) -> dict[str, Any]:
     if isinstance(value, list):
         value = {lists[method]: value}
     named = {"longrope": ("long_factor",), "custom": ("factors", "inv_freq")}[method]
+    if isinstance(value, dict) and method == "longrope":
+        value = _of_config(value) or value
     if not isinstance(value, dict) or not any(key in value for key in named):
         raise MethodError(f"{path} must hold a list of factors, or an object with {' or '.join(named)}.")
     return value
+
+
+def _of_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of longrope that a config.json holds; empty where it is none, or scales otherwise."""
+    from ropecli.checkpoint.dialects import read_settings
+
+    if not any(isinstance(config.get(key), dict) for key in ("rope_parameters", "rope_scaling", "text_config")):
+        return {}
+    ropes = read_settings(config).ropes
+    return next((dict(rope.spec.params) for rope in ropes if rope.spec.method == "longrope"), {})

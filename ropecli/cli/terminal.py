@@ -9,13 +9,23 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from ropecli.errors import MethodError, shown
 
 _LARGEST = 10**12
 
-out = Console(highlight=False, emoji=False)
-err = Console(stderr=True, highlight=False, emoji=False)
+# What a terminal would take for a command: a name or a config may come from anyone.
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
+
+
+class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(text.translate(_CONTROLS), **options)
+
+
+out = _Console(highlight=False, emoji=False)
+err = _Console(stderr=True, highlight=False, emoji=False)
 
 
 def fail(message: str) -> None:

@@ -34,7 +34,8 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
         window = rope.original_max_position_embeddings
         return rope.rotary_dim * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
 
-    low, high = pair_with(beta_fast), pair_with(beta_slow)
+    # a pair far outside of those there are is as good as one endlessly far away, which cannot be rounded
+    low, high = (max(-rope.rotary_dim, min(pair_with(turns), rope.rotary_dim)) for turns in (beta_fast, beta_slow))
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)

@@ -25,6 +25,21 @@ def patched(tmp_path):
 
 
 @pytest.fixture
+def written(tmp_path):
+    """written({"model_type": "llama", ...}) -> a folder with that config.json, and weights that nobody reads."""
+    from safetensors.numpy import save_file
+
+    def write(config: dict) -> Path:
+        folder = tmp_path / f"written-{len(list(tmp_path.glob('written-*')))}"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file({"unused": np.zeros(1, dtype=np.float32)}, folder / "model.safetensors")
+        return folder
+
+    return write
+
+
+@pytest.fixture
 def config_of():
     return lambda folder: json.loads((folder / "config.json").read_text())
 

@@ -6,13 +6,11 @@ alone: not ropecli's proof but this file finds the rotary tables, and holds them
 
 import importlib.metadata
 import importlib.util
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import scripts_by_path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -30,39 +28,178 @@ pytestmark = pytest.mark.skipif(
 )
 
 # What the README says; the lists below must add up to it.
-TYPES, WORKS, REFUSES = 189, 124, 6
+TYPES, WORKS, REFUSES = 189, 125, 5
 
-NO_POSITIONS = set(
-    """bart bert bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small bloom camembert codegen
-    cpmant ctrl data2vec-text electra ernie falcon_mamba git gpt-sw3 gpt2 gpt_bigcode gpt_neo gptj inkling2_text
-    inkling_text jamba kimi_linear mamba mamba2 marian mbart megatron-bert mpt musicgen musicgen_melody mvp nemotron_h
-    openai-gpt opt pegasus plbart prophetnet reformer rembert roberta roberta-prelayernorm roc_bert roformer rwkv trocr
-    whisper xglm xlm xlm-roberta xlm-roberta-xl xlnet xlstm xmod zamba""".split()
-)
-LONGROPE_OF_MIXED_LAYERS = "transformers refuse longrope where layers differ in head_dim"
-NO_MODEL_ALONE = "transformers does not build a model from this config: The set of layer types producing a cache"
+POSITION = 3
+METHODS = ("yarn", "linear", "ntk", "longrope")
+# fmt: off
+NO_POSITIONS = {
+    "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "blenderbot", "blenderbot-small",
+    "bloom", "camembert", "codegen", "cpmant", "ctrl", "data2vec-text", "electra", "ernie", "falcon_mamba", "git",
+    "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "inkling2_text", "inkling_text", "jamba", "kimi_linear",
+    "mamba", "mamba2", "marian", "mbart", "megatron-bert", "mpt", "musicgen", "musicgen_melody", "mvp",
+    "nemotron_h", "openai-gpt", "opt", "pegasus", "plbart", "prophetnet", "reformer", "rembert", "roberta",
+    "roberta-prelayernorm", "roc_bert", "roformer", "rwkv", "trocr", "whisper", "xglm", "xlm", "xlm-roberta",
+    "xlm-roberta-xl", "xlnet", "xlstm", "xmod", "zamba",
+}
+# fmt: on
+# These two are made with their parts alone.
+NO_MODEL_BY_DEFAULT = {"musicgen", "musicgen_melody"}
+MIXED_HEADS = "transformers refuses longrope where layers differ in head_dim"
 # type -> method -> part of the message; a method that is not named works.
 REFUSED: dict[str, dict[str, str]] = {
-    "beam": dict.fromkeys(("yarn", "linear", "ntk", "longrope"), "no layer that sees the whole context has rotary"),
-    "blt": dict.fromkeys(("yarn", "linear", "ntk", "longrope"), "holds the configs of several transformers"),
-    "dots3_note": {"longrope": LONGROPE_OF_MIXED_LAYERS},
-    "dots3_note_text": {"longrope": LONGROPE_OF_MIXED_LAYERS},
-    "gemma3n": dict.fromkeys(("yarn", "linear", "ntk", "longrope"), "requires the timm library"),
-    "recurrent_gemma": dict.fromkeys(("yarn", "linear", "ntk", "longrope"), "looks back attention_window_size tokens"),
-    **{
-        name: dict.fromkeys(("yarn", "longrope"), LONGROPE_OF_MIXED_LAYERS)
-        for name in ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
+    "beam": dict.fromkeys(METHODS, "no layer that sees the whole context has rotary positions"),
+    "blt": dict.fromkeys(METHODS, "holds the configs of several transformers"),
+    "dots3_note": {"longrope": MIXED_HEADS},
+    "dots3_note_text": {"longrope": MIXED_HEADS},
+    "gemma3n": dict.fromkeys(METHODS, "requires the timm library"),
+    "gemma4": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
+    "gemma4_assistant": {
+        **dict.fromkeys(("yarn", "longrope"), MIXED_HEADS),
+        **dict.fromkeys(("linear", "ntk"), "does not build a model from this config: The set of layer types producing"),
     },
-    **{
-        name: {**dict.fromkeys(("yarn", "longrope"), LONGROPE_OF_MIXED_LAYERS), "linear": NO_MODEL_ALONE, "ntk": NO_MODEL_ALONE}
-        for name in ("gemma4_assistant", "gemma4_unified_assistant")
-    },
+    "gemma4_text": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
+    "gemma4_unified": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
+    "gemma4_unified_assistant": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
+    "gemma4_unified_text": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
+    "recurrent_gemma": dict.fromkeys(METHODS, "looks back attention_window_size tokens and no further"),
 }
 
 
-def _coverage() -> Any:
-    path = Path(__file__).parents[2] / "scripts" / "coverage.py"
-    spec = importlib.util.spec_from_file_location("ropecli_coverage", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+class Table(NamedTuple):
+    """A rotary table of a stock model. inv_freq: shape (rotary_dim/2,), float64. turned: the distinct values of cos and
+    sin that a pass over the token at POSITION gets."""
+
+    label: str | None
+    inv_freq: np.ndarray
+    attention_factor: float
+    turned: np.ndarray
+
+
+class Live(NamedTuple):
+    """A stock model without weights. tables: by the names of their buffers. numbers: every plain number that any other
+    module than these keeps for itself, softmax scales among them."""
+
+    tables: dict[str, Table]
+    numbers: dict[str, float]
+
+
+coverage = scripts_by_path.load("coverage")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet():
+    """Default configurations make transformers talk of token ids beyond their vocabulary."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    yield
+    transformers_logging.set_verbosity(verbosity)
+
+
+def build(config: Any) -> Live:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    tables: dict[str, Table] = {}
+    turning: set[str] = set()
+    for name, module in model.named_modules():
+        if any(part in name for part in ("vision", "visual", "audio")):
+            continue
+        buffers = [key for key, _ in module.named_buffers(recurse=False) if key.endswith("inv_freq")]
+        if buffers:
+            turning.add(name)
+            fresh = type(module)(module.config)  # outside of the meta device, so that it has values
+            tables |= {f"{name}.{key}": _table(fresh, key) for key in buffers if "original" not in key}
+    numbers = {
+        f"{name}.{key}": value
+        for name, module in model.named_modules()
+        if name not in turning
+        for key, value in vars(module).items()
+        if isinstance(value, int | float) and key not in ("max_position_embeddings", "rope_theta")
+    }
+    return Live(tables, numbers)
+
+
+def _table(module: torch.nn.Module, buffer: str) -> Table:
+    label = buffer.removesuffix("inv_freq").removesuffix("_")
+    factor = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", 1.0)
+    positions, hidden = torch.tensor([[POSITION]]), torch.zeros(1, 1, 1)
+    given = module(hidden, positions, **({"layer_type": label} if label else {}))
+    given = (given.real, given.imag) if isinstance(given, torch.Tensor) else given
+    turned = np.unique(torch.cat([part.double().flatten() for part in given]).numpy())
+    return Table(label or None, getattr(module, buffer).double().numpy(), float(factor), turned)
+
+
+def assert_turns(name: str, table: Table, rope: ScaledRope) -> None:
+    """float32 is exact to some 1e-7 of the pretrained frequency, whatever a method mixes into it."""
+    assert table.inv_freq.shape == rope.inv_freq.shape, name
+    allowed = 2e-6 * rope.inv_freq + 2e-7 * rope.geometry.powers() + 1e-25
+    assert (np.abs(table.inv_freq - rope.inv_freq) <= allowed).all(), name
+    assert table.attention_factor == pytest.approx(rope.attention_factor, rel=1e-6), name
+    # A pass may go by something else than the table: what it gives is compared as well, in whatever order it comes.
+    angles = POSITION * rope.inv_freq
+    expected = rope.attention_factor * np.concatenate([np.cos(angles), np.sin(angles)])
+    assert_same_values(table.turned, expected, name)
+
+
+def assert_same_values(one: np.ndarray, other: np.ndarray, name: str) -> None:
+    distances = np.abs(one[:, None] - other[None, :])
+    assert distances.min(axis=0).max() < 1e-5, name
+    assert distances.min(axis=1).max() < 1e-5, name
+
+
+def assert_patched(before: Live, after: Live, plan: PatchPlan) -> None:
+    assert before.tables.keys() == after.tables.keys()
+    assert {table.label for table in after.tables.values()} & set(plan.scaled)
+    for name, table in after.tables.items():
+        assert_turns(name, table, plan.ropes[table.label])
+        if table.label in plan.scaled:
+            assert not np.array_equal(table.inv_freq, before.tables[name].inv_freq), f"{name} is as it was"
+        else:
+            np.testing.assert_array_equal(table.inv_freq, before.tables[name].inv_freq, err_msg=name)
+            assert table.attention_factor == before.tables[name].attention_factor
+    # A temperature sits in the tables, or in the attention by DeepSeek's pair, which no default configuration has.
+    assert after.numbers == before.numbers
+
+
+@pytest.mark.parametrize("model_type", coverage.all_types())
+def test_every_type_is_patched_or_refused(model_type, tmp_path):
+    if model_type == "gemma3n" and importlib.util.find_spec("timm"):
+        pytest.skip("with timm, this type is built and patched")
+    source = open_checkpoint(coverage.write_checkpoint(model_type, tmp_path / "source"))
+    if model_type in NO_POSITIONS:
+        with pytest.raises(RopecliError, match="no rotary position embedding that config"):
+            make_plan(source, coverage.spec_of("yarn", source))
+        if model_type not in NO_MODEL_BY_DEFAULT:
+            assert build(AutoConfig.from_pretrained(source.folder)).tables == {}
+        return
+    refused = REFUSED.get(model_type, {})
+    for method, message in refused.items():
+        with pytest.raises(RopecliError) as caught:
+            patch_to(make_plan(source, coverage.spec_of(method, source)), tmp_path / method)
+        assert message in str(caught.value)
+        assert not (tmp_path / method).exists()
+    working = [method for method in METHODS if method not in refused]
+    if not working:
+        return
+    before = build(AutoConfig.from_pretrained(source.folder))
+    assert_inspected(before, source)
+    for method in working:
+        plan = make_plan(source, coverage.spec_of(method, source))
+        patch_to(plan, tmp_path / method, verify=False)  # this file is the proof here
+        assert_patched(before, build(AutoConfig.from_pretrained(tmp_path / method)), plan)
+
+
+def assert_inspected(before: Live, source: Any) -> None:
+    """What is read from config.json alone, before any patch, is what the stock model has."""
+    ropes, _ = effective_ropes(source)
+    for name, table in before.tables.items():
+        assert_turns(name, table, ropes[table.label])
+
+
+def test_the_counts_are_those_that_are_told():
+    types = set(coverage.all_types())
+    refused = {name for name, methods in REFUSED.items() if set(methods) == set(METHODS)}
+    assert NO_POSITIONS | set(REFUSED) <= types
+    assert len(types) == TYPES
+    assert len(refused) == REFUSES
+    assert len(types - NO_POSITIONS - refused) == WORKS

@@ -87,7 +87,7 @@ def test_frequencies_do_not_increase_and_are_zero_for_still_pairs_alone(method, 
     assert inv_freq.shape == (geometry.rotary_dim // 2,)
     assert np.isfinite(inv_freq).all()
     assert (np.diff(inv_freq) <= 0).all()
-    still = {"nope": geometry.pairs, "p-rope": geometry.pairs - round(0.6 * geometry.pairs)}.get(method, 0)
+    still = {"nope": geometry.pairs, "p-rope": geometry.pairs - int(0.6 * geometry.rotary_dim // 2)}.get(method, 0)
     turning = geometry.pairs - max(still, geometry.still_pairs)
     assert (inv_freq[:turning] > 0).all()
     assert (inv_freq[turning:] == 0).all()
@@ -250,7 +250,7 @@ def test_deepseeks_softmax_scale_makes_up_for_what_cos_and_sin_lack(geometry, fa
 def test_p_rope_keeps_the_fastest_share_as_it_was(geometry, factor, p):
     spec = ScalingSpec("p-rope", factor, {"p": p})
     inv_freq, base = scale(geometry, spec).inv_freq, geometry.inv_freq()
-    kept = round(p * geometry.pairs)
+    kept = int(p * geometry.rotary_dim // 2)  # as transformers counts them
     np.testing.assert_array_equal(inv_freq[:kept], base[:kept])
     assert not inv_freq[kept:].any()
     pretrained_so = replace(geometry, still_pairs=max(geometry.still_pairs, geometry.pairs - kept))

@@ -1,0 +1,15 @@
+"""The files of scripts/, which is no package, as modules."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"scripts_{name}", SCRIPTS / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

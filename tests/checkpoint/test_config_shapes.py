@@ -1,0 +1,419 @@
+"""config.json comes in many shapes: composite, nested, with a null or without a key. Each is read as stock transformers
+reads it, and written so that it finds what was meant."""
+
+import numpy as np
+import pytest
+
+from ropecli.checkpoint.plan import effective_ropes, make_plan
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.errors import CheckpointError, PatchError, RopecliError
+from ropecli.rope import ScalingSpec
+
+SMALL = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+LAYERS = ["sliding_attention", "full_attention"]
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def pretrained(theta: float, width: int) -> np.ndarray:
+    return theta ** (-np.arange(0, width, 2) / width)
+
+
+def warnings_of(folder) -> str:
+    return "\n".join(effective_ropes(open_checkpoint(folder))[1].warnings)
+
+
+# Composite models.
+
+COMPOSITE = {
+    "gemma3": {
+        "model_type": "gemma3",
+        "text_config": {
+            **SMALL,
+            "model_type": "gemma3_text",
+            "head_dim": 32,
+            "layer_types": LAYERS,
+            "sliding_window": 32,
+        },
+        "vision_config": VISION,
+        "mm_tokens_per_image": 4,
+    },
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "text_config": {
+            **SMALL,
+            "model_type": "qwen3_5_text",
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention"],
+            "rope_parameters": {
+                "mrope_interleaved": True,
+                "mrope_section": [2, 1, 1],
+                "rope_type": "default",
+                "rope_theta": 10000000,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+        },
+    },
+}
+
+
+@pytest.fixture(params=[True, False], ids=["typed", "untyped"])
+def composite(request, written):
+    """composite("gemma3") -> its folder, with a model_type in text_config and without."""
+
+    def write(name: str):
+        config = {**COMPOSITE[name], "text_config": dict(COMPOSITE[name]["text_config"])}
+        if not request.param:
+            del config["text_config"]["model_type"]
+        return written(config)
+
+    return write
+
+
+@pytest.mark.parametrize("name", COMPOSITE)
+def test_a_composite_model_is_read_by_its_text_config(name, composite, assert_inspection_is_live):
+    assert_inspection_is_live(composite(name))
+
+
+@pytest.mark.parametrize("method", ["yarn", "linear", "ntk", "longrope"])
+@pytest.mark.parametrize("name", COMPOSITE)
+def test_a_composite_model_is_patched_in_its_text_config_alone(
+    name, method, composite, patched, config_of, assert_inspection_is_live
+):
+    source = composite(name)
+    pairs = {"gemma3": 16, "qwen3_5": 4}[name]
+    folder = patched(source, method, **({"long_factor": [3.0] * pairs} if method == "longrope" else {}))
+    before, after = config_of(source), config_of(folder)
+    assert {key for key in after if after[key] != before.get(key)} == {"text_config"}
+    assert after["text_config"]["max_position_embeddings"] == 256
+    kept = set(before["text_config"]) - {"max_position_embeddings", "rope_parameters"}
+    assert all(after["text_config"][key] == before["text_config"][key] for key in kept)
+    assert_inspection_is_live(folder)
+
+
+def test_sections_of_positions_in_space_stay(written, patched, config_of):
+    parameters = config_of(patched(written(COMPOSITE["qwen3_5"]), "yarn"))["text_config"]["rope_parameters"]
+    assert (parameters["mrope_section"], parameters["mrope_interleaved"]) == ([2, 1, 1], True)
+    assert parameters["partial_rotary_factor"] == 0.25
+
+
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+        "vision_use_head": False,
+    },
+}
+
+
+def test_gemma_3_4b_names_neither_base_nor_head_dim_nor_window(written, assert_inspection_is_live):
+    folder = written(GEMMA_3_4B)
+    assert_inspection_is_live(folder)
+    ropes, settings = effective_ropes(open_checkpoint(folder))
+    assert {label: rope.geometry.rope_theta for label, rope in ropes.items()} == {
+        "full_attention": 1e6,
+        "sliding_attention": 1e4,
+    }
+    assert {rope.geometry.head_dim for rope in ropes.values()} == {256}
+    assert (ropes["full_attention"].spec.method, ropes["full_attention"].spec.factor) == ("linear", 8.0)
+    assert ropes["sliding_attention"].spec.method == "none"
+    assert settings.max_position_embeddings == 131072
+    for said in ("names no rope_theta; models of this type have 1e+06", "names no max_position_embeddings"):
+        assert said in "\n".join(settings.warnings)
+    assert "does not name its pretraining window" in warnings_of(folder)
+
+
+def test_gemma_3_4b_is_patched_from_the_window_it_is_told(written, patched, live, assert_inspection_is_live):
+    """16384 in pretraining, and linear by 8 on top."""
+    folder = patched(written(GEMMA_3_4B), "yarn", 16.0, original_length=16384)
+    assert_inspection_is_live(folder)
+    tables = live(folder)
+    np.testing.assert_allclose(tables["sliding_attention"].inv_freq, pretrained(1e4, 256), rtol=2e-6)
+    assert tables["full_attention"].inv_freq[0] == pytest.approx(1.0)
+    assert tables["full_attention"].inv_freq[-1] == pytest.approx(pretrained(1e6, 256)[-1] / 16, rel=2e-6)
+
+
+@pytest.fixture(params=["gemma3_text", "olmo3"])
+def flat(request, written):
+    """flat(rope_scaling=...) -> a model whose older fields mean the layers that see the whole context."""
+    config = {**SMALL, "model_type": request.param, "layer_types": LAYERS, "sliding_window": 32}
+    return lambda **fields: written({**config, **fields})
+
+
+def test_older_fields_beside_newer_ones_are_merged_as_transformers_merges_them(flat, assert_inspection_is_live):
+    nest = {
+        "full_attention": {"rope_type": "default", "rope_theta": 30000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    folder = flat(rope_parameters=nest, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert_inspection_is_live(folder)
+    assert effective_ropes(open_checkpoint(folder))[0]["full_attention"].spec.factor == 8.0
+
+
+def test_a_method_that_transformers_does_not_read_is_warned_of(flat, live):
+    folder = flat(rope_scaling={"type": "linear", "factor": 8.0})
+    assert "by `type` alone (linear), which transformers 5 does not read" in warnings_of(folder)
+    assert live(folder)["full_attention"].inv_freq[0] == 1.0
+    assert "`type`" not in warnings_of(flat(rope_scaling={"rope_type": "linear", "factor": 8.0}))
+
+
+# What a key of null means.
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "minimax"])
+@pytest.mark.parametrize("method", ["yarn", "longrope", "dynamic", "linear"])
+def test_a_head_dim_of_null_is_written_out(model_type, method, written, patched, config_of, assert_inspection_is_live):
+    """Such configs are what transformers itself saves for these two, and three of its methods divide by it."""
+    extra = {"layer_types": ["full_attention"] * 2} if model_type == "minimax" else {}
+    config = {**SMALL, **extra, "model_type": model_type, "head_dim": None, "num_local_experts": 2, "rope_theta": 1e6}
+    source = written(config)
+    assert_inspection_is_live(source)
+    folder = patched(source, method, **({"long_factor": [2.0] * 16} if method == "longrope" else {}))
+    assert config_of(folder)["head_dim"] == 32
+    assert config_of(source)["head_dim"] is None
+
+
+# Models some of whose pairs were pretrained still.
+
+PROPORTIONAL = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+STILL = {
+    # As published: the width of its global heads by a name of its own, from which transformers makes another form.
+    "gemma4_text": {
+        **SMALL,
+        "model_type": "gemma4_text",
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "layer_types": LAYERS,
+        "sliding_window": 32,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+        "rope_parameters": PROPORTIONAL,
+    },
+    "lfm3": {
+        **SMALL,
+        "model_type": "lfm3",
+        "head_dim": 64,
+        "layer_types": ["conv", *LAYERS],
+        "num_hidden_layers": 3,
+        "sliding_window": 32,
+        "rope_parameters": PROPORTIONAL,
+    },
+}
+TURNING = 8  # of 32 pairs: a quarter of a head 64 wide
+ANY = {
+    "yarn": {},
+    "llama3": {},
+    "ntk-by-parts": {},
+    "longrope": {"long_factor": np.linspace(1, 4, 32).tolist(), "attention_factor": 1.2},
+    "custom": {"factors": np.linspace(1, 4, 32).tolist()},
+    "p-rope": {"p": 0.125},
+    "nope": {},
+}
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_still_pairs_are_read(name, written, assert_inspection_is_live):
+    folder = written(STILL[name])
+    assert_inspection_is_live(folder)
+    rope = effective_ropes(open_checkpoint(folder))[0]["full_attention"]
+    assert rope.geometry.still_pairs == 32 - TURNING
+    np.testing.assert_array_equal(rope.inv_freq[TURNING:], 0.0)
+    np.testing.assert_allclose(rope.inv_freq[:TURNING], pretrained(1e6, 64)[:TURNING])
+
+
+def test_global_heads_as_transformers_saves_them(written, assert_inspection_is_live):
+    saved = {key: value for key, value in STILL["gemma4_text"].items() if key != "global_head_dim"}
+    assert_inspection_is_live(written({**saved, "per_layer_config": {"1": {"head_dim": 64}}}))
+    assert_inspection_is_live(written(saved))  # then they are 512 wide, and the others as named
+
+
+@pytest.mark.parametrize(("method", "params"), [("linear", {}), ("ntk", {}), ("abf", {"beta": 20.0}), ("none", {})])
+@pytest.mark.parametrize("name", STILL)
+def test_methods_that_keep_still_pairs_are_written_natively(
+    name, method, params, written, patched, config_of, live, assert_inspection_is_live
+):
+    source = written(STILL[name])
+    folder = patched(source, method, **params)
+    assert_inspection_is_live(folder)
+    before, after = live(source)["full_attention"].inv_freq, live(folder)["full_attention"].inv_freq
+    np.testing.assert_array_equal(after[TURNING:], 0.0)
+    slowest = {"linear": 4.0, "ntk": 4.0, "abf": 20.0 ** ((TURNING - 1) / 32), "none": 1.0}[method]
+    assert after[TURNING - 1] == pytest.approx(before[TURNING - 1] / slowest, rel=2e-6)
+    parameters = config_of(folder)["rope_parameters"]["full_attention"]
+    assert (parameters["rope_type"], parameters["partial_rotary_factor"]) == ("proportional", 0.25)
+
+
+@pytest.mark.parametrize("method", ANY)
+def test_other_methods_are_written_as_longrope_where_all_heads_are_alike(method, written, patched, config_of, live):
+    folder = patched(written(STILL["lfm3"]), method, **ANY[method])
+    np.testing.assert_allclose(live(folder)["full_attention"].inv_freq[TURNING:], 0.0, atol=1e-25)
+    parameters = config_of(folder)["rope_parameters"]["full_attention"]
+    assert parameters["rope_type"] == "longrope"
+    assert "partial_rotary_factor" not in parameters
+
+
+@pytest.mark.parametrize("method", ANY)
+def test_other_methods_are_refused_where_heads_differ(method, written, patched):
+    """transformers refuses to read head_dim there, and asks for it."""
+    with pytest.raises(PatchError, match="refuses longrope where layers differ in head_dim"):
+        patched(written(STILL["gemma4_text"]), method, **ANY[method])
+
+
+@pytest.mark.parametrize("then", ["linear", "ntk"])
+def test_still_pairs_stay_still_when_patched_again(then, written, patched, config_of):
+    source = written(STILL["lfm3"])
+    assert config_of(patched(patched(source, "yarn"), then)) == config_of(patched(source, then))
+
+
+# Names of their own.
+
+
+def granite(**values) -> dict:
+    return {**SMALL, "model_type": "granite_swa", "layer_types": LAYERS, "sliding_window": 32, **values}
+
+
+@pytest.mark.parametrize("bases", [[30000.0, 30000.0], [30000.0, 0], None], ids=str)
+@pytest.mark.parametrize("method", ["ntk", "linear", "yarn"])
+def test_one_base_for_all_of_granites_layers(
+    method, bases, written, patched, live, config_of, assert_inspection_is_live
+):
+    """A layer of base 0 does not turn. The list wins over the one base in transformers, and so is written as well."""
+    source = written(granite(rope_theta=30000.0, layer_rope_theta=bases))
+    assert_inspection_is_live(source)
+    folder = patched(source, method)
+    config = config_of(folder)
+    theta = config["rope_parameters"]["rope_theta"]
+    assert theta == (30000.0 if method != "ntk" else pytest.approx(30000.0 * 4 ** (32 / 30)))
+    assert config["layer_rope_theta"] == (bases and [theta if base else 0 for base in bases])
+    assert live(folder)[None].inv_freq[-1] == pytest.approx(pretrained(30000.0, 32)[-1] / 4, rel=2e-6)
+
+
+@pytest.mark.parametrize("bases", [[30000.0, 50000.0], [50000.0, 50000.0], 30000.0], ids=str)
+def test_bases_that_differ_from_layer_to_layer_are_refused(bases, written):
+    source = open_checkpoint(written(granite(rope_theta=30000.0, layer_rope_theta=bases)))
+    with pytest.raises(CheckpointError, match=r"layer_rope_theta .* one base for all layers is supported"):
+        make_plan(source, ScalingSpec("linear", 4.0))
+
+
+def test_dbrx_keeps_its_base_where_transformers_does_not_look(written, patched, live):
+    """transformers 5 takes 10000 for the published model's 500000; a patch writes it where it is read."""
+    config = {
+        "model_type": "dbrx",
+        "d_model": 64,
+        "n_heads": 2,
+        "n_layers": 2,
+        "max_seq_len": 64,
+        "vocab_size": 512,
+        "attn_config": {"kv_n_heads": 1, "rope_theta": 500000, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1},
+    }
+    source = written(config)
+    np.testing.assert_allclose(live(source)[None].inv_freq, pretrained(1e4, 32), rtol=2e-6)
+    assert "attn_config names rope_theta 500000, which transformers 5 does not read" in warnings_of(source)
+    np.testing.assert_allclose(live(patched(source, "linear"))[None].inv_freq, pretrained(5e5, 32) / 4, rtol=2e-6)
+
+
+@pytest.mark.parametrize(("model_type", "width"), [("minimax_m2", 16), ("minimax", 32)])
+def test_rotary_dim_where_it_is_read_and_where_not(
+    model_type, width, written, patched, live, assert_inspection_is_live
+):
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    config = {**SMALL, **experts, "model_type": model_type, "head_dim": 32, "rotary_dim": 16, "rope_theta": 5000000}
+    if model_type == "minimax":
+        config["layer_types"] = ["full_attention"] * 2
+    source = written(config)
+    assert_inspection_is_live(source)
+    np.testing.assert_allclose(live(source)[None].inv_freq, pretrained(5e6, width), rtol=2e-6)
+    folder = patched(source, "linear")
+    np.testing.assert_allclose(live(folder)[None].inv_freq, pretrained(5e6, width) / 4, rtol=2e-6)
+
+
+# Configs from before the RoPE fields, or that leave them to the type's defaults.
+
+SILENT = ("llama", "qwen2", "mistral", "phi", "gpt_neox", "stablelm", "falcon", "gemma", "persimmon", "glm", "olmo3")
+
+
+def silent(model_type: str) -> dict:
+    kinds = {"layer_types": LAYERS, "sliding_window": 32} if model_type == "olmo3" else {}
+    flags = {"alibi": False, "new_decoder_architecture": False} if model_type == "falcon" else {}
+    return {**SMALL, **kinds, **flags, "model_type": model_type}
+
+
+@pytest.mark.parametrize("model_type", SILENT)
+@pytest.mark.parametrize("more", [(), ("max_position_embeddings",)], ids=["window", "no-window"])
+def test_a_config_that_is_silent_is_read_by_the_types_defaults(
+    model_type, more, written, patched, assert_inspection_is_live
+):
+    config = {key: value for key, value in silent(model_type).items() if key not in more}
+    folder = written(config)
+    assert_inspection_is_live(folder)
+    assert "config.json names no rope_theta; models of this type have" in warnings_of(folder)
+    assert ("names no max_position_embeddings" in warnings_of(folder)) is bool(more)
+    assert_inspection_is_live(patched(folder, "yarn"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("gpt_oss", "transformers takes a scaling of its own for gpt_oss"),
+        ("lfm3", "Layers of lfm3 turn by their type"),
+        ("modernbert-decoder", "Layers of modernbert-decoder turn by their type"),
+        ("gpt2", "has no rotary position embedding that config.json drives"),
+        ("recurrent_gemma", "its attention looks back attention_window_size tokens"),
+        ("granitemoehybrid", "position_embedding_type in config.json is not 'rope'"),
+        ("zamba2", "use_mem_rope in config.json is not True"),
+        ("my_own", "has no rotary position embedding: config.json holds none of"),
+    ],
+)
+def test_a_silent_config_whose_meaning_is_not_known_is_refused(model_type, message, written):
+    with pytest.raises(RopecliError, match=message):
+        effective_ropes(open_checkpoint(written({**SMALL, "model_type": model_type})))

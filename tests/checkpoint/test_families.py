@@ -1,0 +1,301 @@
+"""What ropecli takes for granted of a model type, each against transformers' own code: families.json against its config
+classes, and the sets written by hand in families.py against live models.
+"""
+
+import importlib.metadata
+import inspect
+import json
+import sys
+
+import numpy as np
+import pytest
+import scripts_by_path
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+
+from ropecli.checkpoint import families
+from ropecli.checkpoint.encoding import native_parameters
+from ropecli.checkpoint.families import family_of
+from ropecli.checkpoint.plan import make_plan
+from ropecli.checkpoint.proof import build_without_weights
+from ropecli.checkpoint.quiet import quiet_transformers
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.errors import PatchError
+from ropecli.rope import ScalingSpec
+from ropecli.scaling.registry import scale
+
+PINNED = "5.23.0"
+pinned = pytest.mark.skipif(
+    importlib.metadata.version("transformers") != PINNED,
+    reason=f"other releases than transformers {PINNED} know other types",
+)
+LAYERS = ["sliding_attention", "full_attention"]
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+
+
+coverage = scripts_by_path.load("coverage")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet():
+    with quiet_transformers():
+        yield
+
+
+@pytest.fixture(scope="module")
+def rotary() -> list[str]:
+    """The types of the table that turn by config.json, text parts of larger ones apart."""
+    table = json.loads(families._DATA.read_text())
+    alone = (name for name, entry in table.items() if entry.get("rotary", True) and "text_type" not in entry)
+    return [name for name in alone if name in CONFIG_MAPPING]
+
+
+@pinned
+def test_the_table_is_what_the_script_makes():
+    assert scripts_by_path.load("make_families").make_table() == json.loads(families._DATA.read_text())
+
+
+# The sets, each against all types where it can be.
+
+
+def rotary_tables(model) -> list[torch.Tensor]:
+    return [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq") and "original" not in name]
+
+
+@torch.no_grad()
+def hears_its_tables(model_type: str, **settings) -> bool:
+    """Whether the logits of a tiny model change with its rotary tables."""
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[model_type](**{**TINY, **settings})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn_like(parameter) / 5)
+    ids = torch.arange(20)[None]
+    before = model(ids, use_cache=False).logits
+    for table in rotary_tables(model):
+        table.mul_(0.3)
+    return not torch.equal(before, model(ids, use_cache=False).logits)
+
+
+SLIDING = {
+    "afmoe": {"num_experts": 2, "num_experts_per_tok": 1, "num_dense_layers": 1},
+    "cohere2": {},
+    "cohere2_moe": {"num_experts": 2, "num_experts_per_tok": 1},
+    "cwm": {},
+    "exaone4": {},
+    "exaone_moe": {"num_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1},
+    "flint": {},
+    "gemma2": {},
+    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "kolibri1": {"num_experts": 2, "num_experts_per_tok": 1},
+    "ministral": {},
+    "qwen2": {"use_sliding_window": True},
+    "qwen3": {"use_sliding_window": True},
+    "vaultgemma": {},
+}
+
+
+@pytest.mark.parametrize("model_type", SLIDING)
+def test_where_only_sliding_layers_turn(model_type):
+    settings = {"sliding_window": 8, **SLIDING[model_type]}
+    assert hears_its_tables(model_type, layer_types=LAYERS, **settings)
+    far = hears_its_tables(model_type, layer_types=["full_attention"] * 2, **settings)
+    assert far is not (model_type in families._ONLY_SLIDING_TURN)
+
+
+@pinned
+def test_no_type_with_sliding_layers_is_forgotten(rotary):
+    """Whoever mixes them by default, in one rope for all layers, is in the test above; or has no positions to lose."""
+    mixed = set()
+    for model_type in rotary:
+        config = coverage.config_of(model_type)
+        nested = any(isinstance(value, dict) for value in config.rope_parameters.values())
+        if not nested and set(LAYERS) <= set(getattr(config, "layer_types", None) or ()):
+            mixed.add(model_type)
+    assert mixed - set(SLIDING) == {"granite_swa", "granitemoe_swa"}  # these say by layer_rope_theta which layers turn
+    assert set(SLIDING) >= families._ONLY_SLIDING_TURN
+
+
+SWITCHED = {
+    "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1]},
+    "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["attention"] * 2},
+}
+
+
+@pytest.mark.parametrize("model_type", families._SWITCHES)
+def test_without_its_switch_a_model_has_no_rotary_tables(model_type):
+    key, value = families._SWITCHES[model_type]
+
+    def tables(**settings) -> int:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**SWITCHED[model_type], **settings))
+        return len(rotary_tables(model))
+
+    assert tables(**{key: value}) > 0
+    assert tables() == tables(**{key: None if value != True else False}) == 0  # noqa: E712
+
+
+def test_the_main_rope_of_deepseek_v4_is_that_of_its_sliding_layers():
+    kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["deepseek_v4"](num_hidden_layers=3, layer_types=kinds))
+    kinds = {(layer.self_attn.layer_type, layer.self_attn.rope_layer_type) for layer in model.model.layers}
+    near = {rope for kind, rope in kinds if kind == "sliding_attention"}
+    assert near == set(families._LOCAL_LAYERS["deepseek_v4"])
+    assert not near & {rope for kind, rope in kinds if kind != "sliding_attention"}
+    family = family_of({"model_type": "deepseek_v4"})
+    assert [family.sees_whole_context(label) for label in ("main", "compress")] == [False, True]
+
+
+def _rope_parameters(model_type: str, **fields) -> dict:
+    """What stock transformers makes of the older fields; {} where it makes nothing of them."""
+    config = coverage.config_of(model_type).to_dict()
+    if not isinstance(config.get("head_dim"), int):
+        config.pop("head_dim", None)
+    without = {key: value for key, value in config.items() if key not in ("rope_parameters", "partial_rotary_factor")}
+    try:
+        return AutoConfig.for_model(**{**without, **fields}).rope_parameters or {}
+    except Exception:  # a config class says no in many ways
+        return {}
+
+
+@pinned
+def test_whose_flat_fields_mean_the_far_layers(rotary):
+    linear = {"rope_type": "linear", "factor": 3.0}
+    found = set()
+    for model_type in rotary:
+        if not family_of({"model_type": model_type}).layers:
+            continue
+        parameters = _rope_parameters(model_type, rope_scaling=dict(linear))
+        far, near = (parameters.get(label) or {} for label in ("full_attention", "sliding_attention"))
+        if far.get("factor") == 3.0 and near.get("rope_type") == "default":
+            found.add(model_type)
+    assert found == families._FLAT_MEANS_FULL
+
+
+@pinned
+def test_who_reads_the_base_and_the_share_by_names_of_its_own(rotary):
+    found = set()
+    for model_type in rotary:
+        linear = {"rope_type": "linear", "factor": 3.0}  # anew for each: config classes write into what they are given
+        parameters = _rope_parameters(model_type, rope_scaling=linear, rotary_emb_base=12345.0, rotary_pct=0.75)
+        if (parameters.get("rope_theta"), parameters.get("partial_rotary_factor")) == (12345.0, 0.75):
+            found.add(model_type)
+    assert found == set(families._OWN_NAMES)
+
+
+@pinned
+def test_who_reads_rotary_dim(rotary):
+    fields = {"rope_theta": 1e4, "head_dim": 64, "rotary_dim": 24}
+    found = {name for name in rotary if _rope_parameters(name, **fields).get("partial_rotary_factor") == 0.375}
+    assert found == families._READS_ROTARY_DIM
+
+
+@pinned
+def test_whose_attention_reads_mscale_all_dim(rotary):
+    found = set()
+    for model_type in rotary:
+        name = AutoModelForCausalLM._model_mapping._model_mapping.get(model_type)
+        if name and "mscale_all_dim" in inspect.getsource(sys.modules[_model_class(model_type).__module__]):
+            found.add(model_type)
+    assert found == families._READS_MSCALE_ALL_DIM
+
+
+def _model_class(model_type: str) -> type:
+    found = AutoModelForCausalLM._model_mapping[type(coverage.config_of(model_type))]
+    return found[0] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize("model_type", families._ROPE_TYPES)
+@pytest.mark.parametrize("rope_type", ["linear", "yarn"])
+def test_types_that_honour_longrope_alone(model_type, rope_type, written):
+    """Any other fails there, in one way or another; so ropecli writes all of them as longrope."""
+    scaling = {"rope_type": rope_type, "factor": 4.0, "original_max_position_embeddings": 64}
+    own = {"num_local_experts": 2} if model_type == "phimoe" else {}
+    config = {**TINY, **own, "model_type": model_type, "rope_theta": 1e4, "rope_scaling": scaling}
+    with pytest.raises(Exception, match=r"rope|mscale|factor"):
+        turned(build_without_weights(written(config)), 3)
+    plan = make_plan(open_checkpoint(written({**config, "rope_scaling": None})), ScalingSpec(rope_type, 4.0))
+    assert plan.config["rope_parameters"]["rope_type"] == "longrope"
+
+
+def turned(model, position: int) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of a pass that ends at `position`, at that position: shape (rotary_dim/2,) each."""
+    rotary = model.model.rotary_emb
+    cos, sin = rotary(torch.zeros(1, position + 1, 64), torch.arange(position + 1)[None])
+    half = cos.shape[-1] // 2
+    return cos[0, position, :half].double().numpy(), sin[0, position, :half].double().numpy()
+
+
+LONG = np.linspace(1, 6, 16).tolist()
+SHORT = np.linspace(1, 1.3, 16).tolist()
+PHIMOE = {**TINY, "model_type": "phimoe", "num_local_experts": 2, "num_experts_per_tok": 1, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("longrope", {"long_factor": LONG}),
+        ("longrope", {"long_factor": LONG, "attention_factor": 1.3}),
+        ("yarn", {}),
+        ("yarn", {"attention_factor": 1.4, "truncate": False}),
+        ("linear", {}),
+        ("llama3", {}),
+        ("p-rope", {}),
+        ("ntk", {}),
+    ],
+)
+@pytest.mark.parametrize("position", [10, 63, 64, 200])
+def test_phimoe_turns_as_patched_on_both_sides_of_the_window(method, params, position, written, patched):
+    """It works out its frequencies anew in each pass, and takes its temperature from short_mscale and long_mscale."""
+    source = written(PHIMOE)
+    plan = make_plan(open_checkpoint(source), ScalingSpec(method, 4.0, params))
+    rope = plan.ropes[None]
+    cos, sin = turned(build_without_weights(patched(source, method, **params)), position)
+    angles = position * rope.inv_freq
+    np.testing.assert_allclose(cos, rope.attention_factor * np.cos(angles), atol=5e-5)
+    np.testing.assert_allclose(sin, rope.attention_factor * np.sin(angles), atol=5e-5)
+
+
+def test_phimoe_never_takes_its_long_factors(written):
+    """As published, with two lists; stock transformers turns by the first at every length, and a patch says so."""
+    two = {"long_factor": LONG, "short_factor": SHORT, "short_mscale": 1.2, "long_mscale": 1.3}
+    scaling = {**two, "type": "longrope", "original_max_position_embeddings": 64}
+    model = build_without_weights(written({**PHIMOE, "max_position_embeddings": 256, "rope_scaling": scaling}))
+    for position, mscale in ((10, 1.2), (100, 1.3)):
+        expected = mscale * np.cos(position * 1e4 ** (-np.arange(16) / 16) / SHORT)
+        np.testing.assert_allclose(turned(model, position)[0], expected, atol=5e-5)
+    spec = ScalingSpec("longrope", 4.0, {"long_factor": LONG, "short_factor": SHORT})
+    plan = make_plan(open_checkpoint(written(PHIMOE)), spec)
+    assert "turns by short_factor at every length" in plan.unwritable
+    rope = scale(plan.ropes[None].geometry, spec)
+    with pytest.raises(PatchError, match="Give one list"):
+        native_parameters(rope, family_of(PHIMOE))
+
+
+@pytest.mark.parametrize("model_type", sorted(families._BARE_LONGROPE))
+def test_longrope_in_the_older_dialect_of_phi3_is_bare(model_type, written, patched, config_of):
+    """transformers 4 refuses any other key beside these; where there must be one, it refuses aloud."""
+    source = written({**TINY, "model_type": model_type, "rope_theta": 1e4, "original_max_position_embeddings": 64})
+    bare = {"type", "short_factor", "long_factor"}
+    assert set(config_of(patched(source, "longrope", long_factor=LONG))["rope_scaling"]) == bare
+    own = config_of(patched(source, "longrope", long_factor=LONG, attention_factor=1.4))["rope_scaling"]
+    assert (own["attention_factor"], own["long_mscale"]) == (1.4, 1.4)
+
+
+@pytest.mark.parametrize("model_type", families._REFUSED)
+def test_a_type_that_is_refused_is_one_that_transformers_knows(model_type):
+    assert model_type in CONFIG_MAPPING
+    assert family_of({"model_type": model_type}).refused

@@ -1,0 +1,649 @@
+"""The linter: each trap is real, is found by its name, and is mended by the command that is printed beside it."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from ropecli.checkpoint import lint
+from ropecli.checkpoint.inspection import inspect_checkpoint
+from ropecli.checkpoint.proof import build_without_weights
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.errors import CheckpointError
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+LLAMA = {**SIZES, "model_type": "llama", "head_dim": 32, "max_position_embeddings": 64, "rope_theta": 1e4}
+LAYERS = ["sliding_attention", "full_attention"]
+GEMMA = {
+    **SIZES,
+    "model_type": "gemma3_text",
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "layer_types": LAYERS,
+    "sliding_window": 32,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+DEEPSEEK = {
+    **SIZES,
+    "model_type": "deepseek_v3",
+    "max_position_embeddings": 256,
+    "rope_theta": 1e4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 32,
+}
+MISTRAL = {**SIZES, "model_type": "mistral", "head_dim": 32, "max_position_embeddings": 64, "rope_theta": 1e4}
+MIXTRAL = {**MISTRAL, "model_type": "mixtral", "num_local_experts": 2, "sliding_window": None}
+COHERE2 = {**MISTRAL, "model_type": "cohere2", "sliding_window": 16, "layer_types": LAYERS}
+VISION = {"model_type": "siglip_vision_model", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+RISING = np.linspace(1, 6, 16).tolist()
+
+
+def yarn(**more: object) -> dict:
+    return {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, **more}
+
+
+def linear(**more: object) -> dict:
+    return {"rope_type": "linear", "factor": 4.0, **more}
+
+
+def scaled(scaling: dict, base: dict = LLAMA, **more: object) -> dict:
+    """A config in both dialects, raised to 256 tokens."""
+    new = {"rope_theta": base["rope_theta"], **scaling}
+    return {**base, "max_position_embeddings": 256, "rope_scaling": scaling, "rope_parameters": new, **more}
+
+
+def nest(full: dict, **beside: object) -> dict:
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    return {"sliding_attention": sliding, "full_attention": {"rope_theta": 1e6, **full}, **beside}
+
+
+class Trap(NamedTuple):
+    """A config with a trap, what is said of it, and the nearest config without it."""
+
+    rule: str
+    config: dict
+    said: str
+    clean: dict
+    fix: str | None = ""  # what of the command matters; None for no command
+
+
+CLEAN = scaled(yarn())
+NEW_ALONE = {key: value for key, value in CLEAN.items() if key not in ("rope_theta", "rope_scaling")}
+BASE_500K = {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
+
+TRAPS = {
+    # FACTS 1
+    "saved by transformers 5": Trap(
+        "one-dialect",
+        {key: value for key, value in BASE_500K.items() if key != "rope_theta"},
+        "older readers find no word of the base 500000 (they take 10000)",
+        {**BASE_500K, "rope_theta": 5e5},
+        "--method none",
+    ),
+    "scaled and saved by transformers 5": Trap(
+        "one-dialect", {**NEW_ALONE}, "the scaling by yarn", CLEAN, "--method yarn --factor 4"
+    ),
+    "a share of the head, saved by transformers 5": Trap(
+        "one-dialect",
+        {**LLAMA, "model_type": "stablelm", "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}},
+        "the share of the head that turns",
+        {**LLAMA, "model_type": "stablelm", "partial_rotary_factor": 0.5},
+    ),
+    "Gemma 3 scaled, saved by transformers 5": Trap(
+        "one-dialect",
+        {**GEMMA, "rope_parameters": nest(yarn())},
+        "the scaling by yarn",
+        {**GEMMA, "rope_parameters": nest({"rope_type": "default"})},
+    ),
+    # FACTS 2
+    "a stale factor": Trap(
+        "two-scalings",
+        {**CLEAN, "rope_scaling": yarn(factor=2.0)},
+        "factor is 2.0 in rope_scaling and 4.0 in rope_parameters; transformers 5 follows rope_scaling",
+        CLEAN,
+    ),
+    "a parameter that the stale one lacks": Trap(
+        "two-scalings",
+        {**CLEAN, "rope_parameters": {"rope_theta": 1e4, **yarn(beta_fast=2.0)}},
+        "beta_fast is missing in rope_scaling and 2.0 in rope_parameters",
+        CLEAN,
+        "--method yarn --factor 4 --output",
+    ),
+    "a base that the stale one lacks": Trap(
+        "two-scalings",
+        {**NEW_ALONE, "rope_scaling": yarn(), "rope_parameters": yarn(rope_theta=5e5)},
+        "rope_theta is missing in rope_scaling and 500000.0 in rope_parameters",
+        CLEAN,
+    ),
+    "a stale type": Trap(
+        "unclear",
+        {**CLEAN, "rope_scaling": linear(original_max_position_embeddings=64)},
+        "rope_scaling says 'linear' and rope_parameters 'yarn'; transformers follows rope_scaling",
+        CLEAN,
+        "--method linear",
+    ),
+    "a stale scaling beside a nest": Trap(
+        "two-scalings",
+        {**GEMMA, "rope_parameters": nest({"rope_type": "linear", "factor": 2.0}), "rope_scaling": linear()},
+        "factor is 4.0 in rope_scaling and 2.0 in rope_parameters",
+        {**GEMMA, "rope_parameters": nest(linear()), "rope_scaling": linear()},
+    ),
+    # FACTS 3
+    "beside text_config": Trap(
+        "outside-text-config",
+        {"model_type": "gemma3", "text_config": GEMMA, "vision_config": VISION, "rope_scaling": linear()},
+        "rope_scaling stands beside text_config",
+        {"model_type": "gemma3", "text_config": GEMMA, "vision_config": VISION},
+        None,
+    ),
+    # FACTS 4
+    **{
+        f"{name} without its window": Trap(
+            "unclear",
+            scaled({key: value for key, value in scaling.items() if key != "original_max_position_embeddings"}),
+            "does not name its pretraining window; max_position_embeddings, 256, is taken for it",
+            scaled({**scaling, "original_max_position_embeddings": 64}),
+            "--original-length N",
+        )
+        for name, scaling in {
+            "yarn": yarn(),
+            "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            "longrope": {"rope_type": "longrope", "factor": 4.0, "short_factor": RISING, "long_factor": RISING},
+            "linear": linear(),
+        }.items()
+    },
+    "a stray window": Trap(
+        "two-original-windows",
+        {**CLEAN, "original_max_position_embeddings": 128},
+        "original_max_position_embeddings is 128 at the top and 64 in rope_parameters; transformers 5 takes the one at",
+        {**CLEAN, "original_max_position_embeddings": 64},
+        "--original-length 128",
+    ),
+    # FACTS 5
+    "a head_dim of null": Trap(
+        "null-head-dim",
+        {**MIXTRAL, "head_dim": None},
+        "head_dim is null, on which transformers 5 stops under yarn",
+        {**LLAMA, "head_dim": None},  # Llama's config class works it out
+    ),
+    # FACTS 6
+    "betafast": Trap(
+        "unread-key",
+        scaled(yarn(betafast=2.0)),
+        "betafast in rope_parameters is not read under rope_type 'yarn'. Did you mean beta_fast? Then add --set "
+        "beta_fast=2.0.",
+        scaled(yarn(beta_fast=2.0)),
+    ),
+    "atention_factor": Trap(
+        "unread-key",
+        scaled(yarn(atention_factor=1.0)),
+        "atention_factor in rope_scaling is not read under rope_type 'yarn'. Did you mean attention_factor? Then add",
+        scaled(yarn(attention_factor=1.0)),
+    ),
+    "a key that nobody knows": Trap("unread-key", scaled(yarn(finetuned=True)), "finetuned in rope_parameters", CLEAN),
+    # FACTS 7
+    "truncate in a nest": Trap(
+        "unread-key",
+        {**GEMMA, "rope_parameters": nest(yarn(truncate=False))},
+        "truncate in rope_parameters.full_attention is not read: transformers 5 looks for it beside the layer types",
+        {**GEMMA, "rope_parameters": nest(yarn(), truncate=False)},
+    ),
+    # FACTS 8
+    **{
+        f"attention_factor under {rope_type}": Trap(
+            "unread-key",
+            scaled({**scaling, "rope_type": rope_type, "attention_factor": 1.2}),
+            f"attention_factor in rope_scaling is not read under rope_type {rope_type!r}.",
+            scaled({**scaling, "rope_type": rope_type}),
+        )
+        for rope_type, scaling in {
+            "linear": linear(original_max_position_embeddings=64),
+            "dynamic": {"factor": 4.0},
+            "llama3": yarn(low_freq_factor=1.0, high_freq_factor=4.0),
+        }.items()
+    },
+    # FACTS 9
+    "mscale_all_dim under linear": Trap(
+        "temperature-left-over",
+        scaled(linear(original_max_position_embeddings=64, mscale_all_dim=1.0), DEEPSEEK),
+        "mscale_all_dim in rope_scaling is left over from yarn, and still multiplies the softmax scale",
+        scaled(yarn(mscale=1.0, mscale_all_dim=1.0), DEEPSEEK),
+        "--method linear",
+    ),
+    "attention_factor beside mscale_all_dim": Trap(
+        "temperature-twice",
+        scaled(yarn(mscale=1.0, mscale_all_dim=1.0, attention_factor=1.1), DEEPSEEK),
+        "attention_factor and mscale_all_dim in rope_parameters both set the temperature: it counts twice",
+        scaled(yarn(attention_factor=1.1), DEEPSEEK),
+        "--set attention_factor=1.1",
+    ),
+    # FACTS 10
+    "dynamic with a raised window": Trap(
+        "dynamic-switched-off",
+        scaled({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}),
+        "dynamic takes max_position_embeddings, 256, for its pretraining window and scales nothing up to there",
+        {**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}},
+        "--original-length 64",
+    ),
+    # FACTS 11
+    "longrope with two lists": Trap(
+        "switches-with-length",
+        scaled(yarn(rope_type="longrope", short_factor=[1.0] * 16, long_factor=RISING)),
+        "longrope here has other frequencies for long inputs than for short ones",
+        scaled(yarn(rope_type="longrope", short_factor=RISING, long_factor=RISING)),
+        None,
+    ),
+    "an old name of longrope": Trap(
+        "old-name",
+        {
+            **LLAMA,
+            "model_type": "phi3",
+            "max_position_embeddings": 256,
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "su", "short_factor": RISING, "long_factor": RISING},
+        },
+        "rope_scaling calls its type 'su'; transformers 5 knows these keys as 'longrope' alone",
+        {
+            **LLAMA,
+            "model_type": "phi3",
+            "max_position_embeddings": 256,
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "longrope", "short_factor": RISING, "long_factor": RISING},
+        },
+        "--factors-file",
+    ),
+    # Windows
+    "a window beyond the scaling": Trap(
+        "window-beyond-scaling",
+        scaled(yarn(factor=2.0)),
+        "max_position_embeddings is 256, and yarn ×2 of a pretraining window of 64 reaches 128",
+        CLEAN,
+        "--method yarn --target-length 256",
+    ),
+    "a window below the scaling": Trap(
+        "window-below-scaling",
+        scaled(yarn(factor=8.0)),
+        "max_position_embeddings is 256, and yarn ×8 of a pretraining window of 64 reaches 512",
+        CLEAN,
+        "--method yarn --factor 8 --output",
+    ),
+    "layers that all slide": Trap(
+        "sliding-window",
+        {**MISTRAL, "max_position_embeddings": 32768, "sliding_window": 4096},
+        "sliding_window is 4096: no layer attends further back",
+        {**MISTRAL, "max_position_embeddings": 32768, "sliding_window": None},
+        None,
+    ),
+    "layers listed as sliding, all of them": Trap(
+        "sliding-window",
+        {**COHERE2, "layer_types": ["sliding_attention"] * 2},
+        "sliding_window is 16: no layer attends further back",
+        {**COHERE2, "model_type": "gemma2", "layer_types": LAYERS},
+        None,
+    ),
+    "layers of which only the sliding ones turn": Trap(
+        "far-layers-do-not-turn",
+        COHERE2,
+        "in cohere2 only the sliding layers turn",
+        {**COHERE2, "model_type": "gemma2"},
+        None,
+    ),
+}
+
+
+def findings(folder: Path) -> list[dict]:
+    return inspect_checkpoint(open_checkpoint(folder))["findings"]
+
+
+def rules(folder: Path) -> list[str]:
+    return [finding["rule"] for finding in findings(folder)]
+
+
+@pytest.fixture
+def mended(ropecli, tmp_path):
+    """mended("ropecli patch ... --output DIR", N) -> the folder that the command writes."""
+
+    def run(fix: str, original_length: int = 64) -> Path:
+        output = tmp_path / f"mended-{len(list(tmp_path.glob('mended-*')))}"
+        stand_for = {"DIR": str(output), "N": str(original_length)}
+        command, *arguments = [stand_for.get(word, word) for word in shlex.split(fix)]
+        assert command == "ropecli"
+        outcome = ropecli(*arguments)
+        assert outcome.code == 0, outcome.err
+        return output
+
+    return run
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_a_trap_is_found(name, written):
+    trap = TRAPS[name]
+    found = [finding for finding in findings(written(trap.config)) if finding["rule"] == trap.rule]
+    (finding,) = [finding for finding in found if trap.said in finding["message"]]
+    if trap.fix is None:
+        assert finding["fix"] is None
+    else:
+        assert trap.fix in finding["fix"]
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_its_clean_neighbour_is_not(name, written):
+    trap = TRAPS[name]
+    assert trap.rule not in rules(written(trap.clean))
+
+
+@pytest.mark.parametrize("name", [name for name, trap in TRAPS.items() if trap.fix is not None])
+def test_the_printed_command_mends_it(name, written, mended):
+    """With its proof: stock transformers turns as the mended config says."""
+    trap = TRAPS[name]
+    folder = written(trap.config)
+    left = {finding["rule"] for finding in findings(folder) if finding["fix"] is None}
+    (fix,) = {finding["fix"] for finding in findings(folder) if finding["fix"]}  # one command for all that it mends
+    assert set(rules(mended(fix))) <= left
+
+
+def test_every_rule_has_its_trap():
+    named = set(re.findall(r'Finding\(\s*"([a-z-]+)"', Path(lint.__file__).read_text(encoding="utf-8")))
+    assert named == {trap.rule for trap in TRAPS.values()} | {"tokenizer-caps"}
+
+
+def test_a_clean_checkpoint_has_nothing_to_mend(written):
+    for config in (LLAMA, CLEAN, BASE_500K | {"rope_theta": 5e5}, GEMMA, MIXTRAL):
+        assert findings(written(config)) == [], config
+
+
+# What the command keeps, and says.
+
+
+def test_a_mended_scaling_is_the_one_that_was_in_effect(written, mended):
+    trap = TRAPS["scaled and saved by transformers 5"]
+    folder = written(trap.config)
+    before, after = (inspect_checkpoint(open_checkpoint(one)) for one in (folder, mended(findings(folder)[0]["fix"])))
+    for key in ("inv_freq", "attention_factor", "max_position_embeddings", "original_max_position_embeddings"):
+        assert after[key] == before[key], key
+
+
+def test_a_window_that_is_no_multiple_is_kept(written, mended):
+    """Llama 3.1 names a factor of 8 for a window 16 times the pretraining one; the fix must touch neither."""
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = scaled({**llama3, "original_max_position_embeddings": 8192}, max_position_embeddings=131072)
+    assert findings(written(config)) == []
+    (finding,) = findings(written({**config, "rope_scaling": None}))
+    after = inspect_checkpoint(open_checkpoint(mended(finding["fix"])))
+    assert (after["factor"], after["max_position_embeddings"], after["findings"]) == (8.0, 131072, [])
+
+
+@pytest.mark.parametrize("factor", [2.34375, 10 / 3, 40.96123456789])
+def test_a_factor_is_named_exactly(factor, written, mended):
+    config = scaled(yarn(factor=factor, finetuned=True), max_position_embeddings=round(64 * factor))
+    fix = findings(written(config))[0]["fix"]
+    assert inspect_checkpoint(open_checkpoint(mended(fix)))["factor"] == factor
+
+
+def test_parameters_of_the_method_are_named(written):
+    config = scaled(yarn(beta_fast=16.0, truncate=False, beta_slow=1.0, finetuned=True))
+    assert "--set beta_fast=16.0 --set truncate=false --output" in findings(written(config))[0]["fix"]
+
+
+@pytest.mark.parametrize("name", ["with space", "a'b", "$HOME", "ünï"])
+def test_a_name_is_quoted(name, written, mended):
+    folder = written(NEW_ALONE)
+    odd = folder.rename(folder.parent / name)
+    assert findings(mended(findings(odd)[0]["fix"])) == []
+
+
+def test_a_revision_is_named_again(written):
+    from dataclasses import replace
+
+    checkpoint = replace(open_checkpoint(written(NEW_ALONE)), name="owner/name", revision="v2")
+    (finding,) = inspect_checkpoint(checkpoint)["findings"]
+    assert finding["fix"].startswith("ropecli patch owner/name --revision v2 --method yarn")
+
+
+@pytest.mark.parametrize("method", ["longrope", "custom"])
+def test_lists_are_read_back_from_the_config(method, written, ropecli, mended, tmp_path):
+    """A patch by a list of numbers, after which a tool removed what older readers need: its own note still stands."""
+    (tmp_path / "factors.json").write_text(json.dumps(RISING))
+    arguments = ["--method", method, "--factor", 4, "--factors-file", tmp_path / "factors.json"]
+    assert ropecli("patch", written(LLAMA), *arguments, "--output", tmp_path / "out").code == 0
+    before = inspect_checkpoint(open_checkpoint(tmp_path / "out"))
+    (tmp_path / "out" / "tokenizer_config.json").write_text('{"model_max_length": 64}')
+    (finding,) = findings(tmp_path / "out")
+    after = inspect_checkpoint(open_checkpoint(mended(finding["fix"])))
+    assert (finding["rule"], after["findings"]) == ("tokenizer-caps", [])
+    np.testing.assert_array_equal(after["inv_freq"], before["inv_freq"])
+    assert after["attention_factor"] == before["attention_factor"]
+
+
+def test_layers_that_were_chosen_are_chosen_again(written, ropecli, mended, tmp_path):
+    options = ["--method", "linear", "--factor", 4, "--layer-types", "sliding_attention"]
+    assert ropecli("patch", written(GEMMA), *options, "--output", tmp_path / "out").code == 0
+    (tmp_path / "out" / "tokenizer_config.json").write_text('{"model_max_length": 64}')
+    before = inspect_checkpoint(open_checkpoint(tmp_path / "out"))["ropes"]
+    (finding,) = [one for one in findings(tmp_path / "out") if one["rule"] == "tokenizer-caps"]
+    assert inspect_checkpoint(open_checkpoint(mended(finding["fix"])))["ropes"] == before
+
+
+@pytest.mark.parametrize("method", ["none", "ntk", "yarn", "dynamic", "p-rope", "abf --set beta=50"])
+def test_a_tokenizer_that_caps_lower(method, written, ropecli, mended, tmp_path):
+    source = written(LLAMA)
+    (source / "tokenizer_config.json").write_text('{"model_max_length": 64}')
+    assert ropecli("patch", source, "--factor", 4, "--output", tmp_path / "out", "--method", *method.split()).code == 0
+    assert "tokenizer-caps" not in rules(tmp_path / "out")
+    (tmp_path / "out" / "tokenizer_config.json").write_text('{"model_max_length": 64}')
+    (finding,) = [one for one in findings(tmp_path / "out") if one["rule"] == "tokenizer-caps"]
+    assert "model_max_length is 64 tokens, below the window of 256" in finding["message"]
+    again = mended(finding["fix"])
+    assert "tokenizer-caps" not in rules(again)
+    reports = [inspect_checkpoint(open_checkpoint(folder)) for folder in (tmp_path / "out", again)]
+    assert reports[0]["inv_freq"] == reports[1]["inv_freq"]
+
+
+@pytest.mark.parametrize("longest", [64, 100, 10**30, "64", None, True, [64], float("nan")])
+def test_a_tokenizer_that_does_not_cap(longest, written):
+    folder = written(LLAMA)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": longest}))
+    assert findings(folder) == []
+
+
+def test_code_of_its_own_may_read_any_key(written):
+    """Of a type that transformers does not have, nobody can tell, but for a slip of the pen."""
+    own = {**LLAMA, "model_type": "own_model"}
+    assert rules(written(scaled(yarn(finetuned=True), own))) == []
+    assert set(rules(written(scaled(yarn(betafast=2.0), own)))) == {"unread-key"}
+
+
+def test_what_stands_beside_text_config_and_says_the_same_does_no_harm(written):
+    config = {"model_type": "gemma3", "text_config": {**GEMMA, "rope_theta": 1e6}, "rope_theta": 1e6}
+    assert "outside-text-config" not in rules(written(config))
+
+
+def test_a_rope_type_that_is_not_known_is_an_error(written, ropecli):
+    outcome = ropecli("inspect", written(scaled(yarn(rope_type="yran"))))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "rope_type 'yran' is not known here" in outcome.err
+    assert "Did you mean 'yarn'?" in outcome.err
+    assert "Did you mean" not in ropecli("inspect", written(scaled({"rope_type": "mrope"}))).err
+
+
+def test_flat_parameters_of_a_type_with_a_rope_for_each_layer_type_are_an_error(written, live):
+    """transformers 5 leaves them aside and takes its defaults, the base included."""
+    flat = written({**GEMMA, "rope_parameters": linear(rope_theta=5e5)})
+    np.testing.assert_allclose(live(flat)["full_attention"].inv_freq[1], 1e6 ** (-1 / 16), rtol=1e-5)
+    with pytest.raises(CheckpointError, match="gives one set of RoPE fields for all"):
+        findings(flat)
+
+
+# That the traps are traps.
+
+
+def test_transformers_5_writes_one_dialect_alone(build, config_of):
+    folder = build("llama", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5})
+    assert config_of(folder)["rope_parameters"]["rope_theta"] == 5e5
+    assert not {"rope_theta", "rope_scaling"} & config_of(folder).keys()
+    assert "one-dialect" in rules(folder)
+
+
+def pair(config: dict, written, live, number: int = 3, layer_type: str | None = None) -> float:
+    """How fast one pair turns in the model that stock transformers builds, radians per token."""
+    return live(written(config))[layer_type].inv_freq[number]
+
+
+def test_a_stale_rope_scaling_wins(written, live):
+    stale = TRAPS["a stale factor"].config
+    assert pair(stale, written, live, 15) == pytest.approx(1e4 ** (-15 / 16) / 2, rel=1e-5)
+    lost = TRAPS["a base that the stale one lacks"].config
+    assert pair(lost, written, live, 15) == pytest.approx(1e4 ** (-15 / 16) / 4, rel=1e-5)
+    beside = TRAPS["a stale scaling beside a nest"].config
+    assert pair(beside, written, live, 15, "full_attention") == pytest.approx(1e6 ** (-15 / 16) / 4, rel=1e-5)
+
+
+def test_the_text_model_reads_text_config_alone(written, live):
+    trap = TRAPS["beside text_config"]
+    one, other = (pair(config, written, live, 3, "full_attention") for config in (trap.config, trap.clean))
+    assert one == other
+
+
+def test_a_window_left_out_becomes_the_raised_one(written, live):
+    trap = TRAPS["yarn without its window"]
+    raised = scaled(yarn(original_max_position_embeddings=256))
+    assert pair(trap.config, written, live) == pair(raised, written, live) != pair(trap.clean, written, live)
+
+
+def test_a_stray_window_overrules(written, live):
+    trap = TRAPS["a stray window"]
+    named = scaled(yarn(original_max_position_embeddings=128))
+    assert pair(trap.config, written, live) == pair(named, written, live) != pair(trap.clean, written, live)
+
+
+def test_a_stray_window_does_not_overrule_in_a_nest(written, live, assert_inspection_is_live):
+    folder = written({**GEMMA, "rope_parameters": nest(yarn()), "original_max_position_embeddings": 128})
+    assert_inspection_is_live(folder)
+    assert "two-original-windows" not in rules(folder)
+
+
+def test_a_head_dim_of_null_stops_transformers(written):
+    trap = TRAPS["a head_dim of null"]
+    with pytest.raises(CheckpointError, match="NoneType"):
+        build_without_weights(written(scaled(yarn(), trap.config)))
+    build_without_weights(written(scaled(yarn(), trap.clean)))
+
+
+@pytest.mark.parametrize("name", ["betafast", "atention_factor", "truncate in a nest"])
+def test_what_is_not_read_changes_nothing(name, written, live):
+    trap = TRAPS[name]
+    layer_type = "full_attention" if "nest" in name else None
+    without = {**GEMMA, "rope_parameters": nest(yarn())} if layer_type else CLEAN
+    tables = [live(written(config))[layer_type] for config in (trap.config, without, trap.clean)]
+    seen = [(*table.inv_freq, table.attention_factor) for table in tables]
+    assert seen[0] == seen[1] != seen[2]
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "dynamic", "llama3"])
+def test_an_attention_factor_is_not_read_there(rope_type, written, live):
+    folder = written(TRAPS[f"attention_factor under {rope_type}"].config)
+    assert live(folder)[None].attention_factor == 1.0
+
+
+def softmax_scale(folder: Path) -> float:
+    return build_without_weights(folder).model.layers[0].self_attn.scaling
+
+
+def test_what_is_left_of_the_mscale_pair_still_acts(written, mended):
+    plain = softmax_scale(written(DEEPSEEK))
+    folder = written(TRAPS["mscale_all_dim under linear"].config)
+    assert softmax_scale(folder) > 1.2 * plain
+    assert softmax_scale(mended(findings(folder)[0]["fix"])) == plain
+
+
+def test_a_temperature_counts_twice(written, live, mended):
+    folder = written(TRAPS["attention_factor beside mscale_all_dim"].config)
+    assert live(folder)[None].attention_factor == 1.1
+    assert softmax_scale(folder) > 1.2 * softmax_scale(written(DEEPSEEK))
+    again = mended(findings(folder)[0]["fix"])
+    assert live(again)[None].attention_factor == 1.1
+    assert softmax_scale(again) == softmax_scale(written(DEEPSEEK))
+
+
+def test_dynamic_with_a_raised_window_scales_nothing(written, live, mended):
+    trap = TRAPS["dynamic with a raised window"]
+    folder = written(trap.config)
+    assert live(folder)[None].at_length(256)[0][15] == pytest.approx(1e4 ** (-15 / 16), rel=1e-5)
+    again = mended(findings(folder)[0]["fix"])
+    assert live(again)[None].at_length(256)[0][15] < 1e4 ** (-15 / 16) / 2
+
+
+def test_two_lists_switch(written, live):
+    trap = TRAPS["longrope with two lists"]
+    short, long = (live(written(trap.config))[None].at_length(length)[0] for length in (64, 65))
+    assert (short[1:] > long[1:]).all()
+
+
+def test_an_old_name_is_not_known(written):
+    trap = TRAPS["an old name of longrope"]
+    with pytest.raises(CheckpointError, match="transformers does not build"):
+        build_without_weights(written(trap.config))
+    build_without_weights(written(trap.clean))
+
+
+def last_logits(folder: Path, tokens, **options):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([tokens]), **options).logits[0, -1]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "slides"),
+    [
+        ("mistral", {"head_dim": 32}, True),
+        ("phi3", {}, True),
+        ("starcoder2", {}, True),
+        ("qwen2", {"use_sliding_window": False}, False),
+        ("gemma2", {"head_dim": 32, "layer_types": LAYERS}, False),
+        ("llama", {"head_dim": 32}, False),
+    ],
+)
+def test_a_sliding_window_is_moot_where_the_model_says_so(model_type, options, slides, build, edited):
+    """Two layers of eight tokens each: what lies further back than that cannot be seen."""
+    # without layer_types, as config.json was written before there were any
+    folder = edited(build(model_type, sliding_window=8, **options), layer_types=..., sliding_window=8)
+    tokens = list(range(1, 41))
+    one, other = last_logits(folder, tokens), last_logits(folder, [99, *tokens[1:]])
+    assert bool((one == other).all()) is slides
+    assert ("sliding-window" in rules(folder)) is slides
+
+
+def test_in_cohere2_the_layers_that_see_far_do_not_turn(build):
+    import torch
+
+    positions = torch.arange(20)[None]
+    for layer_type, turns in (("sliding_attention", True), ("full_attention", False)):
+        folder = build("cohere2", layer_types=[layer_type] * 2, sliding_window=64, rope_parameters=dict(DEFAULT))
+        near, far = (last_logits(folder, list(range(20)), position_ids=positions * step) for step in (1, 3))
+        assert bool((near != far).any()) is turns

@@ -1,0 +1,341 @@
+"""A model patched in memory turns as the plan says, at every length, whatever came before; and can be given back.
+
+Stock transformers remembers the longest length that it has seen under `dynamic`: there, a short pass after a long one
+differs from a fresh one. Here it may not.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ropecli.checkpoint.live import live_patch, restored, rotary_tables
+from ropecli.checkpoint.plan import make_plan
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.writing import patch_to
+from ropecli.errors import PatchError
+from ropecli.rope import ScaledRope, ScalingSpec
+from ropecli.scaling.registry import scale
+
+WINDOW, TARGET = 64, 256
+IDS = torch.from_numpy(np.random.default_rng(11).integers(1, 512, TARGET))[None]
+LAYERS = ["sliding_attention", "full_attention"]
+STATIC = {
+    "none": {},
+    "linear": {},
+    "ntk": {},
+    "yarn": {"beta_fast": 8.0},
+    "llama3": {},
+    "nope": {},
+    "longrope": {"long_factor": np.linspace(1, 6, 16).tolist(), "attention_factor": 1.1},
+}
+SWITCHING = {
+    "dynamic": {},
+    "dynamic-yarn": {},
+    "longrope": {
+        "long_factor": np.linspace(1, 6, 16).tolist(),
+        "short_factor": np.linspace(1, 1.3, 16).tolist(),
+    },
+}
+
+
+def load(folder, **options) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, **{"dtype": torch.float32, **options}).eval()
+
+
+@torch.no_grad()
+def logits(model, length: int = TARGET, **options) -> torch.Tensor:
+    return model(IDS[:, :length], **{"use_cache": False, **options}).logits
+
+
+def ropes_of(folder, method: str, **params) -> dict[str | None, ScaledRope]:
+    return make_plan(open_checkpoint(folder), ScalingSpec(method, 4.0, params)).ropes
+
+
+def fixed(ropes: dict[str | None, ScaledRope], length: int) -> dict[str | None, ScaledRope]:
+    """What the ropes are at one length, as ropes that no longer follow any."""
+    at_length = {label: scale(rope.geometry, rope.spec, length) for label, rope in ropes.items()}
+    return {label: dataclasses.replace(rope, spec=ScalingSpec("none")) for label, rope in at_length.items()}
+
+
+@pytest.fixture(scope="module")
+def gemma3(build):
+    return build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
+
+
+@pytest.fixture(params=["llama", "gemma3"])
+def folder(request):
+    return request.getfixturevalue(request.param)
+
+
+# Every pass by its own length.
+
+
+@pytest.mark.parametrize("method", SWITCHING)
+def test_every_pass_follows_its_own_length_whatever_came_before(method, folder):
+    ropes, model = ropes_of(folder, method, **SWITCHING[method]), load(folder)
+    live_patch(model, ropes)
+    for length in (200, 10, WINDOW, WINDOW + 1, TARGET, 10, 200):
+        expected = load(folder)
+        live_patch(expected, fixed(ropes, length))
+        assert torch.equal(logits(model, length), logits(expected, length)), length
+
+
+@pytest.mark.parametrize("method", SWITCHING)
+def test_the_frequencies_do_switch(method, folder):
+    """So that the test before is one."""
+    ropes, model = ropes_of(folder, method, **SWITCHING[method]), load(folder)
+    live_patch(model, fixed(ropes, TARGET))
+    long = logits(model, 40)
+    live_patch(model, ropes)
+    assert (logits(model, 40) - long).abs().max() > 1e-3
+
+
+def test_stock_transformers_remembers_the_longest_length(llama, tmp_path):
+    """The trap that the hook is there for; where this fails, transformers has mended it."""
+    patch_to(make_plan(open_checkpoint(llama), ScalingSpec("dynamic", 4.0)), tmp_path / "out")
+    stock = load(tmp_path / "out")
+    logits(stock, 200)
+    assert not torch.equal(logits(stock, 100), logits(load(tmp_path / "out"), 100))
+
+
+def test_the_length_is_that_of_the_positions_and_not_of_the_row(llama):
+    ropes, model, expected = ropes_of(llama, "dynamic"), load(llama), load(llama)
+    live_patch(model, ropes)
+    live_patch(expected, fixed(ropes, 150))
+    positions = torch.arange(130, 150)[None]
+    given = (logits(one, 20, position_ids=positions) for one in (model, expected))
+    assert torch.equal(*given)
+
+
+@pytest.mark.parametrize("method", SWITCHING)
+def test_position_ids_by_name_and_by_place(method, folder):
+    ropes, model = ropes_of(folder, method, **SWITCHING[method]), load(folder)
+    live_patch(model, ropes)
+    hidden, positions = torch.zeros(1, 150, 64), torch.arange(150)[None]
+    label = None if None in ropes else "full_attention"
+    named = {} if label is None else {"layer_type": label}
+    rotary = model.model.rotary_emb
+    by_name, by_place = rotary(hidden, position_ids=positions, **named), rotary(hidden, positions, **named)
+    rope = scale(ropes[label].geometry, ropes[label].spec, 150)
+    for given in (by_name, by_place):
+        expected = rope.attention_factor * np.cos(149 * rope.inv_freq)
+        np.testing.assert_allclose(given[0][0, 149, :16].double().numpy(), expected, atol=1e-4)
+
+
+# What was patched before leaves no trace.
+
+TWO = {
+    "static-static": (("yarn", {}), ("linear", {})),
+    "switching-static": (("dynamic", {}), ("linear", {})),
+    "static-switching": (("yarn", {}), ("dynamic", {})),
+    "switching-switching": (("longrope", SWITCHING["longrope"]), ("dynamic-yarn", {})),
+    "switching-none": (("dynamic-yarn", {}), ("none", {})),
+}
+
+
+@pytest.mark.parametrize("two", TWO)
+def test_a_second_patch_takes_the_place_of_the_first(two, folder):
+    (first, params), (then, more) = TWO[two]
+    model, fresh = load(folder), load(folder)
+    live_patch(model, ropes_of(folder, first, **params))
+    logits(model, 200)
+    for one in (model, fresh):
+        live_patch(one, ropes_of(folder, then, **more))
+    for length in (30, 200):
+        assert torch.equal(logits(model, length), logits(fresh, length))
+    hooks = [len(table.module._forward_pre_hooks) for table in rotary_tables(model)]
+    assert set(hooks) == {1 if then in SWITCHING else 0}
+
+
+@pytest.mark.parametrize("method", ["linear", "yarn", *SWITCHING])
+def test_restored_gives_the_model_back_to_the_bit(method, folder):
+    model = load(folder)
+    tables = rotary_tables(model)
+    before = [logits(model, length) for length in (30, 200)]
+    states = [(dict(table.module.__dict__), table.inv_freq, table.attention_factor) for table in tables]
+    with restored(tables):
+        live_patch(model, ropes_of(folder, method, **SWITCHING.get(method, {})))
+        assert not torch.equal(logits(model, 200), before[1])
+    for length, expected in zip((30, 200), before, strict=True):
+        assert torch.equal(logits(model, length), expected)
+    for table, (state, inv_freq, attention_factor) in zip(tables, states, strict=True):
+        assert table.module.__dict__.keys() == state.keys()
+        np.testing.assert_array_equal(table.inv_freq, inv_freq)
+        assert table.attention_factor == attention_factor
+        assert not table.module._forward_pre_hooks
+        assert table.rope_type == "default"
+
+
+def test_restored_gives_back_after_an_error_too(llama):
+    model = load(llama)
+    before = logits(model)
+
+    def fails():
+        with restored(rotary_tables(model)):
+            live_patch(model, ropes_of(llama, "dynamic"))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("shipped", ["dynamic", "longrope", "yarn"])
+def test_a_model_that_is_scaled_already_is_restored_to_its_own_scaling(shipped, llama, tmp_path):
+    params = SWITCHING.get(shipped, {})
+    patch_to(make_plan(open_checkpoint(llama), ScalingSpec(shipped, 4.0, params)), tmp_path / "out")
+    model = load(tmp_path / "out")
+    with restored(rotary_tables(model)):
+        live_patch(model, ropes_of(llama, "linear"))
+        linear = load(llama)
+        live_patch(linear, ropes_of(llama, "linear"))
+        assert torch.equal(logits(model, 200), logits(linear, 200))
+    assert torch.equal(logits(model, 200), logits(load(tmp_path / "out"), 200))
+
+
+# With a KV cache.
+
+
+@torch.no_grad()
+def generated(model, length: int, **options) -> torch.Tensor:
+    rule = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    return model.generate(IDS[:, :length], attention_mask=torch.ones(1, length), **rule, **options)
+
+
+@pytest.mark.parametrize("length", [20, WINDOW - 6, 120], ids=["inside", "across", "beyond"])
+@pytest.mark.parametrize("method", STATIC)
+def test_static_methods_generate_with_a_cache_what_they_generate_without(method, length, folder):
+    model = load(folder)
+    live_patch(model, ropes_of(folder, method, **STATIC[method]))
+    cached, afresh = generated(model, length, use_cache=True), generated(model, length, use_cache=False)
+    assert cached.shape == (1, length + 12)
+    assert torch.equal(cached, afresh)
+
+
+@pytest.mark.parametrize("method", SWITCHING)
+def test_switching_methods_generate_and_are_exact_inside_the_window(method, folder):
+    model = load(folder)
+    live_patch(model, ropes_of(folder, method, **SWITCHING[method]))
+    cached = generated(model, 20, use_cache=True)
+    assert torch.equal(cached, generated(model, 20, use_cache=False))
+    assert generated(model, 120, use_cache=True).shape == (1, 132)
+    assert torch.equal(generated(model, 20, use_cache=True), cached)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", STATIC)
+def test_a_prompt_read_in_chunks(method, llama):
+    model = load(llama)
+    live_patch(model, ropes_of(llama, method, **STATIC[method]))
+    cache, pieces = None, []
+    for start in range(0, 160, 40):
+        out = model(IDS[:, start : start + 40], past_key_values=cache, use_cache=True)
+        cache, pieces = out.past_key_values, [*pieces, out.logits]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), logits(model, 160), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_key_in_the_cache_keeps_the_rotation_it_got(llama):
+    """What `dynamic` costs: the chunk beyond the window turns otherwise than the keys that lie there."""
+    ropes, model = ropes_of(llama, "dynamic"), load(llama)
+    live_patch(model, ropes)
+    out = model(IDS[:, :40], use_cache=True)
+    later = model(IDS[:, 40:160], past_key_values=out.past_key_values, use_cache=True).logits
+    by_hand = load(llama)
+    live_patch(by_hand, fixed(ropes, 40))
+    out = by_hand(IDS[:, :40], use_cache=True)
+    live_patch(by_hand, fixed(ropes, 160))
+    assert torch.equal(later, by_hand(IDS[:, 40:160], past_key_values=out.past_key_values, use_cache=True).logits)
+    assert (later - logits(model, 160)[:, 40:]).abs().max() > 1e-3
+
+
+# Other models.
+
+MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+MODELS = {
+    "phi": {"partial_rotary_factor": 0.5},
+    "gpt_neox": {"rotary_pct": 0.25},
+    "glm": {"head_dim": 32},
+    "cohere": {"head_dim": 32},
+    "llama4_text": {"head_dim": 32, "num_local_experts": 2, "layer_types": ["full_attention"] * 2},
+    "deepseek_v2": {**MLA, "num_key_value_heads": 2, "n_routed_experts": 2, "first_k_dense_replace": 2},
+    "deepseek_v3": {**MLA, "num_key_value_heads": 2, "n_routed_experts": 2, "first_k_dense_replace": 2},
+    "olmo3": {"layer_types": LAYERS, "sliding_window": 32},
+    "modernbert-decoder": {"layer_types": LAYERS, "sliding_window": 32, "cls_token_id": 0, "sep_token_id": 0},
+    "gpt_oss": {
+        "head_dim": 32,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "layer_types": LAYERS,
+        "sliding_window": 32,
+    },
+    "granite_swa": {"layer_types": LAYERS, "sliding_window": 32},
+    "lfm3": {"head_dim": 32, "layer_types": LAYERS, "sliding_window": 32},
+    "qwen3_5_text": {"head_dim": 32, "layer_types": ["full_attention"] * 2},
+    "moshi": {"head_dim": 32},
+}
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_in_memory_and_on_disk_are_the_same_model(model_type, build, tmp_path):
+    source = build(model_type, **MODELS[model_type])
+    plan = make_plan(open_checkpoint(source), ScalingSpec("yarn", 4.0, {"attention_factor": 1.4}))
+    patch_to(plan, tmp_path / "out", verify=False)
+    model, written = load(source), load(tmp_path / "out")
+    plain = logits(model)
+    live_patch(model, plan.ropes)
+    torch.testing.assert_close(logits(model), logits(written), rtol=0, atol=2e-3)
+    assert (logits(model) - plain).abs().max() > 5e-2
+
+
+def test_a_model_that_works_out_its_frequencies_anew_is_refused(build):
+    source = build("phimoe", num_local_experts=2, num_experts_per_tok=1)
+    with pytest.raises(PatchError, match=r"rotary_emb works out its frequencies anew .* Write the patch to a folder"):
+        live_patch(load(source), ropes_of(source, "yarn"))
+
+
+def test_a_layer_type_without_a_rope_is_refused(gemma3):
+    ropes = ropes_of(gemma3, "linear")
+    del ropes["sliding_attention"]
+    with pytest.raises(PatchError, match="layers of type 'sliding_attention'; config"):
+        live_patch(load(gemma3), ropes)
+
+
+def test_another_number_of_pairs_is_refused(llama):
+    rope = ropes_of(llama, "linear")[None]
+    with pytest.raises(PatchError, match=r"has \(16,\) frequencies, the patch \(8,\)"):
+        live_patch(load(llama), {None: dataclasses.replace(rope, inv_freq=rope.inv_freq[:8])})
+
+
+def test_the_near_layers_of_a_nested_model_are_left_alone(gemma3):
+    model = load(gemma3)
+    before = {table.layer_type: table.inv_freq for table in rotary_tables(model)}
+    live_patch(model, ropes_of(gemma3, "dynamic"))
+    logits(model, 200)
+    after = {table.layer_type: table.inv_freq for table in rotary_tables(model)}
+    np.testing.assert_allclose(after["sliding_attention"], before["sliding_attention"], rtol=1e-6)
+    assert after["full_attention"][-1] < before["full_attention"][-1] / 2
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic"])
+def test_frequencies_stay_in_float32_where_the_model_is_not(method, llama):
+    """In bfloat16 a position of 131072 would be off by whole turns."""
+    ropes, model = ropes_of(llama, method), load(llama, dtype=torch.bfloat16)
+    live_patch(model, ropes)
+    assert logits(model, 200).dtype == torch.bfloat16
+    (table,) = rotary_tables(model)
+    assert table.module.inv_freq.dtype == torch.float32
+    np.testing.assert_allclose(table.inv_freq, scale(ropes[None].geometry, ropes[None].spec, 200).inv_freq, rtol=1e-6)
+
+
+def test_a_rope_given_as_frequencies_alone(llama):
+    """Found by measurement, of no method: what compare and tune hand over."""
+    model, expected = load(llama), load(llama)
+    rope = ropes_of(llama, "linear")[None]
+    live_patch(model, {None: dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.5, attention_factor=0.9)})
+    custom = {"inv_freq": (rope.inv_freq * 1.5).tolist(), "attention_factor": 0.9}
+    live_patch(expected, ropes_of(llama, "custom", **custom))
+    assert torch.equal(logits(model), logits(expected))

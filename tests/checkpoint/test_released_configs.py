@@ -1,0 +1,328 @@
+"""The config.json of released checkpoints, fewer and narrower layers apart: nothing is found but what is there, and
+their frequencies are those that stock transformers makes of them."""
+
+import numpy as np
+import pytest
+
+from ropecli.checkpoint.inspection import inspect_checkpoint
+from ropecli.checkpoint.plan import effective_ropes
+from ropecli.checkpoint.reading import open_checkpoint
+
+SMALL = {
+    "vocab_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LAYERS = ["sliding_attention", "full_attention"]
+MLA = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 32,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+}
+PHI3 = {
+    "model_type": "phi3",
+    "hidden_size": 3072,
+    "num_attention_heads": 32,
+    "original_max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+}
+QWEN = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_window_layers": 28,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+}
+
+
+def heads(width: int, number: int, key_values: int) -> dict:
+    return {"hidden_size": width, "num_attention_heads": number, "num_key_value_heads": key_values}
+
+
+CONFIGS = {
+    # its code takes the base of 10000 that every reader takes
+    "Llama-2-7b": {"model_type": "llama", **heads(4096, 32, 32), "max_position_embeddings": 4096, "rope_scaling": None},
+    # a factor of 8 for 16 times the window, as Meta trained it
+    "Llama-3.1-8B": {
+        "model_type": "llama",
+        **heads(4096, 32, 8),
+        "max_position_embeddings": 131072,
+        "rope_scaling": {**LLAMA3, "rope_type": "llama3"},
+        "rope_theta": 500000.0,
+    },
+    # and 32 for 16 times
+    "Llama-3.2-1B": {
+        "model_type": "llama",
+        **heads(2048, 32, 8),
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rope_scaling": {**LLAMA3, "factor": 32.0, "rope_type": "llama3"},
+        "rope_theta": 500000.0,
+    },
+    "CodeLlama-7b": {
+        "model_type": "llama",
+        **heads(4096, 32, 32),
+        "max_position_embeddings": 16384,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+    },
+    "Mistral-7B-v0.3": {
+        "model_type": "mistral",
+        **heads(4096, 32, 8),
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+    },
+    "Mistral-7B-v0.1": {
+        "model_type": "mistral",
+        **heads(4096, 32, 8),
+        "max_position_embeddings": 32768,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+    },
+    "Mixtral-8x7B": {
+        "model_type": "mixtral",
+        **heads(4096, 32, 8),
+        "num_local_experts": 2,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+    },
+    "Qwen2.5-7B": {**QWEN, "max_position_embeddings": 131072},
+    # its README: add this block, and leave the rest
+    "Qwen2.5-7B-Instruct with yarn": {
+        **QWEN,
+        "max_position_embeddings": 32768,
+        "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+    },
+    "Qwen3-8B": {
+        "model_type": "qwen3",
+        **heads(4096, 32, 8),
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 36,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    },
+    # older than layer_types: every second layer slides
+    "gemma-2-9b": {
+        "model_type": "gemma2",
+        **heads(3584, 16, 8),
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "sliding_window_size": 4096,
+    },
+    "gemma-3-1b": {
+        "model_type": "gemma3_text",
+        **heads(1152, 4, 1),
+        "head_dim": 256,
+        "num_hidden_layers": 6,
+        "max_position_embeddings": 32768,
+        "rope_local_base_freq": 10000,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+    },
+    # names neither window nor base
+    "gemma-3-4b": {
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 64,
+            "num_hidden_layers": 6,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
+    },
+    "Phi-3-mini-128k": {
+        **PHI3,
+        "max_position_embeddings": 131072,
+        "rope_scaling": {
+            "long_factor": np.geomspace(1.07, 65, 48).tolist(),
+            "short_factor": np.linspace(1.1, 2.9, 48).tolist(),
+            "type": "longrope",
+        },
+        "sliding_window": 262144,
+    },
+    # every layer of it slides, one token short of half its window
+    "Phi-3-mini-4k": {**PHI3, "max_position_embeddings": 4096, "rope_scaling": None, "sliding_window": 2047},
+    "DeepSeek-V3": {
+        "model_type": "deepseek_v3",
+        **MLA,
+        "rope_scaling": {
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+        },
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss",
+        **heads(2880, 64, 8),
+        "head_dim": 64,
+        "initial_context_length": 4096,
+        "layer_types": LAYERS,
+        "max_position_embeddings": 131072,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": 150000,
+        "sliding_window": 128,
+    },
+    "Olmo-3-7B": {
+        "model_type": "olmo3",
+        **heads(4096, 32, 32),
+        "layer_types": LAYERS,
+        "max_position_embeddings": 65536,
+        "rope_scaling": {
+            "attention_factor": 1.2079441541679836,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "yarn",
+        },
+        "rope_theta": 500000,
+        "sliding_window": 4096,
+    },
+    "pythia-1b": {
+        "model_type": "gpt_neox",
+        "hidden_size": 2048,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 2048,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 0.25,
+        "use_parallel_residual": True,
+    },
+    # names no window
+    "falcon-7b": {
+        "model_type": "falcon",
+        "alibi": False,
+        "hidden_size": 4544,
+        "multi_query": True,
+        "new_decoder_architecture": False,
+        "num_attention_heads": 71,
+        "parallel_attn": True,
+    },
+    "stablelm-3b-4e1t": {
+        "model_type": "stablelm",
+        **heads(2560, 32, 32),
+        "max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000,
+    },
+    "phi-2": {
+        "model_type": "phi",
+        **heads(2560, 32, 32),
+        "max_position_embeddings": 2048,
+        "partial_rotary_factor": 0.4,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+    },
+    # the layers that see the whole context have no positions
+    "c4ai-command-r7b": {
+        "model_type": "cohere2",
+        **heads(4096, 32, 8),
+        "head_dim": 128,
+        "num_hidden_layers": 4,
+        "layer_switch": 4,
+        "max_position_embeddings": 132096,
+        "rope_scaling": None,
+        "rope_theta": 50000,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+    # older than rope_type, and than raising max_position_embeddings
+    "vicuna-7b-v1.5-16k": {
+        "model_type": "llama",
+        **heads(4096, 32, 32),
+        "max_position_embeddings": 4096,
+        "max_sequence_length": 16384,
+        "rope_scaling": {"factor": 4.0, "type": "linear"},
+    },
+    "Yarn-Llama-2-7b-128k": {
+        "model_type": "llama",
+        **heads(4096, 32, 32),
+        "max_position_embeddings": 131072,
+        "rope_scaling": {
+            "factor": 32.0,
+            "finetuned": True,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+        },
+    },
+}
+FOUND = {
+    "Mistral-7B-v0.1": ["sliding-window"],
+    "Qwen2.5-7B-Instruct with yarn": ["window-below-scaling"],
+    "gemma-3-4b": ["unclear", "unclear", "unclear"],  # the window, the base, and the window it was scaled from
+    "Phi-3-mini-128k": ["switches-with-length"],
+    "Phi-3-mini-4k": ["sliding-window"],
+    "falcon-7b": ["unclear"],
+    "c4ai-command-r7b": ["far-layers-do-not-turn"],
+    "vicuna-7b-v1.5-16k": ["unclear"],
+    "Yarn-Llama-2-7b-128k": ["unread-key"],  # finetuned
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_nothing_is_found_but_what_is_there(name, written):
+    report = inspect_checkpoint(open_checkpoint(written({**SMALL, **CONFIGS[name]})))
+    assert [finding["rule"] for finding in report["findings"]] == FOUND.get(name, [])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_its_frequencies_are_those_of_stock_transformers(name, written, live):
+    folder = written({**SMALL, **CONFIGS[name]})
+    ropes, _ = effective_ropes(open_checkpoint(folder))
+    tables = live(folder)
+    assert set(ropes) == set(tables)
+    for label, table in tables.items():
+        rope = ropes[label]
+        window = round(rope.geometry.original_max_position_embeddings * rope.spec.factor)
+        inv_freq, attention_factor = table.at_length(window)
+        np.testing.assert_allclose(rope.inv_freq, inv_freq, rtol=2e-6)
+        assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-9)

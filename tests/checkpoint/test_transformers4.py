@@ -1,0 +1,190 @@
+"""The older dialect, against its reader: transformers 4 builds the plan's rotary tables from what is written.
+
+What that release cannot express is listed here, type by type: there it fails aloud or, in three types, reads no
+scaling or only the base. It runs in an environment of its own, which pytest's cache keeps.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scripts_by_path
+
+from ropecli.checkpoint.plan import PatchPlan, make_plan
+from ropecli.checkpoint.quiet import quiet_transformers
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.writing import patch_to
+from ropecli.errors import RopecliError
+from ropecli.rope import ScaledRope
+
+pytestmark = pytest.mark.slow
+
+RELEASE = "4.57.3"
+PINNED = ["torch==2.13.0", f"transformers=={RELEASE}", "numpy", "safetensors"]
+RUNNER = Path(__file__).with_name("run_transformers4.py")
+METHODS = ("yarn", "linear", "ntk", "llama3", "longrope", "ntk-by-parts", "p-rope", "nope")
+AGREEING = 499
+"""Folders in which every table is the plan's."""
+
+# Types that came later.
+# fmt: off
+UNKNOWN = {
+    "afmoe", "axk1", "axk2", "bailing_hybrid", "cohere2_moe", "cohere_compass_text", "cwm", "deepseek_v32",
+    "deepseek_v4", "dots3_note", "dots3_note_text", "exaone_moe", "flint", "gemma4", "gemma4_assistant", "gemma4_text",
+    "gemma4_unified", "gemma4_unified_assistant", "gemma4_unified_text", "glm4_moe_lite", "glm_moe_dsa", "granite_swa",
+    "granitemoe_swa", "hrm_text", "hy_v3", "hy_v4", "hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1",
+    "laguna", "lfm2_moe", "lfm3", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "minimax_m3_vl_text",
+    "ministral3", "moss_transcribe_diarize", "nanochat", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen4_exp", "qwen4_exp_text", "solar_open", "youtu", "zaya",
+}
+# fmt: on
+# Whose unpatched config.json, as transformers 5 saves it, is not built either.
+UNREADABLE = {
+    "bamba": "incompatible tensor type",  # of the runner's making: its parameters hold nothing
+    "dbrx": "Found unknown kwargs",
+    "emu3": "has no attribute 'vocab_size'",
+    "granitemoehybrid": "layer_types must be a list",
+    "zamba2": "StopIteration",
+}
+NOT_NATIVE = ("yarn", "llama3", "longrope", "ntk-by-parts", "p-rope", "nope")
+NOT_LLAMA3 = ("yarn", "linear", "longrope", "ntk-by-parts", "p-rope", "nope")
+NOT_BARE = ("yarn", "linear", "llama3", "ntk-by-parts", "p-rope", "nope")
+# type -> (methods, part of the error)
+ALOUD = {
+    "llama4": (NOT_LLAMA3, "low_freq_factor"),  # takes every scaling for llama3
+    "llama4_text": (NOT_LLAMA3, "low_freq_factor"),
+    "mllama": (("ntk",), "'NoneType' object is not subscriptable"),  # is never without a scaling
+    "olmo": (NOT_NATIVE, "must be a dictionary with two fields"),
+    "olmo2": (NOT_NATIVE, "must be a dictionary with two fields"),
+    "phi3": (NOT_BARE, "must be a dictionary with three fields"),  # has no attention factor but longrope's own
+    "phi4_multimodal": (NOT_BARE, "must be a dictionary with three fields"),
+}
+# type -> methods
+IN_SILENCE = {
+    "modernbert-decoder": METHODS,  # its bases have names of their own, and it knows no scaling
+    "nemotron": tuple(method for method in METHODS if method != "ntk"),  # knows a base and no scaling
+    "olmo3": ("ntk",),  # knows one base for all layers
+}
+WITHOUT_TABLES = {"phimoe"}  # works them out in each pass
+
+
+coverage = scripts_by_path.load("coverage")
+
+
+@pytest.fixture(scope="module")
+def python(request) -> Path:
+    """The interpreter of an environment with transformers 4. Skips where it cannot be had, and says why."""
+    home = Path(request.config.cache.mkdir("transformers4"))
+    found = home / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    ready = home / "ready"
+    if not ready.is_file() or ready.read_text() != "\n".join(PINNED):
+        venv.create(home / "venv", with_pip=True, clear=True)
+        install = [found, "-m", "pip", "install", "--quiet", *PINNED]
+        result = subprocess.run(install, capture_output=True, text=True)
+        if result.returncode:
+            pytest.skip(f"transformers {RELEASE} cannot be had here: {result.stderr.strip()[-800:]}")
+        ready.write_text("\n".join(PINNED))
+    return found
+
+
+def with_few_experts(folder: Path) -> Path:
+    """Hundreds of experts are modules of their own there, and take minutes to make."""
+    config = json.loads((folder / "config.json").read_text())
+    most = {"num_experts": 8, "n_routed_experts": 8, "num_local_experts": 8, "moe_num_experts": 8}
+    for key, value in {**most, "n_group": 1, "topk_group": 1}.items():
+        if isinstance(config.get(key), int):
+            config[key] = min(config[key], value)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> tuple[Path, dict[str, PatchPlan]]:
+    """(where the folders are, the plan of each): TYPE is as transformers 5 saves it, TYPE--METHOD is patched."""
+    home, plans = tmp_path_factory.mktemp("transformers4"), {}
+    with quiet_transformers():
+        for model_type in coverage.all_types():
+            source = open_checkpoint(with_few_experts(coverage.write_checkpoint(model_type, home / model_type)))
+            for method in METHODS:
+                try:
+                    plan = make_plan(source, coverage.spec_of(method, source))
+                    patch_to(plan, home / f"{model_type}--{method}", verify=False)
+                except RopecliError:  # what is refused is test_all_architectures.py's
+                    continue
+                plans[f"{model_type}--{method}"] = plan
+    return home, plans
+
+
+@pytest.fixture(scope="module")
+def outcomes(python, folders) -> dict[str, Any]:
+    """What transformers 4 made of each folder."""
+    home, plans = folders
+    sources = {name.split("--")[0] for name in plans}
+    (home / "job.json").write_text(json.dumps([*sorted(sources), *plans]))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run([python, RUNNER, home], capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    return json.loads((home / "result.json").read_text())
+
+
+def agrees(table: dict[str, Any], rope: ScaledRope) -> bool:
+    live = np.array(table["inv_freq"])
+    if live.shape != rope.inv_freq.shape:
+        return False
+    allowed = 2e-6 * rope.inv_freq + 2e-7 * rope.geometry.powers() + 1e-25
+    same = (np.abs(live - rope.inv_freq) <= allowed).all()
+    return bool(same) and table["attention_factor"] == pytest.approx(rope.attention_factor, rel=1e-6)
+
+
+def label_of(name: str, plan: PatchPlan) -> str | None:
+    """The layer type of a table, which transformers 4 tells by the name of its module."""
+    if None in plan.ropes:
+        return None
+    return "sliding_attention" if "local" in name or "sliding" in name else "full_attention"
+
+
+def test_every_table_is_the_plans_or_is_listed(folders, outcomes):
+    _, plans = folders
+    agreeing, differing = 0, defaultdict(list)
+    for name, plan in plans.items():
+        model_type, method = name.split("--")
+        tables = outcomes[name].get("tables")
+        if not tables:
+            continue
+        if all(agrees(table, plan.ropes[label_of(key, plan)]) for key, table in tables.items()):
+            agreeing += 1
+        else:
+            differing[model_type].append(method)
+    assert differing == {name: list(methods) for name, methods in IN_SILENCE.items()}
+    assert agreeing == AGREEING
+
+
+def test_what_fails_does_so_aloud_and_is_listed(folders, outcomes):
+    _, plans = folders
+    failing = defaultdict(list)
+    for name in plans:
+        model_type, method = name.split("--")
+        if "error" in outcomes[name] and model_type not in UNKNOWN | set(UNREADABLE):
+            assert ALOUD[model_type][1] in outcomes[name]["error"]
+            failing[model_type].append(method)
+    assert failing == {
+        name: [method for method in METHODS if method in methods] for name, (methods, _) in ALOUD.items()
+    }
+
+
+def test_types_that_it_does_not_know_or_does_not_build_unpatched(folders, outcomes):
+    _, plans = folders
+    types = {name.split("--")[0] for name in plans}
+    errors = {name: outcomes[name]["error"] for name in types if "error" in outcomes[name]}
+    unknown = {name for name, error in errors.items() if "does not recognize this architecture" in error}
+    assert unknown == UNKNOWN
+    assert set(errors) - unknown == set(UNREADABLE) | {"mllama"}
+    assert all(part in errors[name] for name, part in UNREADABLE.items())
+    assert {name for name in types if outcomes[name].get("tables") == {}} == WITHOUT_TABLES

@@ -1,0 +1,123 @@
+"""`ropecli eval-ppl --method`: the model patched in memory gives what the patched checkpoint gives."""
+
+import json
+
+import pytest
+
+METHODS = {
+    "none": [],
+    "linear": [],
+    "ntk": [],
+    "yarn": ["--set", "beta_fast=8"],
+    "dynamic": [],
+    "llama3": [],
+    "p-rope": [],
+    "longrope": ["--set", f"long_factor={[1.0 + index / 4 for index in range(16)]}"],
+}
+
+
+@pytest.fixture
+def evaluate(ropecli, llama, corpus):
+    def call(*options, checkpoint=llama, lengths="24,64,128"):
+        arguments = ["--data", corpus, "--lengths", lengths, "--max-documents", 4]
+        return ropecli("eval-ppl", checkpoint, *arguments, *options)
+
+    return call
+
+
+@pytest.fixture
+def measured(evaluate):
+    def call(*options, **where) -> dict:
+        outcome = evaluate("--json", *options, **where)
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)
+
+    return call
+
+
+def ppls(report: dict) -> list[float]:
+    return [row["ppl"] for row in report["rows"]]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_equals_the_patched_checkpoint(method, measured, ropecli, llama, tmp_path):
+    arguments = ["--method", method, "--factor", 4, *METHODS[method]]
+    assert ropecli("patch", llama, *arguments, "--output", tmp_path / "out").code == 0
+    written, live = measured(checkpoint=tmp_path / "out"), measured(*arguments)
+    assert ppls(live) == pytest.approx(ppls(written), rel=1e-4)
+    for key in ("method", "factor", "protocol", "fingerprint"):
+        assert live[key] == written[key], key
+    if method != "none":
+        assert ppls(live) != pytest.approx(ppls(measured()), rel=1e-4)
+
+
+def test_the_parameters_are_reported(measured):
+    report = measured("--method", "yarn", "--factor", 4, "--set", "beta_fast=8")
+    assert (report["method"], report["factor"], report["params"]["beta_fast"]) == ("yarn", 4.0, 8)
+
+
+def test_a_patched_checkpoint_is_scaled_from_its_original_window(measured, ropecli, llama, tmp_path):
+    assert ropecli("patch", llama, "-m", "yarn", "--factor", 8, "--no-verify", "-o", tmp_path / "out").code == 0
+    again = measured("--method", "linear", "--factor", 4, checkpoint=tmp_path / "out")
+    assert ppls(again) == pytest.approx(ppls(measured("--method", "linear", "--factor", 4)), rel=1e-6)
+
+
+def test_a_corrected_window_counts(measured, ropecli, llama, tmp_path):
+    arguments = ["--method", "yarn", "--factor", 4, "--original-length", 32]
+    assert ropecli("patch", llama, *arguments, "--output", tmp_path / "out").code == 0
+    live = measured(*arguments)
+    assert ppls(live) == pytest.approx(ppls(measured(checkpoint=tmp_path / "out")), rel=1e-4)
+    assert ppls(live) != pytest.approx(ppls(measured(*arguments[:-2])), rel=1e-4)
+
+
+def test_dynamic_yarn_follows_the_length(measured):
+    """No stock reader can express it: at each length it is yarn by as much as that length needs."""
+    rows = measured("--method", "dynamic-yarn", "--factor", 4)["rows"]
+    assert [row["length"] for row in rows] == [24, 64, 128]
+    plain, twice = measured(), measured("--method", "yarn", "--factor", 2)
+    for row, expected in zip(rows, [*plain["rows"][:2], twice["rows"][2]], strict=True):
+        assert row["ppl"] == pytest.approx(expected["ppl"], rel=1e-5)
+    assert rows[2]["ppl"] != pytest.approx(plain["rows"][2]["ppl"], rel=1e-5)
+
+
+def test_numbers_of_ones_own(measured, tmp_path):
+    (tmp_path / "factors.json").write_text(json.dumps([4.0] * 16))
+    own = measured("--method", "custom", "--factor", 4, "--factors-file", tmp_path / "factors.json")
+    assert ppls(own) == pytest.approx(ppls(measured("--method", "linear", "--factor", 4)), rel=1e-6)
+
+
+def test_what_the_checkpoint_leaves_open_is_said(evaluate, llama, edited):
+    folder = edited(llama, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    outcome = evaluate("--method", "yarn", "--factor", 4, checkpoint=folder)
+    assert outcome.code == 0
+    assert "does not name its pretraining window" in outcome.err
+
+
+WRONG = {
+    "a factor without a method": (["--factor", 4], "are for a --method"),
+    "a setting without a method": (["--set", "beta_fast=8"], "are for a --method"),
+    "a window without a method": (["--original-length", 32], "are for a --method"),
+    "a method without a factor": (["--method", "yarn"], "yarn needs --factor, as --factor 4"),
+    "a factor of zero": (["--method", "yarn", "--factor", 0], "The factor is 0; it must be"),
+    "a factor below one": (["--method", "yarn", "--factor", 0.5], "The factor is 0.5; it must be"),
+    "a factor of nan": (["--method", "yarn", "--factor", "nan"], "The factor is nan; it must be"),
+    "an endless factor": (["--method", "yarn", "--factor", "inf"], "beyond any use"),
+    "an unknown method": (["--method", "yran", "--factor", 4], "Did you mean 'yarn'?"),
+    "an unknown parameter": (["--method", "yarn", "--factor", 4, "--set", "betafast=3"], "Did you mean 'beta_fast'?"),
+    "numbers that are missing": (["--method", "longrope", "--factor", 4], "needs long_factor"),
+    "numbers that are too few": (["--method", "longrope", "--factor", 4, "--set", "long_factor=[1, 2]"], "16 rotary"),
+}
+
+
+@pytest.mark.parametrize(("options", "named"), WRONG.values(), ids=WRONG)
+def test_a_wrong_option_is_one_message_before_the_model_is_loaded(options, named, evaluate, monkeypatch):
+    from ropecli.cli import evaluation
+
+    def load(*arguments):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(evaluation, "load", load)
+    outcome = evaluate(*options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("error:") == 1
+    assert named in " ".join(outcome.err.split())

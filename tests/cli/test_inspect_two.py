@@ -1,0 +1,174 @@
+"""`ropecli inspect A B`, side by side; and the table in a terminal of 80 columns."""
+
+import json
+
+import pytest
+
+from ropecli.cli import terminal
+
+LAYERS = ["sliding_attention", "full_attention"]
+ASIDE = {"checkpoint", "inv_freq", "ropes", "warnings", "findings"}
+
+
+@pytest.fixture
+def yarn(llama, ropecli, tmp_path):
+    arguments = ["-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "yarn"]
+    assert ropecli("patch", llama, *arguments).code == 0
+    return tmp_path / "yarn"
+
+
+@pytest.fixture(scope="module")
+def gemma(build):
+    return build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    monkeypatch.setattr(terminal.out, "width", 80)
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """By name, the cells of each row, put together from the lines that they are folded to; "" names the head."""
+    found: dict[str, list[str]] = {}
+    lines: list[list[str]] = []
+    for line in text.splitlines():
+        if "│" in line or "┃" in line:
+            lines.append([part.strip() for part in line.replace("┃", "│").split("│")[1:-1]])
+    for number, (name, *cells) in enumerate(lines):
+        goes_on = number > 0 and (not name or not any(cells))
+        if goes_on:
+            last = list(found)[-1]
+            before = found.pop(last)
+            name, cells = f"{last} {name}".strip(), [whole + part for whole, part in zip(before, cells, strict=True)]
+        found[name] = cells
+    return found
+
+
+def test_each_has_its_column_and_differing_rows_are_marked(llama, yarn, ropecli):
+    outcome = ropecli("inspect", llama, yarn)
+    assert (outcome.code, outcome.err) == (0, "")
+    table = rows(outcome.out)
+    assert table["≠ method"] == ["none", "yarn"]
+    assert table["≠ factor"] == ["1", "4"]
+    assert table["≠ max_position_embeddings"] == ["64 tokens", "256 tokens"]
+    assert table["≠ tokenizer model_max_length"] == ["64 tokens", "256 tokens"]
+    assert table["head_dim"] == ["32", "32"]
+    assert table["rope_theta"] == ["10,000", "10,000"]
+    assert f"{llama} (llama)" in outcome.out
+    assert f"{yarn} (llama)" in outcome.out
+
+
+def test_the_order_is_that_of_the_names(llama, yarn, ropecli):
+    one, other = (rows(ropecli("inspect", *pair).out) for pair in ((llama, yarn), (yarn, llama)))
+    assert {name: cells[::-1] for name, cells in one.items()} == other
+
+
+def test_equal_checkpoints_have_no_mark(llama, edited, ropecli):
+    outcome = ropecli("inspect", llama, edited(llama))
+    assert outcome.code == 0
+    assert "≠" not in outcome.out
+    assert rows(outcome.out)["method"] == ["none", "none"]
+
+
+def test_json_holds_both_reports_and_where_they_differ(llama, yarn, ropecli):
+    result = json.loads(ropecli("inspect", llama, yarn, "--json").out)
+    assert result.keys() == {"checkpoints", "differences"}
+    alone = [json.loads(ropecli("inspect", folder, "--json").out) for folder in (llama, yarn)]
+    assert result["checkpoints"] == alone
+    differing = {key for key in alone[0].keys() - ASIDE if alone[0][key] != alone[1][key]}
+    assert set(result["differences"]) == differing
+    assert {"method", "factor", "params", "attention_factor", "max_position_embeddings"} <= differing
+    assert not {"head_dim", "rope_theta", "original_max_position_embeddings", "model_type"} & differing
+
+
+def test_equal_checkpoints_differ_in_nothing(llama, edited, ropecli):
+    assert json.loads(ropecli("inspect", llama, edited(llama), "--json").out)["differences"] == []
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_rope_for_each_layer_type_beside_one_for_all(turned, llama, gemma, ropecli):
+    folders = [gemma, llama][:: -1 if turned else 1]
+    outcome = ropecli("inspect", *folders)
+    assert outcome.code == 0, outcome.err
+    table = rows(outcome.out)
+    columns = {"sliding_attention", "full_attention", ""}
+    assert set(table["layer type"]) == columns
+    flat = table["layer type"].index("")
+    assert flat == (0 if turned else 2)
+    assert table["≠ rope_theta"][flat] == "10,000"
+    assert set(table["≠ rope_theta"]) == {"10,000", "1,000,000"}
+    # what holds for a whole checkpoint stands in the first of its columns
+    windows = table["max_position_embeddings"]
+    assert [bool(cell) for cell in windows] == ([True, True, False] if turned else [True, False, True])
+
+
+def test_layers_that_look_back_a_short_way_make_a_difference_too(gemma, edited, ropecli):
+    """The one that sees the whole context stands for all of them; the rest are compared as well."""
+    nest = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+    }
+    outcome = ropecli("inspect", gemma, edited(gemma, rope_parameters=nest))
+    assert "5,000" in outcome.out
+    assert "≠ rope_theta" in outcome.out
+
+
+def test_findings_are_told_apart(llama, edited, ropecli):
+    folder = edited(llama, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    out = ropecli("inspect", llama, folder).out
+    assert f"nothing to mend in {llama}\n" in out
+    assert f"to look at in {folder}:" in out
+    assert f"ropecli patch {folder} --method linear" in out
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_wrong_name_is_one_error(which, llama, ropecli, tmp_path):
+    names = [llama, llama]
+    names[which] = tmp_path / "nowhere"
+    for options in ([], ["--json"]):
+        outcome = ropecli("inspect", *names, *options)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err.startswith("error: ")
+        assert outcome.err.count("error:") == 1
+        assert "nowhere" in outcome.err
+
+
+def test_a_revision_is_of_the_first_alone(llama, ropecli):
+    outcome = ropecli("inspect", llama, "--revision", "v1")
+    assert outcome.code == 2
+    assert "--revision" in outcome.err
+
+
+# In a terminal of 80 columns.
+
+
+def whole(text: str) -> str:
+    return "".join(text.split())
+
+
+def test_nothing_is_cut_off(llama, yarn, gemma, narrow, ropecli):
+    for names in ((llama,), (yarn,), (gemma,), (llama, yarn), (gemma, yarn), (gemma, gemma)):
+        outcome = ropecli("inspect", *names)
+        assert outcome.code == 0
+        assert "…" not in outcome.out
+        drawn = [line for line in outcome.out.splitlines() if set(line) & set("│┃┏└")]
+        assert drawn
+        assert max(map(len, drawn)) <= 80
+        joined = whole("".join("".join([name, *cells]) for name, cells in rows(outcome.out).items()))
+        for part in ("original_max_position_embeddings", "angleerroroffloat32attheend", "tokens"):
+            assert part in joined
+
+
+def test_long_parameters_are_folded(llama, narrow, ropecli, tmp_path):
+    settings = ["--set", "beta_fast=31.123456789", "--set", "beta_slow=1.123456789", "--set", "attention_factor=1.25"]
+    assert ropecli("patch", llama, "-m", "yarn", "--factor", 4, *settings, "-o", tmp_path / "out").code == 0
+    cells = rows(ropecli("inspect", tmp_path / "out").out)["parameters"]
+    for part in ("beta_fast31.123456789", "beta_slow1.123456789", "attention_factor1.25"):
+        assert part in whole(cells[0])
+
+
+def test_a_command_to_paste_is_on_one_line(llama, narrow, edited, ropecli):
+    folder = edited(llama, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    (line,) = [line for line in ropecli("inspect", folder).out.splitlines() if "mended by:" in line]
+    assert line.strip().startswith("mended by: ropecli patch ")
+    assert line.endswith("--output DIR")

@@ -1,0 +1,193 @@
+"""Options of `ropecli patch` that are for some models, methods and windows alone."""
+
+import json
+
+import numpy as np
+import pytest
+
+LAYERS = ["sliding_attention", "full_attention"]
+FACTORS = [1.0 + index / 4 for index in range(16)]
+
+
+@pytest.fixture
+def patch(ropecli, tmp_path):
+    """patch(source, "-m", "yarn", ...) -> (config.json as written, outcome)."""
+
+    def call(checkpoint, *arguments):
+        output = tmp_path / f"out-{len(list(tmp_path.glob('out-*')))}"
+        outcome = ropecli("patch", checkpoint, *arguments, "-o", output)
+        assert outcome.code == 0, outcome.err
+        return json.loads((output / "config.json").read_text()), outcome
+
+    return call
+
+
+@pytest.fixture
+def refused(ropecli, tmp_path):
+    """refused(source, "-m", ...) -> the one message; nothing is left behind."""
+
+    def call(checkpoint, *arguments) -> str:
+        outcome = ropecli("patch", checkpoint, *arguments, "-o", tmp_path / "refused")
+        assert (outcome.code, outcome.out) == (2, ""), outcome
+        assert outcome.err.startswith("error: ")
+        assert outcome.err.count("error:") == 1
+        assert not (tmp_path / "refused").exists()
+        return " ".join(outcome.err.split())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def gemma(build):
+    return build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
+
+
+# --factor and --target-length.
+
+
+@pytest.mark.parametrize(("factor", "length", "short"), [(8, 256, False), (4, 256, False), (2, 256, True)])
+def test_a_factor_beside_a_target_is_kept(factor, length, short, patch, llama):
+    config, outcome = patch(llama, "-m", "yarn", "--factor", factor, "--target-length", length)
+    assert config["max_position_embeddings"] == length
+    assert config["rope_parameters"]["factor"] == config["rope_scaling"]["factor"] == factor
+    assert f"yarn ×{factor}, {length} tokens" in outcome.out
+    assert ("reaches 128 tokens; 256 need 4" in outcome.err) is short
+
+
+@pytest.mark.parametrize("method", ["none", "abf", "p-rope", "nope"])
+def test_methods_whose_factor_sets_the_window_alone_do_not_fall_short(method, patch, llama):
+    settings = ["--set", "beta=50"] if method == "abf" else []
+    config, outcome = patch(llama, "-m", method, "--factor", 2, "--target-length", 256, *settings, "--no-verify")
+    assert config["max_position_embeddings"] == 256
+    assert "reaches" not in outcome.err
+
+
+def test_a_target_below_the_pretraining_window_is_refused(refused, llama):
+    message = refused(llama, "-m", "yarn", "--factor", 2, "--target-length", 32)
+    assert "The target length 32 is below the pretraining window, 64" in message
+    assert "--original-length" in message
+
+
+# --layer-types.
+
+
+def methods_of(config: dict) -> dict[str, str]:
+    return {label: parameters["rope_type"] for label, parameters in config["rope_parameters"].items()}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "scaled"),
+    [
+        ("full_attention", {"full_attention"}),
+        ("sliding_attention", {"sliding_attention"}),
+        ("full_attention,sliding_attention", set(LAYERS)),
+        (" sliding_attention , ", {"sliding_attention"}),
+    ],
+)
+def test_the_chosen_layers_are_scaled_and_proved(chosen, scaled, patch, gemma):
+    config, outcome = patch(gemma, "-m", "linear", "--factor", 4, "--layer-types", chosen)
+    assert {label for label, method in methods_of(config).items() if method == "linear"} == scaled
+    assert "proved: 2 live rotary tables agree" in outcome.out
+    assert ("look back a short way" in outcome.err) is ("sliding_attention" in scaled)
+
+
+def test_without_it_those_are_scaled_that_see_far(patch, gemma):
+    config, outcome = patch(gemma, "-m", "linear", "--factor", 4)
+    assert methods_of(config) == {"full_attention": "linear", "sliding_attention": "default"}
+    assert outcome.err == ""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "named"),
+    [
+        ("global_attention", "--layer-types names global_attention"),
+        ("full_attention,x", "--layer-types names x"),
+        ("", "--layer-types names none"),
+        (",", "--layer-types names none"),
+    ],
+)
+def test_layers_that_there_are_not(chosen, named, refused, gemma):
+    message = refused(gemma, "-m", "linear", "--factor", 4, "--layer-types", chosen)
+    assert named in message
+    assert "sliding_attention, full_attention" in message or "full_attention, sliding_attention" in message
+
+
+def test_nothing_to_choose_where_all_share_one(refused, llama):
+    message = refused(llama, "-m", "linear", "--factor", 4, "--layer-types", "full_attention")
+    assert "here all layers share one" in message
+
+
+# --factors-file.
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(value: object):
+        path = tmp_path / "numbers.json"
+        path.write_text(value if isinstance(value, str) else json.dumps(value))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "value", [FACTORS, {"factors": FACTORS}, {"inv_freq": (1e4 ** (-np.arange(16) / 16) / FACTORS).tolist()}]
+)
+def test_numbers_of_ones_own_are_written_as_longrope(value, patch, file, llama):
+    config, _ = patch(llama, "-m", "custom", "--factor", 4, "--factors-file", file(value))
+    parameters = config["rope_parameters"]
+    assert parameters["rope_type"] == "longrope"
+    assert parameters["short_factor"] == parameters["long_factor"] == pytest.approx(FACTORS, rel=1e-12)
+    assert parameters["attention_factor"] == 1.0
+
+
+def test_longrope_takes_a_list_for_long_and_short(patch, file, llama):
+    config, _ = patch(llama, "-m", "longrope", "--factor", 4, "--factors-file", file(FACTORS))
+    assert config["rope_parameters"]["short_factor"] == config["rope_parameters"]["long_factor"] == FACTORS
+
+
+@pytest.mark.parametrize("base", ["llama", "gemma"])
+def test_longrope_takes_what_a_config_has(base, patch, file, request, gemma, ropecli, tmp_path):
+    """So that a command which inspect prints has no need to name 64 numbers."""
+    source = request.getfixturevalue(base)
+    numbers = {"long_factor": FACTORS, "short_factor": FACTORS, "attention_factor": 1.5}
+    written, _ = patch(source, "-m", "longrope", "--factor", 4, "--factors-file", file(numbers))
+    again, _ = patch(source, "-m", "longrope", "--factor", 4, "--factors-file", tmp_path / "out-0" / "config.json")
+    assert again["rope_parameters"] == written["rope_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "named"),
+    [
+        ("longrope", "[1, 2", "cannot be read as JSON"),
+        ("longrope", [1.0, 2.0], "long_factor has 2 entries; this model has 16 rotary pairs"),
+        ("longrope", [0.0] * 16, "every factor must be positive"),
+        ("longrope", ["a"] * 16, "it must be a list of numbers"),
+        ("longrope", 3, "must hold a list of factors, or an object with long_factor"),
+        ("longrope", {"factors": FACTORS}, "must hold a list of factors, or an object with long_factor"),
+        ("longrope", {"long_factor": FACTORS, "typo": 1}, "longrope has no parameter 'typo'"),
+        ("longrope", {"rope_parameters": {"rope_type": "yarn"}}, "config.json"),
+        ("longrope", {"rope_parameters": 5}, "must hold a list of factors"),
+        ("custom", {"long_factor": FACTORS}, "must hold a list of factors, or an object with factors or inv_freq"),
+        ("custom", {"factors": FACTORS, "inv_freq": FACTORS}, "custom takes either inv_freq or factors"),
+        ("yarn", FACTORS, "--factors-file is for longrope and custom; yarn takes no list of numbers"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_one_message(method, value, named, refused, file, llama):
+    assert named in refused(llama, "-m", method, "--factor", 4, "--factors-file", file(value))
+
+
+def test_a_file_that_is_not_there(refused, llama, tmp_path):
+    message = refused(llama, "-m", "longrope", "--factor", 4, "--factors-file", tmp_path / "none.json")
+    assert "none.json cannot be read as JSON" in message
+
+
+# What no stock reader can express.
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_dynamic_yarn_is_refused_with_the_way_out(dry, refused, llama):
+    message = refused(llama, "-m", "dynamic-yarn", "--factor", 4, *dry)
+    assert "no stock reader expresses" in message
+    assert "eval-ppl --method dynamic-yarn --factor 4" in message
+    assert "compare --methods dynamic-yarn" in message
