@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Iterator
 
 
@@ -17,7 +18,9 @@ def quiet_transformers() -> Iterator[None]:
     transformers_logging.disable_progress_bar()
     accelerate_logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the older dialect, which is written on purpose
+            yield
     finally:
         transformers_logging.set_verbosity(verbosity)
         accelerate_logger.setLevel(level)
