@@ -29,7 +29,7 @@ def warnings_of(
         *_of_window(rope, spec, window, target),
         *_of_frequencies(rope, spec),
         *_of_temperature(settings, spec),
-        *_of_shipped_parameters(settings, scaled),
+        *_of_shipped_parameters(settings, spec, scaled),
         *_of_layers(section, settings, scaled, target),
     ]
 
@@ -83,7 +83,9 @@ def _of_temperature(settings: RopeSettings, spec: ScalingSpec) -> list[str]:
     ]
 
 
-def _of_shipped_parameters(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope]) -> list[str]:
+def _of_shipped_parameters(
+    settings: RopeSettings, spec: ScalingSpec, scaled: Mapping[str | None, ScaledRope]
+) -> list[str]:
     """Where the checkpoint comes with the same method and other parameters, which its training knew."""
     for rope in settings.ropes:
         new = scaled.get(rope.geometry.layer_type)
@@ -92,7 +94,7 @@ def _of_shipped_parameters(settings: RopeSettings, scaled: Mapping[str | None, S
         shipped = {
             key: value
             for key, value in rope.spec.params.items()
-            if not isinstance(value, list) and value != new.spec.params.get(key)
+            if key not in spec.params and not isinstance(value, list) and value != new.spec.params.get(key)
         }
         if shipped:
             kept = " ".join(f"--set {key}={str(value).lower()}" for key, value in shipped.items())
