@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ropecli.checkpoint.families import family_of
 from ropecli.errors import PatchError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import scale, varies_with_length
@@ -112,9 +113,11 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
 
     Methods that depend on the length follow it: every forward pass turns by its own largest position, whatever
     passes came before. Keys that lie in a KV cache keep the rotation they got. `restored` takes it back. Raises
-    PatchError for layer types without a rope, and for a model that does not turn by its tables.
+    PatchError for layer types without a rope, for a model that does not turn by its tables, and for DeepSeek's
+    mscale_all_dim, which is not in the tables.
     """
     tables = rotary_tables(model)
+    _refuse_softmax_scale(tables, ropes)
     by_module: dict[int, list[RotaryTable]] = {}
     for table in tables:
         by_module.setdefault(id(table.module), []).append(table)
@@ -128,6 +131,20 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
         switching = [table for table in own if varies_with_length(*_method(ropes[table.layer_type]))]
         if switching:
             module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(switching, ropes), with_kwargs=True)
+
+
+def _refuse_softmax_scale(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
+    """DeepSeek's attention took its softmax scale from the config when the model was built, and keeps it."""
+    configs = [table.module.config for table in tables]
+    if not any(family_of({"model_type": config.model_type}).reads_mscale_all_dim for config in configs):
+        return
+    shipped = [getattr(config, "rope_parameters", None) or {} for config in configs]
+    wanted = [rope.spec.params for rope in ropes.values()]
+    if any(parameters.get("mscale_all_dim") for parameters in [*shipped, *wanted]):
+        raise PatchError(
+            "mscale_all_dim sets this model's softmax scale when it is built, which a patch in memory does not reach. "
+            "Write the patch to a folder instead, and load that."
+        )
 
 
 def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> Callable[..., None]:

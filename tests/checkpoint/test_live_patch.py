@@ -339,3 +339,21 @@ def test_a_rope_given_as_frequencies_alone(llama):
     custom = {"inv_freq": (rope.inv_freq * 1.5).tolist(), "attention_factor": 0.9}
     live_patch(expected, ropes_of(llama, "custom", **custom))
     assert torch.equal(logits(model), logits(expected))
+
+
+@pytest.mark.parametrize("method", ["linear", "yarn"])
+def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(method, build):
+    """It was taken from the config when the model was built: scaled in memory, the old temperature would stay."""
+    parameters = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    folder = build("minicpm3", rope_parameters=parameters, q_lora_rank=16, kv_lora_rank=16)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    plan = make_plan(open_checkpoint(folder), ScalingSpec(method, 8.0))
+    with pytest.raises(PatchError, match="mscale_all_dim sets this model's softmax scale"):
+        live_patch(model, plan.ropes)
