@@ -10,6 +10,9 @@ RopecliError
 └── RecipeError       a recipe with faults, all of them listed
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class RopecliError(Exception):
     """Something the user can mend. Its message says what, the value, what was expected, and the next step."""
@@ -34,6 +37,12 @@ class OutputError(RopecliError): ...
 
 
 class RecipeError(RopecliError): ...
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known one, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def reason_of(error: BaseException) -> str:

@@ -2,14 +2,13 @@
 `rope_theta` + `rope_scaling` (+ `partial_rotary_factor`, `rope_local_base_freq`). Writing them is encoding.py's.
 """
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
 from ropecli.checkpoint.families import MSCALES, Family, family_of
 from ropecli.checkpoint.fields import first, head_dim, mapping, positive_number, rotary_dim, whole_number
 from ropecli.checkpoint.reading import section_of
-from ropecli.errors import CheckpointError, shown
+from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import get_method
 
@@ -286,9 +285,7 @@ def _implicit_base(family: Family, layer_type: str | None, warnings: list[str]) 
 def _read_method(parameters: Parameters) -> str:
     rope_type = rope_type_of(parameters)
     if rope_type not in NATIVE_KEYS:
-        known = ", ".join(NATIVE_KEYS)
-        close = difflib.get_close_matches(rope_type, NATIVE_KEYS, n=1, cutoff=0.7)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        known, hint = ", ".join(NATIVE_KEYS), did_you_mean(rope_type, NATIVE_KEYS)
         raise CheckpointError(f"rope_type {shown(rope_type)} is not known here. Known: {known}.{hint}")
     if rope_type == "default":
         return "none"

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.checkpoint.dialects import RopeSettings
 from ropecli.checkpoint.facts import target_window
 from ropecli.checkpoint.lint import find_faults
-from ropecli.checkpoint.plan import effective_ropes, far_layers
+from ropecli.checkpoint.plan import effective_ropes, main_rope
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.rope import ScaledRope
 from ropecli.theory.precision import float32_angle_error
@@ -22,7 +21,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     all pairs at the window's end. findings: what is off, each with a rule, a message and a fix.
     """
     ropes, settings = effective_ropes(checkpoint)
-    main = _main_rope(ropes, settings)
+    main = main_rope(ropes, settings)
     window = target_window(checkpoint, settings, main)
     reports = [_describe(rope, window) for rope in ropes.values()]
     shared = {key: value for key, value in _describe(main, window).items() if key != "layer_type"}
@@ -37,12 +36,6 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "warnings": list(settings.warnings),
         "findings": [finding._asdict() for finding in find_faults(checkpoint, settings, main)],
     }
-
-
-def _main_rope(ropes: dict[str | None, ScaledRope], settings: RopeSettings) -> ScaledRope:
-    """The rope that sees the whole context, or the one of the largest factor where several do."""
-    far = [ropes[label] for label in far_layers(settings) if label in ropes] or list(ropes.values())
-    return max(far, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
 
 
 def differences(reports: Sequence[dict[str, Any]]) -> list[str]:

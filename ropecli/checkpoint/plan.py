@@ -1,7 +1,7 @@
 """What a patch would write, worked out without writing: PatchPlan. Loads neither torch nor transformers."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +77,12 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
 def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:
     """The layer types that see the whole context, in the config's order; (None,) where all layers share one rope."""
     return tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
+
+
+def main_rope(ropes: Mapping[str | None, ScaledRope], settings: RopeSettings) -> ScaledRope:
+    """The rope that speaks for a checkpoint: of those that see the whole context the one of the largest factor."""
+    far = [ropes[label] for label in far_layers(settings) if label in ropes] or list(ropes.values())
+    return max(far, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
 
 
 def _edited(provenance: Provenance | None) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Finds the engines and asks one of them: Export, the registry, export_checkpoint."""
 
-import difflib
 import importlib
 import json
 import pkgutil
@@ -11,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from ropecli.checkpoint.reading import Checkpoint
-from ropecli.errors import MethodError, PatchError
+from ropecli.errors import MethodError, PatchError, did_you_mean
 from ropecli.export.positions import Positions, read_positions
 
 
@@ -59,9 +58,7 @@ def export_checkpoint(checkpoint: Checkpoint, name: str) -> Export:
     """
     known = engines()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise MethodError(f"Unknown engine {name!r}. Known: {', '.join(known)}.{hint}")
+        raise MethodError(f"Unknown engine {name!r}. Known: {', '.join(known)}.{did_you_mean(name, known)}")
     return known[name](read_positions(checkpoint))
 
 

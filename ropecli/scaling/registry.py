@@ -4,7 +4,6 @@ A method is a function `(rope, s, *, parameters) -> ScaledRope`; one that depend
 length takes it third: `(rope, s, length, *, parameters)`. Its keyword-only parameters are its schema.
 """
 
-import difflib
 import importlib
 import inspect
 import math
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ropecli.errors import MethodError, shown
+from ropecli.errors import MethodError, did_you_mean, shown
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 
 
@@ -111,7 +110,7 @@ def get_method(name: str) -> ScalingMethod:
     if name in methods:
         return methods[name]
     also = next((method.name for method in methods.values() if name.lower() in method.other_names), None)
-    hint = f" Here it is called {also!r}." if also else _did_you_mean(name, methods)
+    hint = f" Here it is called {also!r}." if also else did_you_mean(name, methods)
     raise MethodError(f"Unknown method {name!r}. Known: {', '.join(methods)}.{hint}")
 
 
@@ -155,7 +154,7 @@ def _checked_parameters(method: ScalingMethod, params: Mapping[str, object]) -> 
     for key, value in params.items():
         if key not in known:
             names = ", ".join(known) or "none"
-            hint = _did_you_mean(key, known)
+            hint = did_you_mean(key, known)
             raise MethodError(f"Method {method.name} has no parameter {key!r}. Its parameters: {names}.{hint}")
         if not _fits(value, known[key].annotation):
             expected = _describe(known[key].annotation)
@@ -192,8 +191,3 @@ def _describe(annotation: object) -> str:
     if typing.get_origin(annotation) is Sequence:
         return LIST
     return "a positive, finite number"
-
-
-def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
