@@ -41,7 +41,7 @@ class RecipeError(RopecliError): ...
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest known one, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.65)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

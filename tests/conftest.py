@@ -91,6 +91,8 @@ def build(tmp_path_factory, tokenizer):
     }
 
     def make(model_type: str, **settings: object) -> Path:
+        if model_type not in CONFIG_MAPPING:
+            pytest.skip(f"this release of transformers does not know {model_type}")
         folder = tmp_path_factory.mktemp(model_type)
         torch.manual_seed(0)
         config = CONFIG_MAPPING[model_type](**{**tiny, **settings})

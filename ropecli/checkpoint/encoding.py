@@ -33,8 +33,10 @@ _STANDS_FOR_ZERO = 1e30
 """A factor that leaves no frequency: strict JSON has no infinity, and float32 ends at 3e38."""
 
 
-def native_parameters(scaled: ScaledRope, family: Family | None = None) -> Parameters:
+def native_parameters(scaled: ScaledRope, family: Family | None = None, window: int | None = None) -> Parameters:
     """The `rope_parameters` dict by which stock transformers makes these frequencies.
+
+    window: max_position_embeddings beside it, tokens; the pretraining window × the factor unless given.
 
     Where the method has no rope_type of its own, or the family does not honour it: longrope with the same factors
     for short and long, which expresses any static frequencies. Raises PatchError for what no stock reader can
@@ -47,7 +49,7 @@ def native_parameters(scaled: ScaledRope, family: Family | None = None) -> Param
     else:
         values = _universal_values(scaled)
     if rope_type == "longrope" and (
-        family.reads_mscales or not math.isclose(scaled.attention_factor, _longrope_attention_factor(scaled))
+        family.reads_mscales or not math.isclose(scaled.attention_factor, _longrope_attention_factor(scaled, window))
     ):
         values |= dict.fromkeys(MSCALES, scaled.attention_factor)
     known = {key: values[key] for key in NATIVE_KEYS[rope_type] if key in values}
@@ -111,10 +113,11 @@ def _universal_values(scaled: ScaledRope) -> Parameters:
     }
 
 
-def _longrope_attention_factor(scaled: ScaledRope) -> float:
-    """What a reader takes without an attention factor."""
-    window = scaled.geometry.original_max_position_embeddings
-    return math.sqrt(1 + math.log(scaled.spec.factor) / math.log(window)) if window > 1 else math.nan
+def _longrope_attention_factor(scaled: ScaledRope, window: int | None) -> float:
+    """What a reader works out from the two windows, where it is told neither a factor nor an attention factor."""
+    original = scaled.geometry.original_max_position_embeddings
+    factor = window / original if window else scaled.spec.factor
+    return math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original)) if original > 1 else math.nan
 
 
 def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], window: int) -> None:
@@ -122,7 +125,7 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
     section, family = section_of(config), family_of(config)
     before = parameters_by_layer_type(section, family, [])
     written = {
-        label: _with_kept_keys(native_parameters(rope, family), rope, before[label], section, family)
+        label: _with_kept_keys(native_parameters(rope, family, window), rope, before[label], section, family)
         for label, rope in scaled.items()
     }
     for parameters in written.values():

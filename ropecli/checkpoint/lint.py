@@ -190,10 +190,10 @@ def _softmax_scale(facts: Facts) -> Iterator[Finding]:
                 f"mscale_all_dim in {label} is left over from yarn, and still multiplies the softmax scale of "
                 f"DeepSeek's models under rope_type {rope_type_of(parameters)!r}."
             )
-            yield Finding("temperature-left-over", message, facts.fix)
+            yield Finding("mscale-left-over", message, facts.fix)
         elif parameters.get("attention_factor") is not None:
             message = f"attention_factor and mscale_all_dim in {label} both set the temperature: it counts twice."
-            yield Finding("temperature-twice", message, facts.fix)
+            yield Finding("attention-factor-twice", message, facts.fix)
 
 
 def _dynamic_switched_off(facts: Facts) -> Iterator[Finding]:

@@ -118,6 +118,15 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
     """
     tables = rotary_tables(model)
     _refuse_softmax_scale(tables, ropes)
+    put_back = _remember(tables)
+    try:
+        _patch_tables(tables, ropes)
+    except PatchError:  # all modules or none
+        put_back()
+        raise
+
+
+def _patch_tables(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
     by_module: dict[int, list[RotaryTable]] = {}
     for table in tables:
         by_module.setdefault(id(table.module), []).append(table)
@@ -128,7 +137,7 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
         set_ropes(own, ropes)
         for table in own:
             table.refuse_if_deaf()
-        switching = [table for table in own if varies_with_length(*_method(ropes[table.layer_type]))]
+        switching = [table for table in own if varies_with_length(*_geometry_and_spec(ropes[table.layer_type]))]
         if switching:
             module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(switching, ropes), with_kwargs=True)
 
@@ -153,12 +162,12 @@ def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -
     def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         positions = named["position_ids"] if "position_ids" in named else arguments[1]
         length = int(positions.max()) + 1
-        set_ropes(tables, {label: scale(*_method(rope), length) for label, rope in ropes.items()})
+        set_ropes(tables, {label: scale(*_geometry_and_spec(rope), length) for label, rope in ropes.items()})
 
     return before_pass
 
 
-def _method(rope: ScaledRope) -> tuple[RopeGeometry, ScalingSpec]:
+def _geometry_and_spec(rope: ScaledRope) -> tuple[RopeGeometry, ScalingSpec]:
     return rope.geometry, rope.spec
 
 
@@ -169,17 +178,25 @@ def _tensors(given: Any) -> tuple[torch.Tensor, ...]:
 @contextlib.contextmanager
 def restored(tables: list[RotaryTable]) -> Iterator[None]:
     """At the end, every table is again as it was at the beginning."""
-    modules = {id(table.module): table.module for table in tables}.values()
-    copied = ("_buffers", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
-    before = [
-        (module, {**module.__dict__, **{key: module.__dict__[key].copy() for key in copied}}) for module in modules
-    ]
+    put_back = _remember(tables)
     try:
         yield
     finally:
-        for module, state in before:
+        put_back()
+
+
+def _remember(tables: list[RotaryTable]) -> Callable[[], None]:
+    """What makes the tables' modules as they are now."""
+    modules = {id(table.module): table.module for table in tables}.values()
+    copied = ("_buffers", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+    now = [(module, {**module.__dict__, **{key: module.__dict__[key].copy() for key in copied}}) for module in modules]
+
+    def put_back() -> None:
+        for module, state in now:
             module.__dict__.clear()
             module.__dict__.update(state)
+
+    return put_back
 
 
 def reset_tables(tables: list[RotaryTable]) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ropecli.checkpoint import warnings
 from ropecli.checkpoint.dialects import RopeSettings, read_settings
 from ropecli.checkpoint.encoding import write_settings
 from ropecli.checkpoint.provenance import Change, Provenance, diff, read_provenance, unreadable
 from ropecli.checkpoint.reading import Checkpoint
-from ropecli.checkpoint.warnings import warnings_of
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
 from ropecli.scaling.registry import get_method, scale
@@ -24,8 +24,8 @@ class PatchPlan:
     ropes: by layer type (None where all share one), untouched ones included; scaled: the layer types that were
     scaled. original: the config before any patch; config: after it, None for a method that no stock reader can
     express (`unwritable` says why); changes: against the config as it stands. window: max_position_embeddings to
-    write, tokens. settings_warnings: what the source leaves open; warnings: these and what the patch itself gives
-    rise to.
+    write, tokens. settings_warnings: what the source leaves open; scaling_warnings: these and what holds wherever
+    the model is scaled; writing_warnings: what holds for a written patch alone.
     """
 
     source: Checkpoint
@@ -39,7 +39,13 @@ class PatchPlan:
     window: int
     target_length: int
     settings_warnings: tuple[str, ...]
-    warnings: tuple[str, ...]
+    scaling_warnings: tuple[str, ...]
+    writing_warnings: tuple[str, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """All that there is to say of a patch that is written."""
+        return self.scaling_warnings + self.writing_warnings
 
 
 def original_settings(
@@ -140,7 +146,8 @@ def make_plan(
         window=written_window,
         target_length=target,
         settings_warnings=settings.warnings,
-        warnings=(*settings.warnings, *warnings_of(config, settings, spec, scaled, written_window, target)),
+        scaling_warnings=(*settings.warnings, *warnings.of_scaling(config, settings, spec, scaled, target)),
+        writing_warnings=tuple(warnings.of_writing(spec, scaled[labels[0]], written_window)),
     )
 
 

@@ -14,39 +14,47 @@ from ropecli.scaling.registry import get_method, varies_with_length
 _SET_THE_WINDOW_ALONE = ("none", "abf", "p-rope", "nope", "custom", "longrope", "dynamic-yarn")
 
 
-def warnings_of(
+def of_scaling(
     config: dict[str, Any],
     settings: RopeSettings,
     spec: ScalingSpec,
     scaled: Mapping[str | None, ScaledRope],
-    window: int,
     target: int,
 ) -> list[str]:
-    """In sentences. window: max_position_embeddings to write, tokens. target: the window to reach."""
+    """What holds wherever the model is scaled, on disk or in memory. target: the window to reach, tokens."""
     rope = next(iter(scaled.values()))
     section = section_of(config)
     return [
-        *_of_window(rope, spec, window, target),
+        *_of_factor(rope, spec, target),
         *_of_frequencies(rope, spec),
-        *_of_temperature(settings, spec),
+        *_of_softmax_scale(settings, spec),
         *_of_shipped_parameters(settings, spec, scaled),
         *_of_layers(section, settings, scaled, target),
     ]
 
 
-def _of_window(rope: ScaledRope, spec: ScalingSpec, window: int, target: int) -> list[str]:
+def of_writing(spec: ScalingSpec, rope: ScaledRope, window: int) -> list[str]:
+    """What holds for a written patch alone. window: max_position_embeddings to write, tokens."""
     warnings = []
-    original = rope.geometry.original_max_position_embeddings
     if get_method(spec.method).rope_type == "dynamic":
         warnings.append(
             f"max_position_embeddings stays at {window}: stock readers take it for dynamic NTK's pretraining window."
         )
-    if spec.method not in _SET_THE_WINDOW_ALONE and round(original * spec.factor) < target:
+    if rope.rope_theta != rope.geometry.rope_theta:
         warnings.append(
-            f"a factor of {spec.factor:g} reaches {round(original * spec.factor)} tokens; {target} need "
-            f"{target / original:g}, the target over the pretraining window of {original}."
+            "the new base says nothing of the window it came from; ropecli.yaml does: keep it beside the weights."
         )
     return warnings
+
+
+def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
+    original = rope.geometry.original_max_position_embeddings
+    if spec.method in _SET_THE_WINDOW_ALONE or round(original * spec.factor) >= target:
+        return []
+    return [
+        f"a factor of {spec.factor:g} reaches {round(original * spec.factor)} tokens; {target} need "
+        f"{target / original:g}, the target over the pretraining window of {original}."
+    ]
 
 
 def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
@@ -61,10 +69,8 @@ def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
             f"the new base, {rope.rope_theta:g}, is below the pretrained one, {geometry.rope_theta:g}: "
             "pairs turn faster than they did, which extends nothing."
         )
-    if rope.rope_theta != geometry.rope_theta:
-        warnings.append(
-            "the new base says nothing of the window it came from; ropecli.yaml does: keep it beside the weights."
-        )
+    if spec.method != "nope" and not rope.inv_freq.any():
+        warnings.append(f"{spec.method} with these parameters leaves no pair that turns; that is nope.")
     if varies_with_length(geometry, spec):
         warnings.append(
             f"{spec.method} switches frequencies with the length: a KV cache that grows past the pretraining "
@@ -73,13 +79,13 @@ def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
     return warnings
 
 
-def _of_temperature(settings: RopeSettings, spec: ScalingSpec) -> list[str]:
+def _of_softmax_scale(settings: RopeSettings, spec: ScalingSpec) -> list[str]:
     own = any("mscale_all_dim" in rope.spec.params for rope in settings.ropes)
     if "mscale_all_dim" not in spec.params or own or settings.family.reads_mscale_all_dim:
         return []
     return [
         f"{settings.family.model_type} does not multiply its softmax scale by mscale_all_dim, so that its share of the "
-        "temperature is lost. Leave the pair out: then yarn puts all of it into cos and sin."
+        "attention factor is lost. Leave the pair out: then yarn puts all of it into cos and sin."
     ]
 
 

@@ -55,7 +55,15 @@ def command(
         results = compare_methods(model, plans, documents, wanted, protocol=protocol, advance=step)
     reports = [
         evaluation.make_report(
-            opened, plan.spec, protocol=protocol, source=data, documents=documents, model=model, rows=rows
+            opened,
+            plan.spec,
+            plan.ropes[plan.scaled[0]],
+            protocol=protocol,
+            source=data,
+            documents=documents,
+            model=model,
+            rows=rows,
+            in_memory=True,
         )
         for plan, rows in zip(plans, results, strict=True)
     ]

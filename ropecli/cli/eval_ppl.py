@@ -47,7 +47,7 @@ def command(
     wanted = parse_numbers(lengths, "--lengths", int)
     params = scaling.parameters(method or "none", settings, factors_file)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
-    spec, plan, warnings = _scaling(opened, method, factor, params, original_length)
+    spec, rope, plan, warnings = _scaling(opened, method, factor, params, original_length)
     for warning in warnings:
         warn(warning)
     documents = evaluation.read_data(opened, data, wanted[-1], max_documents, text_column, split)
@@ -59,7 +59,15 @@ def command(
             model, documents, wanted, protocol=protocol, targets=targets, switching=switching, advance=step
         )
     report = evaluation.make_report(
-        opened, spec, protocol=protocol, source=data, documents=documents, model=model, rows=rows
+        opened,
+        spec,
+        rope,
+        protocol=protocol,
+        source=data,
+        documents=documents,
+        model=model,
+        rows=rows,
+        in_memory=plan is not None,
     )
     if output:
         write_report(output, report.as_json())
@@ -70,8 +78,8 @@ def command(
 
 
 def _scaling(checkpoint, method: str | None, factor: float | None, params: dict, original_length: int | None):
-    """The scaling to report, the plan to patch by (None for the checkpoint as it is), and what to warn of."""
-    from ropecli.checkpoint.plan import effective_ropes, make_plan
+    """The scaling to report, the rope it gives, the plan to patch by (None for the checkpoint as it is), warnings."""
+    from ropecli.checkpoint.plan import effective_ropes, main_rope, make_plan
     from ropecli.errors import MethodError
     from ropecli.rope import ScalingSpec
 
@@ -79,13 +87,14 @@ def _scaling(checkpoint, method: str | None, factor: float | None, params: dict,
         if factor is not None or params or original_length is not None:
             raise MethodError("--factor, --set, --factors-file and --original-length are for a --method.")
         ropes, settings = effective_ropes(checkpoint)
-        return max((rope.spec for rope in ropes.values()), key=lambda spec: spec.factor), None, settings.warnings
+        rope = main_rope(ropes, settings)
+        return rope.spec, rope, None, settings.warnings
     if factor is None and method != "none":
         raise MethodError(f"{method} needs --factor, as --factor 4.")
     plan = make_plan(
         checkpoint, ScalingSpec(method, 1.0 if factor is None else factor, params), original_length=original_length
     )
-    return plan.spec, plan, plan.settings_warnings
+    return plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings
 
 
 def _patch_in_memory(model, plan) -> bool:

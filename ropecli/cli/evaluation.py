@@ -49,7 +49,8 @@ def read_data(checkpoint, data: str, length: int, most: int | None, text_column:
     return documents
 
 
-def make_report(checkpoint, spec, *, protocol: str, source: str, documents, model, rows):
+def make_report(checkpoint, spec, rope, *, protocol: str, source: str, documents, model, rows, in_memory: bool):
+    """spec: the scaling as it was asked for; rope: the one that it gave."""
     from ropecli.evaluate.report import EvalReport
 
     return EvalReport(
@@ -66,4 +67,6 @@ def make_report(checkpoint, spec, *, protocol: str, source: str, documents, mode
         device=str(model.device),
         rows=rows,
         document_names=[document.name for document in documents.kept],
+        in_memory=in_memory,
+        original_max_position_embeddings=rope.geometry.original_max_position_embeddings,
     )

@@ -118,7 +118,7 @@ _ROPE_ROWS: dict[str, tuple[str, Any]] = {
     "shortest wavelength": ("shortest_wavelength", _wavelength),
     "longest wavelength": ("longest_wavelength", _wavelength),
     "pairs": ("pairs", str),
-    "pairs that turn in that window": ("pairs_turning_in_original_window", str),
+    "pairs with a whole turn in pretraining": ("pairs_turning_in_original_window", str),
     "angle error of float32 at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
 }
 _CHECKPOINT_ROWS: dict[str, tuple[str, Any]] = {

@@ -20,7 +20,8 @@ SCHEMA_VERSION = 1
 class EvalReport:
     """One model's perplexity by length, with the protocol, the data and the versions that gave it.
 
-    fingerprint: sha256 of the token ids read. digest: of the checkpoint. params: the scaling method's.
+    fingerprint: sha256 of the token ids read. digest: of the checkpoint. params: the scaling method's. in_memory:
+    whether the model was patched in memory. original_max_position_embeddings: the pretraining window, tokens.
     """
 
     checkpoint: str
@@ -28,6 +29,8 @@ class EvalReport:
     method: str
     factor: float
     params: dict[str, Any]
+    in_memory: bool
+    original_max_position_embeddings: int
     protocol: str
     source: str
     fingerprint: str

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ropecli.errors import PatchError
+from ropecli.export import wording
 from ropecli.export.engine import Export, command_line, engine, number, refusal
 from ropecli.export.positions import Positions
 from ropecli.rope import ScaledRope
@@ -24,6 +25,7 @@ from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 
 BUILD = "0c1e570"
 MODEL = "model.gguf"
+_CONVERTER = "convert_hf_to_gguf.py"
 # model_type -> general.architecture of the file that the converter writes, as --override-kv has to spell it.
 _ARCHITECTURES = {
     **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
@@ -38,12 +40,10 @@ _SLIDING = ("afmoe", "cohere2", "gemma2", "gpt_oss", "llama4_text", "plamo3", "s
 def llama_cpp(positions: Positions) -> Export:
     """`llama-server` with the --rope-* and --yarn-* flags, and the window."""
     if positions.nested:
-        raise _refusal(
-            positions, "its flags hold for all layers, and these differ by type.", "Serve the folder with vLLM."
-        )
+        raise _refusal(positions, "its flags hold for all layers, and these differ by type.", wording.BY_VLLM)
     if positions.model_type in _SLIDING:
         raise _refusal(
-            positions, f"its flags leave the sliding layers of {positions.model_type} alone.", "Serve it with vLLM."
+            positions, f"its flags leave the sliding layers of {positions.model_type} alone.", wording.BY_VLLM
         )
     if positions.latent and positions.rope_type != "default":
         raise _refusal(positions, "DeepSeek's YaRN is one of its own there.", "Patch with ntk or abf.")
@@ -78,7 +78,7 @@ def _yarn(positions: Positions) -> Flags:
         *("--yarn-orig-ctx", str(positions.original_window), "--yarn-ext-factor", "1"),
         *("--yarn-beta-fast", number(fast), "--yarn-beta-slow", number(slow)),
     ]
-    if _usual_temperature(positions):
+    if _usual_attention_factor(positions):
         return flags, {}
     times = rope.attention_factor / yarn_attention_factor(s)
     return flags, {"rope.scaling.attn_factor": f"float:{times:.9g}"}
@@ -110,10 +110,18 @@ def _longrope(positions: Positions) -> Flags:
     stored = math.isclose(positions.rope.attention_factor, positions.usual_longrope_attention_factor, rel_tol=1e-6)
     if positions.model_type == "phi3" and stored:
         return _default(positions)
+    if positions.model_type == "phi3":
+        raise _refusal(
+            positions,
+            "no flag has a factor for each pair, and its converter stores them, but with the attention factor "
+            f"√(1 + ln s / ln L) = {positions.usual_longrope_attention_factor:.5g}, where this folder has "
+            f"{positions.rope.attention_factor:.5g}.",
+            "Patch with ntk or abf, or with longrope and no attention factor of its own.",
+        )
     raise _refusal(
         positions,
         f"no flag has a factor for each pair, and its converter drops longrope's for {positions.model_type} without a "
-        "word (for phi3 it stores them, with the attention factor √(1 + ln s / ln L)).",
+        "word.",
         "A GGUF of architecture llama may carry them: tensors rope_factors_long.weight and rope_factors_short.weight "
         "(float32, base frequency ÷ frequency for each pair), llama.rope.scaling.type longrope, and "
         f"llama.rope.scaling.attn_factor {positions.rope.attention_factor:.9g}. Or patch with yarn.",
@@ -154,11 +162,7 @@ def _refusal(positions: Positions, reason: str, next_step: str) -> PatchError:
 
 def _cannot(positions: Positions) -> list[str]:
     if positions.rope_type == "dynamic":
-        return [
-            "llama.cpp has no dynamic NTK: every request gets the frequencies that it has at "
-            f"{positions.window} tokens, where transformers leaves requests up to {positions.original_window} as "
-            "they were pretrained."
-        ]
+        return [wording.one_table(positions, "llama.cpp has no dynamic NTK")]
     if positions.rope_type == "llama3":
         return [
             "No flag has llama3's bands: they are in the tensor rope_freqs of the file, which convert_hf_to_gguf.py "
@@ -175,14 +179,14 @@ def _cannot(positions: Positions) -> list[str]:
 def _notes(positions: Positions) -> list[str]:
     notes = [*positions.warnings]
     notes.append(
-        f"{MODEL} is the patched folder, converted: convert_hf_to_gguf.py {positions.checkpoint} --outfile {MODEL}. "
+        f"{MODEL} is the {_converted(positions)} "
         f"The server answers up to the file's context_length; the folder as it is gives {positions.written_window}."
     )
     if _carried_by_the_file(positions):
         notes.append(
             f"{MODEL} so made carries the positions itself, and needs no --rope flags; the line spells it out."
         )
-    if positions.rope_type == "yarn" and not _usual_temperature(positions):
+    if positions.rope_type == "yarn" and not _usual_attention_factor(positions):
         notes.append(
             "--yarn-attn-factor does not serve here: current builds overwrite it. rope.scaling.attn_factor multiplies "
             "1 + 0.1·ln s."
@@ -192,7 +196,17 @@ def _notes(positions: Positions) -> list[str]:
     return notes
 
 
-def _usual_temperature(positions: Positions) -> bool:
+def _converted(positions: Positions) -> str:
+    if not positions.on_hub:
+        return f"patched folder, converted: {command_line(_CONVERTER, positions.checkpoint, '--outfile', MODEL)}."
+    download = command_line("hf", "download", positions.checkpoint, *positions.at_revision)
+    return (
+        f"checkpoint, converted, for which a local folder is needed: {download} prints the name of one, DIR; then "
+        f"{command_line(_CONVERTER, 'DIR', '--outfile', MODEL)}."
+    )
+
+
+def _usual_attention_factor(positions: Positions) -> bool:
     return math.isclose(positions.rope.attention_factor, yarn_attention_factor(positions.factor), rel_tol=1e-9)
 
 
@@ -201,4 +215,4 @@ def _carried_by_the_file(positions: Positions) -> bool:
     if positions.rope_type != "yarn":
         return positions.rope_type in ("default", "linear", "llama3")
     betas = [float(positions.main.get(key, usual)) for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))]
-    return betas == [32.0, 1.0] and _usual_temperature(positions)
+    return betas == [32.0, 1.0] and _usual_attention_factor(positions)

@@ -6,33 +6,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli import demo
-from ropecli.checkpoint.dialects import NATIVE_KEYS, PARTIAL_KEYS, WINDOW_KEYS, Parameters
+from ropecli.checkpoint.dialects import KEPT_KEYS, PARTIAL_KEYS, WINDOW_KEYS, Parameters, parameters_by_layer_type
 from ropecli.checkpoint.encoding import native_parameters
-from ropecli.checkpoint.fields import first, mapping
-from ropecli.checkpoint.plan import effective_ropes
+from ropecli.checkpoint.facts import target_window
+from ropecli.checkpoint.families import Family
+from ropecli.checkpoint.fields import first
+from ropecli.checkpoint.plan import effective_ropes, main_rope
 from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.errors import PatchError
 from ropecli.rope import ScaledRope
 
-_SCALING_KEYS = {"rope_type", "type", "rope_theta", *sum(NATIVE_KEYS.values(), ())} - {"partial_rotary_factor"}
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 """What the engines' files know. Others are refused."""
+_DEFAULT_REVISION = "main"  # where everyone starts, so that nobody has to be told
 
 
 @dataclass(frozen=True)
 class Positions:
     """What the engines' files work from.
 
-    checkpoint: what a command line calls it, a folder or a Hub id. section: the part of config.json that holds the
-    RoPE fields, None for all of it. parameters: `rope_parameters` with a base each, by layer type (None where all
-    layers share them). rope: the one that sees the whole context; written: what config.json itself holds of it.
-    window: tokens that it reaches; written_window: what config.json says of that, under window_key. latent:
-    multi-head latent attention. warnings: what config.json leaves open, in sentences.
+    checkpoint: what a command line calls it, a folder or a Hub id; on_hub: the latter; revision: of the Hub id, None
+    where it is the one that everybody takes. section: the part of config.json that holds the RoPE fields, None for
+    all of it; fields: that part. parameters: `rope_parameters` with a base each, by layer type (None where all layers
+    share them). rope: the one that sees the whole context; written: what config.json itself holds of it. window:
+    tokens that it reaches; written_window: what config.json says of that, under window_key. latent: multi-head latent
+    attention. warnings: what config.json leaves open, in sentences.
     """
 
     checkpoint: str
+    on_hub: bool
+    revision: str | None
     model_type: str
+    family: Family
     section: str | None
+    fields: Mapping[str, Any]
     parameters: Mapping[str | None, Parameters | None]
     written: Parameters
     rope: ScaledRope
@@ -54,8 +61,24 @@ class Positions:
         return self.parameters[self.rope.geometry.layer_type] or {}
 
     @property
+    def others(self) -> list[Parameters]:
+        """Those of the layer types that turn otherwise than `rope`."""
+        label = self.rope.geometry.layer_type
+        return [one for key, one in self.parameters.items() if key != label and one]
+
+    @property
+    def scaled(self) -> list[Parameters]:
+        """Those that scale, of `rope` first."""
+        return [one for one in (self.main, *self.others) if one["rope_type"] != "default"]
+
+    @property
     def rope_type(self) -> str:
         return self.main["rope_type"]
+
+    @property
+    def at_revision(self) -> tuple[str, ...]:
+        """What follows the checkpoint's name on a command line."""
+        return () if self.revision is None else ("--revision", self.revision)
 
     @property
     def original_window(self) -> int:
@@ -81,24 +104,27 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
     """Raises CheckpointError for a config without rotary embeddings, PatchError for one that no engine gets whole."""
     section = section_of(checkpoint.config)
     ropes, settings = effective_ropes(checkpoint)
-    written = _written(section, ropes)
-    # as inspect does: the layers that were scaled are those that see the whole context
-    rope = max(ropes.values(), key=lambda one: (one.spec.factor, one.geometry.layer_type == "full_attention"))
-    native = {label: native_parameters(one, settings.family) for label, one in ropes.items()}
+    rope = main_rope(ropes, settings)
+    window = target_window(checkpoint, settings, rope)
+    written = parameters_by_layer_type(section, settings.family, [])
     parameters = {
-        label: {**native[label], **_kept(ropes[label], own, section)} if label in ropes else None
+        label: _parameters(ropes[label], own or {}, section, settings.family, window) if label in ropes else None
         for label, own in written.items()
     }
     _refuse(checkpoint.name, written, parameters)
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
     return Positions(
         checkpoint=str(demo.FOLDER) if checkpoint.name == demo.NAME else checkpoint.name,
+        on_hub=checkpoint.commit is not None,
+        revision=None if checkpoint.revision == _DEFAULT_REVISION else checkpoint.revision,
         model_type=str(checkpoint.config.get("model_type")),
+        family=settings.family,
         section=None if section is checkpoint.config else "text_config",
+        fields=section,
         parameters=parameters,
-        written=written[rope.geometry.layer_type],
+        written=written[rope.geometry.layer_type] or {},
         rope=rope,
-        window=_window(rope, native[rope.geometry.layer_type]["rope_type"], settings.max_position_embeddings),
+        window=window,
         written_window=settings.max_position_embeddings,
         window_key=next((key for key in WINDOW_KEYS if section.get(key) is not None), WINDOW_KEYS[0]),
         tokenizer_window=tokenizer if isinstance(tokenizer, int | float) else None,
@@ -107,36 +133,23 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
     )
 
 
-def _written(section: dict[str, Any], ropes: Mapping[str | None, ScaledRope]) -> dict[str | None, Parameters]:
-    """What config.json holds itself, by layer type; one entry under None where all layers share it."""
-    new, legacy = mapping(section, "rope_parameters"), mapping(section, "rope_scaling")
-    if None in ropes:
-        return {None: {**new, **legacy}}
-    without_positions = [label for label, value in new.items() if value is None]
-    return {label: new.get(label or "") or legacy for label in [*ropes, *without_positions]}
-
-
-def _kept(rope: ScaledRope, written: Parameters, section: dict[str, Any]) -> Parameters:
-    """What config.json has there that is no scaling: the share that turns, the sections of multimodal positions."""
-    kept = {key: value for key, value in written.items() if key not in _SCALING_KEYS}
+def _parameters(
+    rope: ScaledRope, written: Parameters, section: dict[str, Any], family: Family, window: int
+) -> Parameters:
+    """What makes the rope's frequencies, and what config.json has there that is no scaling."""
+    kept = {key: value for key, value in written.items() if key in KEPT_KEYS}
+    if "max_position_embeddings" in kept:  # a copy that Ministral's config keeps there
+        kept["max_position_embeddings"] = window
     width, turning = rope.geometry.head_dim, rope.geometry.rotary_dim
     if turning != width:
         kept.setdefault("partial_rotary_factor", first(section, PARTIAL_KEYS) or turning / width)
-    return kept
+    elif rope.geometry.still_pairs:  # native_parameters says which pairs stand still
+        kept.pop("partial_rotary_factor", None)
+    return {**native_parameters(rope, family, window), **kept}
 
 
-def _window(rope: ScaledRope, rope_type: str, written: int) -> int:
-    """Tokens that the rope reaches. dynamic leaves its window out of config.json, and many configs that were scaled
-    by hand do; linear alone does not say whether the window there is the pretraining one, so there it counts."""
-    original = rope.geometry.original_max_position_embeddings
-    reach = round(original * rope.spec.factor)
-    if rope_type == "dynamic":
-        return reach
-    return written if rope_type == "linear" and original == written else max(written, reach)
-
-
-def _refuse(name: str, written: Mapping[Any, Parameters], parameters: Mapping[Any, Parameters | None]) -> None:
-    if any(one.get("mscale_all_dim") for one in written.values()):
+def _refuse(name: str, written: Mapping[Any, Parameters | None], parameters: Mapping[Any, Parameters | None]) -> None:
+    if any(one and one.get("mscale_all_dim") for one in written.values()):
         raise PatchError(
             f"{name} carries mscale_all_dim, which also multiplies the softmax scale (DeepSeek). Engines read that "
             "pair from config.json themselves, each in its own way, and overrides would break it: give the engine "

@@ -11,9 +11,10 @@
 """
 
 from ropecli.errors import PatchError
+from ropecli.export import wording
+from ropecli.export.attention_factor import folder_gives_longropes, with_engine_names
 from ropecli.export.engine import Export, command_line, engine, refusal
 from ropecli.export.positions import Positions
-from ropecli.export.temperature import longrope_is_tempered, with_engine_names
 
 RELEASE = "0.5.23"
 # Types whose class was read and hands rope_parameters on.
@@ -35,7 +36,7 @@ def sglang(positions: Positions) -> Export:
         {"rope_parameters": with_engine_names(positions.main), positions.window_key: window}
     )
     command = command_line(
-        *("python", "-m", "sglang.launch_server", "--model-path", positions.checkpoint),
+        *("python", "-m", "sglang.launch_server", "--model-path", positions.checkpoint, *positions.at_revision),
         *("--json-model-override-args", overrides, "--context-length", positions.window),
     )
     return Export("sglang", command, overrides, tuple(_cannot(positions)), tuple(_notes(positions)))
@@ -48,31 +49,24 @@ def _refuse(positions: Positions) -> None:
     if positions.nested:
         raise cannot(
             "its class for gemma3 takes the base alone from parameters by layer type, and others were not compared.",
-            "Serve the folder with vLLM.",
+            wording.BY_VLLM,
         )
     if positions.rope_type == "default":
         return
     if positions.model_type in _DROPPED:
         raise cannot(
             f"its class for {positions.model_type} reads rope_theta and drops the rest without a word.",
-            "Patch with ntk or abf, which are nothing but another base, or serve it with vLLM.",
+            f"{wording.ANOTHER_BASE}, or serve it with vLLM.",
         )
     if positions.latent:
-        raise cannot("its DeepSeek classes read yarn their own way.", "Patch with ntk or abf.")
+        raise cannot("its DeepSeek classes read yarn their own way.", f"{wording.ANOTHER_BASE}.")
     if "mrope_section" in positions.main and positions.rope_type != "yarn":
-        raise cannot(
-            f"with rope_type {positions.rope_type!r} it drops the sections of multimodal positions without a word.",
-            "Patch with yarn, ntk or abf.",
-        )
+        raise cannot(wording.drops_sections(positions.rope_type), wording.KEEPS_SECTIONS)
 
 
 def _cannot(positions: Positions) -> list[str]:
     if positions.rope_type == "dynamic":
-        return [
-            f"SGLang has one table for all lengths: every request gets the frequencies that dynamic NTK has at "
-            f"{positions.window} tokens, where transformers leaves requests up to {positions.original_window} as "
-            "they were pretrained."
-        ]
+        return [wording.one_table(positions, "SGLang has one table for all lengths of dynamic NTK")]
     if positions.rope_type == "longrope" and positions.main["short_factor"] != positions.main["long_factor"]:
         return ["SGLang chooses short_factor or long_factor anew for every batch, whatever the cache was made with."]
     return []
@@ -89,11 +83,10 @@ def _notes(positions: Positions) -> list[str]:
         notes.append(
             "Without the override SGLang takes 0.1·ln s + 1 for the attention factor: it reads no attention_factor."
         )
-    elif positions.rope_type == "longrope" and not longrope_is_tempered(positions):
+    elif positions.rope_type == "longrope" and not folder_gives_longropes(positions):
         notes.append("Without the override SGLang takes an attention factor of its own: it reads no attention_factor.")
     elif positions.rope_type == "linear":
-        reached = round(positions.window * positions.factor)
-        notes.append(f"Without --context-length SGLang takes {reached} for the window, the factor counted twice.")
+        notes.append(f"Without --context-length SGLang takes {wording.counted_twice(positions)}")
     elif positions.written_window == positions.window or positions.rope_type == "dynamic":
         notes.append("SGLang does the same with the folder alone; the line spells it out.")
     return notes

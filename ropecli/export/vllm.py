@@ -14,9 +14,10 @@ from typing import Any
 
 from ropecli.checkpoint.dialects import Parameters
 from ropecli.errors import PatchError
+from ropecli.export import wording
+from ropecli.export.attention_factor import folder_gives_longropes, with_engine_names
 from ropecli.export.engine import Export, command_line, engine, refusal
 from ropecli.export.positions import Positions
-from ropecli.export.temperature import longrope_is_tempered, with_engine_names
 
 RELEASE = "0.33.0"
 _SECTIONS = ("mrope_section", "xdrope_section")
@@ -31,34 +32,33 @@ def vllm(positions: Positions) -> Export:
     overrides = positions.in_section(
         {"rope_parameters": _rope_parameters(positions), positions.window_key: positions.window}
     )
-    command = command_line(
-        "vllm", "serve", positions.checkpoint, "--hf-overrides", overrides, "--max-model-len", positions.window
-    )
+    command = command_line(*_serve(positions), "--hf-overrides", overrides, "--max-model-len", positions.window)
     return Export("vllm", command, overrides, tuple(_cannot(positions)), tuple(_notes(positions)))
+
+
+def _serve(positions: Positions) -> tuple[str, ...]:
+    return ("vllm", "serve", positions.checkpoint, *positions.at_revision)
 
 
 def _refuse(positions: Positions) -> None:
     def cannot(reason: str, next_step: str) -> PatchError:
         return refusal(positions, f"vLLM {RELEASE}", reason, next_step)
 
-    if positions.rope_type == "default":
-        return
-    if positions.latent:
-        raise cannot(
-            f"its DeepSeek classes turn rope_type {positions.rope_type!r} into a YaRN of their own, with another "
-            "softmax scale.",
-            "Patch with ntk or abf, which are nothing but another base.",
-        )
-    if positions.rope_type != "yarn" and any(key in positions.main for key in _SECTIONS):
-        raise cannot(
-            f"with rope_type {positions.rope_type!r} it drops the sections of multimodal positions without a word.",
-            "Patch with yarn, ntk or abf.",
-        )
-    if positions.nested and positions.main.get("truncate") is False:
-        raise cannot(
-            "truncate is read inside each layer type there, and transformers reads it beside them.",
-            "Patch without truncate=false.",
-        )
+    for parameters in positions.scaled:
+        rope_type = parameters["rope_type"]
+        if positions.latent:
+            raise cannot(
+                f"its DeepSeek classes turn rope_type {rope_type!r} into a YaRN of their own, with another softmax "
+                "scale.",
+                f"{wording.ANOTHER_BASE}.",
+            )
+        if rope_type != "yarn" and any(key in positions.written for key in _SECTIONS):
+            raise cannot(wording.drops_sections(rope_type), wording.KEEPS_SECTIONS)
+        if positions.nested and parameters.get("truncate") is False:
+            raise cannot(
+                "truncate is read inside each layer type there, and transformers reads it beside them.",
+                "Patch without truncate=false.",
+            )
 
 
 def _rope_parameters(positions: Positions) -> dict[Any, Any]:
@@ -74,13 +74,9 @@ def _told(parameters: Parameters, positions: Positions) -> Parameters:
 
 
 def _cannot(positions: Positions) -> list[str]:
-    if positions.rope_type == "dynamic":
-        return [
-            f"vLLM has one table for all lengths: every request gets the frequencies that dynamic NTK has at "
-            f"{positions.window} tokens, where transformers leaves requests up to {positions.original_window} as "
-            "they were pretrained."
-        ]
-    if positions.rope_type == "longrope" and positions.main["short_factor"] != positions.main["long_factor"]:
+    if any(one["rope_type"] == "dynamic" for one in positions.scaled):
+        return [wording.one_table(positions, "vLLM has one table for all lengths of dynamic NTK")]
+    if any(one["rope_type"] == "longrope" and one["short_factor"] != one["long_factor"] for one in positions.scaled):
         return [
             f"vLLM takes long_factor for every request once --max-model-len is above {positions.original_window}, "
             "short requests too."
@@ -90,7 +86,7 @@ def _cannot(positions: Positions) -> list[str]:
 
 def _notes(positions: Positions) -> list[str]:
     notes = [*positions.warnings, _alone(positions)]
-    if positions.main.get("attention_factor") is not None and positions.rope_type == "yarn":
+    if any(one["rope_type"] == "yarn" and "attention_factor" in one for one in positions.scaled):
         notes.append("attn_factor tells releases before 0.30.0 what attention_factor tells the later ones.")
     if positions.rope_type == "dynamic":
         notes.append("Releases before 0.22.0 want dynamic as config.json has it, without these overrides.")
@@ -108,17 +104,18 @@ def _notes(positions: Positions) -> list[str]:
 
 def _alone(positions: Positions) -> str:
     """What `vllm serve` does with the folder alone."""
-    serve = f"`{command_line('vllm', 'serve', positions.checkpoint)}` alone"
+    serve = f"`{command_line(*_serve(positions))}` alone"
     as_written = positions.written_window == positions.window
+    if any(one["rope_type"] not in _HONOURED_AS_WRITTEN for one in positions.others):
+        return f"What {serve} does with the layers that see a part of the context was not read: keep to the line."
     if positions.rope_type in _HONOURED_AS_WRITTEN and as_written:
-        since = ", from 0.30.0 on" if "attention_factor" in positions.main else ""
+        since = ", from 0.30.0 on" if any("attention_factor" in one for one in positions.scaled) else ""
         return f"{serve} does the same{since}: config.json carries it all. The line spells it out."
     if positions.rope_type == "linear" and as_written:
-        reached = round(positions.window * positions.factor)
-        return f"{serve} has the same frequencies but takes {reached} for the window, the factor counted twice."
+        return f"{serve} has the same frequencies but takes {wording.counted_twice(positions)}"
     if positions.rope_type == "longrope" and as_written:
-        temperature = "" if longrope_is_tempered(positions) else ", and with another attention factor"
-        return f"{serve} stops at {positions.original_window} tokens{temperature}."
+        another = "" if folder_gives_longropes(positions) else ", and with another attention factor"
+        return f"{serve} stops at {positions.original_window} tokens{another}."
     if positions.rope_type == "dynamic":
         return f"{serve} does not scale at all, and has no frequencies beyond {positions.original_window} tokens."
     return f"{serve} stops at {positions.written_window} tokens."

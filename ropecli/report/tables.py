@@ -11,7 +11,8 @@ from ropecli.evaluate.report import EvalReport
 
 
 def perplexity_table(report: EvalReport) -> Group:
-    title = f"{report.checkpoint}: perplexity by length, protocol {report.protocol}, data {report.source}"
+    patched = f", {report.label} in memory" if report.in_memory else ""
+    title = f"{report.checkpoint}{patched}: perplexity by length, protocol {report.protocol}, data {report.source}"
     table = Table()
     for name in ("length", "ppl", "95% interval", "nll (nats)", "tokens", "documents"):
         table.add_column(name, justify="right")

@@ -23,9 +23,9 @@ def abf(rope: RopeGeometry, s: float, *, rope_theta: float | None = None, beta: 
     elif beta is not None and rope_theta is None:
         new_theta, params = beta * rope.rope_theta, {"beta": beta}
     else:
-        given = "neither" if beta is None else "both"
+        given = "neither was" if beta is None else "both were"
         raise MethodError(
-            f"abf takes either rope_theta (the new base) or beta (new base over old), and {given} was given. "
+            f"abf takes either rope_theta (the new base) or beta (new base over old), and {given} given. "
             "Example: --set rope_theta=500000"
         )
     if new_theta <= 1:

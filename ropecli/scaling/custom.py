@@ -35,6 +35,9 @@ def custom(
         params["factors"] = list(factors)
         given = rope.inv_freq() / np.array(factors, dtype=np.float64)
     else:
-        found = "neither" if factors is None else "both"
-        raise MethodError(f"custom takes either inv_freq or factors, a list each, and {found} was given.")
+        found = "neither was" if factors is None else "both were"
+        raise MethodError(
+            f"custom takes either inv_freq or factors, a list each, and {found} given. "
+            "Example: --factors-file FILE.json, which holds a list of factors."
+        )
     return ScaledRope(rope, ScalingSpec("custom", s, params), given, attention_factor)

@@ -162,7 +162,7 @@ def _checked_parameters(method: ScalingMethod, params: Mapping[str, object]) -> 
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in params:
             raise MethodError(
-                f"Method {method.name} needs {key}: give it with --set (patch also reads --factors-file FILE)."
+                f"Method {method.name} needs {key}: give it with --set, or by --factors-file where the command has it."
             )
     return dict(params)
 
@@ -190,4 +190,4 @@ def _describe(annotation: object) -> str:
         return "true or false"
     if typing.get_origin(annotation) is Sequence:
         return LIST
-    return "a positive, finite number"
+    return f"a positive number of at most {_LARGEST:g}"

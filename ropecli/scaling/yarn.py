@@ -1,6 +1,6 @@
 """YaRN and its parts: NTK-by-parts interpolation, and the logits' temperature on top.
 
-Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 and 3.3.
+Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 and 3.4.
 """
 
 import math

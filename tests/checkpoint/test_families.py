@@ -109,6 +109,8 @@ SLIDING = {
 
 @pytest.mark.parametrize("model_type", SLIDING)
 def test_where_only_sliding_layers_turn(model_type):
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"this release of transformers does not know {model_type}")
     settings = {"sliding_window": 8, **SLIDING[model_type]}
     assert hears_its_tables(model_type, layer_types=LAYERS, **settings)
     far = hears_its_tables(model_type, layer_types=["full_attention"] * 2, **settings)

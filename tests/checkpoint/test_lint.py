@@ -228,14 +228,14 @@ TRAPS = {
     },
     # FACTS 9
     "mscale_all_dim under linear": Trap(
-        "temperature-left-over",
+        "mscale-left-over",
         scaled(linear(original_max_position_embeddings=64, mscale_all_dim=1.0), DEEPSEEK),
         "mscale_all_dim in rope_scaling is left over from yarn, and still multiplies the softmax scale",
         scaled(yarn(mscale=1.0, mscale_all_dim=1.0), DEEPSEEK),
         "--method linear",
     ),
     "attention_factor beside mscale_all_dim": Trap(
-        "temperature-twice",
+        "attention-factor-twice",
         scaled(yarn(mscale=1.0, mscale_all_dim=1.0, attention_factor=1.1), DEEPSEEK),
         "attention_factor and mscale_all_dim in rope_parameters both set the temperature: it counts twice",
         scaled(yarn(attention_factor=1.1), DEEPSEEK),

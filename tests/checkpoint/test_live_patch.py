@@ -357,3 +357,17 @@ def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(method, build):
     plan = make_plan(open_checkpoint(folder), ScalingSpec(method, 8.0))
     with pytest.raises(PatchError, match="mscale_all_dim sets this model's softmax scale"):
         live_patch(model, plan.ropes)
+
+
+def test_a_refused_patch_leaves_the_model_as_it_was(build):
+    """The second of two tables finds no rope; the first was set by then."""
+    folder = build("gemma3_text", head_dim=32, layer_types=["sliding_attention", "full_attention"], sliding_window=32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ropes = make_plan(open_checkpoint(folder), ScalingSpec("linear", 4.0)).ropes
+    before = [(table.inv_freq, table.rope_type) for table in rotary_tables(model)]
+    alone = {"full_attention": dataclasses.replace(ropes["full_attention"], inv_freq=np.ones(16))}
+    with pytest.raises(PatchError):
+        live_patch(model, alone)
+    for (inv_freq, rope_type), table in zip(before, rotary_tables(model), strict=True):
+        np.testing.assert_array_equal(table.inv_freq, inv_freq)
+        assert table.rope_type == rope_type

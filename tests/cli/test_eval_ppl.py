@@ -13,6 +13,8 @@ FIELDS = {
     "method": str,
     "factor": float,
     "params": dict,
+    "in_memory": bool,
+    "original_max_position_embeddings": int,
     "protocol": str,
     "source": str,
     "fingerprint": str,

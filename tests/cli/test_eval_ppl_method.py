@@ -121,3 +121,20 @@ def test_a_wrong_option_is_one_message_before_the_model_is_loaded(options, named
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.count("error:") == 1
     assert named in " ".join(outcome.err.split())
+
+
+def test_the_result_says_what_was_measured(evaluate, measured, ropecli, llama, tmp_path):
+    report = measured("--method", "linear", "--factor", 4, "--original-length", 32)
+    assert (report["in_memory"], report["original_max_position_embeddings"]) == (True, 32)
+    plain = measured()
+    assert (plain["in_memory"], plain["original_max_position_embeddings"]) == (False, 64)
+    assert "linear ×4 in memory: perplexity" in " ".join(evaluate("--method", "linear", "--factor", 4).out.split())
+    assert ropecli("patch", llama, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out").code == 0
+    assert "none in memory" in " ".join(evaluate("--method", "none", checkpoint=tmp_path / "out").out.split())
+    assert "in memory" not in evaluate().out
+
+
+def test_what_the_scaling_gives_rise_to_is_said(evaluate):
+    outcome = evaluate("--method", "abf", "--factor", 4, "--set", "beta=0.1")
+    assert "extends nothing" in " ".join(outcome.err.split())
+    assert "ropecli.yaml" not in outcome.err

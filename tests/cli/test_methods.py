@@ -193,7 +193,7 @@ def test_one_as_json(ropecli):
     assert method["parameters"] == [
         {"name": "long_factor", "kind": numbers, "default": None, "required": True},
         {"name": "short_factor", "kind": numbers, "default": None, "required": False},
-        {"name": "attention_factor", "kind": "a positive, finite number", "default": None, "required": False},
+        {"name": "attention_factor", "kind": "a positive number of at most 1e+30", "default": None, "required": False},
     ]
     assert (method["name"], method["rope_type"], method["depends_on_length"]) == ("longrope", "longrope", True)
     assert (method["training"], method["other_names"]) == ("by the factors", ["su"])

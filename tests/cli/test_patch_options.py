@@ -191,3 +191,27 @@ def test_dynamic_yarn_is_refused_with_the_way_out(dry, refused, llama):
     assert "no stock reader expresses" in message
     assert "eval-ppl --method dynamic-yarn --factor 4" in message
     assert "compare --methods dynamic-yarn" in message
+
+
+def test_the_help_of_method_names_those_that_can_be_written(ropecli):
+    from ropecli.scaling.registry import scaling_methods
+
+    text = " ".join(ropecli("patch", "--help").out.replace("│", " ").split())
+    for method in scaling_methods().values():
+        if method.rope_type or not method.depends_on_length:
+            assert f" {method.name}" in text
+
+
+def test_a_factor_and_a_window_of_their_own_for_a_type_that_reads_two_lists_alone(ropecli, build, tmp_path):
+    """Phi-3's older dialect has no word for the factor: a reader takes the windows' ratio for it."""
+    phi3 = build("phi3", original_max_position_embeddings=64)
+    factors = f"long_factor={[1.0 + index / 4 for index in range(16)]}"
+    arguments = ["-m", "longrope", "--factor", 4, "--target-length", 512, "--set", factors]
+    outcome = ropecli("patch", phi3, *arguments, "-o", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    assert "agrees with the mathematics" in outcome.out
+
+
+def test_a_share_that_leaves_no_pair_is_warned_of(ropecli, llama):
+    outcome = ropecli("patch", llama, "-m", "p-rope", "--factor", 4, "--set", "p=0.01", "--dry-run")
+    assert "p-rope with these parameters leaves no pair that turns; that is nope" in outcome.err

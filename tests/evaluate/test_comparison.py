@@ -1,7 +1,10 @@
 """Methods compared in memory give what the really patched checkpoints give, in whatever order."""
 
+import importlib.metadata
+
 import numpy as np
 import pytest
+from packaging.version import Version
 
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import MethodError
@@ -11,6 +14,7 @@ from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scaling_methods
 
 LENGTHS = [24, 64, 65, 200]
+RELEASE = Version(importlib.metadata.version("transformers"))
 
 
 def specs(pairs=16):
@@ -70,6 +74,8 @@ WRITTEN = [name for name, method in scaling_methods().items() if method.rope_typ
 def test_every_method_equals_its_patched_checkpoint(
     compared, method, base, pairs, patched, loaded, documents, protocol
 ):
+    if "gemma3" in base.name and not scaling_methods()[method].rope_type and Version("5.23") > RELEASE:
+        pytest.skip("releases before it stop at longrope by layer type")
     params = next(spec.params for spec in specs(pairs) if spec.method == method)
     folder = patched(base, method, 4.0, **params)
     close(compared[method], evaluate_perplexity(loaded(folder), documents, LENGTHS, protocol=protocol))

@@ -19,10 +19,10 @@ PATCHES = {
     "dynamic": {},
     "ntk-by-parts": {},
     "yarn": {},
-    "yarn with its own temperature": {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0},
+    "yarn with its own attention factor": {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0},
     "llama3": {},
     "longrope": {"long_factor": FACTORS},
-    "longrope with its own temperature": {"long_factor": [*FACTORS[:-1], 1e30], "attention_factor": 1.1},
+    "longrope with its own attention factor": {"long_factor": [*FACTORS[:-1], 1e30], "attention_factor": 1.1},
 }
 
 

@@ -219,7 +219,7 @@ def test_factors_in_the_file_do_what_the_refusal_says(patched, by_llama_cpp, tok
 
 
 def test_yarn_attn_factor_does_nothing_in_this_build(patched, by_llama_cpp):
-    """Why the line overrides metadata where a method has no temperature."""
+    """Why the line overrides metadata where a method has no attention factor of its own."""
     command = command_of(patched("yarn"))
     plain, flagged = by_llama_cpp(command), by_llama_cpp(f"{command} --yarn-attn-factor 0.5")
     assert np.array_equal(plain, flagged)

@@ -10,7 +10,7 @@ from ropecli.errors import PatchError
 from ropecli.export.engine import export_checkpoint
 
 WINDOW, TARGET = 256, 1024
-IN_FLAGS = {"none", "linear", "abf", "ntk", "dynamic", "ntk-by-parts", "yarn", "yarn with its own temperature"}
+IN_FLAGS = {"none", "linear", "abf", "ntk", "dynamic", "ntk-by-parts", "yarn", "yarn with its own attention factor"}
 F = np.float32
 
 
@@ -80,7 +80,7 @@ def test_llama3_is_said_to_be_in_the_file(patched):
     assert parsed(export.command)["--rope-scaling"] == "none"
 
 
-@pytest.mark.parametrize("patch_name", ["longrope", "longrope with its own temperature"])
+@pytest.mark.parametrize("patch_name", ["longrope", "longrope with its own attention factor"])
 def test_factors_by_pair_are_refused(patch_name, patched):
     _, rope, checkpoint = patched(patch_name)
     with pytest.raises(PatchError, match="no flag has a factor for each pair") as refused:

@@ -78,15 +78,15 @@ def test_what_is_said_of_the_folder_alone_is_so(patch, patched):
     window = config["original_max_position_embeddings"] if longrope else longest(config)
     inv_freq, attention_factor, rows = table(config, TARGET, rope.geometry)
     right = np.allclose(inv_freq, rope.inv_freq) and rows >= TARGET
-    tempered = math.isclose(attention_factor, rope.attention_factor, rel_tol=1e-6)
-    assert ("alone does the same" in said) == (right and tempered and window == TARGET)
-    assert ("same frequencies but takes 4096" in said) == (right and tempered and window == 4 * TARGET)
+    same_attention_factor = math.isclose(attention_factor, rope.attention_factor, rel_tol=1e-6)
+    assert ("alone does the same" in said) == (right and same_attention_factor and window == TARGET)
+    assert ("same frequencies but takes 4096" in said) == (right and same_attention_factor and window == 4 * TARGET)
     assert (f"alone stops at {WINDOW} tokens" in said) == (window == WINDOW)
-    assert ("with another attention factor" in said) == (not tempered)
+    assert ("with another attention factor" in said) == (not same_attention_factor)
     assert ("does not scale at all" in said) == (not right)
 
 
-def test_releases_before_0_30_read_attn_factor_on_top_of_the_usual_temperature(patched):
+def test_releases_before_0_30_read_attn_factor_on_top_of_the_usual_attention_factor(patched):
     export = export_checkpoint(patched("ntk-by-parts").checkpoint, "vllm")
     told = export.overrides["rope_parameters"]
     assert told["attn_factor"] * (0.1 * math.log(4) + 1) == pytest.approx(1.0)

@@ -20,6 +20,8 @@ def report():
             method=method,
             factor=factor,
             params=params or {},
+            in_memory=False,
+            original_max_position_embeddings=256,
             protocol="prefix",
             source=source,
             fingerprint="1" * 64,

@@ -66,7 +66,7 @@ def test_a_name_from_elsewhere_is_refused_with_ours(typed, meant):
 
 
 def test_the_knobs_of_yarn():
-    number = "a positive, finite number"
+    number = "a positive number of at most 1e+30"
     assert get_method("yarn").knobs == (
         Knob("beta_fast", number, 32.0, False),
         Knob("beta_slow", number, 1.0, False),
@@ -127,7 +127,7 @@ def test_methods_without_parameters_take_none(method):
 def test_a_number_must_be_positive_and_finite(method, key, value):
     message = refusal(method, **{key: value})
     assert f"{key} is {value!r}" in message
-    assert "a positive, finite number" in message
+    assert "a positive number of at most 1e+30" in message
 
 
 @pytest.mark.parametrize("value", [0, 1, 1.0, "true", None])
@@ -219,7 +219,7 @@ def test_abf_takes_exactly_one_of_its_two_parameters(params, given):
 
 @pytest.mark.parametrize(("params", "given"), [({}, "neither"), ({"inv_freq": ONES, "factors": ONES}, "both")])
 def test_custom_takes_exactly_one_of_its_two_lists(params, given):
-    assert f"{given} was given" in refusal("custom", **params)
+    assert given in refusal("custom", **params)
 
 
 def test_a_new_base_of_at_most_one_is_refused():

@@ -25,7 +25,7 @@ def with_engine_names(parameters: Parameters) -> Parameters:
     return told
 
 
-def longrope_is_tempered(positions: Positions) -> bool:
+def folder_gives_longropes(positions: Positions) -> bool:
     """Whether the folder alone gives these engines longrope's attention factor."""
     mscale = positions.written.get("long_mscale", positions.usual_longrope_attention_factor)
     return math.isclose(positions.rope.attention_factor, mscale, rel_tol=1e-6)
