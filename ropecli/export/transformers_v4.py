@@ -133,7 +133,11 @@ def _carried(positions: Positions, overrides: dict[str, Any]) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    return {**value, "type": None, "rope_type": rope_type_of(value)} if isinstance(value, dict) else value
+    """A rope_scaling without what may stand in it twice, or beside it as well."""
+    if not isinstance(value, dict):
+        return value
+    plain = {key: one for key, one in value.items() if key not in ("type", *_OUTSIDE)}
+    return {**plain, "rope_type": rope_type_of(value)}
 
 
 def _cannot(positions: Positions, overrides: dict[str, Any]) -> list[str]:

@@ -66,3 +66,16 @@ def config_only(tmp_path):
         return ropecli.open_checkpoint(tmp_path)
 
     return make
+
+
+@pytest.fixture
+def patched_model(build, tmp_path):
+    """patched_model(model_type, method, layer_types, **params) -> a tiny model of that type, patched ×4."""
+
+    def make(model_type: str, method: str, layer_types: list[str] | None = None, **params: object):
+        source = ropecli.open_checkpoint(build(model_type, head_dim=32))
+        plan = ropecli.make_plan(source, ropecli.ScalingSpec(method, 4.0, params), layer_types=layer_types)
+        ropecli.patch_to(plan, tmp_path / "patched", verify=False)
+        return ropecli.open_checkpoint(tmp_path / "patched")
+
+    return make

@@ -106,6 +106,16 @@ def test_phi3_carries_its_factors_in_the_file(config_only):
     assert parsed(export.command)["-c"] == str(TARGET)
 
 
+def test_phi3_with_an_attention_factor_of_its_own_is_refused(patched_model):
+    """The converter stores the factors, and works out the attention factor itself."""
+    checkpoint = patched_model("phi3", "yarn")
+    with pytest.raises(
+        PatchError, match=r"stores them, but with .* = 1\.0801, where this folder has 1\.1386"
+    ) as refused:
+        export_checkpoint(checkpoint, "llama.cpp")
+    assert "without a word" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -1,0 +1,83 @@
+"""What all engines are told alike: the revision, the window, and nothing that no reader reads."""
+
+import dataclasses
+
+import pytest
+
+from ropecli.errors import PatchError
+from ropecli.export.engine import engines, export_checkpoint
+
+WINDOW, TARGET = 256, 1024
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": WINDOW}
+AT_REVISION = {
+    "llama.cpp": "hf download someone/model --revision v1 ",
+    "sglang": "--model-path someone/model --revision v1 --json",
+    "transformers-v4": "from_pretrained('someone/model', revision='v1', rope_theta=",
+    "vllm": "vllm serve someone/model --revision v1 --hf-overrides",
+}
+
+
+def on_hub(checkpoint, revision: str):
+    return dataclasses.replace(checkpoint, name="someone/model", revision=revision, commit="0" * 40)
+
+
+def all_said(checkpoint, engine: str) -> str:
+    export = export_checkpoint(checkpoint, engine)
+    return "\n".join([export.command, *export.notes])
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_the_revision_is_handed_on(engine, config_only):
+    assert AT_REVISION[engine] in all_said(on_hub(config_only(rope_scaling=YARN), "v1"), engine)
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_the_revision_that_everybody_takes_is_not_spelled_out(engine, config_only):
+    assert "revision" not in all_said(on_hub(config_only(rope_scaling=YARN), "main"), engine)
+
+
+def test_vllms_line_for_the_folder_alone_names_the_revision_too(config_only):
+    said = all_said(on_hub(config_only(rope_scaling=YARN), "v1"), "vllm")
+    assert "`vllm serve someone/model --revision v1` alone" in said
+
+
+def test_llama_cpp_converts_a_local_folder(config_only):
+    said = all_said(on_hub(config_only(rope_scaling=YARN), "main"), "llama.cpp")
+    assert "hf download someone/model prints" in said
+    assert "convert_hf_to_gguf.py DIR " in said
+
+
+@pytest.mark.parametrize("engine", ["sglang", "transformers-v4", "vllm"])
+def test_keys_that_nobody_reads_stay_behind(engine, config_only):
+    checkpoint = config_only(rope_scaling={**YARN, "beta_fasst": 64.0, "attn_factor": 1.5})
+    overrides = export_checkpoint(checkpoint, engine).overrides
+    told = overrides.get("rope_parameters") or overrides["rope_scaling"]
+    assert "beta_fasst" not in told
+    assert told["attn_factor"] == 1.5  # vLLM's own
+
+
+def test_the_window_is_the_one_that_inspect_takes(config_only):
+    """A scaling whose pretraining window is not named: the window that stands there may be the raised one."""
+    checkpoint = config_only(rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    assert export_checkpoint(checkpoint, "vllm").overrides["max_position_embeddings"] == WINDOW
+
+
+@pytest.mark.parametrize(("engine", "said"), [("sglang", "gemma3"), ("llama.cpp", "flags hold for all layers")])
+def test_engines_that_do_not_tell_layers_apart_refuse_scaled_sliding_ones(engine, said, patched_model):
+    with pytest.raises(PatchError, match=said):
+        export_checkpoint(patched_model("gemma3_text", "yarn", ["sliding_attention"]), engine)
+
+
+def test_vllm_is_told_which_layers_are_scaled(patched_model):
+    export = export_checkpoint(patched_model("gemma3_text", "linear", ["sliding_attention"]), "vllm")
+    told = export.overrides["rope_parameters"]
+    assert {label: (one["rope_type"], one["rope_theta"]) for label, one in told.items()} == {
+        "sliding_attention": ("linear", 10000.0),
+        "full_attention": ("default", 1000000.0),
+    }
+    assert any("was not read: keep to the line" in note for note in export.notes)
+
+
+def test_vllm_refuses_an_unrounded_ramp_of_any_layer(patched_model):
+    with pytest.raises(PatchError, match="truncate is read inside each layer type"):
+        export_checkpoint(patched_model("gemma3_text", "yarn", ["sliding_attention"], truncate=False), "vllm")
