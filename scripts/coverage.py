@@ -20,6 +20,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 METHODS = ("yarn", "linear", "ntk", "longrope")
 FACTOR = 4.0
+_SPARSE = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 256,
+    "indexer_budget": 64,
+    "indexer_compress_ratio": 4,
+}
 # What a default configuration lacks to be a model at all, or to have rotary positions at all.
 SETTINGS: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
@@ -44,19 +51,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
-    "qwen4_exp": {"text_config": {}},
-    "qwen4_exp_text": {},
+    "qwen4_exp": {"text_config": _SPARSE},
+    "qwen4_exp_text": _SPARSE,
     "reformer": {"is_decoder": True},
     "zamba2": {"use_mem_rope": True},
 }
-_SPARSE = {
-    "indexer_n_heads": 4,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 256,
-    "indexer_budget": 64,
-    "indexer_compress_ratio": 4,
-}
-SETTINGS["qwen4_exp"]["text_config"] = SETTINGS["qwen4_exp_text"] = _SPARSE
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Result:
 
 
 def all_types() -> list[str]:
-    """Every model_type that AutoModelForCausalLM knows, and the types of their text parts."""
+    """Every model_type that AutoModelForCausalLM knows."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -105,10 +104,10 @@ def patch_all(model_type: str, folder: Path, methods: tuple[str, ...] = METHODS)
     from ropecli.checkpoint.writing import patch_to
     from ropecli.errors import RopecliError
 
-    source = write_checkpoint(model_type, folder / "source")
+    source = open_checkpoint(write_checkpoint(model_type, folder / "source"))
     for method in methods:
         try:
-            plan = make_plan(open_checkpoint(source), spec_of(method, open_checkpoint(source)))
+            plan = make_plan(source, spec_of(method, source))
             yield Result(model_type, method, tables=patch_to(plan, folder / method))
         except RopecliError as error:
             yield Result(model_type, method, refused=str(error))
@@ -129,7 +128,7 @@ def spec_of(method: str, checkpoint: Any) -> Any:
 
 
 def walk(types: list[str], methods: tuple[str, ...] = METHODS) -> Iterator[Result]:
-    """All types under all methods; a type that config.json does not turn is refused once for all of them."""
+    """All types under all methods."""
     for model_type in types:
         with tempfile.TemporaryDirectory() as folder:
             yield from patch_all(model_type, Path(folder), methods)

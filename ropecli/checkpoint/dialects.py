@@ -18,6 +18,8 @@ PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
 LOCAL_THETA = "rope_local_base_freq"
 LAYER_THETAS = "layer_rope_theta"
 ORIGINAL_WINDOW = "original_max_position_embeddings"
+MSCALE_PAIR = ("mscale", "mscale_all_dim")
+"""DeepSeek's: the second multiplies the softmax scale too, the first over the second cos and sin."""
 # rope_type -> the keys that transformers reads beside rope_type and rope_theta.
 NATIVE_KEYS = {
     "default": (),
@@ -30,8 +32,7 @@ NATIVE_KEYS = {
         "beta_slow",
         "truncate",
         "attention_factor",
-        "mscale",
-        "mscale_all_dim",
+        *MSCALE_PAIR,
     ),
     "llama3": ("factor", ORIGINAL_WINDOW, "low_freq_factor", "high_freq_factor"),
     "longrope": ("factor", ORIGINAL_WINDOW, "short_factor", "long_factor", "attention_factor", *MSCALES),
@@ -304,15 +305,14 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> Sc
     if positive_number("factor", factor) < 1:
         raise CheckpointError(f"factor in config.json is {factor:g}; a number from 1 on was expected.")
     params = {key: parameters[key] for key in get_method(method).parameters if parameters.get(key) is not None}
-    pair = ("mscale", "mscale_all_dim")
-    if all(parameters.get(key) for key in pair):
-        for key in pair:
+    if all(parameters.get(key) for key in MSCALE_PAIR):
+        for key in MSCALE_PAIR:
             positive_number(key, parameters[key])
     else:
-        for key in pair:
+        for key in MSCALE_PAIR:
             params.pop(key, None)  # the one without the other does nothing
     if "attention_factor" in params and "mscale" in params:  # transformers lets the explicit one win
-        for key in pair:
+        for key in MSCALE_PAIR:
             del params[key]
     if method == "longrope" and parameters.get(MSCALES[1]) is not None:
         params.setdefault("attention_factor", positive_number(MSCALES[1], parameters[MSCALES[1]]))

@@ -25,6 +25,7 @@ from ropecli.checkpoint.fields import head_dim
 from ropecli.checkpoint.reading import section_of
 from ropecli.errors import PatchError
 from ropecli.rope import ScaledRope
+from ropecli.scaling.longrope import longrope_attention_factor
 from ropecli.scaling.registry import get_method, varies_with_length
 from ropecli.scaling.yarn import yarn_attention_factor
 
@@ -36,11 +37,9 @@ _STANDS_FOR_ZERO = 1e30
 def native_parameters(scaled: ScaledRope, family: Family | None = None, window: int | None = None) -> Parameters:
     """The `rope_parameters` dict by which stock transformers makes these frequencies.
 
-    window: max_position_embeddings beside it, tokens; the pretraining window × the factor unless given.
-
     Where the method has no rope_type of its own, or the family does not honour it: longrope with the same factors
-    for short and long, which expresses any static frequencies. Raises PatchError for what no stock reader can
-    express.
+    for short and long, which expresses any static frequencies. window: max_position_embeddings beside it, tokens;
+    the pretraining window × the factor unless given. Raises PatchError for what no stock reader can express.
     """
     family = family or Family(None)
     rope_type = _rope_type(scaled, family)
@@ -48,10 +47,12 @@ def native_parameters(scaled: ScaledRope, family: Family | None = None, window: 
         values = _own_values(scaled, rope_type)
     else:
         values = _universal_values(scaled)
-    if rope_type == "longrope" and (
-        family.reads_mscales or not math.isclose(scaled.attention_factor, _longrope_attention_factor(scaled, window))
-    ):
-        values |= dict.fromkeys(MSCALES, scaled.attention_factor)
+    if rope_type == "longrope":
+        # what a reader works out from the two windows, where it is told neither a factor nor an attention factor
+        original = scaled.geometry.original_max_position_embeddings
+        usual = longrope_attention_factor(window / original if window else scaled.spec.factor, original)
+        if family.reads_mscales or not math.isclose(scaled.attention_factor, usual):
+            values |= dict.fromkeys(MSCALES, scaled.attention_factor)
     known = {key: values[key] for key in NATIVE_KEYS[rope_type] if key in values}
     return {"rope_type": rope_type, "rope_theta": scaled.rope_theta, **known}
 
@@ -111,13 +112,6 @@ def _universal_values(scaled: ScaledRope) -> Parameters:
         "long_factor": factors,
         "attention_factor": scaled.attention_factor,
     }
-
-
-def _longrope_attention_factor(scaled: ScaledRope, window: int | None) -> float:
-    """What a reader works out from the two windows, where it is told neither a factor nor an attention factor."""
-    original = scaled.geometry.original_max_position_embeddings
-    factor = window / original if window else scaled.spec.factor
-    return math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original)) if original > 1 else math.nan
 
 
 def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], window: int) -> None:

@@ -46,6 +46,11 @@ class Facts(NamedTuple):
         return any(UNNAMED_WINDOW in warning for warning in self.settings.warnings)
 
     @property
+    def target(self) -> int:
+        """The window, tokens, or what the scaling reaches, where config.json stays behind it."""
+        return self.window if self.guesses_window else max(self.window, self.reach)
+
+    @property
     def dicts(self) -> list[tuple[str, Parameters]]:
         """Every set of RoPE parameters with the place where it stands."""
         found: list[tuple[str, Parameters]] = []
@@ -113,12 +118,6 @@ def gather(checkpoint: Checkpoint, settings: RopeSettings, main: ScaledRope) -> 
     note = read_provenance(checkpoint)
     note = None if note is None or note.edited else note
     return Facts(checkpoint, section_of(checkpoint.config), settings, main, note)
-
-
-def target_window(checkpoint: Checkpoint, settings: RopeSettings, main: ScaledRope) -> int:
-    """The window, tokens, or what the scaling reaches, where config.json stays behind it."""
-    facts = gather(checkpoint, settings, main)
-    return facts.window if facts.guesses_window else max(facts.window, facts.reach)
 
 
 def patch_command(checkpoint: Checkpoint, spec: ScalingSpec, *, by_window: bool = False, **options: object) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.checkpoint.facts import target_window
+from ropecli.checkpoint.facts import gather
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.plan import effective_ropes, main_rope
 from ropecli.checkpoint.reading import Checkpoint
@@ -22,9 +22,9 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """
     ropes, settings = effective_ropes(checkpoint)
     main = main_rope(ropes, settings)
-    window = target_window(checkpoint, settings, main)
-    reports = [_describe(rope, window) for rope in ropes.values()]
-    shared = {key: value for key, value in _describe(main, window).items() if key != "layer_type"}
+    facts = gather(checkpoint, settings, main)
+    reports = [_describe(rope, facts.target) for rope in ropes.values()]
+    shared = {key: value for key, value in _describe(main, facts.target).items() if key != "layer_type"}
     tokenizer = checkpoint.tokenizer_config or {}
     return {
         "checkpoint": checkpoint.name,
@@ -34,7 +34,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         **shared,
         "ropes": reports,
         "warnings": list(settings.warnings),
-        "findings": [finding._asdict() for finding in find_faults(checkpoint, settings, main)],
+        "findings": [finding._asdict() for finding in find_faults(facts)],
     }
 
 

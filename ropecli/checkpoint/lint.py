@@ -15,15 +15,12 @@ from ropecli.checkpoint.dialects import (
     PARTIAL_KEYS,
     THETA_KEYS,
     Parameters,
-    RopeSettings,
     rope_type_of,
 )
-from ropecli.checkpoint.facts import Facts, gather, named
+from ropecli.checkpoint.facts import Facts, named
 from ropecli.checkpoint.fields import first, mapping
-from ropecli.checkpoint.reading import Checkpoint
 from ropecli.checkpoint.warnings import mixes_layers, moot_window
 from ropecli.errors import shown
-from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import varies_with_length
 
 _READ = {"rope_type", "type", "rope_theta", ORIGINAL_WINDOW, *KEPT_KEYS}
@@ -38,9 +35,8 @@ class Finding(NamedTuple):
     fix: str | None = None
 
 
-def find_faults(checkpoint: Checkpoint, settings: RopeSettings, main: ScaledRope) -> list[Finding]:
-    """Everything that the rules find, and what the reading itself warned of. main: the rope that sees the most."""
-    facts = gather(checkpoint, settings, main)
+def find_faults(facts: Facts) -> list[Finding]:
+    """Everything that the rules find, and what the reading itself warned of."""
     return [finding for rule in _RULES for finding in rule(facts)]
 
 

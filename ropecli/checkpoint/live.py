@@ -162,7 +162,8 @@ def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -
     def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         positions = named["position_ids"] if "position_ids" in named else arguments[1]
         length = int(positions.max()) + 1
-        set_ropes(tables, {label: scale(*_geometry_and_spec(rope), length) for label, rope in ropes.items()})
+        labels = [table.layer_type for table in tables]
+        set_ropes(tables, {label: scale(*_geometry_and_spec(ropes[label]), length) for label in labels})
 
     return before_pass
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropecli.checkpoint import warnings
-from ropecli.checkpoint.dialects import RopeSettings, read_settings
+from ropecli.checkpoint.dialects import MSCALE_PAIR, RopeSettings, read_settings
 from ropecli.checkpoint.encoding import write_settings
 from ropecli.checkpoint.provenance import Change, Provenance, diff, read_provenance, unreadable
 from ropecli.checkpoint.reading import Checkpoint
@@ -198,13 +198,12 @@ def _scale_layers(
 
 
 def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Sequence[str | None]) -> ScalingSpec:
-    """DeepSeek's mscale pair goes over into a new YaRN, which then has the model's own temperature; never into
-    another method: the pair would still multiply the softmax scale there."""
-    pair = ("mscale", "mscale_all_dim")
-    if spec.method != "yarn" or any(key in spec.params for key in (*pair, "attention_factor")):
+    """DeepSeek's mscale pair goes over into a new YaRN, which then scales its logits as the model was trained; never
+    into another method: the pair would still multiply the softmax scale there."""
+    if spec.method != "yarn" or any(key in spec.params for key in (*MSCALE_PAIR, "attention_factor")):
         return spec
     before = next(rope.spec.params for rope in settings.ropes if rope.geometry.layer_type in labels)
-    return replace(spec, params={**spec.params, **{key: before[key] for key in pair if key in before}})
+    return replace(spec, params={**spec.params, **{key: before[key] for key in MSCALE_PAIR if key in before}})
 
 
 def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:

@@ -1,6 +1,5 @@
 """A checkpoint's positions as an engine gets to know them: the written parameters, by layer type, and the window."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +7,14 @@ from typing import Any
 from ropecli import demo
 from ropecli.checkpoint.dialects import KEPT_KEYS, PARTIAL_KEYS, WINDOW_KEYS, Parameters, parameters_by_layer_type
 from ropecli.checkpoint.encoding import native_parameters
-from ropecli.checkpoint.facts import target_window
+from ropecli.checkpoint.facts import gather
 from ropecli.checkpoint.families import Family
 from ropecli.checkpoint.fields import first
 from ropecli.checkpoint.plan import effective_ropes, main_rope
 from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.errors import PatchError
 from ropecli.rope import ScaledRope
+from ropecli.scaling.longrope import longrope_attention_factor
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 """What the engines' files know. Others are refused."""
@@ -91,9 +91,8 @@ class Positions:
 
     @property
     def usual_longrope_attention_factor(self) -> float:
-        """√(1 + ln s / ln L) with s by the windows in config.json: where nothing else says, readers take this."""
-        written, original = self.written_window, self.original_window
-        return 1.0 if written <= original else math.sqrt(1 + math.log(written / original) / math.log(original))
+        """By the windows in config.json: where nothing else says, readers take this."""
+        return longrope_attention_factor(self.written_window / self.original_window, self.original_window)
 
     def in_section(self, overrides: dict[str, Any]) -> dict[str, Any]:
         """`overrides` at the place of config.json where the RoPE fields are."""
@@ -105,7 +104,7 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
     section = section_of(checkpoint.config)
     ropes, settings = effective_ropes(checkpoint)
     rope = main_rope(ropes, settings)
-    window = target_window(checkpoint, settings, rope)
+    window = gather(checkpoint, settings, rope).target
     written = parameters_by_layer_type(section, settings.family, [])
     parameters = {
         label: _parameters(ropes[label], own or {}, section, settings.family, window) if label in ropes else None

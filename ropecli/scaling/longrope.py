@@ -10,6 +10,13 @@ from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import check_length, scaling_method
 
 
+def longrope_attention_factor(s: float, window: int) -> float:
+    """√(1 + ln s / ln L) for a pretraining window L, tokens; 1 where s is no more than that, NaN where ln L is zero."""
+    if s <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(s) / math.log(window)) if window > 1 else math.nan
+
+
 @scaling_method(
     "longrope",
     source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
@@ -44,7 +51,7 @@ def longrope(
     else:
         if window < 2:
             raise MethodError(f"A pretraining window of {window} gives no attention factor: its logarithm is zero.")
-        attention_factor = math.sqrt(1 + math.log(s) / math.log(window))
+        attention_factor = longrope_attention_factor(s, window)
     chosen = np.array(long_factor if length > window else short_factor, dtype=np.float64)
     with np.errstate(over="ignore"):  # the registry refuses what is not finite
         inv_freq = rope.inv_freq() / chosen
