@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "transformers", "accelerate", "datasets", "huggingface_hub", "matplotlib", "peft"}
+HEAVY = {"torch", "transformers", "accelerate", "datasets", "huggingface_hub", "matplotlib", "peft", "jinja2"}
 
 # Runs the statements of argv[1] with the command line argv[2:], then says which modules were loaded.
 PROBE = """
@@ -55,7 +55,9 @@ def test_the_probe_sees_what_is_loaded(loaded):
     assert "accelerate" in loaded("import ropecli.cli.app, accelerate")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["patch", "--help"], ["inspect", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["patch", "--help"], ["inspect", "--help"], ["plot", "--help"]]
+)
 def test_asking_for_help(arguments, loaded):
     assert not loaded(MAIN, *arguments) & HEAVY
 

@@ -11,7 +11,15 @@ from ropecli.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md"]
-PLACEHOLDERS = {"CHECKPOINT": "demo", "DIR": "out", "SOURCE": "demo", "FILE": "file.yaml", "[...]": "", "...": ""}
+PLACEHOLDERS = {
+    "CHECKPOINT": "demo",
+    "DIR": "out",
+    "SOURCE": "demo",
+    "FILE": "file.yaml",
+    "[...]": "",
+    "...": "",
+    "REPORT": "report.json",
+}
 
 
 def commands() -> list[str]:
@@ -33,7 +41,8 @@ def test_the_command_is_understood(line):
     _, name, *words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)]
     command = typer.main.get_command(app).commands[name]
     parsed = command.make_context(name, [word for word in words if word])
-    assert parsed.params["method" if name == "methods" else "checkpoint"]
+    argument = next(parameter for parameter in command.params if parameter.param_type_name == "argument")
+    assert parsed.params[argument.name]
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch):

@@ -27,14 +27,20 @@ class SplitModel:
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self.model = model
-        self.decoder: Any = model.base_model
+        self.decoder: Any = model.base_model if model.base_model is not model else getattr(model, "model", model)
         self.head: Any = model.get_output_embeddings()
+        if self.decoder is model or self.head is None:
+            raise self._does_not_come_apart()
         self.vocabulary, _ = self.head.weight.shape
         self.plain_head = self._probe()
 
     def decode(self, ids: torch.Tensor) -> Any:
         """ids: shape (batch, tokens). The decoder's output; last_hidden_state: shape (batch, tokens, width)."""
         return self.decoder(input_ids=ids, use_cache=False)
+
+    def decode_on(self, ids: torch.Tensor, cache: Any) -> Any:
+        """As decode, for tokens that follow those in `cache` (None for none); past_key_values holds them all then."""
+        return self.decoder(input_ids=ids, past_key_values=cache, use_cache=True)
 
     def logits(self, outputs: Any, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: shape (batch, some tokens, width), a part of outputs.last_hidden_state. Logits, float32."""
@@ -74,4 +80,7 @@ class SplitModel:
     def _check_equal(self, outputs: Any, hidden: torch.Tensor, whole: torch.Tensor) -> None:
         scale = whole.abs().max().clamp_min(1e-6)
         if not torch.allclose(self.logits(outputs, hidden) / scale, whole / scale, atol=1e-2, equal_nan=True):
-            raise CheckpointError(f"{type(self.model).__name__} does not let its head run apart from its decoder.")
+            raise self._does_not_come_apart()
+
+    def _does_not_come_apart(self) -> CheckpointError:
+        return CheckpointError(f"{type(self.model).__name__} does not let its head run apart from its decoder.")

@@ -80,6 +80,14 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
         raise unreadable(checkpoint.folder, error) from error
 
 
+def window_in_effect(checkpoint: Checkpoint) -> int:
+    """The window that the checkpoint reads, patched as it is, tokens."""
+    provenance = read_provenance(checkpoint)
+    if provenance and not provenance.edited:
+        return provenance.target_length
+    return read_settings(checkpoint.config).max_position_embeddings
+
+
 def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:
     """The layer types that see the whole context, in the config's order; (None,) where all layers share one rope."""
     return tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)

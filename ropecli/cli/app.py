@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from ropecli.cli import compare, eval_ppl, export, finetune, inspect, methods, patch
+from ropecli.cli import compare, eval_ppl, export, finetune, inspect, methods, needle, passkey, patch, plot, report
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError
 from ropecli.version import VERSION
@@ -26,6 +26,10 @@ app.command("methods")(methods.command)
 app.command("patch")(patch.command)
 app.command("eval-ppl")(eval_ppl.command)
 app.command("compare")(compare.command)
+app.command("passkey")(passkey.command)
+app.command("needle")(needle.command)
+app.command("plot")(plot.command)
+app.command("report")(report.command)
 app.command("finetune")(finetune.command)
 app.command("export")(export.command)
 

@@ -1,7 +1,7 @@
-"""ropecli compare: several methods and factors at several lengths, one table and one plot."""
+"""ropecli compare: methods, factors and checkpoints at several lengths, one table and one plot."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,7 +9,10 @@ from ropecli.cli import evaluation, options
 
 
 def command(
-    checkpoint: options.Checkpoint,
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(metavar="CHECKPOINT...", help="One or several: folders, Hub ids (owner/name), 'demo'."),
+    ],
     data: evaluation.Data,
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods with commas between.")] = (
         "none,linear,ntk,dynamic,llama3,ntk-by-parts,yarn"
@@ -19,65 +22,124 @@ def command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="METHOD.KEY=VALUE", help="A parameter of one method.")
     ] = None,
-    protocol: evaluation.Protocol = "prefix",
+    protocol: evaluation.ProtocolName = "prefix",
+    stride: evaluation.Stride = None,
+    targets: evaluation.Targets = None,
     max_documents: evaluation.MaxDocuments = None,
+    min_tokens: evaluation.MinTokens = None,
+    max_tokens: evaluation.MaxTokens = None,
     text_column: evaluation.TextColumn = "text",
     split: evaluation.Split = None,
+    chunk: evaluation.Chunk = None,
+    batch_size: evaluation.BatchSize = 1,
     dtype: evaluation.Dtype = "auto",
     device: evaluation.Device = "auto",
+    attn: evaluation.Attn = "auto",
     plot: Annotated[Path | None, typer.Option(help="Draw perplexity against length here (PNG or SVG).")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the reports here, as JSON.")] = None,
+    resume: evaluation.Resume = False,
     revision: options.Revision = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare scaling methods by perplexity, without writing checkpoints: the model is patched in memory."""
-    from ropecli.checkpoint.reading import open_checkpoint
-    from ropecli.cli.progress import progress_bar
-    from ropecli.cli.terminal import out, parse_numbers, print_json, warn
-    from ropecli.evaluate.comparison import compare_methods, plan_comparison, switches
-    from ropecli.evaluate.perplexity import count_passes
-    from ropecli.evaluate.report import refuse_unwritable, write_report
-    from ropecli.report.plots import plot_perplexity, refuse_unknown_kind
-    from ropecli.report.tables import comparison_table
+    """Compare scaling methods by perplexity, without writing checkpoints: each model is loaded once, patched in memory.
 
+    With several checkpoints, such as sizes of one model, every method is tried on each.
+    """
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
+    from ropecli.errors import MethodError
+    from ropecli.evaluate.comparison import plan_comparison
+    from ropecli.evaluate.progress import kept_progress, refuse_interrupted, remove_progress
+    from ropecli.evaluate.protocols import Protocol
+    from ropecli.evaluate.report import refuse_unwritable
+    from ropecli.evaluate.sharing import join_workers
+    from ropecli.report.plots import refuse_unknown_kind
+
+    speak_from_first_process()
     refuse_unknown_kind(plot)
     refuse_unwritable(plot)
     refuse_unwritable(output)
+    refuse_interrupted(output, resume)
+    asked = Protocol(protocol, stride, targets)
     wanted = parse_numbers(lengths, "--lengths", int)
-    opened = open_checkpoint(checkpoint, weights=True, revision=revision)
-    plans = plan_comparison(opened, _specs(methods, parse_numbers(factors, "--factors", float), settings))
-    for warning in dict.fromkeys(warning for plan in plans for warning in plan.settings_warnings):
+    if revision and len(checkpoints) > 1:
+        raise MethodError("--revision is for one checkpoint; which of several it means is not clear.")
+    opened = [open_checkpoint(name, weights=True, revision=revision) for name in dict.fromkeys(checkpoints)]
+    specs = _specs(methods, parse_numbers(factors, "--factors", float), settings)
+    plans = [plan_comparison(one, specs) for one in opened]
+    for warning in dict.fromkeys(text for own in plans for plan in own for text in plan.settings_warnings):
         warn(warning)
-    documents = evaluation.read_data(opened, data, wanted[-1], max_documents, text_column, split)
-    model = evaluation.load(opened, dtype, device)
-    passes = sum(count_passes(wanted, len(documents.kept), protocol, switches(plan)) for plan in plans)
-    with progress_bar("scoring", passes) as step:
-        results = compare_methods(model, plans, documents, wanted, protocol=protocol, advance=step)
-    reports = [
-        evaluation.make_report(
-            opened,
-            plan.spec,
-            plan.ropes[plan.scaled[0]],
-            protocol=protocol,
-            source=data,
-            documents=documents,
-            model=model,
-            rows=rows,
-            in_memory=True,
+    workers = join_workers(device)
+    runs = [
+        evaluation.prepare(
+            one,
+            data,
+            wanted,
+            asked,
+            reading={
+                "min_tokens": min_tokens,
+                "max_tokens": max_tokens,
+                "max_documents": max_documents,
+                "text_column": text_column,
+                "split": split,
+            },
+            loading={"dtype": dtype, "device": device, "attn": attn},
+            chunk=evaluation.chunk_size(chunk, wanted[-1]),
+            batch_size=batch_size,
+            workers=workers,
         )
+        for one in opened
+    ]
+    request = _request(opened, plans, runs)
+    reports = []
+    with evaluation.interruptible(output), kept_progress(output, request, workers.rank) as progress:
+        for index, (one, own, run) in enumerate(zip(opened, plans, runs, strict=True)):
+            reports += _compare(one, own, run, progress, f"{index}: ")
+    if workers.first:
+        _give(reports, plot, output, as_json)
+        remove_progress(output)
+
+
+def _compare(checkpoint, plans, run, progress, part: str) -> list:
+    """The reports of one checkpoint by every plan."""
+    from ropecli.evaluate.comparison import compare_methods, switches
+
+    model = run.load(checkpoint)
+    with run.scoring(progress, [switches(plan) for plan in plans]) as options:
+        results = compare_methods(model, plans, run.documents, run.lengths, part=part, **options)
+    return [
+        run.report(checkpoint, plan.spec, plan.ropes[plan.scaled[0]], model, rows, in_memory=True)
         for plan, rows in zip(plans, results, strict=True)
     ]
+
+
+def _request(opened, plans, runs) -> dict[str, Any]:
+    """What must be the same for a run to be gone on with."""
+    specs = [[plan.spec.method, plan.spec.factor, dict(plan.spec.params)] for plan in plans[0]]
+    return {
+        "checkpoints": [one.digest() for one in opened],
+        "scalings": specs,
+        "data": [run.documents.fingerprint() for run in runs],
+        **{key: value for key, value in runs[0].request().items() if key != "data"},
+    }
+
+
+def _give(reports, plot: Path | None, output: Path | None, as_json: bool) -> None:
+    from ropecli.cli.terminal import out, print_json
+    from ropecli.evaluate.report import write_report
+    from ropecli.report.plots import plot_perplexity
+    from ropecli.report.tables import comparison_table
+
     if plot:
-        window = next(iter(plans[0].ropes.values())).geometry.original_max_position_embeddings
-        plot_perplexity(reports, plot, window)
+        plot_perplexity(reports, plot)
     if output:
         write_report(output, [report.as_json() for report in reports])
     if as_json:
         print_json([report.as_json() for report in reports])
-    else:
-        out.print(comparison_table(reports))
-        if plot:
-            out.print(f"plot: {plot}", markup=False)
+        return
+    out.print(comparison_table(reports))
+    if plot:
+        out.print(f"plot: {plot}", markup=False)
 
 
 def _specs(methods: str, factors: list[float], settings: list[str] | None) -> list:

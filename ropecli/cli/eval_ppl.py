@@ -1,7 +1,7 @@
-"""ropecli eval-ppl: perplexity of one checkpoint at several lengths."""
+"""ropecli eval-ppl: perplexity of one checkpoint at several lengths, and of a baseline beside it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,95 +12,156 @@ def command(
     checkpoint: options.Checkpoint,
     data: evaluation.Data,
     lengths: evaluation.Lengths = "256,512,1024,2048",
-    protocol: evaluation.Protocol = "prefix",
-    targets: Annotated[
-        int | None, typer.Option(min=1, help="tail: tokens scored per document; else half the shortest length.")
-    ] = None,
-    method: Annotated[
+    protocol: evaluation.ProtocolName = "prefix",
+    stride: evaluation.Stride = None,
+    targets: evaluation.Targets = None,
+    baseline: Annotated[
         str | None,
-        typer.Option(
-            "--method", "-m", help="Patch the model in memory, by a method of `ropecli methods`; with --factor."
-        ),
+        typer.Option(help="Measure this checkpoint too, on the same tokens, and say what the other costs and gains."),
     ] = None,
+    method: scaling.InMemory = None,
     factor: scaling.Factor = None,
     settings: scaling.Settings = None,
     factors_file: scaling.FactorsFile = None,
     original_length: scaling.OriginalLength = None,
     max_documents: evaluation.MaxDocuments = None,
+    min_tokens: evaluation.MinTokens = None,
+    max_tokens: evaluation.MaxTokens = None,
     text_column: evaluation.TextColumn = "text",
     split: evaluation.Split = None,
+    chunk: evaluation.Chunk = None,
+    batch_size: evaluation.BatchSize = 1,
     dtype: evaluation.Dtype = "auto",
     device: evaluation.Device = "auto",
+    attn: evaluation.Attn = "auto",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report here, as JSON.")] = None,
+    resume: evaluation.Resume = False,
     revision: options.Revision = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure perplexity at several context lengths, with a 95% interval over documents."""
-    from ropecli.checkpoint.reading import open_checkpoint
-    from ropecli.cli.progress import progress_bar
-    from ropecli.cli.terminal import out, parse_numbers, print_json, warn
-    from ropecli.evaluate.perplexity import count_passes, evaluate_perplexity, fresh_tables_if_switching
-    from ropecli.evaluate.report import refuse_unwritable, write_report
-    from ropecli.report.tables import perplexity_table
+    """Measure perplexity at several context lengths, with a 95% interval over documents.
 
+    Several processes, started by `accelerate launch -m ropecli eval-ppl ...`, share the documents.
+    """
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
+    from ropecli.evaluate.progress import refuse_interrupted, remove_progress
+    from ropecli.evaluate.protocols import Protocol
+    from ropecli.evaluate.report import refuse_unwritable
+    from ropecli.evaluate.sharing import join_workers
+
+    speak_from_first_process()
     refuse_unwritable(output)
+    refuse_interrupted(output, resume)
     wanted = parse_numbers(lengths, "--lengths", int)
     params = scaling.parameters(method or "none", settings, factors_file)
-    opened = open_checkpoint(checkpoint, weights=True, revision=revision)
-    spec, rope, plan, warnings = _scaling(opened, method, factor, params, original_length)
-    for warning in warnings:
-        warn(warning)
-    documents = evaluation.read_data(opened, data, wanted[-1], max_documents, text_column, split)
-    model = evaluation.load(opened, dtype, device)
-    switching = _patch_in_memory(model, plan) if plan else fresh_tables_if_switching(model, wanted[-1]) is not None
-    passes = count_passes(wanted, len(documents.kept), protocol, switching)
-    with progress_bar("scoring", passes) as step:
-        rows = evaluate_perplexity(
-            model, documents, wanted, protocol=protocol, targets=targets, switching=switching, advance=step
-        )
-    report = evaluation.make_report(
-        opened,
-        spec,
-        rope,
-        protocol=protocol,
-        source=data,
-        documents=documents,
-        model=model,
-        rows=rows,
-        in_memory=plan is not None,
+    asked = Protocol(protocol, stride, targets)
+    subject = _subject(
+        open_checkpoint(checkpoint, weights=True, revision=revision), method, factor, params, original_length
     )
+    base = _subject(open_checkpoint(baseline, weights=True)) if baseline else None
+    for warning in subject.warnings:
+        warn(warning)
+    run = evaluation.prepare(
+        subject.checkpoint,
+        data,
+        wanted,
+        asked,
+        reading={
+            "min_tokens": min_tokens,
+            "max_tokens": max_tokens,
+            "max_documents": max_documents,
+            "text_column": text_column,
+            "split": split,
+        },
+        loading={"dtype": dtype, "device": device, "attn": attn},
+        chunk=evaluation.chunk_size(chunk, wanted[-1]),
+        batch_size=batch_size,
+        workers=join_workers(device),
+    )
+    if base:
+        _refuse_another_vocabulary(run.tokenizer, base.checkpoint)
+    with evaluation.interruptible(output):
+        report = _measure(run, subject, base, output)
+    if run.workers.first:
+        _give(report, output, as_json)
+        remove_progress(output)
+
+
+class _Subject(NamedTuple):
+    """A checkpoint to measure. plan: to patch it by, in memory; None for as it is."""
+
+    checkpoint: Any
+    spec: Any
+    rope: Any
+    plan: Any
+    warnings: tuple[str, ...]
+
+
+def _subject(opened, method=None, factor=None, params=None, original_length=None) -> _Subject:
+    return _Subject(opened, *scaling.planned(opened, method, factor, params or {}, original_length))
+
+
+def _refuse_another_vocabulary(tokenizer, baseline) -> None:
+    from ropecli.errors import DataError
+    from ropecli.evaluate.loading import load_tokenizer
+
+    if tokenizer.get_vocab() != load_tokenizer(baseline).get_vocab():
+        raise DataError(
+            "The baseline's tokenizer has another vocabulary, and the two cannot read the same tokens. Evaluate each "
+            "alone, and compare their bits per byte."
+        )
+
+
+def _measure(run: evaluation.Run, subject: _Subject, base: _Subject | None, output: Path | None):
+    """The report of both. One model is in memory at a time."""
+    from dataclasses import replace
+
+    from ropecli.checkpoint.plan import window_in_effect
+    from ropecli.evaluate.headlines import headlines
+    from ropecli.evaluate.progress import kept_progress
+
+    with kept_progress(output, _request(run, subject, base), run.workers.rank) as progress:
+        report = _measure_one(run, subject, progress, "model")
+        if base is None:
+            return report
+        baseline = _measure_one(run, base, progress, "baseline")
+    found = headlines(report.rows, baseline.rows, run.protocol, window_in_effect(base.checkpoint))
+    return replace(report, baseline=baseline, headlines=found)
+
+
+def _measure_one(run: evaluation.Run, subject: _Subject, progress, part: str):
+    from ropecli.evaluate.perplexity import evaluate_perplexity, follows_length
+
+    model = run.load(subject.checkpoint)
+    switching = scaling.patch_in_memory(model, subject.plan) or follows_length(model, run.lengths[-1])
+    with run.scoring(progress, [switching]) as options:
+        rows = evaluate_perplexity(model, run.documents, run.lengths, switching=switching, part=part, **options)
+    in_memory = subject.plan is not None
+    return run.report(subject.checkpoint, subject.spec, subject.rope, model, rows, in_memory=in_memory)
+
+
+def _request(run: evaluation.Run, subject: _Subject, base: _Subject | None) -> dict[str, Any]:
+    """What must be the same for a run to be gone on with."""
+    return {
+        "checkpoint": subject.checkpoint.digest(),
+        "baseline": base.checkpoint.digest() if base else None,
+        "method": subject.spec.method,
+        "factor": subject.spec.factor,
+        "params": dict(subject.spec.params),
+        "in_memory": subject.plan is not None,
+        **run.request(),
+    }
+
+
+def _give(report, output: Path | None, as_json: bool) -> None:
+    from ropecli.cli.terminal import out, print_json
+    from ropecli.evaluate.report import write_report
+    from ropecli.report.tables import perplexity_table
+
     if output:
         write_report(output, report.as_json())
     if as_json:
         print_json(report.as_json())
     else:
         out.print(perplexity_table(report))
-
-
-def _scaling(checkpoint, method: str | None, factor: float | None, params: dict, original_length: int | None):
-    """The scaling to report, the rope it gives, the plan to patch by (None for the checkpoint as it is), warnings."""
-    from ropecli.checkpoint.plan import effective_ropes, main_rope, make_plan
-    from ropecli.errors import MethodError
-    from ropecli.rope import ScalingSpec
-
-    if method is None:
-        if factor is not None or params or original_length is not None:
-            raise MethodError("--factor, --set, --factors-file and --original-length are for a --method.")
-        ropes, settings = effective_ropes(checkpoint)
-        rope = main_rope(ropes, settings)
-        return rope.spec, rope, None, settings.warnings
-    if factor is None and method != "none":
-        raise MethodError(f"{method} needs --factor, as --factor 4.")
-    plan = make_plan(
-        checkpoint, ScalingSpec(method, 1.0 if factor is None else factor, params), original_length=original_length
-    )
-    return plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings
-
-
-def _patch_in_memory(model, plan) -> bool:
-    """Whether the frequencies then follow the length."""
-    from ropecli.checkpoint.live import live_patch
-    from ropecli.evaluate.comparison import switches
-
-    live_patch(model, plan.ropes)
-    return switches(plan)

@@ -1,6 +1,10 @@
-"""What eval-ppl and compare share: their options, and how they come by a model and its documents."""
+"""What the evaluations share: their options, and how they come by a model and its documents."""
 
-from typing import Annotated
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
@@ -8,65 +12,220 @@ Data = Annotated[
     str, typer.Option("--data", "-d", help="'demo', a file or folder of text or rows, or a Hub dataset id.")
 ]
 Lengths = Annotated[str, typer.Option("--lengths", "-l", help="Context lengths in tokens, as 256,512,1024.")]
-Protocol = Annotated[
+ProtocolName = Annotated[
     str,
     typer.Option(
+        "--protocol",
         help="prefix: the first N tokens of each document, from one pass. tail: the same target tokens, read with N "
-        "tokens of context each."
+        "tokens of context each. sliding: whole documents by windows of N, --stride apart. disjoint: windows side by "
+        "side, as lm-eval's rolling likelihood. yarn: as YaRN's script, for its tables alone.",
     ),
 ]
+Stride = Annotated[int | None, typer.Option(min=1, help="sliding: tokens between windows; else half of each length.")]
+Targets = Annotated[
+    int | None, typer.Option(min=1, help="tail: tokens scored per document; else half the shortest length.")
+]
 MaxDocuments = Annotated[int | None, typer.Option(min=1, help="Read at most so many documents.")]
+MinTokens = Annotated[
+    int | None, typer.Option(min=2, help="sliding, disjoint, yarn: leave out documents with fewer tokens.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=2, help="sliding, disjoint, yarn: read at most so many tokens of each document.")
+]
 TextColumn = Annotated[str, typer.Option(help="The column that holds the text, in tables.")]
 Split = Annotated[str | None, typer.Option(help="The split of a Hub dataset; else test, validation or train.")]
 Dtype = Annotated[str, typer.Option(help="auto (float32 on a CPU, bfloat16 elsewhere), float32, bfloat16, float16.")]
-Device = Annotated[str, typer.Option(help="auto (the first GPU if there is one), cpu, cuda, cuda:1, mps.")]
+Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")]
+Attn = Annotated[
+    str, typer.Option(help="auto (as transformers chooses), sdpa, eager, flash_attention_2 or _3, flex_attention.")
+]
+Chunk = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Tokens read at once, those before them being in a KV cache: less memory, more time. 0: all. By default "
+        "all up to 32,768, and beyond that 1,024.",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Windows of the same length in one forward pass.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with an interrupted run of the same --output; nothing is scored twice.")
+]
+_LONG = 32_768
+_CHUNK_OF_LONG = 1024
 
 
-def load(checkpoint, dtype: str, device: str):
-    """The checkpoint's model. Raises MethodError for an unknown dtype."""
+def load(checkpoint, dtype: str, device: str, attn: str = "auto"):
+    """The checkpoint's model. Raises MethodError for an unknown dtype or attention."""
     from ropecli.errors import MethodError
-    from ropecli.evaluate.loading import DTYPES, load_model
+    from ropecli.evaluate.loading import ATTENTION, DTYPES, load_model
 
-    if dtype not in DTYPES:
-        raise MethodError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
-    return load_model(checkpoint, dtype=dtype, device=device)
+    for option, value, known in (("--dtype", dtype, DTYPES), ("--attn", attn, ATTENTION)):
+        if value not in known:
+            raise MethodError(f"{option} is {value!r}; it must be one of {', '.join(known)}.")
+    return load_model(checkpoint, dtype=dtype, device=device, attn=attn)
 
 
-def read_data(checkpoint, data: str, length: int, most: int | None, text_column: str, split: str | None):
-    """The documents of `data` with at least `length` tokens; says how many were shorter."""
+def prepare(checkpoint, source: str, lengths: list[int], protocol, *, reading: dict[str, Any], **others: Any):
+    """A Run on the documents of `source`, by the checkpoint's tokenizer. reading: of read_data; others: Run's."""
+    from ropecli.evaluate.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint)
+    documents = read_data(tokenizer, source, lengths, protocol, **reading)
+    protocol = protocol.settled(lengths, documents.special)
+    return Run(tokenizer, documents, source, lengths, protocol, **others)
+
+
+def chunk_size(asked: int | None, longest: int) -> int | None:
+    """Tokens to read at once in windows of `longest` tokens; None for all."""
+    if asked is None:
+        return _CHUNK_OF_LONG if longest > _LONG else None
+    return asked or None
+
+
+def read_data(
+    tokenizer,
+    data: str,
+    lengths: list[int],
+    protocol,
+    *,
+    min_tokens: int | None = None,
+    max_tokens: int | None = None,
+    max_documents: int | None = None,
+    text_column: str = "text",
+    split: str | None = None,
+):
+    """The documents of `data` that `protocol` can score at these lengths; says how many were left out."""
     from ropecli.cli.progress import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.data.documents import read_documents
     from ropecli.data.sources import read_texts
-    from ropecli.evaluate.loading import load_tokenizer
+    from ropecli.errors import DataError
 
-    tokenizer = load_tokenizer(checkpoint)
+    whole = protocol.reads_whole_documents
+    if not whole and (min_tokens or max_tokens):
+        raise DataError(f"--min-tokens and --max-tokens are for whole documents; {protocol.name} reads what it scores.")
+    least = (min_tokens or 2) if whole else lengths[-1]
     texts = read_texts(data, text_column=text_column, split=split)
     with progress_bar("reading documents", None) as step:
-        documents = read_documents(texts, tokenizer, length, most=most, truncate=True, advance=lambda name: step())
+        documents = read_documents(
+            texts,
+            tokenizer,
+            least,
+            most=max_documents,
+            cut=max_tokens if whole else lengths[-1],
+            count_bytes=True,
+            advance=lambda name: step(),
+        )
     if documents.too_short:
-        warn(f"{documents.too_short} documents are shorter than {length} tokens and were left out.")
+        warn(f"{documents.too_short} documents are shorter than {least} tokens and were left out.")
+    if shorter := sum(len(document.ids) < lengths[-1] for document in documents.kept):
+        warn(f"{shorter} of {len(documents.kept)} documents are shorter than {lengths[-1]} tokens and fill no window.")
     return documents
 
 
-def make_report(checkpoint, spec, rope, *, protocol: str, source: str, documents, model, rows, in_memory: bool):
-    """spec: the scaling as it was asked for; rope: the one that it gave."""
-    from ropecli.evaluate.report import EvalReport
+@contextlib.contextmanager
+def interruptible(output) -> Iterator[None]:
+    """Says how to go on, when a run that keeps its progress is stopped."""
+    from ropecli.cli.terminal import warn
 
-    return EvalReport(
-        checkpoint=checkpoint.name,
-        digest=checkpoint.digest(),
-        method=spec.method,
-        factor=spec.factor,
-        params=dict(spec.params),
-        protocol=protocol,
-        source=source,
-        fingerprint=documents.fingerprint(max(row.length for row in rows)),
-        too_short=documents.too_short,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.device),
-        rows=rows,
-        document_names=[document.name for document in documents.kept],
-        in_memory=in_memory,
-        original_max_position_embeddings=rope.geometry.original_max_position_embeddings,
-    )
+    try:
+        yield
+    except KeyboardInterrupt:
+        if output:
+            warn(f"Stopped. What was scored is kept beside {output}; the same command with --resume goes on from it.")
+        raise
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is measured on which documents, and how; the same for every model of one command.
+
+    protocol: settled for the lengths. chunk: tokens; None for all at once. loading: of `load`.
+    """
+
+    tokenizer: Any
+    documents: Any
+    source: str
+    lengths: list[int]
+    protocol: Any
+    chunk: int | None
+    batch_size: int
+    loading: dict[str, str]
+    workers: Any
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "stride": self.protocol.stride,
+            "targets": self.protocol.targets,
+            "chunk": self.chunk,
+            "batch_size": self.batch_size,
+            "attn": self.loading["attn"],
+            "processes": self.workers.count,
+        }
+
+    def request(self) -> dict[str, Any]:
+        """What must be the same for a run to be gone on with: all but the number of processes."""
+        settings = {key: value for key, value in self.settings.items() if key != "processes"}
+        data = self.documents.fingerprint()
+        return {"protocol": self.protocol.name, "lengths": self.lengths, "data": data, **self.loading, **settings}
+
+    def load(self, checkpoint):
+        """The checkpoint's model; says where its vocabulary is not the tokenizer's."""
+        from ropecli.cli.terminal import warn
+        from ropecli.evaluate.loading import vocabulary_mismatch
+
+        model = load(checkpoint, **self.loading)
+        if mismatch := vocabulary_mismatch(self.tokenizer, model):
+            warn(mismatch)
+        return model
+
+    @contextlib.contextmanager
+    def scoring(self, progress, switching: Sequence[bool]) -> Iterator[dict[str, Any]]:
+        """Options of evaluate_perplexity, while a progress bar stands. switching: of each model or method measured."""
+        from ropecli.cli.progress import progress_bar
+        from ropecli.cli.terminal import warn
+        from ropecli.evaluate.perplexity import count_passes
+
+        mine = len(self.workers.share(self.documents.kept))
+        passes = sum(count_passes(self.lengths, mine, self.protocol, follows) for follows in switching)
+        with progress_bar("scoring", passes) as step:
+            yield {
+                "protocol": self.protocol,
+                "chunk": self.chunk,
+                "batch_size": self.batch_size,
+                "progress": progress,
+                "workers": self.workers,
+                "advance": step,
+                "say": warn,
+            }
+
+    def report(self, checkpoint, spec, rope, model, rows, *, in_memory: bool):
+        """spec: the scaling as it was asked for; rope: the one that it gave."""
+        from ropecli.evaluate.report import EvalReport
+
+        return EvalReport(
+            checkpoint=checkpoint.name,
+            digest=checkpoint.digest(),
+            method=spec.method,
+            factor=spec.factor,
+            params=dict(spec.params),
+            in_memory=in_memory,
+            original_max_position_embeddings=rope.geometry.original_max_position_embeddings,
+            source=self.source,
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
+            command=command_line(),
+            protocol=self.protocol.name,
+            settings=self.settings,
+            fingerprint=self.documents.fingerprint(),
+            too_short=self.documents.too_short,
+            rows=rows,
+            document_names=[document.name for document in self.documents.kept],
+        )
+
+
+def command_line() -> list[str]:
+    """What was typed, but for the folder that the program lies in."""
+    return ["ropecli", *sys.argv[1:]]

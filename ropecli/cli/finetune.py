@@ -1,6 +1,5 @@
 """ropecli finetune: train a patched checkpoint on sequences of its extended length."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -30,13 +29,11 @@ def command(
 ) -> None:
     """Fine-tune a checkpoint on long sequences; start it with `accelerate launch -m ropecli` for several processes."""
     from ropecli.checkpoint.reading import open_checkpoint
-    from ropecli.cli.terminal import err, out, parse_settings
+    from ropecli.cli.terminal import err, out, parse_settings, speak_from_first_process
     from ropecli.errors import RecipeError
     from ropecli.finetune.recipe import make_recipe
 
-    if os.environ.get("RANK", "0") != "0":  # under a launcher, the first process speaks for all
-        err.quiet = out.quiet = True
-
+    speak_from_first_process()
     options = {
         "data": data,
         "length": length,

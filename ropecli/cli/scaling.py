@@ -1,4 +1,4 @@
-"""The options that name one scaling method, and what they mean: patch and eval-ppl share them."""
+"""The options that name one scaling method, and what they mean: patch shares them with the evaluations."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,10 @@ FactorsFile = Annotated[
         "inv_freq; for longrope also a config.json that has them."
     ),
 ]
+InMemory = Annotated[
+    str | None,
+    typer.Option("--method", "-m", help="Patch the model in memory, by a method of `ropecli methods`; with --factor."),
+]
 OriginalLength = Annotated[
     int | None, typer.Option(min=1, help="The true pretraining window, where config.json names another.")
 ]
@@ -26,6 +30,37 @@ def parameters(method: str, settings: list[str] | None, factors_file: Path | Non
     from ropecli.cli.terminal import parse_settings
 
     return {**_read_factors(method, factors_file), **parse_settings(settings)}
+
+
+def planned(checkpoint, method: str | None, factor: float | None, params: dict[str, Any], original_length: int | None):
+    """The scaling to report, the rope it gives, the plan to patch by in memory (None without a method), warnings."""
+    from ropecli.checkpoint.plan import effective_ropes, main_rope, make_plan
+    from ropecli.errors import MethodError
+    from ropecli.rope import ScalingSpec
+
+    if method is None:
+        if factor is not None or params or original_length is not None:
+            raise MethodError("--factor, --set, --factors-file and --original-length are for a --method.")
+        ropes, settings = effective_ropes(checkpoint)
+        rope = main_rope(ropes, settings)
+        return rope.spec, rope, None, settings.warnings
+    if factor is None and method != "none":
+        raise MethodError(f"{method} needs --factor, as --factor 4.")
+    plan = make_plan(
+        checkpoint, ScalingSpec(method, 1.0 if factor is None else factor, params), original_length=original_length
+    )
+    return plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings
+
+
+def patch_in_memory(model, plan) -> bool:
+    """Whether the frequencies then follow the length. plan: None leaves the model as it is."""
+    from ropecli.checkpoint.live import live_patch
+    from ropecli.evaluate.comparison import switches
+
+    if plan is None:
+        return False
+    live_patch(model, plan.ropes)
+    return switches(plan)
 
 
 def _read_factors(method: str, path: Path | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -28,6 +29,11 @@ out = _Console(highlight=False, emoji=False)
 err = _Console(stderr=True, highlight=False, emoji=False)
 
 
+def speak_from_first_process() -> None:
+    """Under a launcher of several processes, the first speaks for all."""
+    err.quiet = out.quiet = os.environ.get("RANK", "0") != "0"
+
+
 def fail(message: str) -> None:
     err.quiet = False  # processes beside the first are quiet, but not about their own end
     err.print("[bold red]error:[/]", end=" ")
@@ -41,7 +47,8 @@ def warn(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """JSON on standard output; infinities and NaN, which JSON has not, become null."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    if not out.quiet:
+        sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def show_changes(file: str, changes: Iterable[tuple[str, Any, Any]]) -> None:

@@ -14,22 +14,44 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class Document:
-    """name: file or row. ids: shape (tokens,), int64."""
+    """name: file or row. ids: shape (tokens,), int64.
+
+    ends: shape (tokens,), int64, how many bytes of UTF-8 text each token's end leaves behind; None where unknown.
+    """
 
     name: str
     ids: np.ndarray
+    ends: np.ndarray | None = None
+
+    def bytes_of(self, start: int, stop: int) -> int | None:
+        """Bytes of text that the tokens start ≤ i < stop stand for."""
+        if self.ends is None:
+            return None
+        return int(self.ends[stop - 1] - (self.ends[start - 1] if start else 0)) if start < stop else 0
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """A tokenizer's own. prefix, suffix: what it puts around every text (Llama's <s>). bos, eos: where it has them."""
+
+    prefix: tuple[int, ...] = ()
+    bos: int | None = None
+    eos: int | None = None
+    suffix: tuple[int, ...] = ()
+
+    def bare(self, ids: np.ndarray) -> np.ndarray:
+        """A document's ids without them."""
+        ends = len(self.suffix) > 0 and tuple(ids[-len(self.suffix) :].tolist()) == self.suffix
+        return ids[len(self.prefix) : len(ids) - (len(self.suffix) if ends else 0)]
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents that are long enough, and how many were not.
-
-    prefix: the special tokens that the tokenizer puts before every text (Llama's <s>).
-    """
+    """The documents that are long enough, and how many were not."""
 
     kept: tuple[Document, ...]
     too_short: int
-    prefix: tuple[int, ...] = ()
+    special: SpecialTokens = SpecialTokens()
 
     def fingerprint(self, length: int | None = None) -> str:
         """sha256 over the first `length` token ids of every document, or over all of them."""
@@ -44,45 +66,69 @@ class Documents:
 def read_documents(
     texts: Iterable[tuple[str, str]],
     tokenizer,
-    length: int,
+    least: int,
     *,
     most: int | None = None,
-    truncate: bool = False,
+    cut: int | None = None,
+    count_bytes: bool = False,
     advance: Callable[[str], None] = lambda name: None,
 ) -> Documents:
-    """Tokenizes (name, text) pairs, special tokens included, until `most` documents reach `length` tokens.
+    """Tokenizes (name, text) pairs, special tokens included, until `most` documents have `least` tokens or more.
 
-    truncate: keep only the first `length` tokens of each, so that memory stays small. advance: called with each
-    document's name. Raises DataError where none does, saying how long the longest is.
+    cut: keep only so many tokens of each, so that memory stays small. count_bytes: fill in Document.ends, where the
+    tokenizer tells which characters a token stands for. advance: called with each document's name. Raises DataError
+    where no document has `least` tokens, saying how long the longest is.
     """
     kept: list[Document] = []
     lengths = [0]
-    for name, ids in _tokenize(texts, tokenizer):
-        lengths.append(len(ids))
-        advance(name)
-        if len(ids) >= length:
-            kept.append(Document(name, ids[:length].copy() if truncate else ids))
+    for document in _tokenize(texts, tokenizer, count_bytes):
+        lengths.append(len(document.ids))
+        advance(document.name)
+        if len(document.ids) >= least:
+            kept.append(_cut(document, cut) if cut else document)
             if most and len(kept) == most:
                 break
     if len(lengths) == 1:
         raise DataError("The source holds no document.")
     if not kept:
         raise DataError(
-            f"No document is as long as {length} tokens; the longest of {len(lengths) - 1} has {max(lengths)}. "
+            f"No document is as long as {least} tokens; the longest of {len(lengths) - 1} has {max(lengths)}. "
             "Give shorter lengths, or longer documents."
         )
-    return Documents(tuple(kept), len(lengths) - 1 - len(kept), _prefix(tokenizer, kept[0].ids))
+    return Documents(tuple(kept), len(lengths) - 1 - len(kept), special_tokens(tokenizer))
 
 
-def _prefix(tokenizer, ids: np.ndarray) -> tuple[int, ...]:
-    special = tokenizer("")["input_ids"]  # some tokenizers put theirs at the end, or nowhere
-    return tuple(special) if special and list(ids[: len(special)]) == list(special) else ()
+def _cut(document: Document, tokens: int) -> Document:
+    # copies, since a view would keep the whole document
+    ends = None if document.ends is None else document.ends[:tokens].copy()
+    return Document(document.name, document.ids[:tokens].copy(), ends)
 
 
-def _tokenize(texts: Iterable[tuple[str, str]], tokenizer) -> Iterator[tuple[str, np.ndarray]]:
+def special_tokens(tokenizer) -> SpecialTokens:
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    starts = range(len(whole) - len(bare) + 1)
+    start = next((start for start in starts if whole[start : start + len(bare)] == bare), 0)
+    prefix, suffix = tuple(whole[:start]), tuple(whole[start + len(bare) :])
+    return SpecialTokens(prefix, tokenizer.bos_token_id, tokenizer.eos_token_id, suffix)
+
+
+def _tokenize(texts: Iterable[tuple[str, str]], tokenizer, count_bytes: bool) -> Iterator[Document]:
     """In batches, which fast tokenizers spread over the cores."""
     texts = iter(texts)
+    offsets = count_bytes and tokenizer.is_fast
     while batch := list(islice(texts, _BATCH)):
         names, bodies = zip(*batch, strict=True)
-        for name, ids in zip(names, tokenizer(list(bodies), verbose=False)["input_ids"], strict=True):
-            yield name, np.array(ids, dtype=np.int64)
+        tokens = tokenizer(list(bodies), verbose=False, return_offsets_mapping=offsets)
+        for index, (name, body) in enumerate(zip(names, bodies, strict=True)):
+            ends = _byte_ends(body, tokens["offset_mapping"][index]) if offsets else None
+            yield Document(name, np.array(tokens["input_ids"][index], dtype=np.int64), ends)
+
+
+def _byte_ends(text: str, offsets: list[tuple[int, int]]) -> np.ndarray:
+    """offsets: (start, stop) of each token, characters; (0, 0) for a special token, which stands for nothing."""
+    points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+    widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000).astype(np.int64)
+    bytes_before = np.concatenate([[0], np.cumsum(widths, dtype=np.int64)])
+    stops = np.array([stop for _, stop in offsets], dtype=np.int64)
+    return bytes_before[np.maximum.accumulate(stops)] if len(stops) else stops

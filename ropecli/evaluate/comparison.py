@@ -1,13 +1,14 @@
 """Several scaling methods and factors on one model: the weights are loaded once, the rotary tables set in memory."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ropecli.checkpoint.live import live_patch, restored, rotary_tables
 from ropecli.checkpoint.plan import PatchPlan, make_plan
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.data.documents import Documents
-from ropecli.evaluate.perplexity import Row, evaluate_perplexity
+from ropecli.evaluate.perplexity import evaluate_perplexity
+from ropecli.evaluate.tally import Row
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import varies_with_length
 
@@ -36,16 +37,17 @@ def compare_methods(
     documents: Documents,
     lengths: Sequence[int],
     *,
-    protocol: str = "prefix",
-    advance: Callable[[], None] = lambda: None,
+    part: str = "",
+    **options: Any,
 ) -> list[list[Row]]:
-    """Rows by length for each plan, in the plans' order. Leaves the model as it was."""
+    """Rows by length for each plan, in the plans' order. Leaves the model as it was.
+
+    part, options: of evaluate_perplexity; each plan is a part of its own.
+    """
     results = []
     with restored(rotary_tables(model)):
-        for plan in plans:
+        for index, plan in enumerate(plans):
             live_patch(model, plan.ropes)
-            rows = evaluate_perplexity(
-                model, documents, lengths, protocol=protocol, switching=switches(plan), advance=advance
-            )
-            results.append(rows)
+            own: dict[str, Any] = {"switching": switches(plan), "part": f"{part}{index}"}
+            results.append(evaluate_perplexity(model, documents, lengths, **own, **options))
     return results

@@ -1,5 +1,6 @@
 """Loads a checkpoint's model and tokenizer with stock transformers, and turns its failures into clear messages."""
 
+import os
 from typing import Any
 
 from ropecli.checkpoint.quiet import quiet_transformers
@@ -7,14 +8,23 @@ from ropecli.checkpoint.reading import Checkpoint
 from ropecli.errors import CheckpointError, reason_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+_FEW_TOKENS = 0.9
 
 
 def choose_device(name: str = "auto") -> str:
-    """'auto' is the first GPU if there is one. Raises CheckpointError for a device that is not there."""
+    """'auto' is a GPU if there is one. Where a launcher started several processes, each has its own.
+
+    Raises CheckpointError for a device that is not there.
+    """
     import torch
 
+    own = os.environ.get("LOCAL_RANK")
+    gpu = "cuda" if own is None else f"cuda:{own}"
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return gpu if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = gpu
     try:
         if torch.device(name).type != "meta":
             torch.zeros(1, device=name).item()
@@ -24,12 +34,13 @@ def choose_device(name: str = "auto") -> str:
     raise CheckpointError(f"--device {name}: this torch ({torch.__version__}) has no such device to compute on.")
 
 
-def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "auto"):
+def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "auto", attn: str = "auto"):
     """The causal LM in evaluation mode.
 
-    dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way,
-    because the dtype is given at loading and not cast afterwards. Raises CheckpointError, also for weights
-    that do not fill the model: stock transformers would leave the rest random.
+    dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way, because
+    the dtype is given at loading and not cast afterwards. attn: the attention implementation; 'auto' is what
+    transformers chooses. Raises CheckpointError, also for weights that do not fill the model: stock transformers would
+    leave the rest random.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -47,6 +58,7 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "au
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
+                **({} if attn == "auto" else {"attn_implementation": attn}),
             )
     except Exception as error:  # damaged weights and configs surface as many kinds
         raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
@@ -71,3 +83,13 @@ def load_tokenizer(checkpoint: Checkpoint):
             return AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
     except Exception as error:  # tokenizers raise what they like
         raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot be loaded: {reason_of(error)}") from error
+
+
+def vocabulary_mismatch(tokenizer, model) -> str | None:
+    """A sentence where the tokenizer's vocabulary is not the model's. Some spare rows in the model are usual."""
+    known, rows = len(tokenizer), int(model.get_input_embeddings().weight.shape[0])
+    if known > rows:
+        return f"The tokenizer knows {known} tokens, the model {rows}: ids beyond that would be refused."
+    if known < _FEW_TOKENS * rows:
+        return f"The tokenizer knows {known} tokens, the model {rows}: is it this model's own?"
+    return None

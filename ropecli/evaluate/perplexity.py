@@ -1,19 +1,8 @@
-"""Perplexity at several lengths by a named protocol.
+"""Perplexity at several lengths by a named protocol; protocols.py says what each reads and scores."""
 
-`prefix`: the first N tokens of each document, each token after the first scored with all before it. All
-lengths come from one pass where the rotary tables do not switch with the length. Early tokens have little
-context, so this flatters long windows, and shows a collapse plainly.
-
-`tail`: the same target tokens for every N, the last ones of each document's longest prefix, read with the
-N - 1 to N - targets tokens before them: whether more context helps. Every window begins with the special tokens
-that the tokenizer puts before a text.
-
-ppl = exp(Σ nll / Σ tokens) over all scored tokens, natural logarithm.
-"""
-
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,33 +11,15 @@ import torch
 from ropecli.checkpoint.live import reset_tables, rotary_tables, switches_with_length
 from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, RopecliError
+from ropecli.evaluate.memory import peak_memory, reset_peak
+from ropecli.evaluate.progress import Progress, Tallies
+from ropecli.evaluate.protocols import Protocol, Window
 from ropecli.evaluate.scoring import TokenScorer
+from ropecli.evaluate.sharing import Workers
+from ropecli.evaluate.tally import Row, Tally, summarise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-PROTOCOLS = ("prefix", "tail")
-_RESAMPLES = 1000
-_LARGEST_NLL = 700.0
-"""exp of more overflows a float64."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """Perplexity at one length. nll: mean, nats.
-
-    ppl_low, ppl_high: 95% bootstrap interval over documents; None for a single one, which tells of no spread.
-    document_nll: shape (documents,), the sum over each document's scored tokens, for paired comparisons.
-    """
-
-    length: int
-    ppl: float
-    nll: float
-    ppl_low: float | None
-    ppl_high: float | None
-    tokens: int
-    documents: int
-    document_nll: tuple[float, ...]
 
 
 def evaluate_perplexity(
@@ -56,110 +27,190 @@ def evaluate_perplexity(
     documents: Documents,
     lengths: Sequence[int],
     *,
-    protocol: str = "prefix",
-    targets: int | None = None,
+    protocol: str | Protocol = "prefix",
     switching: bool = False,
+    chunk: int | None = None,
+    batch_size: int = 1,
+    progress: Progress | None = None,
+    part: str = "",
+    workers: Workers | None = None,
     advance: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> list[Row]:
-    """One Row per length, over documents that all have at least max(lengths) tokens.
+    """One Row per length, over the documents, which all have at least max(lengths) tokens for `prefix` and `tail`.
 
-    targets: tokens scored per document by `tail`; half the shortest length unless given. switching: whether the
-    model was patched in memory so that its frequencies follow the length, and each length needs a pass of its
-    own; found for itself where the model's own tables do so. advance: called after each forward pass; see
-    `count_passes`. Raises DataError for lengths and targets that do not fit, RopecliError for a loss that is not
-    finite.
+    switching: whether the model was patched in memory so that its frequencies follow the length, and each length needs
+    a pass of its own; found for itself where the model's own tables do so. chunk: tokens that the model reads at once,
+    the rest in its KV cache; None for all. batch_size: windows in one pass. progress, part: where documents that are
+    scored are kept, and are not scored again. workers: the processes that share the documents. advance: called after
+    each document and pass, see `count_passes`. say: told in a sentence what could not be done as asked.
+
+    Raises DataError for what does not fit, RopecliError for a loss that is not finite.
     """
     lengths = sorted(set(lengths))
-    _check_request(model, documents, lengths, protocol, targets)
-    targets = targets or lengths[0] // 2
-    make_fresh = fresh_tables_if_switching(model, lengths[-1])
-    score = TokenScorer(model)
-    device = model.device
-    sums = np.zeros((len(lengths), len(documents.kept)))
-    one_pass = protocol == "prefix" and not (switching or make_fresh)
-    for index, length in enumerate(lengths):
-        if one_pass and length != lengths[-1]:
-            continue
-        for column, document in enumerate(documents.kept):
-            if make_fresh:
-                make_fresh()
-            ids = _window(document, documents.prefix, length, lengths[-1], protocol)
-            nll = score(ids.to(device))[0].double().cpu().numpy()
-            advance()
-            if one_pass:
-                sums[:, column] = np.cumsum(nll)[np.array(lengths) - 2]
-            else:
-                sums[index, column] = (nll if protocol == "prefix" else nll[-targets:]).sum()
-    scored = [length - 1 if protocol == "prefix" else targets for length in lengths]
-    return [_summarise(*row) for row in zip(lengths, sums, scored, strict=True)]
+    protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
+    protocol = protocol.settled(lengths, documents.special)
+    _check_documents(model, documents, lengths[-1], protocol)
+    progress = Progress() if progress is None else progress
+    meter = _Meter(model, documents, lengths, protocol, switching, batch_size)
+    workers = workers or Workers()
+    mine = workers.share(range(len(documents.kept)))
+    done = progress.of(part)
+    todo = [index for index in mine if index not in done]
+    for _ in range(count_passes(lengths, len(mine) - len(todo), protocol, meter.switching)):
+        advance()
+    if chunk is not None and todo:
+        meter.read_by_chunks(chunk, say)
+    for batch in _batches(iter(todo), batch_size):
+        for index, tallies in zip(batch, meter.measure(batch, advance), strict=True):
+            progress.add(part, index, tallies)
+    done = progress.of(part)
+    measured = workers.gather({index: done[index] for index in mine})
+    names = [document.name for document in documents.kept]
+    by_document = [measured[index] for index in range(len(names))]
+    by_windows = protocol.name == "yarn"
+    return [
+        summarise(length, [tallies[length] for tallies in by_document], names, by_windows=by_windows)
+        for length in lengths
+    ]
 
 
-def fresh_tables_if_switching(model: "PreTrainedModel", longest: int) -> Callable[[], None] | None:
-    """For models whose own rotary tables depend on the length, and remember it: a reset for before each pass."""
-    tables = rotary_tables(model)
-    return (lambda: reset_tables(tables)) if switches_with_length(tables, longest) else None
+def count_passes(lengths: Sequence[int], documents: int, protocol: str | Protocol, switching: bool) -> int:
+    """How often `advance` is called."""
+    name = protocol if isinstance(protocol, str) else protocol.name
+    return documents * (1 if name == "prefix" and not switching else len(set(lengths)))
 
 
-def count_passes(lengths: Sequence[int], documents: int, protocol: str, switching: bool) -> int:
-    return documents * (1 if protocol == "prefix" and not switching else len(set(lengths)))
+def follows_length(model: "PreTrainedModel", longest: int) -> bool:
+    """Whether the model's own rotary tables depend on the length. Leaves them fresh: some remember the longest."""
+    return switches_with_length(rotary_tables(model), longest)
 
 
-def _window(document: Document, prefix: tuple[int, ...], length: int, longest: int, protocol: str) -> torch.Tensor:
-    start = 0 if protocol == "prefix" else longest - length
-    ids = document.ids[start : start + length].copy()
-    # models lean on their <s>: without it in every window, more context and an <s> could not be told apart
-    ids[: len(prefix)] = prefix
-    return torch.from_numpy(ids)[None]
+class _Meter:
+    """One evaluation's settings, and a model to measure with."""
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        documents: Documents,
+        lengths: list[int],
+        protocol: Protocol,
+        switching: bool,
+        batch_size: int,
+    ) -> None:
+        self.documents = documents
+        self.lengths = lengths
+        self.protocol = protocol
+        self.batch_size = batch_size
+        self.device = model.device
+        self.score = TokenScorer(model)
+        tables = rotary_tables(model)
+        self.remembering = tables if switches_with_length(tables, lengths[-1]) else []
+        self.switching = switching or bool(self.remembering)
+        self.one_pass = protocol.name == "prefix" and not self.switching
+
+    def read_by_chunks(self, chunk: int, say: Callable[[str], None]) -> None:
+        """From here on, where the model gives the same losses so: tried on the longest document."""
+        longest = max(self.documents.kept, key=lambda document: len(document.ids))
+        ids = torch.from_numpy(longest.ids[: self.lengths[-1]])[None].to(self.device)
+        if ids.shape[1] <= chunk:
+            return
+        self.score.chunk = chunk
+        if self.switching:
+            reason = "its frequencies follow the length of a pass"
+        elif self.score.reads_by_chunks_as_at_once(ids):
+            return
+        else:
+            reason = "it does not go on from its cache as it reads at once"
+        self.score.chunk = None
+        say(f"The model is not read in chunks of {chunk} tokens, but in one pass: {reason}.")
+
+    def measure(self, batch: list[int], advance: Callable[[], None]) -> list[Tallies]:
+        """The tallies of some documents, by length."""
+        documents = [self.documents.kept[index] for index in batch]
+        tallies: list[Tallies] = [{} for _ in batch]
+        for length in self.lengths[-1:] if self.one_pass else self.lengths:
+            for own, one in zip(tallies, self._pass(documents, length), strict=True):
+                own.update(one)
+            for _ in batch:
+                advance()
+        return tallies
+
+    def _pass(self, documents: list[Document], length: int) -> list[Tallies]:
+        """What reading some documents at one length gives: its tallies, or those of all lengths."""
+        served = self.lengths if self.one_pass else [length]
+        tallies = [{one: Tally() for one in served} for _ in documents]
+        reset_peak(self.device)
+        begun = time.perf_counter()
+        windows = (
+            (index, window)
+            for index, document in enumerate(documents)
+            for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1])
+            if window.targets
+        )
+        for group in _alike(windows, self.batch_size):
+            for (index, window), nll in zip(group, self._score([window for _, window in group]), strict=True):
+                _enter(tallies[index], window, nll, documents[index])
+        seconds, peak = (time.perf_counter() - begun) / len(documents), peak_memory(self.device)
+        for own in tallies:
+            for tally in own.values():
+                tally.seconds, tally.peak_memory, tally.read = seconds, peak, tally.read
+        return tallies
+
+    def _score(self, windows: list[Window]) -> Iterator[np.ndarray]:
+        """The targets' losses of windows of the same shape, nats, float64."""
+        reset_tables(self.remembering)
+        ids = torch.from_numpy(np.stack([window.ids for window in windows])).to(self.device)
+        most = max(window.targets for window in windows)
+        try:
+            losses = self.score(ids, most, windows[0].reads_last).double().cpu().numpy()
+        except torch.OutOfMemoryError as error:
+            raise RopecliError(
+                f"{ids.shape[0]} × {ids.shape[1]} tokens do not fit into the device's memory at once. Read them in "
+                "chunks, as --chunk 1024, or give a smaller --batch-size."
+            ) from error
+        for window, nll in zip(windows, losses, strict=True):
+            yield nll[most - window.targets :]
 
 
-def _check_request(
-    model: "PreTrainedModel", documents: Documents, lengths: list[int], protocol: str, targets: int | None
-) -> None:
-    if protocol not in PROTOCOLS:
-        raise DataError(f"Unknown protocol {protocol!r}. Known: {', '.join(PROTOCOLS)}.")
-    if not lengths or lengths[0] < 2:
-        raise DataError(f"The lengths are {lengths}; each must be at least 2 tokens, one to read and one to score.")
-    if targets is not None and protocol != "tail":
-        raise DataError(f"targets is for the protocol tail; {protocol} scores every token.")
-    if targets is not None and not 0 < targets < lengths[0]:
-        raise DataError(f"{targets} target tokens do not fit: the shortest length, {lengths[0]}, must exceed them.")
+def _enter(tallies: Tallies, window: Window, nll: np.ndarray, document: Document) -> None:
+    """Enters one window's losses into its document's tallies: into all lengths', where it serves them all."""
+    first = len(window.ids) - window.targets
+    for length, tally in tallies.items():
+        # a window that serves several lengths is the document's own beginning
+        own = nll if len(tallies) == 1 else nll[: length - 1]
+        stop = window.stop if len(tallies) == 1 else length
+        tally.add(own, first, document.bytes_of(stop - len(own), stop))
+        tally.read += window.read
+
+
+def _batches(items: Iterator[int], size: int) -> Iterator[list[int]]:
+    while batch := list(islice(items, size)):
+        yield batch
+
+
+def _alike(windows: Iterable[tuple[int, Window]], most: int) -> Iterator[list[tuple[int, Window]]]:
+    """Up to `most` windows at a time that can be read together: as many tokens each."""
+    group: list[tuple[int, Window]] = []
+    for index, window in windows:
+        if group and (len(group) == most or _shape(window) != _shape(group[0][1])):
+            yield group
+            group = []
+        group.append((index, window))
+    if group:
+        yield group
+
+
+def _shape(window: Window) -> tuple[int, int]:
+    return len(window.ids), window.read
+
+
+def _check_documents(model: "PreTrainedModel", documents: Documents, longest: int, protocol: Protocol) -> None:
     shortest = min(len(document.ids) for document in documents.kept)
-    if shortest < lengths[-1]:
-        raise DataError(f"A document has {shortest} tokens, and the longest length is {lengths[-1]}.")
+    if shortest < longest and not protocol.reads_whole_documents:
+        raise DataError(f"A document has {shortest} tokens, and the longest length is {longest}.")
     vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
-    largest = max(int(document.ids[: lengths[-1]].max()) for document in documents.kept)
+    cut = None if protocol.reads_whole_documents else longest
+    largest = max(int(document.ids[:cut].max(initial=0)) for document in documents.kept)
     if largest >= vocabulary:
         raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")
-
-
-def _summarise(length: int, document_nll: np.ndarray, scored: int) -> Row:
-    if not np.isfinite(document_nll).all():
-        bad = int(np.flatnonzero(~np.isfinite(document_nll))[0])
-        raise RopecliError(f"The loss is not finite at length {length}, document {bad}: the model overflows there.")
-    documents = len(document_nll)
-    low, high = _interval(document_nll / scored) if documents > 1 else (None, None)
-    # the same number of tokens is scored in every document, so that means of documents are token-weighted
-    nll = float(document_nll.mean()) / scored
-    if nll > _LARGEST_NLL:
-        raise RopecliError(
-            f"The mean loss at length {length} is {nll:.4g} nats: its exponential is beyond all numbers."
-        )
-    return Row(
-        length=length,
-        ppl=math.exp(nll),
-        nll=nll,
-        ppl_low=low,
-        ppl_high=high,
-        tokens=scored * documents,
-        documents=documents,
-        document_nll=tuple(document_nll.tolist()),
-    )
-
-
-def _interval(document_means: np.ndarray) -> tuple[float, float]:
-    """95% bootstrap interval of the perplexity, documents resampled."""
-    documents = len(document_means)
-    picks = np.random.default_rng(0).integers(0, documents, (_RESAMPLES, documents))
-    with np.errstate(over="ignore"):
-        low, high = np.exp(np.quantile(document_means[picks].mean(axis=1), (0.025, 0.975)))
-    return float(low), float(high)

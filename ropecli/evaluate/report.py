@@ -3,25 +3,35 @@
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ropecli.atomic import new_file
 from ropecli.errors import OutputError
-from ropecli.evaluate.perplexity import Row
-from ropecli.scaling.registry import get_method
+from ropecli.evaluate.headlines import Headline
+from ropecli.evaluate.tally import Row
+from ropecli.scaling.registry import scaling_methods
 from ropecli.version import VERSION
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+
+def environment() -> dict[str, str]:
+    import torch
+    import transformers
+
+    versions = {"ropecli": VERSION, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {**versions, "python": platform.python_version()}
 
 
 @dataclass(frozen=True)
-class EvalReport:
-    """One model's perplexity by length, with the protocol, the data and the versions that gave it.
+class Measured:
+    """What was measured on what, in any evaluation.
 
-    fingerprint: sha256 of the token ids read. digest: of the checkpoint. params: the scaling method's. in_memory:
-    whether the model was patched in memory. original_max_position_embeddings: the pretraining window, tokens.
+    digest: of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether the model was patched
+    in memory. original_max_position_embeddings: the pretraining window, tokens. source: the data. command: what made
+    the report, word by word.
     """
 
     checkpoint: str
@@ -31,35 +41,91 @@ class EvalReport:
     params: dict[str, Any]
     in_memory: bool
     original_max_position_embeddings: int
-    protocol: str
     source: str
-    fingerprint: str
-    too_short: int
     dtype: str
     device: str
-    rows: list[Row]
-    document_names: list[str]
+    command: list[str]
 
     @property
     def label(self) -> str:
         """Method, factor, and the parameters that are not the method's own defaults."""
         if self.method == "none":
             return self.method
-        known = get_method(self.method).parameters
+        method = scaling_methods().get(self.method)
+        known = method.parameters if method else {}
         numbers = {key: value for key, value in self.params.items() if isinstance(value, int | float)}
         own = [f"{key} {value:g}" for key, value in numbers.items() if key in known and value != known[key].default]
         return f"{self.method} ×{self.factor:g}" + (f" ({', '.join(own)})" if own else "")
 
+
+@dataclass(frozen=True)
+class EvalReport(Measured):
+    """One model's perplexity by length, with the protocol, the data and the versions that gave it.
+
+    settings: the protocol's stride and targets, and how the passes were made. fingerprint: sha256 of the token ids
+    read. too_short: documents left out. baseline: the same of another checkpoint on the same documents; headlines: what
+    follows from the two.
+    """
+
+    protocol: str
+    settings: dict[str, Any]
+    fingerprint: str
+    too_short: int
+    rows: list[Row]
+    document_names: list[str]
+    baseline: "EvalReport | None" = None
+    headlines: list[Headline] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=environment)
+    kind: str = "perplexity"
+    schema_version: int = SCHEMA_VERSION
+
     def as_json(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self), "environment": environment()}
+        return asdict(self)
 
 
-def environment() -> dict[str, str]:
-    import torch
-    import transformers
+@dataclass(frozen=True)
+class Cell:
+    """Keys looked for at one length and depth. trials: prompts. hits: of these, how many gave the true key.
 
-    versions = {"ropecli": VERSION, "torch": torch.__version__, "transformers": transformers.__version__}
-    return {**versions, "python": platform.python_version()}
+    depth: where the key stood, 0 for the beginning of the text, 1 for its end. found: the hits trial by trial; the
+    prompts of two reports with one fingerprint are the same, and can be paired. margin: mean log-probability of the
+    true key less the best other candidate's, nats; rank: mean place of the true key among the candidates, 1 the first;
+    both None where the answer was generated.
+    """
+
+    length: int
+    depth: float
+    trials: int
+    hits: int
+    rank: float | None = None
+    margin: float | None = None
+    found: tuple[bool, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        return self.hits / self.trials
+
+
+@dataclass(frozen=True)
+class RetrievalReport(Measured):
+    """How often a model finds a key in a long text. task: passkey or needle. mode: generate or rank.
+
+    settings: the needle, the question, the number of keys and candidates, the seed. fingerprint: sha256 of all prompts
+    and answers. chance: accuracy of a guess.
+    """
+
+    task: str
+    mode: str
+    settings: dict[str, Any]
+    fingerprint: str
+    chance: float
+    cells: list[Cell]
+    environment: dict[str, str] = field(default_factory=environment)
+    kind: str = "retrieval"
+    schema_version: int = SCHEMA_VERSION
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def refuse_unwritable(path: Path | None) -> None:

@@ -1,34 +1,92 @@
-"""The negative log-likelihood of every token in one pass, the head applied chunk by chunk."""
+"""The negative log-likelihood of tokens: the head applied chunk by chunk, and the decoder too where asked."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from ropecli.checkpoint.heads import SplitModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_LOGITS_AT_ONCE = 2**24
-"""Numbers in one chunk of logits: 64 MiB in float32."""
+_LOGITS_AT_ONCE = 2**22
+"""Numbers in one chunk of logits: 16 MiB in float32, several times over while they are reduced."""
+_CHUNKS_PROBED = 2.5
+_LEAST_PROBED = 64
+_WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
+"""Of a config: beyond so many tokens a cache may drop keys."""
+_SAME = {torch.float32: 1e-4, torch.float64: 1e-6}
+_SAME_IN_HALF = 3e-2
 
 
 class TokenScorer:
-    """Scores sequences with a causal LM."""
+    """Scores sequences with a causal LM.
 
-    def __init__(self, model: "PreTrainedModel") -> None:
+    chunk: how many tokens the decoder reads at once, those before them being in its KV cache; None for all. Memory is
+    then bounded by the cache and one chunk.
+    """
+
+    def __init__(self, model: "PreTrainedModel", chunk: int | None = None) -> None:
         self.split = SplitModel(model)
+        self.chunk = chunk
 
     @torch.inference_mode()
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids: shape (batch, tokens). Returns shape (batch, tokens - 1), nats, float32: -ln p(ids[t] | ids[:t])."""
-        outputs = self.split.decode(ids)
-        hidden, targets = outputs.last_hidden_state[:, :-1], ids[:, 1:]
-        step = max(1, _LOGITS_AT_ONCE // (self.split.vocabulary * len(ids)))
+    def __call__(self, ids: torch.Tensor, targets: int | None = None, reads_last: bool = True) -> torch.Tensor:
+        """-ln p(ids[t] | ids[:t]) of the last `targets` tokens, of all but the first unless given.
+
+        ids: shape (batch, tokens). reads_last: whether the decoder is given the last token too. Returns shape (batch,
+        targets), nats, float32.
+        """
+        tokens = ids.shape[1]
+        first = 1 if targets is None else tokens - targets
+        parts = []
+        for start, outputs in self._decode(ids if reads_last else ids[:, :-1]):
+            hidden = outputs.last_hidden_state
+            low, high = max(first - 1 - start, 0), min(tokens - 1 - start, hidden.shape[1])
+            if low < high:
+                parts.append(self._score(outputs, hidden[:, low:high], ids[:, start + low + 1 : start + high + 1]))
+        return torch.cat(parts, dim=1)
+
+    def reads_by_chunks_as_at_once(self, ids: torch.Tensor) -> bool:
+        """Whether the model gives the same losses both ways: some types do not continue where their cache ends.
+
+        ids: shape (1, tokens), of which the first chunks are read, as many as it takes to fill a sliding window.
+        """
+        if self.chunk is None or ids.shape[1] <= self.chunk:
+            return True
+        config = self.split.model.config.get_text_config()
+        windows = [window for name in _WINDOWS if isinstance(window := getattr(config, name, None), int)]
+        least = max([_LEAST_PROBED, *(window + self.chunk for window in windows)])
+        ids = ids[:, : max(least, int(_CHUNKS_PROBED * self.chunk))]
+        try:
+            by_chunks = self(ids)
+        except Exception:  # a cache that a type does not have surfaces in many ways
+            return False
+        chunk, self.chunk = self.chunk, None
+        try:
+            at_once = self(ids)
+        finally:
+            self.chunk = chunk
+        difference = (by_chunks - at_once).abs().double().mean().item()
+        return difference <= _SAME.get(self.split.head.weight.dtype, _SAME_IN_HALF)
+
+    def _decode(self, ids: torch.Tensor) -> Iterator[tuple[int, Any]]:
+        """(position of the first token, the decoder's output) of each chunk."""
+        if self.chunk is None or ids.shape[1] <= self.chunk:
+            yield 0, self.split.decode(ids)
+            return
+        cache: Any = None
+        for start in range(0, ids.shape[1], self.chunk):
+            outputs = self.split.decode_on(ids[:, start : start + self.chunk], cache)
+            cache = outputs.past_key_values
+            yield start, outputs
+
+    def _score(self, outputs: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        step = max(1, _LOGITS_AT_ONCE // (self.split.vocabulary * len(targets)))
         parts = []
         for start in range(0, hidden.shape[1], step):
             logits = self.split.logits(outputs, hidden[:, start : start + step])
-            part = targets[:, start : start + step]
-            parts.append(cross_entropy(logits.flatten(0, 1), part.flatten(), reduction="none").view(part.shape))
+            chosen = logits.gather(-1, targets[:, start : start + step, None])[..., 0]
+            parts.append(logits.logsumexp(-1) - chosen)
         return torch.cat(parts, dim=1)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ropecli.checkpoint.plan import effective_ropes
-from ropecli.checkpoint.provenance import read_provenance
+from ropecli.checkpoint.plan import window_in_effect
 from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.data import sources
 from ropecli.data.documents import read_documents
@@ -51,7 +50,7 @@ def finetune_checkpoint(
     if recipe.data == sources.DEMO:
         raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
     refuse_foreign(output, resume)
-    length = recipe.length or extended_length(checkpoint)
+    length = recipe.length or window_in_effect(checkpoint)
     texts = sources.read_texts(recipe.data, text_column=recipe.text_column, split=recipe.split, splits=sources.TO_TRAIN)
     documents = read_documents(texts, load_tokenizer(checkpoint), length, most=recipe.max_documents)
     sequences = Sequences(documents, length, recipe.seed)
@@ -88,19 +87,11 @@ def finetune_checkpoint(
     accelerator.end_training()
 
 
-def extended_length(checkpoint: Checkpoint) -> int:
-    """The window that the checkpoint was patched for, tokens."""
-    provenance = read_provenance(checkpoint)
-    if provenance and not provenance.edited:
-        return provenance.target_length
-    return effective_ropes(checkpoint)[1].max_position_embeddings
-
-
 def _warnings(checkpoint: Checkpoint, recipe: Recipe, length: int) -> list[str]:
     warnings = []
     if recipe.warmup_steps >= recipe.steps:
         warnings.append(f"{recipe.warmup_steps} warm-up steps of {recipe.steps}: the full rate is not reached.")
-    window = extended_length(checkpoint)
+    window = window_in_effect(checkpoint)
     if length > window:
         warnings.append(f"sequences of {length} tokens exceed the checkpoint's window, {window}: patch it first.")
     if section_of(checkpoint.config).get("router_aux_loss_coef"):

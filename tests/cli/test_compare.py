@@ -59,6 +59,13 @@ WRONG = {
     "a parameter of a method that is not compared": (["--set", "ntk.beta_fast=8"], "METHOD.KEY=VALUE"),
     "a parameter that is not known": (["--set", "yarn.betafast=8"], "betafast"),
     "a method that lacks a parameter": (["--methods", "longrope"], "long_factor"),
+    "a protocol that is not known": (["--protocol", "slidin"], "'sliding'"),
+    "a stride of prefix": (["--stride", "5"], "stride is for the protocol sliding"),
+    "targets of yarn": (["--targets", "5", "--protocol", "yarn"], "targets is for the protocol tail"),
+    "a stride that leaves tokens out": (["--stride", "24", "--protocol", "sliding"], "stride of 24 tokens"),
+    "few tokens of prefix": (["--min-tokens", "5"], "are for whole documents; prefix"),
+    "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'; it must be one of auto"),
+    "a run to go on with, without its output": (["--resume"], "--output"),
     "a plot of no kind": (["--plot", "plot.docx"], "docx"),
     "a plot without an ending": (["--plot", "plot"], "plot"),
 }

@@ -1,5 +1,6 @@
 """ropecli eval-ppl: one JSON document or one message, whatever is asked."""
 
+import importlib.util
 import json
 import math
 
@@ -17,15 +18,35 @@ FIELDS = {
     "original_max_position_embeddings": int,
     "protocol": str,
     "source": str,
+    "command": list,
+    "settings": dict,
     "fingerprint": str,
     "too_short": int,
     "dtype": str,
     "device": str,
     "rows": list,
     "document_names": list,
+    "baseline": type(None),
+    "headlines": list,
     "environment": dict,
+    "kind": str,
 }
-ROW_FIELDS = {"length", "ppl", "nll", "ppl_low", "ppl_high", "tokens", "documents", "document_nll"}
+ROW_FIELDS = {
+    "length",
+    "ppl",
+    "nll",
+    "ppl_low",
+    "ppl_high",
+    "bits_per_byte",
+    "tokens",
+    "documents",
+    "document_nll",
+    "document_weights",
+    "by_context",
+    "seconds",
+    "tokens_per_second",
+    "peak_memory",
+}
 
 
 @pytest.fixture
@@ -41,7 +62,18 @@ def test_json_is_all_that_is_on_standard_output(evaluate, llama, corpus):
     report = json.loads(outcome.out)
     assert outcome.code == 0
     assert {key: type(value) for key, value in report.items()} == FIELDS
-    assert (report["schema_version"], report["method"], report["protocol"]) == (1, "none", "prefix")
+    assert (report["schema_version"], report["kind"]) == (2, "perplexity")
+    assert (report["method"], report["protocol"], report["headlines"]) == ("none", "prefix", [])
+    assert report["settings"] == {
+        "stride": None,
+        "targets": None,
+        "chunk": None,
+        "batch_size": 1,
+        "attn": "auto",
+        "processes": 1,
+    }
+    command = ["ropecli", "eval-ppl", str(llama), "--data", str(corpus), "--lengths", "24,64", "--json"]
+    assert report["command"] == command
     assert (report["checkpoint"], report["source"]) == (str(llama), str(corpus))
     assert {"ropecli", "torch", "transformers", "python"} <= report["environment"].keys()
     assert report["document_names"] == sorted(path.name for path in corpus.iterdir())
@@ -57,6 +89,21 @@ def test_rows_hold_their_numbers(evaluate):
         assert row["nll"] == pytest.approx(sum(row["document_nll"]) / row["tokens"])
         assert row["ppl"] == pytest.approx(math.exp(row["nll"]))
         assert row["ppl_low"] <= row["ppl"] <= row["ppl_high"]
+        assert row["document_weights"] == [row["length"] - 1] * 5
+        assert sum(bucket["tokens"] for bucket in row["by_context"]) == row["tokens"]
+        assert [bucket["start"] for bucket in row["by_context"]][:7] == [1, 2, 3, 4, 6, 8, 12]
+        assert min(row["seconds"], row["tokens_per_second"], row["peak_memory"]) > 0
+
+
+def test_bits_per_byte_are_of_the_text_that_was_scored(evaluate, corpus, tokenizer):
+    report = json.loads(evaluate("--json", "--max-documents", 3).out)
+    for row in report["rows"]:
+        scored = 0
+        for name in report["document_names"]:
+            text = (corpus / name).read_text()
+            offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+            scored += offsets[row["length"] - 1][1] - offsets[0][1]  # all of it ASCII
+        assert row["bits_per_byte"] == pytest.approx(sum(row["document_nll"]) / math.log(2) / scored)
 
 
 def test_the_report_file_is_what_is_printed(evaluate, tmp_path):
@@ -110,6 +157,110 @@ def test_several_targets_are_scored_by_tail_alone(evaluate):
     assert evaluate("--targets", 7).code == 2
 
 
+def measured(outcome):
+    """The numbers of a report that do not tell how long it took."""
+    assert outcome.code == 0, outcome.err
+    return [(row["length"], *row["document_nll"]) for row in json.loads(outcome.out)["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (["--chunk", 20], {"chunk": 20}),
+        (["--chunk", 0], {"chunk": None}),
+        (["--batch-size", 5], {"batch_size": 5}),
+        (["--attn", "eager"], {"attn": "eager"}),
+        (["--attn", "sdpa"], {"attn": "sdpa"}),
+        (["--chunk", 20, "--batch-size", 5, "--attn", "eager"], {"chunk": 20, "batch_size": 5, "attn": "eager"}),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_how_it_is_computed_changes_no_number_and_is_reported(evaluate, options, settings):
+    outcome = evaluate("--json", *options)
+    for row, expected in zip(measured(outcome), measured(evaluate("--json")), strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
+    assert settings.items() <= json.loads(outcome.out)["settings"].items()
+
+
+def test_the_attention_that_was_asked_for_is_used(evaluate, monkeypatch):
+    """Guards the test above."""
+    from transformers.models.llama import modeling_llama
+
+    def refuse(*arguments, **options):
+        raise RuntimeError("eager attention ran")
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", refuse)
+    assert evaluate("--attn", "sdpa").code == 0
+    with pytest.raises(RuntimeError, match="eager attention ran"):
+        evaluate("--attn", "eager")
+
+
+def test_a_model_that_cannot_be_read_by_chunks_is_and_it_is_said(evaluate, ropecli, llama, tmp_path):
+    ropecli("patch", llama, "--method", "dynamic", "--factor", 4, "--output", tmp_path / "dynamic")
+    plain = evaluate("--json", "--chunk", 0, checkpoint=tmp_path / "dynamic", lengths="24,128")
+    outcome = evaluate("--json", "--chunk", 30, checkpoint=tmp_path / "dynamic", lengths="24,128")
+    assert measured(outcome) == measured(plain)
+    assert "not read in chunks of 30 tokens, but in one pass" in " ".join(outcome.err.split())
+    assert "chunks" not in plain.err
+
+
+@pytest.fixture
+def few(corpus, tmp_path):
+    """Three documents of 200 tokens and more, of some 40 and of two."""
+    folder = tmp_path / "few"
+    folder.mkdir()
+    text = (corpus / "text00.txt").read_text()
+    for name, characters in (("a", 900), ("b", 120), ("c", 2)):
+        (folder / f"{name}.txt").write_text(text[:characters])
+    return folder
+
+
+@pytest.mark.parametrize("protocol", ["sliding", "disjoint", "yarn"])
+def test_whole_documents_are_all_scored_and_short_ones_are_told_of(evaluate, few, tokenizer, protocol):
+    tokens = [len(tokenizer((few / f"{name}.txt").read_text())["input_ids"]) for name in "abc"]
+    assert tokens[0] > 100 > 64 > tokens[1] > 24 > tokens[2] >= 2
+    outcome = evaluate("--json", "--protocol", protocol, data=few, lengths="24,100")
+    report = json.loads(outcome.out)
+    assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt", "c.txt"], 0)
+    assert "2 of 3 documents are shorter than 100 tokens and fill no window" in " ".join(outcome.err.split())
+    if protocol != "yarn":  # skips tokens at windows this small
+        first = protocol == "sliding"
+        assert [row["tokens"] for row in report["rows"]] == [sum(tokens) - 3 * first] * 2
+        assert report["rows"][0]["document_weights"] == [count - first for count in tokens]
+
+
+def test_whole_documents_can_be_left_out_and_cut(evaluate, few):
+    outcome = evaluate(
+        "--json", "--protocol", "sliding", "--min-tokens", 30, "--max-tokens", 90, data=few, lengths="24,60"
+    )
+    report = json.loads(outcome.out)
+    assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt"], 1)
+    assert report["rows"][0]["document_weights"][0] == 89
+    said = " ".join(outcome.err.split())
+    assert "1 documents are shorter than 30 tokens and were left out" in said
+    assert "1 of 2 documents are shorter than 60 tokens and fill no window" in said
+    nothing = evaluate("--protocol", "sliding", "--min-tokens", 30, "--max-documents", 1, data=few)
+    assert "shorter" not in nothing.err
+
+
+def test_a_stride_is_of_sliding_and_reported(evaluate, few):
+    reports = [
+        json.loads(evaluate("--json", "--protocol", "sliding", *stride, data=few).out)
+        for stride in ([], ["--stride", 5])
+    ]
+    assert [report["settings"]["stride"] for report in reports] == [None, 5]
+    assert reports[0]["rows"][0]["tokens"] == reports[1]["rows"][0]["tokens"]
+    assert reports[0]["rows"][0]["ppl"] != reports[1]["rows"][0]["ppl"]
+
+
+def test_the_fingerprint_of_whole_documents_is_of_all_that_is_read(evaluate, few):
+    prints = [
+        json.loads(evaluate("--json", "--protocol", "disjoint", *options, data=few).out)["fingerprint"]
+        for options in ([], ["--max-tokens", 150], ["--max-tokens", 10_000])
+    ]
+    assert prints[0] == prints[2] != prints[1]
+
+
 WRONG = {
     "a dtype that is not known": (["--dtype", "int8"], "int8"),
     "a GPU that is not there": (["--device", "cuda"], "--device cuda"),
@@ -118,6 +269,19 @@ WRONG = {
     "a protocol that is not known": (["--protocol", "middle"], "prefix, tail"),
     "targets that do not fit": (["--protocol", "tail", "--targets", "24"], "24 target"),
     "no documents wanted": (["--max-documents", "0"], "--max-documents"),
+    "a stride of prefix": (["--stride", "5"], "stride is for the protocol sliding; prefix has none"),
+    "a stride of disjoint": (["--stride", "5", "--protocol", "disjoint"], "stride is for the protocol sliding"),
+    "a stride of nothing": (["--stride", "0", "--protocol", "sliding"], "--stride"),
+    "a stride that leaves tokens out": (["--stride", "24", "--protocol", "sliding"], "stride of 24 tokens"),
+    "targets of sliding": (["--targets", "5", "--protocol", "sliding"], "targets is for the protocol tail"),
+    "few tokens of prefix": (["--min-tokens", "5"], "--min-tokens and --max-tokens are for whole documents"),
+    "many tokens of tail": (["--max-tokens", "90", "--protocol", "tail"], "are for whole documents; tail"),
+    "one token": (["--min-tokens", "1", "--protocol", "sliding"], "--min-tokens"),
+    "more tokens than there are": (["--min-tokens", "100000", "--protocol", "yarn"], "as long as 100000 tokens"),
+    "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'; it must be one of auto, sdpa, eager"),
+    "a chunk below nothing": (["--chunk", "-1"], "--chunk"),
+    "an empty batch": (["--batch-size", "0"], "--batch-size"),
+    "a run to go on with, without its output": (["--resume"], "--output"),
 }
 
 
@@ -133,6 +297,16 @@ def is_one_message(outcome, expected):
 def test_a_wrong_option_is_one_message(evaluate, monkeypatch, options, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     is_one_message(evaluate(*options), expected)
+
+
+def test_an_attention_without_its_package_is_one_message(evaluate):
+    if importlib.util.find_spec("flash_attn"):
+        pytest.skip("it is here")
+    outcome = evaluate("--attn", "flash_attention_2")
+    assert (outcome.code, outcome.out) == (2, "")
+    (line,) = outcome.err.strip().splitlines()
+    assert "cannot be loaded" in line
+    assert "flash" in line.lower()
 
 
 @pytest.mark.parametrize("lengths", ["", ",", "a,b", "0", "-5", "1", "2.5", "1" + "0" * 400, "24;64"])
@@ -154,6 +328,63 @@ def test_data_that_is_not_there_is_one_message(evaluate, data, tmp_path, monkeyp
 def test_a_document_that_is_too_short_to_score_is_one_message(evaluate, tmp_path, text):
     (tmp_path / "tiny.txt").write_text(text)
     is_one_message(evaluate(data=tmp_path / "tiny.txt", lengths="2"), "No document is as long as 2 tokens")
+
+
+@pytest.mark.parametrize("protocol", ["sliding", "disjoint", "yarn"])
+@pytest.mark.parametrize("text", ["", "b"], ids=["empty", "of one token"])
+def test_nor_can_whole_documents_of_one_token_be_scored(evaluate, tmp_path, text, protocol):
+    (tmp_path / "tiny.txt").write_text(text)
+    outcome = evaluate("--protocol", protocol, data=tmp_path / "tiny.txt")
+    is_one_message(outcome, "No document is as long as 2 tokens")
+
+
+def test_a_folder_without_documents_is_one_message(evaluate, tmp_path):
+    is_one_message(evaluate(data=tmp_path), "holds no file of the kinds")
+    (tmp_path / "rows.jsonl").write_text("")
+    is_one_message(evaluate(data=tmp_path), "no document")
+
+
+def test_a_table_without_its_column_is_one_message(evaluate, tmp_path, corpus):
+    body = json.dumps({"body": (corpus / "text00.txt").read_text()})
+    (tmp_path / "rows.jsonl").write_text(body + "\n")
+    is_one_message(evaluate(data=tmp_path / "rows.jsonl"), "no text in column 'text'; its columns: body")
+    assert evaluate("--text-column", "body", data=tmp_path / "rows.jsonl").code == 0
+
+
+@pytest.fixture
+def with_weights(llama, tmp_path):
+    """with_weights(change) -> a copy of the checkpoint with other weights."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    def make(change):
+        folder = shutil.copytree(llama, tmp_path / "changed")
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        return folder
+
+    return make
+
+
+def test_a_loss_that_is_not_finite_is_one_message_and_names_the_document(evaluate, with_weights, tmp_path):
+    folder = with_weights(lambda weights: weights["model.norm.weight"].mul_(float("nan")))
+    is_one_message(evaluate(checkpoint=folder), "not finite at length 24 in text00.txt and 11 more")
+
+
+@pytest.mark.parametrize(("rows", "said"), [(459, False), (500, False), (512, True)])
+def test_another_vocabulary_is_said(evaluate, with_weights, edited, tokenizer, rows, said):
+    """Some spare rows are usual; more are another model's."""
+
+    def keep(weights):
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            weights[name] = weights[name][:rows].clone()
+
+    assert len(tokenizer) == 459
+    outcome = evaluate(checkpoint=edited(with_weights(keep), vocab_size=rows))
+    assert outcome.code == 0
+    assert (f"The tokenizer knows 459 tokens, the model {rows}" in outcome.err) == said
 
 
 @pytest.mark.parametrize("name", ["nowhere", "no/where/at/all"])

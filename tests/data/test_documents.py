@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ropecli.data.documents import Document, Documents, read_documents
+from ropecli.data.documents import Document, Documents, SpecialTokens, read_documents
 from ropecli.errors import DataError
 
 TEXTS = [("long", "ba de fi go ku " * 40), ("short", "ba"), ("longer", "ku go fi de ba " * 60), ("none", "")]
@@ -86,12 +88,119 @@ def test_the_fingerprint_changes_with(rows, length):
     assert documents_of([1, 2, 3], [4, 5, 6]).fingerprint(3) != documents_of(*rows).fingerprint(length)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "prefix"), [((1,), (), (1,)), ((1, 2), (), (1, 2)), ((), (), ()), ((), (9,), ())], ids=str
-)
-def test_the_prefix_is_what_the_tokenizer_puts_before_a_text(before, after, prefix):
-    def tokenizer(texts, **options):
+class Characters:
+    """A tokenizer of a token a character, with some before and after every text."""
+
+    is_fast = False
+    bos_token_id = 1
+    eos_token_id = None
+
+    def __init__(self, before=(), after=()):
+        self.before, self.after = before, after
+
+    def __call__(self, texts, add_special_tokens=True, **options):
+        before, after = (self.before, self.after) if add_special_tokens else ((), ())
         rows = [[*before, *map(ord, text), *after] for text in ([texts] if isinstance(texts, str) else texts)]
         return {"input_ids": rows[0] if isinstance(texts, str) else rows}
 
-    assert read_documents([("a", "some text")], tokenizer, 4).prefix == prefix
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((1,), ()), ((1, 2), ()), ((), ()), ((), (9,)), ((1,), (9,)), ((1, 2), (9, 8))], ids=str
+)
+def test_the_special_tokens_are_the_tokenizers_own(before, after):
+    documents = read_documents([("a", "text")], Characters(before, after), 4)
+    (document,), special = documents.kept, documents.special
+    assert special == SpecialTokens(before, bos=1, eos=None, suffix=after)
+    assert special.bare(document.ids).tolist() == [*map(ord, "text")]
+    assert special.bare(document.ids[: len(before) + 3]).tolist() == [*map(ord, "tex")]
+
+
+def test_where_the_tokenizer_does_not_tell_there_are_no_bytes():
+    texts = [("a", "some text")]
+    assert read_documents(texts, Characters(), 4, count_bytes=True).kept[0].ends is None
+    assert Document("a", np.arange(9)).bytes_of(2, 5) is None
+
+
+@pytest.mark.parametrize("cut", [1, 20, 24, 10_000])
+def test_a_cut_keeps_the_beginning_alone(tokenizer, cut):
+    whole = read_documents(TEXTS, tokenizer, 20, count_bytes=True)
+    documents = read_documents(TEXTS, tokenizer, 20, cut=cut, count_bytes=True)
+    assert documents.too_short == whole.too_short
+    for document, uncut in zip(documents.kept, whole.kept, strict=True):
+        np.testing.assert_array_equal(document.ids, uncut.ids[:cut])
+        np.testing.assert_array_equal(document.ends, uncut.ends[:cut])
+        for array in (document.ids, document.ends):
+            assert array.base is None or array.base.nbytes <= array.nbytes  # no view that keeps the whole in memory
+
+
+def test_every_document_is_told_of_whether_kept_or_not(tokenizer):
+    told = []
+    read_documents(TEXTS, tokenizer, 20, advance=told.append)
+    assert told == ["long", "short", "longer", "none"]
+
+
+SCRIPTS = {
+    "ascii": "ba de fi, go ku!\n",
+    "two bytes": "κάτι Ünïcödé ñ ",
+    "three bytes": "日本語 ﬁ — “x” ",
+    "four bytes": "🦜🦜 𝒳 👩‍🚀 ba",
+    "spaces": "  ba \t\n\n de   ",
+    "controls": "a\x00b\u200b\ufeffc ",
+}
+
+
+@pytest.mark.parametrize("text", [*SCRIPTS.values(), "".join(SCRIPTS.values()) * 3], ids=[*SCRIPTS, "all of them"])
+def test_bytes_are_those_of_the_text(tokenizer, text):
+    (document,) = read_documents([("a", text)], tokenizer, 2, count_bytes=True).kept
+    offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    assert len(document.ids) == len(document.ends) == len(offsets)
+    assert document.ends.tolist() == [len(text[:stop].encode("utf-8")) for _, stop in offsets]
+    assert document.bytes_of(0, len(document.ids)) == len(text.encode("utf-8"))
+    for start, stop in ((0, 1), (1, 2), (1, len(offsets)), (2, 2), (0, 0)):
+        scored = text[offsets[start - 1][1] if start else 0 : offsets[stop - 1][1]] if stop > start else ""
+        assert document.bytes_of(start, stop) == len(scored.encode("utf-8"))
+
+
+def test_a_character_that_several_tokens_share_is_counted_once(tokenizer):
+    text = "🦜" * 10
+    (document,) = read_documents([("a", text)], tokenizer, 2, count_bytes=True).kept
+    assert len(document.ids) > 20  # guards: a token or less a character would prove nothing
+    assert sum(document.bytes_of(index, index + 1) for index in range(len(document.ids))) == 40
+
+
+def test_special_tokens_stand_for_no_bytes(tokenizer):
+    import copy
+
+    from tokenizers.processors import TemplateProcessing
+
+    surrounded = copy.deepcopy(tokenizer)
+    surrounded.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 0)])
+    text = "ba de 🦜 fi"
+    (document,) = read_documents([("a", text)], surrounded, 2, count_bytes=True).kept
+    assert document.ids[0] == document.ids[-1] == 0
+    assert document.ends[0] == 0
+    assert document.bytes_of(0, 1) == document.bytes_of(len(document.ids) - 1, len(document.ids)) == 0
+    assert document.bytes_of(1, len(document.ids) - 1) == len(text.encode("utf-8"))
+
+
+def test_bytes_are_of_the_text_and_not_of_what_a_tokenizer_makes_of_it():
+    """A normalizer that takes letters apart, and a tokenizer that puts a mark for the first space."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    text = " ".join(["Ünïcödé ﬁne ½ ba de fi go"] * 4)
+    bpe = Tokenizer(models.BPE(unk_token="<unk>"))
+    bpe.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase()])
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace()
+    bpe.train_from_iterator([text], trainers.BpeTrainer(vocab_size=60, special_tokens=["<unk>"], show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, unk_token="<unk>")
+    (document,) = read_documents([("a", text)], tokenizer, 2, count_bytes=True).kept
+    assert document.bytes_of(0, len(document.ids)) == len(text.encode("utf-8"))
+    assert (np.diff(document.ends) >= 0).all()
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40))
+def test_the_bytes_of_all_tokens_are_the_bytes_of_any_text(tokenizer, text):
+    (document,) = read_documents([("a", text + "ba de fi")], tokenizer, 2, count_bytes=True).kept
+    assert document.bytes_of(0, len(document.ids)) == len((text + "ba de fi").encode("utf-8"))
+    assert (np.diff(document.ends) >= 0).all()

@@ -23,6 +23,42 @@ def documents(corpus, tokenizer):
 
 
 @pytest.fixture(scope="session")
+def precise():
+    """precise(folder) -> the same in float64."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return lambda folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+
+
+@pytest.fixture(scope="session")
+def uneven(corpus, tokenizer):
+    """uneven(tokens, ..., prefix=(0,)) -> documents of so many tokens, begun as a tokenizer with <s> begins them."""
+    from ropecli.data.documents import Document, Documents, SpecialTokens, read_documents
+    from ropecli.data.sources import read_texts
+
+    whole = read_documents(read_texts(str(corpus)), tokenizer, 800, count_bytes=True).kept
+
+    def make(*tokens, prefix=(0,)):
+        kept = []
+        for one, count in zip(whole, tokens, strict=False):
+            ids = np.concatenate([prefix, one.ids]).astype(np.int64)[:count]
+            ends = np.concatenate([np.zeros(len(prefix), dtype=np.int64), one.ends])[:count]
+            kept.append(Document(one.name, ids, ends))
+        assert [len(one.ids) for one in kept] == list(tokens)
+        return Documents(tuple(kept), 0, SpecialTokens(tuple(prefix), 0, 0))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sliding_gemma(build):
+    """A layer that sees 32 tokens, and one that sees all."""
+    layers = ["sliding_attention", "full_attention"]
+    return build("gemma3_text", head_dim=32, sliding_window=32, layer_types=layers, query_pre_attn_scalar=4)
+
+
+@pytest.fixture(scope="session")
 def plain_nll():
     """plain_nll(model, ids) -> -ln p of every token but the first, from the whole logits of one forward pass."""
     import torch

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from ropecli.checkpoint.live import rotary_tables
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import CheckpointError
-from ropecli.evaluate.loading import choose_device, load_model, load_tokenizer
+from ropecli.evaluate.loading import choose_device, load_model, load_tokenizer, vocabulary_mismatch
 
 
 @pytest.fixture
@@ -43,6 +43,37 @@ def test_auto_takes_a_gpu_where_there_is_one(monkeypatch):
     for there in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         assert choose_device("auto") == ("cuda" if there else "cpu")
+
+
+def test_each_process_of_a_launch_takes_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert choose_device("auto") == "cuda:3"
+    assert choose_device("cpu") == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == "cpu"
+
+
+@pytest.mark.parametrize("attn", ["auto", "sdpa", "eager"])
+def test_the_attention_is_the_one_asked_for(llama, loaded, attn):
+    model = load_model(open_checkpoint(llama), device="cpu", attn=attn)
+    expected = loaded(llama).config._attn_implementation if attn == "auto" else attn
+    assert model.config._attn_implementation == expected
+
+
+def test_an_attention_that_cannot_be_had_is_refused(llama):
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_model(open_checkpoint(llama), device="cpu", attn="nonsense")
+
+
+def test_a_vocabulary_that_is_not_the_models_is_told_in_a_sentence(llama, loaded, tokenizer):
+    model = loaded(llama)  # of 512 rows, and the tokenizer knows 459
+    sentence = vocabulary_mismatch(tokenizer, model)
+    assert "459" in sentence
+    assert "512" in sentence
+    for rows, told in ((459, False), (510, False), (511, True), (458, True)):
+        model.resize_token_embeddings(rows)
+        assert (vocabulary_mismatch(tokenizer, model) is not None) == told
 
 
 def rewrite(folder, change):

@@ -73,3 +73,9 @@ def test_a_model_that_does_not_come_apart_is_refused(llama, loaded):
     model.forward = forward
     with pytest.raises(CheckpointError, match="does not let its head run apart"):
         TokenScorer(model)
+
+
+def test_a_type_whose_base_model_is_itself_is_scored_all_the_same(build, loaded, plain_nll):
+    """Llama 4's text model names its decoder otherwise than its base_model_prefix says."""
+    model = loaded(build("llama4_text", head_dim=32, intermediate_size_mlp=96, num_local_experts=2))
+    np.testing.assert_allclose(TokenScorer(model)(IDS).numpy(), expected(model, plain_nll), rtol=0, atol=1e-5)

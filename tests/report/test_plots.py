@@ -1,12 +1,21 @@
-"""Plots hold the reports' lines, and are there whole or not at all."""
+"""Plots hold the reports' numbers, look different without colour, and are there whole or not at all."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from ropecli.errors import OutputError
-from ropecli.report.plots import plot_perplexity
+from ropecli.errors import DataError, OutputError
+from ropecli.report.metrics import METRICS
+from ropecli.report.plots import plot_comparison, plot_context, plot_perplexity, plot_retrieval
+from ropecli.report.plots.comparison import draw_comparison
+from ropecli.report.plots.context import draw_context
+from ropecli.report.plots.perplexity import draw_perplexity
+from ropecli.report.plots.retrieval import draw_retrieval
+
+PPL = METRICS["ppl"]
 
 
 @pytest.fixture
@@ -18,34 +27,156 @@ def reports(report):
     ]
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that were drawn, as they were when closed."""
-    import matplotlib.pyplot as plt
-
-    closed = []
-    monkeypatch.setattr(plt, "close", closed.append)
-    return closed
+def lines(axes):
+    return {line.get_label(): line for line in axes.lines}
 
 
-def test_every_report_is_a_line_of_its_numbers(reports, figures, tmp_path):
-    plot_perplexity(reports, tmp_path / "plot.png", original_window=256)
-    (axes,) = figures[0].axes
-    lines = {line.get_label(): line for line in axes.lines}
+def texts(path):
+    return ["".join(element.itertext()) for element in ET.parse(path).iter() if element.tag.endswith("}text")]
+
+
+def test_every_report_is_a_line_of_its_numbers(reports):
+    (axes,) = draw_perplexity(reports, PPL, 256).axes
+    drawn = lines(axes)
     for one in reports:
-        line = lines.pop(one.label)
+        line = drawn.pop(one.label)
         np.testing.assert_array_equal(line.get_xdata(), [row.length for row in one.rows])
         np.testing.assert_array_equal(line.get_ydata(), [row.ppl for row in one.rows])
-    assert [list(line.get_xdata()) for line in lines.values()] == [[256, 256]]  # the window
+    assert {name: list(line.get_xdata()) for name, line in drawn.items()} == {"pretraining window (256)": [256, 256]}
     assert axes.get_xscale() == axes.get_yscale() == "log"
-    assert {text.get_text() for text in axes.get_legend().get_texts()} >= {one.label for one in reports}
+    assert "tokens" in axes.get_xlabel()
+    assert "perplexity" in axes.get_ylabel()
+    assert list(axes.get_xticks()) == [256, 512, 1024]
+    assert len(axes.get_yticks()) > 2
 
 
-def test_no_two_lines_look_alike_in_black_and_white(report, figures, tmp_path):
-    many = [report(18.0 + index, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(12)]
-    plot_perplexity(many, tmp_path / "plot.png")
-    looks = {(line.get_marker(), line.get_linestyle()) for line in figures[0].axes[0].lines}
-    assert len(looks) == 12
+def test_the_legend_follows_the_lines_ends(reports):
+    legend = draw_perplexity(reports, PPL).axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "none",
+        "linear ×4",
+        "yarn ×4",
+        "pretraining window (256)",
+    ]
+
+
+def test_the_interval_is_drawn_where_there_is_one(reports):
+    bare = replace(reports[0], rows=[replace(row, ppl_low=None, ppl_high=None) for row in reports[0].rows])
+    assert not draw_perplexity([bare], PPL).axes[0].collections
+    (axes,) = draw_perplexity(reports[:1], PPL).axes
+    segments = axes.collections[0].get_segments()
+    np.testing.assert_allclose(
+        [(line[0][0], line[0][1], line[1][1]) for line in segments],
+        [(row.length, row.ppl_low, row.ppl_high) for row in reports[0].rows],
+    )
+
+
+def test_no_two_lines_look_alike_in_black_and_white(report):
+    many = [report(18.0 + index, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(40)]
+    drawn = draw_perplexity(many, PPL).axes[0].lines
+    looks = {(line.get_marker(), line.get_linestyle()) for line in drawn if line.get_label().startswith("linear")}
+    assert len(looks) == 40
+
+
+def test_a_baseline_is_a_line_of_its_own_and_drawn_once(with_baseline):
+    other = replace(with_baseline, method="linear")
+    drawn = lines(draw_perplexity([with_baseline, other], PPL).axes[0])
+    base = drawn.pop("baseline: base, none")
+    np.testing.assert_array_equal(base.get_ydata(), [18.0, 25.0, 47.0])
+    assert set(drawn) == {"extended, yarn ×4", "extended, linear ×4", "pretraining window (256)"}
+
+
+def test_bits_per_byte(reports):
+    (axes,) = draw_perplexity(reports, METRICS["bits-per-byte"]).axes
+    np.testing.assert_allclose(lines(axes)["none"].get_ydata(), np.log2([18.0, 25.0, 47.0]) / 3)
+    assert "bits per byte" in axes.get_ylabel()
+    without = replace(reports[0], rows=[replace(row, bits_per_byte=None) for row in reports[0].rows])
+    with pytest.raises(DataError, match="no bits-per-byte"):
+        draw_perplexity([without], METRICS["bits-per-byte"])
+
+
+@pytest.mark.parametrize("draw", [draw_perplexity, draw_comparison, lambda reports, metric: draw_context(reports)])
+def test_protocols_are_not_mixed(reports, draw):
+    with pytest.raises(DataError, match=r"prefix, tail.*one protocol at a time"):
+        draw([reports[0], replace(reports[1], protocol="tail")], PPL)
+
+
+@pytest.mark.parametrize("draw", [draw_perplexity, draw_comparison, lambda reports, metric: draw_context(reports)])
+def test_other_data_are_named_and_warned_of(reports, draw):
+    figure = draw([reports[0], replace(reports[1], fingerprint="2" * 64, source="books")], PPL)
+    assert "different data" in figure.get_supxlabel()
+    assert "2 sources" in figure.get_suptitle()
+    assert "different data" not in draw(reports, PPL).get_supxlabel()
+
+
+def test_yarns_protocol_is_marked(reports):
+    figure = draw_perplexity([replace(reports[0], protocol="yarn")], PPL)
+    assert "unweighted window means" in figure.get_suptitle().replace("\n", " ")
+
+
+def test_the_loss_by_context(reports):
+    (axes,) = draw_context(reports).axes
+    for one in reports:
+        line = lines(axes)[one.label]
+        np.testing.assert_allclose(line.get_xdata(), [1, 2, np.sqrt(64 * 95)])
+        np.testing.assert_array_equal(line.get_ydata(), [bucket.nll for bucket in one.rows[-1].by_context])
+    assert axes.get_xscale() == "log"
+    assert "nats" in axes.get_ylabel()
+    with pytest.raises(DataError, match="no loss by context"):
+        draw_context([replace(reports[0], rows=[replace(row, by_context=()) for row in reports[0].rows])])
+
+
+def test_a_comparison_has_a_panel_a_length_and_a_row_a_report(reports):
+    figure = draw_comparison(reports, PPL)
+    assert len(figure.axes) == 3
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["none", "yarn ×4", "linear ×4"]
+    for index, axes in enumerate(figure.axes):
+        dots = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if line.get_marker() == "o"]
+        assert dots == [(one.rows[index].ppl, place) for place, one in enumerate(reports)]
+        filled = [line.get_markerfacecolor() != "white" for line in axes.lines if line.get_marker() == "o"]
+        assert [one.rows[index].ppl for one, best in zip(reports, filled, strict=True) if best] == [
+            min(one.rows[index].ppl for one in reports)
+        ]
+    assert [axes.get_title() for axes in figure.axes][1:] == [
+        "512 tokens (beyond the window)",
+        "1024 tokens (beyond the window)",
+    ]
+
+
+def test_rows_of_a_comparison_stand_apart_however_many(report):
+    many = [report(18.0 + index, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(17)]
+    figure = draw_comparison(many, PPL)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].get_yticklabels()]
+    assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
+    with pytest.raises(DataError, match="too many"):
+        draw_comparison([report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(151)], PPL)
+
+
+def test_a_heat_map_holds_the_numbers(retrieval):
+    hits = {(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1}  # and none at 512, 0.5
+    figure = draw_retrieval([retrieval(hits), retrieval({(256, 0.0): 0})])
+    panels = [axes for axes in figure.axes if axes.images]
+    np.testing.assert_array_equal(panels[0].images[0].get_array().filled(-1), [[100, 25], [75, -1]])
+    assert [text.get_text() for text in panels[0].texts] == ["100", "25", "75"]
+    assert panels[0].images[0].get_clim() == (0, 100)
+    assert [axes.get_title() for axes in panels] == ["folder, none", "folder, none (2)"]
+    assert any(list(line.get_xdata()) == [0.5, 0.5] for line in panels[0].lines)  # the window lies between
+    assert "a guess finds 10%" in figure.get_suptitle().replace("\n", " ")
+
+
+def test_every_number_of_a_heat_map_stands_out_from_its_cell(retrieval):
+    from matplotlib.colors import to_rgb
+
+    def luminance(colour):
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+        return np.dot(linear, (0.2126, 0.7152, 0.0722))
+
+    hits = {(256, depth): count for count, depth in enumerate((0.0, 0.25, 0.5, 0.75, 1.0))}
+    axes = draw_retrieval([retrieval(hits)]).axes[0]
+    for text, grey in zip(axes.texts, axes.images[0].to_rgba(axes.images[0].get_array())[:, 0], strict=True):
+        light, dark = sorted((luminance(text.get_color()), luminance(grey[:3])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) > 4.5
 
 
 def test_a_png_is_a_picture(reports, tmp_path):
@@ -53,16 +184,24 @@ def test_a_png_is_a_picture(reports, tmp_path):
 
     plot_perplexity(reports, tmp_path / "new" / "plot.png")
     assert (tmp_path / "new" / "plot.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    picture = matplotlib.image.imread(tmp_path / "new" / "plot.png")
-    assert min(picture.shape[:2]) > 400
+    assert min(matplotlib.image.imread(tmp_path / "new" / "plot.png").shape[:2]) > 400
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["plot.png"]
 
 
-def test_an_svg_names_its_lines(reports, tmp_path):
-    plot_perplexity(reports, tmp_path / "plot.svg")
-    text = (tmp_path / "plot.svg").read_text(encoding="utf-8")
-    assert ET.fromstring(text).tag.endswith("svg")
-    assert all(one.label in text for one in reports)
+def test_an_svg_names_its_lines_and_is_the_same_each_time(reports, tmp_path):
+    for name in ("a.svg", "b.svg"):
+        plot_perplexity(reports, tmp_path / name)
+    assert {one.label for one in reports} <= set(texts(tmp_path / "a.svg"))
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf", ".PNG"])
+def test_every_kind_can_be_written(reports, retrieval, tmp_path, ending):
+    plot_comparison(reports, tmp_path / f"comparison{ending}")
+    plot_context(reports, tmp_path / f"context{ending}")
+    plot_retrieval([retrieval({(256, 0.0): 4})], tmp_path / f"retrieval{ending}")
+    assert all(path.stat().st_size > 5000 for path in tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("name", ["plot.docx", "plot", "plot.", ".png"])
@@ -81,11 +220,28 @@ def test_a_place_that_cannot_be_written_is_refused(reports, tmp_path):
         plot_perplexity(reports, tmp_path / "plot.png")
 
 
-@pytest.mark.parametrize("name", ["costs $5 and $6_", "a$\\frac{$b"])
-def test_names_are_no_formulas(report, tmp_path, name):
-    import matplotlib as mpl
+@pytest.mark.parametrize(
+    "name", ["costs $5 and $6_", "a$\\frac{$b", "_hidden", "<script>alert(1)</script>", "名前 &amp;"]
+)
+def test_names_are_no_formulas_and_no_markup(report, retrieval, tmp_path, name):
+    one = report(18.0, 25.0, 47.0, checkpoint=name, source=name)
+    plot_perplexity([one, replace(one, checkpoint="other")], tmp_path / "lines.svg")
+    assert name in [text.strip() for text in texts(tmp_path / "lines.svg")]
+    plot_perplexity([one], tmp_path / "one.svg")
+    assert f"{name}, protocol prefix, data {name}" in texts(tmp_path / "one.svg")
+    plot_comparison([one, replace(one, checkpoint="other", digest="2" * 64)], tmp_path / "comparison.svg")
+    assert name in texts(tmp_path / "comparison.svg")
+    plot_retrieval([retrieval({(256, 0.0): 4}, checkpoint=name)], tmp_path / "retrieval.svg")
+    assert f"{name}, none" in texts(tmp_path / "retrieval.svg")
 
-    with mpl.rc_context({"svg.fonttype": "none"}):  # letters stay letters
-        plot_perplexity([report(18.0, 25.0, 47.0, checkpoint=name, source=name)], tmp_path / "plot.svg")
-    drawn = [element.text for element in ET.parse(tmp_path / "plot.svg").iter() if element.tag.endswith("}text")]
-    assert f"{name}, protocol prefix, data {name}" in drawn
+
+def test_what_xml_has_not_is_drawn_as_a_replacement(report, tmp_path):
+    plot_perplexity([report(18.0, 25.0, 47.0, checkpoint="a\x00\x1b[31m\u202eb\ud800")], tmp_path / "plot.svg")
+    assert "a��[31m�b�, protocol prefix, data demo" in texts(tmp_path / "plot.svg")
+
+
+@pytest.mark.parametrize("ppls", [(1e300, 0.99, 1.0), (1.0, 1.0, 1.0), (1.0000001, 1.0, 1.0)])
+def test_extreme_numbers_can_be_drawn(report, tmp_path, ppls):
+    plot_perplexity([report(*ppls)], tmp_path / "plot.svg")
+    plot_comparison([report(*ppls), report(*ppls, method="yarn", factor=2.0)], tmp_path / "comparison.svg")
+    assert len(list(tmp_path.iterdir())) == 2

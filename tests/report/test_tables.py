@@ -1,25 +1,60 @@
 """Tables show the reports' numbers, and every name as it is."""
 
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
 from ropecli.report.tables import comparison_table, perplexity_table
 
 
-def shown(table, **options):
-    console = Console(width=200, **options)
+def printed(table, width=200, **options):
+    console = Console(width=width, **options)
     with console.capture() as capture:
         console.print(table)
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in capture.get().splitlines() if "│" in line]
+    return capture.get()
+
+
+def shown(table, width=200):
+    return [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in printed(table, width).splitlines() if "│" in line
+    ]
 
 
 def test_a_row_for_each_length_with_all_its_numbers(report):
     rows = shown(perplexity_table(report(18.625, 25.0, 1234.5678)))
     assert rows == [
-        ["256", "18.62", "16.76 to 20.49", "2.9245", "1020", "4"],
-        ["512", "25.00", "22.50 to 27.50", "3.2189", "2044", "4"],
-        ["1024", "1234.57", "1111.11 to 1358.02", "7.1185", "4092", "4"],
+        ["256", "18.62", "16.76 to 20.49", "2.9245", "1.4064", "1020", "4", "2.0 s", "512", "3 MiB"],
+        ["512", "25.00", "22.50 to 27.50", "3.2189", "1.5480", "2044", "4", "2.0 s", "1024", "3 MiB"],
+        ["1024", "1234.57", "1111.11 to 1358.02", "7.1185", "3.4233", "4092", "4", "2.0 s", "2048", "3 MiB"],
     ]
+
+
+def test_what_is_not_known_is_said(report):
+    one = report(18.0, 25.0, 47.0)
+    bare = replace(one, rows=[replace(row, ppl_low=None, ppl_high=None, bits_per_byte=None) for row in one.rows])
+    assert [row[2:5:2] for row in shown(perplexity_table(bare))] == [["one document", "unknown"]] * 3
+
+
+def test_a_narrow_terminal_gets_two_tables_and_no_number_cut(with_baseline):
+    rows = shown(perplexity_table(with_baseline), width=80)
+    assert rows[:1] == [["256", "20.00", "18.00", "18.00 to 22.00", "2.9957", "1.4406"]]
+    assert rows[3:4] == [["256", "1020", "4", "2.0 s", "512", "3 MiB"]]
+    assert "…" not in printed(perplexity_table(with_baseline), width=80)
+
+
+def test_the_baseline_stands_beside_and_the_headlines_below(with_baseline):
+    text = printed(perplexity_table(with_baseline))
+    assert [row[2] for row in shown(perplexity_table(with_baseline))] == ["18.00", "25.00", "47.00"]
+    assert "baseline: base, none\n" in text
+    assert "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens\n" in text
+    assert "long-context gain: −7.2% (−11.4 to −3.7): 1024 tokens against the baseline's 256\n" in text
+
+
+def test_yarns_protocol_is_marked(report):
+    yarn = replace(report(18.0, 25.0, 47.0), protocol="yarn")
+    for table in (perplexity_table(yarn), comparison_table([yarn])):
+        assert "YaRN's script: unweighted window means; not comparable with other protocols" in printed(table)
 
 
 def test_a_line_for_each_method_and_a_column_for_each_length(report):
@@ -35,18 +70,49 @@ def test_a_line_for_each_method_and_a_column_for_each_length(report):
     ]
 
 
+def test_several_checkpoints_have_a_column_and_what_is_missing_a_dash(report):
+    small, large = (replace(report(18.0, 25.0, 47.0, checkpoint=name), digest=name) for name in ("small", "large"))
+    large = replace(large, rows=large.rows[1:])
+    assert shown(comparison_table([small, large, replace(small, method="yarn", factor=4.0)])) == [
+        ["small", "none", "18.00", "25.00", "47.00"],
+        ["small", "yarn ×4", "18.00", "25.00", "47.00"],
+        ["large", "none", "–", "25.00", "47.00"],
+    ]
+
+
+def test_a_baseline_is_a_line(with_baseline):
+    base = replace(with_baseline.baseline, digest="2" * 64)
+    assert shown(comparison_table([replace(with_baseline, baseline=base)])) == [
+        ["base", "baseline: none", "18.00", "25.00", "47.00"],
+        ["extended", "yarn ×4", "20.00", "19.00", "18.50"],
+    ]
+
+
+def bold(table):
+    parts = printed(table, force_terminal=True, color_system="standard").split("\x1b[1m")[1:]
+    return [text for part in parts if (text := part.split("\x1b[0m")[0]).replace(".", "").isdigit()]
+
+
 def test_the_best_of_each_column_alone_is_bold(report):
-    console = Console(width=200, force_terminal=True, color_system="standard")
-    with console.capture() as capture:
-        console.print(comparison_table([report(18.0, 25.0, 47.0), report(20.0, 19.0, 46.0, method="ntk", factor=4.0)]))
-    bold = [part.split("\x1b[0m")[0] for part in capture.get().split("\x1b[1m")[1:]]
-    assert [text for text in bold if text.replace(".", "").isdigit()] == ["18.00", "19.00", "46.00"]
+    columns = ["256", "512", "1024"]
+    reports = [report(18.0, 25.0, 47.0), report(20.0, 19.0, 46.0, method="ntk", factor=4.0)]
+    assert [text for text in bold(comparison_table(reports)) if text not in columns] == ["18.00", "19.00", "46.00"]
+
+
+@pytest.mark.parametrize("other", [{"fingerprint": "2" * 64}, {"protocol": "tail"}, {"settings": {"targets": 64}}])
+def test_what_cannot_be_compared_is_not_the_best(report, other):
+    reports = [report(18.0, 25.0, 47.0), replace(report(1.0, 1.0, 1.0), **other)]
+    assert not [text for text in bold(comparison_table(reports)) if "." in text]
+    assert "the same tokens and protocol" in printed(comparison_table(reports))
 
 
 @pytest.mark.parametrize("name", ["runs/a[/red]b", "runs/[v2]", "[bold]", "100%"])
 @pytest.mark.parametrize("draw", [perplexity_table, lambda one: comparison_table([one])], ids=["one", "several"])
 def test_a_name_is_shown_as_it_is(report, draw, name):
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(draw(report(1.5, 2.5, 3.5, checkpoint=name, source=name)))
-    assert capture.get().count(name) == 2
+    assert printed(draw(report(1.5, 2.5, 3.5, checkpoint=name, source=name))).count(name) == 2
+
+
+@pytest.mark.parametrize("draw", [perplexity_table, lambda one: comparison_table([one])], ids=["one", "several"])
+def test_a_name_commands_no_terminal(report, draw):
+    text = printed(draw(report(1.5, 2.5, 3.5, checkpoint="a\x1b[2Jb\x07\n", source="c\x9b31m\u202e")))
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)

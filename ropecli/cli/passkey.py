@@ -1,0 +1,56 @@
+"""ropecli passkey: whether a model finds a number among sentences that say nothing, by length and depth."""
+
+from ropecli.cli import evaluation, options, retrieval, scaling
+
+
+def command(
+    checkpoint: options.Checkpoint,
+    lengths: retrieval.Lengths = retrieval.LENGTHS,
+    depths: retrieval.Depths = retrieval.DEPTHS,
+    trials: retrieval.Trials = 5,
+    mode: retrieval.Mode = "rank",
+    candidates: retrieval.Candidates = 10,
+    seed: retrieval.Seed = 0,
+    method: scaling.InMemory = None,
+    factor: scaling.Factor = None,
+    settings: scaling.Settings = None,
+    factors_file: scaling.FactorsFile = None,
+    original_length: scaling.OriginalLength = None,
+    chunk: evaluation.Chunk = None,
+    dtype: evaluation.Dtype = "auto",
+    device: evaluation.Device = "auto",
+    attn: evaluation.Attn = "auto",
+    output: retrieval.Output = None,
+    plot: retrieval.Plot = None,
+    revision: options.Revision = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Look for a pass key in a long text, at several lengths and depths.
+
+    The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): "The pass key is 12345." stands once among five
+    sentences that are repeated to fill the length, and is asked for at the end.
+    """
+    from ropecli.evaluate.retrieval.haystack import repeated
+    from ropecli.evaluate.retrieval.prompts import Task
+    from ropecli.evaluate.retrieval.templates import PASSKEY, PASSKEY_FILLER
+
+    request = retrieval.make_request(
+        lengths,
+        depths,
+        mode,
+        chunk,
+        trials=trials,
+        seed=seed,
+        candidates=candidates,
+        output=output,
+        plot=plot,
+        as_json=as_json,
+    )
+    subject = retrieval.open_subject(checkpoint, revision, method, factor, settings, factors_file, original_length)
+
+    def make_task(pieces):
+        haystack = repeated(PASSKEY_FILLER, pieces, request.lengths[-1])
+        return Task("passkey", PASSKEY, haystack, pieces, candidates=candidates, seed=seed)
+
+    filler = {"filler": PASSKEY_FILLER}
+    retrieval.run(request, subject, "repeated sentences", make_task, filler, dtype=dtype, device=device, attn=attn)

@@ -1,0 +1,214 @@
+"""What passkey and needle share: their options, the run, and what becomes of its result."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ropecli.cli import evaluation, scaling
+
+LENGTHS = "256,512,1024"
+DEPTHS = "0,0.25,0.5,0.75,1"
+_LONGEST = 2**24
+
+Lengths = Annotated[
+    str, typer.Option("--lengths", "-l", help="Tokens of the prompt with its answer, exactly, as 256,512,1024.")
+]
+Depths = Annotated[
+    str, typer.Option(help="Where the key stands: 0 the beginning of the text, 1 its end, right before the question.")
+]
+Trials = Annotated[int, typer.Option(min=1, help="Prompts for each length and depth.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of keys and texts: the same for every model with the same tokenizer.")]
+Mode = Annotated[
+    str,
+    typer.Option(
+        help="rank: the key has the highest log-probability among --candidates, which any base model can be asked. "
+        "generate: the greedy answer begins with the key."
+    ),
+]
+Candidates = Annotated[
+    int, typer.Option(min=2, max=1000, help="rank: the true key, those of other needles, and some not in the text.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the report here, as JSON.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw a heat map here: .png, .svg or .pdf.")]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of any checkpoint. lengths: tokens. depths: 0 to 1. chunk: tokens, None for all at once."""
+
+    lengths: list[int]
+    depths: list[float]
+    trials: int
+    seed: int
+    mode: str
+    candidates: int
+    chunk: int | None
+    output: Path | None
+    plot: Path | None
+    as_json: bool
+
+
+def make_request(lengths: str, depths: str, mode: str, chunk: int | None, **others: Any) -> Request:
+    """Raises MethodError, and OutputError for files that could not be written, before anything is loaded."""
+    from ropecli.cli.terminal import parse_numbers
+    from ropecli.errors import MethodError
+    from ropecli.evaluate.report import refuse_unwritable
+    from ropecli.evaluate.retrieval.grid import check_mode
+
+    wanted = parse_numbers(lengths, "--lengths", int)
+    if wanted[-1] > _LONGEST:
+        raise MethodError(f"--lengths has {wanted[-1]}; a prompt may have up to {_LONGEST} tokens.")
+    check_mode(mode)
+    chunk = evaluation.chunk_size(chunk, wanted[-1])
+    request = Request(wanted, parse_depths(depths), mode=mode, chunk=chunk, **others)
+    refuse_unwritable(request.output)
+    refuse_unwritable(request.plot)
+    if request.plot:
+        from ropecli.report.plots import refuse_unknown_kind
+
+        refuse_unknown_kind(request.plot)
+    return request
+
+
+def parse_depths(text: str) -> list[float]:
+    """`0,0.5,1` as sorted numbers without repeats. Raises MethodError."""
+    from ropecli.errors import MethodError, shown
+
+    try:
+        depths = sorted({float(part) + 0.0 for part in text.split(",") if part.strip()})
+    except ValueError:
+        depths = []
+    if not depths or not all(0 <= depth <= 1 for depth in depths):
+        raise MethodError(f"--depths is {shown(text)}; it must be numbers from 0 to 1 with commas between, as 0,0.5,1.")
+    return depths
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint, and the scaling to measure it with. plan: to patch it by in memory, None for as it is."""
+
+    checkpoint: Any
+    spec: Any
+    rope: Any
+    plan: Any
+
+
+def open_subject(
+    name: str,
+    revision: str | None,
+    method: str | None,
+    factor: float | None,
+    settings: list[str] | None,
+    factors_file: Path | None,
+    original_length: int | None,
+) -> Subject:
+    """Says the scaling's warnings."""
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.cli.terminal import warn
+
+    params = scaling.parameters(method or "none", settings, factors_file)
+    opened = open_checkpoint(name, weights=True, revision=revision)
+    spec, rope, plan, warnings = scaling.planned(opened, method, factor, params, original_length)
+    for warning in warnings:
+        warn(warning)
+    return Subject(opened, spec, rope, plan)
+
+
+def run(
+    request: Request,
+    subject: Subject,
+    source: str,
+    make_task: Callable[[Any], Any],
+    settings: dict[str, Any],
+    **loading: str,
+) -> None:
+    """Measures and gives the report. make_task: the task from the tokenizer's Pieces. settings: the task's own."""
+    from ropecli.cli.terminal import warn
+    from ropecli.evaluate.loading import load_tokenizer, vocabulary_mismatch
+    from ropecli.evaluate.retrieval.pieces import Pieces
+
+    tokenizer = load_tokenizer(subject.checkpoint)
+    task = make_task(Pieces(tokenizer))
+    task.prompt(request.lengths[0], request.depths[0], 0)  # what does not fit is known before the weights are loaded
+    model = evaluation.load(subject.checkpoint, **loading)
+    if mismatch := vocabulary_mismatch(tokenizer, model):
+        warn(mismatch)
+    grid = _measure(request, subject, task, model)
+    _give(request, _report(request, subject, source, task, model, grid, {**settings, "attn": loading["attn"]}))
+
+
+def _measure(request: Request, subject: Subject, task, model):
+    from ropecli.cli.progress import progress_bar
+    from ropecli.cli.terminal import warn
+    from ropecli.evaluate.retrieval.grid import evaluate_retrieval
+
+    switching = scaling.patch_in_memory(model, subject.plan)
+    with progress_bar("asking", len(request.lengths) * len(request.depths) * request.trials) as step:
+        return evaluate_retrieval(
+            model,
+            task,
+            request.lengths,
+            request.depths,
+            trials=request.trials,
+            mode=request.mode,
+            switching=switching,
+            chunk=request.chunk,
+            advance=step,
+            say=warn,
+        )
+
+
+def _report(request: Request, subject: Subject, source: str, task, model, grid, settings: dict[str, Any]):
+    from ropecli.evaluate.report import RetrievalReport
+    from ropecli.evaluate.retrieval.grid import chance_of
+
+    return RetrievalReport(
+        checkpoint=subject.checkpoint.name,
+        digest=subject.checkpoint.digest(),
+        method=subject.spec.method,
+        factor=subject.spec.factor,
+        params=dict(subject.spec.params),
+        in_memory=subject.plan is not None,
+        original_max_position_embeddings=subject.rope.geometry.original_max_position_embeddings,
+        source=source,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        command=evaluation.command_line(),
+        task=task.name,
+        mode=request.mode,
+        settings={
+            "introduction": task.templates.introduction,
+            "needle": task.templates.needle,
+            "question": task.templates.question,
+            "keys": task.keys,
+            "candidates": task.candidates if request.mode == "rank" else None,
+            "trials": request.trials,
+            "seed": task.seed,
+            "chunk": request.chunk,
+            "prompts_read_once": grid.once,
+            **settings,
+        },
+        fingerprint=grid.fingerprint,
+        chance=chance_of(task, request.mode),
+        cells=grid.cells,
+    )
+
+
+def _give(request: Request, report) -> None:
+    from ropecli.cli.terminal import out, print_json
+    from ropecli.evaluate.report import write_report
+    from ropecli.report.grids import retrieval_grid
+
+    if request.output:
+        write_report(request.output, report.as_json())
+    if request.plot:
+        from ropecli.report.plots import plot_retrieval
+
+        plot_retrieval([report], request.plot)
+    if request.as_json:
+        print_json(report.as_json())
+    else:
+        out.print(retrieval_grid(report))

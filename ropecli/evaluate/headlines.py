@@ -1,0 +1,40 @@
+"""What an extension cost inside the old window, and what it gained beyond: two numbers, each with its interval."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ropecli.evaluate.protocols import Protocol
+from ropecli.evaluate.tally import Change, Row, paired_change
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A change of perplexity against the baseline, paired by document: -0.07 is 7% lower.
+
+    length: at which the model read; baseline_length: at which the baseline read the same target tokens.
+    """
+
+    name: str
+    length: int
+    baseline_length: int
+    change: Change
+
+
+def headlines(rows: Sequence[Row], baseline: Sequence[Row], protocol: Protocol, window: int) -> list[Headline]:
+    """The short-context cost and the long-context gain.
+
+    window: the baseline's own, tokens. The cost: both at the longest length inside it. The gain: the model at its
+    longest length beyond it, against the baseline at the same length, or, where the protocol scores the same tokens at
+    every length, against the baseline at the longest inside its window, where it works. One that the lengths do not
+    tell is left out.
+    """
+    ours, theirs = ({row.length: row for row in of} for of in (rows, baseline))
+    inside = max((length for length in ours if length <= window), default=None)
+    longest = max(ours)
+    found = []
+    if inside is not None:
+        found.append(Headline("short-context cost", inside, inside, paired_change(ours[inside], theirs[inside])))
+    if longest > window:
+        against = inside if protocol.scores_the_same_tokens and inside is not None else longest
+        found.append(Headline("long-context gain", longest, against, paired_change(ours[longest], theirs[against])))
+    return found

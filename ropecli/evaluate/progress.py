@@ -1,0 +1,174 @@
+"""How far an evaluation came, beside the report that it is to become: a line of JSON for each document.
+
+OUTPUT.progress-0      of the first process; its first line says what was asked, each other what a document gave
+OUTPUT.progress-1 …    of the others
+
+A run is resumed only with the same request. A line that a kill cut short is left out; its document is scored again.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from ropecli.errors import OutputError, RecipeError, RopecliError, reason_of, shown
+from ropecli.evaluate.tally import Tally
+
+Tallies = dict[int, Tally]
+"""By length."""
+
+
+class Progress:
+    """What was measured, by part and document; a part is one of the models or methods that a run measures.
+
+    Without a file it is kept in memory alone.
+    """
+
+    def __init__(self, file: IO[str] | None = None) -> None:
+        self._file = file
+        self._found: dict[tuple[str, int], Tallies] = {}
+
+    @property
+    def empty(self) -> bool:
+        return not self._found
+
+    def of(self, part: str) -> dict[int, Tallies]:
+        """By the document's index."""
+        return {document: tallies for (name, document), tallies in self._found.items() if name == part}
+
+    def add(self, part: str, document: int, tallies: Tallies) -> None:
+        """Raises OutputError for what the disk refuses."""
+        self._found[part, document] = tallies
+        values = {str(length): asdict(tally) for length, tally in tallies.items()}
+        self.write({"part": part, "document": document, "tallies": values})
+
+    def write(self, value: dict[str, Any]) -> None:
+        if not self._file:
+            return
+        try:
+            self._file.write(json.dumps(value) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OutputError(f"{self._file.name} could not be written: {error.strerror or error}") from error
+
+    def take(self, line: str) -> None:
+        """Takes in one line of a file; one that was cut short is passed over."""
+        try:
+            value = json.loads(line)
+            tallies = {int(length): Tally(**tally) for length, tally in value["tallies"].items()}
+            self._found[str(value["part"]), int(value["document"])] = tallies
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return
+
+
+@contextlib.contextmanager
+def kept_progress(output: Path | None, asked: dict[str, Any], rank: int = 0) -> Iterator[Progress]:
+    """The progress beside `output`, with what an earlier run of the same request left there.
+
+    Removed at the end where nothing was measured. Raises RecipeError for
+    another request, OutputError where another run has it or the disk refuses.
+    """
+    if output is None:
+        yield Progress()
+        return
+    asked = json.loads(json.dumps(asked))
+    own = output.with_name(f"{output.name}.progress-{rank}")
+    with _sole_use(own):
+        lines = [line for path in _files(output) for line in _read(path, asked)]
+        with _opened(own) as file:
+            progress = Progress(file)
+            for line in lines:
+                progress.take(line)
+            if not file.tell():
+                progress.write(asked)
+            try:
+                yield progress
+            except RopecliError as error:
+                # the same request would end in the same way, unless it was the disk that failed
+                if not isinstance(error, OutputError):
+                    own.unlink(missing_ok=True)
+                raise
+            finally:
+                if progress.empty:
+                    own.unlink(missing_ok=True)
+
+
+def refuse_interrupted(output: Path | None, resume: bool) -> None:
+    """Raises OutputError where `output` has progress that is not to be gone on with, and for --resume without it."""
+    if output is None:
+        if resume:
+            raise OutputError("--resume goes on with the run of an --output; name it.")
+        return
+    if (files := _files(output)) and not resume:
+        raise OutputError(
+            f"{files[0]} is of a run that was interrupted, or is still going on. Go on with it by --resume, or remove "
+            "it to begin anew."
+        )
+
+
+def remove_progress(output: Path | None) -> None:
+    """When the report is written, its progress is no more needed."""
+    for path in _files(output) if output else []:
+        path.unlink(missing_ok=True)
+
+
+def _files(output: Path) -> list[Path]:
+    ours = re.compile(re.escape(output.name) + r"\.progress-\d+")
+    try:
+        return sorted(path for path in output.parent.iterdir() if ours.fullmatch(path.name))
+    except OSError:
+        return []
+
+
+def _read(path: Path, asked: dict[str, Any]) -> list[str]:
+    """Its lines but for the request. Raises RecipeError where that is another than `asked`, OutputError for no such."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if "\n" not in text:
+            return []  # cut short before anything was measured
+        request, *lines = text.splitlines()
+        before = json.loads(request)
+        if not isinstance(before, dict):
+            raise ValueError("its first line is no request")
+    except (OSError, ValueError, RecursionError) as error:
+        raise OutputError(f"{path} cannot be gone on with: {reason_of(error)}. Remove it to begin anew.") from error
+    if changed := [key for key in asked if before.get(key) != asked[key]]:
+        lines = [f"  {key}: {shown(before.get(key))} then, {shown(asked[key])} now" for key in changed]
+        raise RecipeError(f"{path} is of another request; go on with the same, or remove it:\n" + "\n".join(lines))
+    return lines
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """For appending; what a kill cut short ends with a line of its own, or, were it the first, is gone."""
+    try:
+        text = path.read_bytes() if path.exists() else b""
+        file = path.open("a" if b"\n" in text else "w", encoding="utf-8")
+        if text and file.tell() and not text.endswith(b"\n"):
+            file.write("\n")
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _sole_use(path: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path.with_name(f"{path.name}.lock"), timeout=0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise OutputError(f"{path} is in use by another run. Wait for it, or give another --output.") from error
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)

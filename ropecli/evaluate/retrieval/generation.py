@@ -1,0 +1,26 @@
+"""The key as the model says it: greedy, compared with the beginning of the answer, white space aside."""
+
+from itertools import islice
+
+from ropecli.evaluate.retrieval.pieces import Pieces
+from ropecli.evaluate.retrieval.prompts import Prompt
+from ropecli.evaluate.retrieval.ranking import Found
+from ropecli.evaluate.retrieval.reading import PromptReader
+
+_MORE = 4
+"""Tokens beyond the key's own, for white space or a key put in other tokens: these stand beyond the length."""
+
+
+def generate_answer(reader: PromptReader, pieces: Pieces, prompt: Prompt) -> Found:
+    """Whether the answer begins with the key. Stops as soon as that is decided."""
+    # what is left of the question where the tokenizer joins its end with the key belongs to the answer
+    key = pieces.text(prompt.answers[0]).strip()
+    tokens: list[int] = []
+    for token in islice(reader.greedy(prompt.ids), len(prompt.answers[0]) + _MORE):
+        tokens.append(token)
+        said = pieces.text(tokens).strip()
+        if said.startswith(key):
+            return Found(True)
+        if not key.startswith(said):
+            break
+    return Found(False)

@@ -1,0 +1,109 @@
+"""Lengths × depths × trials: how often a model finds the key in each cell."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ropecli.errors import DataError, MethodError, did_you_mean
+from ropecli.evaluate.report import Cell
+from ropecli.evaluate.retrieval import keys
+from ropecli.evaluate.retrieval.generation import generate_answer
+from ropecli.evaluate.retrieval.prompts import Prompt, Task
+from ropecli.evaluate.retrieval.ranking import Found, rank_answers
+from ropecli.evaluate.retrieval.reading import PromptReader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MODES = ("rank", "generate")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """cells: by length, then depth. fingerprint: sha256 of all prompts and answers.
+
+    once: whether each prompt was read once, or for each answer anew.
+    """
+
+    cells: list[Cell]
+    fingerprint: str
+    once: bool
+
+
+def check_mode(mode: str) -> None:
+    """Raises MethodError for an unknown mode."""
+    if mode not in MODES:
+        raise MethodError(f"Unknown mode {mode!r}. Known: {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+
+
+def chance_of(task: Task, mode: str) -> float:
+    """Accuracy of a blind guess: one of the candidates, or any key of five digits."""
+    return 1 / task.candidates if mode == "rank" else 1 / keys.COUNT
+
+
+def evaluate_retrieval(
+    model: "PreTrainedModel",
+    task: Task,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    *,
+    trials: int = 5,
+    mode: str = "rank",
+    switching: bool = False,
+    chunk: int | None = None,
+    advance: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Grid:
+    """One Cell per length and depth, of `trials` prompts each.
+
+    length: tokens of prompt and answer together, in both modes. depth: 0 puts the needle right after the introduction,
+    1 right before the question. mode: 'rank' or 'generate'. switching, chunk: of PromptReader. advance: called after
+    each trial. say: told in a sentence what could not be done as asked.
+
+    Raises MethodError for an unknown mode, DataError for a length that is too short, RopecliError for a model that
+    overflows.
+    """
+    check_mode(mode)
+    lengths, depths = sorted(set(lengths)), sorted(set(depths))
+    reader = PromptReader(model, lengths[-1], switching=switching, chunk=chunk)
+    reader.settle(task.prompt(lengths[-1], depths[0], 0).ids, say)
+    sha = hashlib.sha256()
+    cells = []
+    for length in lengths:
+        for depth in depths:
+            found = []
+            for trial in range(trials):
+                prompt = task.prompt(length, depth, trial)
+                _check_vocabulary(prompt, reader.split.vocabulary)
+                sha.update(prompt.fingerprint())
+                found.append(_ask(reader, task, prompt, mode))
+                advance()
+            cells.append(_cell(length, depth, found))
+    return Grid(cells, sha.hexdigest(), reader.once)
+
+
+def _ask(reader: PromptReader, task: Task, prompt: Prompt, mode: str) -> Found:
+    return rank_answers(reader, prompt) if mode == "rank" else generate_answer(reader, task.pieces, prompt)
+
+
+def _cell(length: int, depth: float, found: list[Found]) -> Cell:
+    ranks = [one.rank for one in found if one.rank is not None]
+    margins = [one.margin for one in found if one.margin is not None]
+    return Cell(
+        length=length,
+        depth=depth,
+        trials=len(found),
+        hits=sum(one.hit for one in found),
+        rank=float(np.mean(ranks)) if ranks else None,
+        margin=float(np.mean(margins)) if margins else None,
+        found=tuple(one.hit for one in found),
+    )
+
+
+def _check_vocabulary(prompt: Prompt, vocabulary: int) -> None:
+    largest = max(int(prompt.ids.max()), max(max(answer) for answer in prompt.answers))
+    if largest >= vocabulary:
+        raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")

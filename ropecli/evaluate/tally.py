@@ -1,0 +1,188 @@
+"""What was measured on each document, and the numbers that follow: pure arithmetic, no model."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ropecli.errors import DataError, RopecliError
+
+_RESAMPLES = 1000
+_LARGEST_NLL = 700.0
+"""exp of more overflows a float64."""
+_EDGES = np.array(sorted({2**power for power in range(40)} | {3 * 2**power for power in range(39)}))
+"""Contexts that part the buckets, tokens: 1, 2, 3, 4, 6, 8, 12, 16, 24, …"""
+
+
+@dataclass
+class Tally:
+    """One document at one length; sums over its scored tokens. Plain numbers, so that it can be kept as JSON.
+
+    nll: nats. bytes: of the text scored; None where unknown. window_means, windows: the windows' own mean losses,
+    added up, and how many. read: tokens the model read. seconds: wall time. peak_memory: bytes. context_nll,
+    context_tokens: by how many tokens stood before the scored one, in buckets from _EDGES on.
+    """
+
+    nll: float = 0.0
+    tokens: int = 0
+    bytes: int | None = 0
+    window_means: float = 0.0
+    windows: int = 0
+    read: int = 0
+    seconds: float = 0.0
+    peak_memory: int = 0
+    context_nll: list[float] = field(default_factory=list)
+    context_tokens: list[int] = field(default_factory=list)
+
+    def add(self, nll: np.ndarray, first_context: int, scored_bytes: int | None) -> None:
+        """One window. nll: shape (targets,), nats. first_context: how many tokens stand before the first target."""
+        if not len(nll):
+            return
+        self.nll += float(nll.sum())
+        self.tokens += len(nll)
+        self.bytes = None if self.bytes is None or scored_bytes is None else self.bytes + scored_bytes
+        self.window_means += float(nll.mean())
+        self.windows += 1
+        buckets = np.searchsorted(_EDGES, np.arange(first_context, first_context + len(nll)), side="right") - 1
+        more = int(buckets[-1]) + 1 - len(self.context_nll)
+        self.context_nll += [0.0] * more
+        self.context_tokens += [0] * more
+        for bucket in range(int(buckets[0]), int(buckets[-1]) + 1):
+            inside = nll[buckets == bucket]
+            self.context_nll[bucket] += float(inside.sum())
+            self.context_tokens[bucket] += len(inside)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Scored tokens with start ≤ context < stop tokens before them. nll: their mean, nats."""
+
+    start: int
+    stop: int
+    tokens: int
+    nll: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """Perplexity at one length. nll: mean, nats; of the scored tokens, for the protocol `yarn` of the windows' means.
+
+    ppl_low, ppl_high: 95% bootstrap interval over documents; None for a single one, which tells of no spread.
+    bits_per_byte: of the text scored; None where the tokenizer does not tell its bytes. document_nll,
+    document_weights: shape (documents,), so that nll = Σ document_nll / Σ document_weights. seconds: wall time of the
+    passes that gave the row, which may have given others too. tokens_per_second: read, not scored. peak_memory: bytes,
+    of the process on a CPU, of torch on a GPU. by_context: the mean loss by how much the model had read.
+    """
+
+    length: int
+    ppl: float
+    nll: float
+    ppl_low: float | None
+    ppl_high: float | None
+    bits_per_byte: float | None
+    tokens: int
+    documents: int
+    document_nll: tuple[float, ...]
+    document_weights: tuple[float, ...]
+    by_context: tuple[Bucket, ...] = ()
+    # how it went, and not what was measured
+    seconds: float = field(default=0.0, compare=False)
+    tokens_per_second: float = field(default=0.0, compare=False)
+    peak_memory: int = field(default=0, compare=False)
+
+
+def summarise(length: int, tallies: Sequence[Tally], names: Sequence[str], *, by_windows: bool = False) -> Row:
+    """The row of one length. by_windows: the unweighted mean over windows, as YaRN's script has it.
+
+    Raises RopecliError for a loss that is not finite.
+    """
+    sums = np.array([one.window_means if by_windows else one.nll for one in tallies])
+    weights = np.array([one.windows if by_windows else one.tokens for one in tallies], dtype=np.float64)
+    if not weights.sum():
+        raise DataError(f"At length {length} there is no token to score: the documents are too short.")
+    _refuse_not_finite(length, sums, names)
+    nll = float(sums.sum() / weights.sum())
+    if nll > _LARGEST_NLL:
+        raise RopecliError(
+            f"The mean loss at length {length} is {nll:.4g} nats: its exponential is beyond all numbers."
+        )
+    low, high = _interval(sums, weights)
+    seconds = sum(one.seconds for one in tallies)
+    text = [one.bytes for one in tallies if one.bytes is not None]
+    known = len(text) == len(tallies) and sum(text) > 0
+    return Row(
+        length=length,
+        ppl=math.exp(nll),
+        nll=nll,
+        ppl_low=low,
+        ppl_high=high,
+        bits_per_byte=sum(one.nll for one in tallies) / math.log(2) / sum(text) if known else None,
+        tokens=sum(one.tokens for one in tallies),
+        documents=len(tallies),
+        document_nll=tuple(sums.tolist()),
+        document_weights=tuple(weights.tolist()),
+        by_context=_buckets(tallies),
+        seconds=seconds,
+        tokens_per_second=sum(one.read for one in tallies) / seconds if seconds else 0.0,
+        peak_memory=max(one.peak_memory for one in tallies),
+    )
+
+
+def _refuse_not_finite(length: int, sums: np.ndarray, names: Sequence[str]) -> None:
+    bad = np.flatnonzero(~np.isfinite(sums))
+    if len(bad):
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise RopecliError(
+            f"The loss is not finite at length {length} in {names[bad[0]]}{more}: the model overflows there. Another "
+            "--dtype may help."
+        )
+
+
+def _buckets(tallies: Sequence[Tally]) -> tuple[Bucket, ...]:
+    size = max(len(one.context_nll) for one in tallies)
+    nll, tokens = np.zeros(size), np.zeros(size, dtype=np.int64)
+    for one in tallies:
+        nll[: len(one.context_nll)] += np.array(one.context_nll)
+        tokens[: len(one.context_tokens)] += np.array(one.context_tokens, dtype=np.int64)
+    return tuple(
+        Bucket(int(_EDGES[i]), int(_EDGES[i + 1]), int(tokens[i]), float(nll[i] / tokens[i]))
+        for i in np.flatnonzero(tokens)
+    )
+
+
+def _interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float] | tuple[None, None]:
+    """95% bootstrap interval of exp(Σ sums / Σ weights), documents resampled."""
+    if len(sums) == 1:
+        return None, None
+    picks = _resampled(len(sums))
+    with np.errstate(invalid="ignore"):  # a resample may consist of documents without tokens alone
+        means = sums[picks].sum(axis=1) / weights[picks].sum(axis=1)
+    low, high = np.nanquantile(means, (0.025, 0.975))
+    low, high = np.exp(np.minimum([low, high], _LARGEST_NLL))
+    return float(low), float(high)
+
+
+def _resampled(documents: int) -> np.ndarray:
+    """Which documents each resample draws, always the same; shape (resamples, documents)."""
+    return np.random.default_rng(0).integers(0, documents, (_RESAMPLES, documents))
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of perplexity, against another row on the same tokens: 0.05 is 5% higher. low, high: 95% interval, paired."""
+
+    change: float
+    low: float | None
+    high: float | None
+
+
+def paired_change(row: Row, base: Row) -> Change:
+    """From `base` to `row`, documents resampled in pairs. Raises RopecliError for rows of other tokens."""
+    if row.document_weights != base.document_weights:
+        raise RopecliError("Two perplexities of different tokens cannot be paired.")
+    weights = np.array(row.document_weights)
+    difference = np.array(row.document_nll) - np.array(base.document_nll)
+    low, high = _interval(difference, weights)
+    change = math.expm1(min(float(difference.sum() / weights.sum()), _LARGEST_NLL))
+    return Change(change, None if low is None else low - 1, None if high is None else high - 1)

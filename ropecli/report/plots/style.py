@@ -1,0 +1,177 @@
+"""What all plots share: looks that differ without colour, axes in tokens, titles and legends outside the data, saving.
+
+Names are no formulas, whatever dollars they hold, and come cleaned.
+"""
+
+import contextlib
+import io
+import math
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.atomic import new_file
+from ropecli.errors import OutputError
+from ropecli.report.ticks import round_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ENDINGS = (".png", ".svg", ".pdf")
+_MARKERS = "os^Dv<>PX*p"
+_DASHES: tuple[Any, ...] = ("-", "--", "-.", ":")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+"""Okabe and Ito's, without the yellow that white swallows. The three counts share no divisor."""
+GREY = "#666666"
+_SETTINGS: dict[Any, Any] = {
+    "text.parse_math": False,
+    "svg.fonttype": "none",  # letters stay letters, to be read aloud and searched
+    "svg.hashsalt": "ropecli",  # the same picture is the same file
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.linewidth": 0.3,
+    "legend.frameon": False,
+}
+_MOST_TICKS = 12
+
+
+def refuse_unknown_kind(path: Path | None) -> None:
+    """Raises OutputError for a plot whose ending is none that can be drawn."""
+    if path is not None and path.suffix.lower() not in _ENDINGS:
+        raise OutputError(f"{path} has no ending that can be drawn; known: {', '.join(_ENDINGS)}.")
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """Our settings, and no other program's; silent about letters that the font has not."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """In inches; of no window and no list of open figures."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Raises OutputError."""
+    refuse_unknown_kind(path)
+    kind = path.suffix.lower().removeprefix(".")
+    with drawing(), new_file(path) as partial:
+        figure.savefig(partial, dpi=150, format=kind, metadata=_undated(kind))
+
+
+def as_svg(figure: "Figure", salt: str = "ropecli") -> str:
+    """salt: another for each of several pictures on one page, whose ids must differ."""
+    import matplotlib as mpl
+
+    with drawing(), mpl.rc_context({"svg.hashsalt": salt}):
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata=_undated("svg"))
+    return buffer.getvalue()
+
+
+def _undated(kind: str) -> dict[str, None]:
+    return {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+
+
+def look(index: int) -> dict[str, Any]:
+    """Of the line with this index: no two of 44 share both marker and dash."""
+    return {
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "color": _COLOURS[index % len(_COLOURS)],
+        "markersize": 5,
+        "linewidth": 1.4,
+    }
+
+
+BASELINE_LOOK: dict[str, Any] = {
+    "marker": "|",
+    "linestyle": (0, (1, 1)),
+    "color": "#000000",
+    "markersize": 8,
+    "linewidth": 2.2,
+}
+
+
+def length_axis(axes: "Axes", lengths: Sequence[int]) -> None:
+    """The x axis in tokens, logarithmic, with a tick at every length where there is room."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}" if value >= 1 else f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if len(lengths) <= _MOST_TICKS:
+        axes.set_xticks(list(lengths))
+        axes.xaxis.set_minor_locator(NullLocator())
+        if any(later < 1.25 * sooner for sooner, later in pairwise(lengths)):
+            axes.tick_params(axis="x", labelrotation=60)
+
+
+def value_axis(axes: "Axes", which: str, values: Sequence[float], most: int = 9, room: float = 0.05) -> None:
+    """A logarithmic axis with up to `most` ticks at round numbers within the values. which: x or y.
+
+    room: beyond the largest value, as a share of the axis.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    (axes.set_xlim if which == "x" else axes.set_ylim)(*_limits(min(values), max(values), room))
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(FixedLocator(round_numbers(min(values), max(values), most)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _limits(low: float, high: float, room: float) -> tuple[float, float]:
+    """Of a logarithmic axis, which float64 must be able to tell."""
+    powers = math.log10(low), math.log10(high)
+    span = max(0.05, powers[1] - powers[0])
+    return 10 ** max(-300.0, powers[0] - 0.05 * span), 10 ** min(305.0, powers[1] + room * span)
+
+
+def few_ticks(axes: "Axes", which: str, most: int) -> None:
+    """On a linear axis. which: x or y."""
+    from matplotlib.ticker import MaxNLocator
+
+    (axes.xaxis if which == "x" else axes.yaxis).set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+
+
+def mark_windows(axes: "Axes", windows: Sequence[int]) -> None:
+    """A vertical line at each pretraining window, tokens, with its name above the data."""
+    for window in windows:
+        axes.axvline(window, color=GREY, linewidth=1, linestyle=(0, (6, 3)), label=f"pretraining window ({window})")
+    axes.margins(x=0.04)
+
+
+def title(figure: "Figure", text: str, notes: Sequence[str | None] = ()) -> None:
+    """Above everything, in lines that fit; notes in smaller letters below the axes."""
+    width = int(figure.get_size_inches()[0] * 13)
+    figure.suptitle("\n".join(textwrap.wrap(text, width)), fontsize=10)
+    kept = [note for note in notes if note]
+    if kept:
+        figure.supxlabel("\n".join(textwrap.fill(note, width + 15) for note in kept), fontsize=8, color="#333333")
+
+
+def legend(axes: "Axes", handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Beside the axes, where no data are."""
+    # matplotlib leaves out labels that begin with an underscore
+    shown = [f" {label}" if label.startswith("_") else label for label in labels]
+    columns = 1 if len(shown) <= 24 else 2
+    axes.legend(
+        handles, shown, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), ncols=columns, handlelength=4
+    )

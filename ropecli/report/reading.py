@@ -1,0 +1,137 @@
+"""Reports read back from JSON. Files may come from anyone: every value is checked before anything is drawn from it."""
+
+import json
+import math
+import stat
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.errors import DataError, reason_of, shown
+from ropecli.evaluate.report import SCHEMA_VERSION, EvalReport, RetrievalReport
+from ropecli.report.faults import MOST, faults_of_perplexity, faults_of_retrieval
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+Report = EvalReport | RetrievalReport
+
+_KINDS: dict[str, type] = {"perplexity": EvalReport, "retrieval": RetrievalReport}
+_LARGEST_FILE = 256 * 2**20
+_MOST_DIGITS = 30
+
+
+def read_reports(paths: Iterable[Path]) -> list[Report]:
+    """The reports of all files, in their order; a file holds one, or a list of them as `compare` writes.
+
+    Raises DataError, which names the file and what was expected there.
+    """
+    reports = [report for path in paths for report in _read_file(path)]
+    if not reports:
+        raise DataError("No report was given.")
+    return reports
+
+
+def _read_file(path: Path) -> list[Report]:
+    value = _parse(path, _read_text(path))
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise DataError(f"{path} holds an empty list; a report, or a list of reports, was expected.")
+    if len(values) > MOST:
+        raise DataError(f"{path} holds {len(values)} reports; at most {MOST} are read.")
+    several = isinstance(value, list)
+    return [_read_one(f"{path}, report {index}" if several else f"{path}", one) for index, one in enumerate(values, 1)]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise DataError(f"{path} is no file; a report of `ropecli eval-ppl --output` or the like was expected.")
+        if about.st_size > _LARGEST_FILE:
+            raise DataError(f"{path} has {about.st_size} bytes; a report of at most {_LARGEST_FILE} was expected.")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8, and so no JSON: {error.reason} at byte {error.start}.") from error
+    except (OSError, ValueError) as error:  # a name that holds a null byte is a ValueError
+        reason = getattr(error, "strerror", None) or reason_of(error)
+        raise DataError(f"{str(path)[:200]!s} cannot be read: {reason}.") from error
+
+
+def _parse(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_bounded)
+    except RecursionError as error:
+        raise DataError(f"{path} is nested too deeply; a report was expected.") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON as a report is: {reason_of(error)}.") from error
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"it holds {name}, which is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"it holds {text[:20]}, which is beyond all numbers")
+    return value
+
+
+def _bounded(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"it holds {text[:20]}…, which is beyond all use")
+    return int(text)
+
+
+def _read_one(where: str, value: Any) -> Report:
+    """where: the file, and which report in it."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise DataError(
+            f"{where} is no report: its 'kind' is {shown(kind)}; {' or '.join(map(repr, _KINDS))} was expected. Make "
+            "one by `ropecli eval-ppl --output FILE`, `compare`, `passkey` or `needle`."
+        )
+    version = value.get("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:
+        newer = type(version) is int and version > SCHEMA_VERSION
+        step = "update ropecli" if newer else "measure again"
+        raise DataError(f"{where} has schema_version {shown(version)}; this release reads {SCHEMA_VERSION}: {step}.")
+    for one in (value, value.get("baseline")):
+        # its default would be this machine's own
+        if isinstance(one, dict) and "environment" not in one:
+            raise DataError(f"{where} does not say by which versions it was made: 'environment' is missing.")
+    report = _validated(where, kind, value)
+    faults = faults_of_perplexity(report) if isinstance(report, EvalReport) else faults_of_retrieval(report)
+    if faults:
+        raise DataError(f"{where} is damaged: {'; '.join(faults[:5])}.")
+    return report
+
+
+def _validated(where: str, kind: str, value: Any) -> Report:
+    from pydantic import ValidationError
+
+    try:
+        # as JSON, where strict is strict about numbers and strings, but takes a list for a tuple
+        return _adapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_context=False)
+        told = "; ".join(f"{'.'.join(map(str, one['loc']))[:80]}: {one['msg'][:120]}" for one in faults[:5])
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise DataError(f"{where} is not a {kind} report as this release writes them: {told}{more}.") from error
+
+
+@cache
+def _adapter(kind: str) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_KINDS[kind])
+
+
+def perplexity_reports(reports: Sequence[Report]) -> list[EvalReport]:
+    return [report for report in reports if isinstance(report, EvalReport)]
+
+
+def retrieval_reports(reports: Sequence[Report]) -> list[RetrievalReport]:
+    return [report for report in reports if isinstance(report, RetrievalReport)]

@@ -1,0 +1,142 @@
+"""ropecli compare on several checkpoints: every method on each, each loaded once; stopped and gone on with."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def other(build):
+    return build("qwen2", num_attention_heads=4, num_key_value_heads=2)
+
+
+@pytest.fixture
+def compare(ropecli, llama, other, corpus):
+    def call(*options, checkpoints=(llama, other), methods="none,linear,dynamic", lengths="24,64,128"):
+        fixed = ["--lengths", lengths, "--max-documents", 4, "--methods", methods]
+        return ropecli("compare", *checkpoints, "--data", corpus, *fixed, *options)
+
+    return call
+
+
+@pytest.fixture
+def measured(compare):
+    def call(*options, **where):
+        outcome = compare("--json", *options, **where)
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)
+
+    return call
+
+
+def numbers(reports):
+    return [(one["checkpoint"], one["method"], [row["document_nll"] for row in one["rows"]]) for one in reports]
+
+
+@pytest.mark.parametrize("protocol", ["prefix", "tail"])
+def test_several_checkpoints_are_what_each_is_alone(measured, llama, other, protocol):
+    together = measured("--protocol", protocol)
+    alone = [measured("--protocol", protocol, checkpoints=[one]) for one in (llama, other)]
+    assert numbers(together) == numbers(alone[0] + alone[1])
+    assert [(one["checkpoint"], one["method"]) for one in together] == [
+        (str(folder), method) for folder in (llama, other) for method in ("none", "linear", "dynamic")
+    ]
+    assert [one["digest"] for one in together] == [one["digest"] for one in alone[0] + alone[1]]
+    assert alone[0][1]["rows"][2]["ppl"] != alone[1][1]["rows"][2]["ppl"]
+
+
+def test_each_checkpoint_is_loaded_once(measured, llama, other, monkeypatch):
+    from ropecli.evaluate import loading
+
+    load, loads = loading.load_model, []
+
+    def watched(checkpoint, **options):
+        loads.append(checkpoint.folder)
+        return load(checkpoint, **options)
+
+    monkeypatch.setattr(loading, "load_model", watched)
+    measured(checkpoints=[llama, other, llama])
+    assert loads == [llama, other]
+
+
+def test_all_options_of_how_it_is_computed_reach_it(measured):
+    plain = measured()
+    for options, settings in (
+        (["--chunk", 30], {"chunk": 30}),
+        (["--batch-size", 3], {"batch_size": 3}),
+        (["--attn", "eager"], {"attn": "eager"}),
+    ):
+        reports = measured(*options)
+        for report, expected in zip(reports, plain, strict=True):
+            assert settings.items() <= report["settings"].items()
+            for row, other_row in zip(report["rows"], expected["rows"], strict=True):
+                assert row["document_nll"] == pytest.approx(other_row["document_nll"], rel=1e-5)
+
+
+def test_whole_documents_are_compared_as_eval_ppl_measures_them(measured, ropecli, llama, corpus):
+    options = ["--protocol", "sliding", "--stride", 20, "--max-tokens", 150]
+    report = measured(*options, checkpoints=[llama], methods="linear")[0]
+    arguments = ["--data", corpus, "--lengths", "24,64,128", "--max-documents", 4, "-m", "linear", "--factor", 4]
+    alone = json.loads(ropecli("eval-ppl", llama, *arguments, *options, "--json").out)
+    assert [row["document_nll"] for row in report["rows"]] == [row["document_nll"] for row in alone["rows"]]
+    assert report["settings"] == alone["settings"]
+
+
+@pytest.mark.parametrize("after", [2, 6, 14])
+def test_a_stopped_comparison_is_gone_on_with(compare, measured, monkeypatch, tmp_path, after):
+    """Within the first method, the second, the second checkpoint: 4 documents, 3 methods, 2 checkpoints."""
+    from ropecli.evaluate import perplexity
+    from ropecli.evaluate.progress import Progress
+
+    add, left = Progress.add, [after]
+
+    def adding(self, *values):
+        add(self, *values)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    output = tmp_path / "reports.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "add", adding)
+        outcome = compare("--output", output)
+    assert outcome.code == 130
+    assert "--resume" in outcome.err
+    again = compare("--output", output)
+    assert (again.code, again.out) == (2, "")
+    assert "of a run that was interrupted" in " ".join(again.err.split())
+    refused = compare("--output", output, "--resume", "--factors", 2)
+    assert refused.code == 2
+    assert "scalings: " in refused.err
+
+    scored = []
+    measure = perplexity._Meter.measure
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            perplexity._Meter, "measure", lambda self, batch, step: scored.append(batch) or measure(self, batch, step)
+        )
+        assert compare("--output", output, "--resume").code == 0
+    assert len(scored) == 24 - after
+    assert numbers(json.loads(output.read_text())) == numbers(measured())
+    assert [path.name for path in tmp_path.iterdir()] == ["reports.json"]
+
+
+def test_a_revision_of_several_is_refused(compare, measured, llama):
+    outcome = compare("--revision", "main")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("error:") == 1
+    assert "--revision is for one checkpoint" in outcome.err
+
+
+def test_resume_wants_an_output(compare):
+    outcome = compare("--resume")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "--output" in outcome.err
+
+
+def test_the_table_has_a_line_for_every_checkpoint_and_method(compare, measured):
+    reports = measured()
+    table = compare().out
+    for report in reports:
+        for row in report["rows"]:
+            assert f"{row['ppl']:.2f}" in table

@@ -1,0 +1,156 @@
+"""`ropecli eval-ppl --baseline`: a second checkpoint on the same tokens, and what the first costs and gains."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def yarn(llama, tmp_path_factory):
+    from ropecli.checkpoint.plan import make_plan
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.writing import patch_to
+    from ropecli.rope import ScalingSpec
+
+    folder = tmp_path_factory.mktemp("patched") / "yarn"
+    patch_to(make_plan(open_checkpoint(llama), ScalingSpec("yarn", 4.0)), folder)
+    return folder
+
+
+@pytest.fixture
+def evaluate(ropecli, yarn, corpus):
+    def call(*options, checkpoint=yarn, lengths="24,64,128"):
+        fixed = ["--data", corpus, "--lengths", lengths, "--max-documents", 4]
+        return ropecli("eval-ppl", checkpoint, *fixed, *options)
+
+    return call
+
+
+@pytest.fixture
+def measured(evaluate):
+    def call(*options, **where) -> dict:
+        outcome = evaluate("--json", *options, **where)
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)
+
+    return call
+
+
+def losses(report):
+    return [row["document_nll"] for row in report["rows"]]
+
+
+@pytest.mark.parametrize("protocol", ["prefix", "tail", "sliding"])
+def test_both_are_what_each_is_alone(measured, llama, yarn, protocol):
+    options = ["--protocol", protocol, *(["--max-tokens", 200] if protocol == "sliding" else [])]
+    both = measured("--baseline", llama, *options)
+    own, base = measured(*options), measured(*options, checkpoint=llama)
+    assert losses(both) == losses(own)
+    assert losses(both["baseline"]) == losses(base)
+    assert losses(own) != losses(base)
+    for key in ("checkpoint", "digest", "method", "factor", "protocol", "fingerprint", "document_names", "kind"):
+        assert both[key] == own[key], key
+        assert both["baseline"][key] == base[key], key
+    assert both["fingerprint"] == both["baseline"]["fingerprint"]
+    assert (both["method"], both["baseline"]["method"]) == ("yarn", "none")
+    assert (both["baseline"]["baseline"], both["baseline"]["headlines"]) == (None, [])
+
+
+@pytest.mark.parametrize(("protocol", "against"), [("prefix", 128), ("tail", 64)])
+def test_the_headlines_by_hand(measured, llama, protocol, against):
+    """The window is the baseline's: 64 tokens."""
+    report = measured("--baseline", llama, "--protocol", protocol)
+    ours, theirs = ({row["length"]: row for row in one["rows"]} for one in (report, report["baseline"]))
+    expected = [("short-context cost", 64, 64), ("long-context gain", 128, against)]
+    assert [(one["name"], one["length"], one["baseline_length"]) for one in report["headlines"]] == expected
+    for (_, length, base_length), found in zip(expected, report["headlines"], strict=True):
+        row, base = ours[length], theirs[base_length]
+        assert found["change"]["change"] == pytest.approx(row["ppl"] / base["ppl"] - 1, rel=1e-9)
+        difference = np.array(row["document_nll"]) - base["document_nll"]
+        means = np.array(np.meshgrid(*[difference] * 4)).reshape(4, -1).sum(axis=0) / row["tokens"]
+        low, high = np.expm1(np.quantile(means, (0.025, 0.975)))
+        assert abs(found["change"]["low"] - low) < 0.1 * (high - low)
+        assert abs(found["change"]["high"] - high) < 0.1 * (high - low)
+
+
+def test_the_window_is_the_baselines_and_not_the_extended_one(measured, llama, yarn):
+    report = measured("--baseline", yarn, checkpoint=llama)
+    assert [(one["name"], one["length"]) for one in report["headlines"]] == [("short-context cost", 128)]
+
+
+def test_a_model_against_itself_costs_nothing(measured, llama):
+    report = measured("--baseline", llama, "--method", "none", checkpoint=llama)
+    for one in report["headlines"]:
+        change = one["change"]
+        assert [change["change"], change["low"], change["high"]] == pytest.approx([0.0] * 3, abs=1e-6)
+
+
+def test_the_method_in_memory_is_the_models_alone(measured, llama):
+    report = measured("--method", "linear", "--factor", 4, "--baseline", llama, checkpoint=llama)
+    assert (report["method"], report["in_memory"]) == ("linear", True)
+    assert (report["baseline"]["method"], report["baseline"]["in_memory"]) == ("none", False)
+    assert losses(report["baseline"]) == losses(measured(checkpoint=llama))
+
+
+def test_a_baseline_that_follows_the_length_is_read_as_it_turns(measured, ropecli, llama, tmp_path):
+    assert ropecli("patch", llama, "-m", "dynamic", "--factor", 4, "-o", tmp_path / "dynamic").code == 0
+    report = measured("--baseline", tmp_path / "dynamic")
+    assert losses(report["baseline"]) == losses(measured(checkpoint=tmp_path / "dynamic"))
+
+
+def test_one_model_is_in_memory_at_a_time(measured, llama, monkeypatch):
+    import gc
+    import weakref
+
+    from ropecli.evaluate import loading
+
+    load, models = loading.load_model, []
+
+    def watched(*arguments, **options):
+        gc.collect()
+        assert not any(model() is not None for model in models)
+        models.append(weakref.ref(model := load(*arguments, **options)))
+        return model
+
+    monkeypatch.setattr(loading, "load_model", watched)
+    measured("--baseline", llama)
+    assert len(models) == 2
+
+
+def test_another_vocabulary_is_refused_before_any_model_is_loaded(evaluate, llama, tmp_path, monkeypatch):
+    from ropecli.evaluate import loading
+
+    other = shutil.copytree(llama, tmp_path / "other")
+    value = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = value["model"]["vocab"]
+    first, second = list(vocabulary)[200:202]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(value))
+    monkeypatch.setattr(loading, "load_model", lambda *arguments, **options: pytest.fail("the model was loaded"))
+    outcome = evaluate("--baseline", other)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("error:") == 1
+    assert "another vocabulary" in outcome.err
+    assert "bits per byte" in " ".join(outcome.err.split())
+
+
+def test_a_baseline_that_is_not_there_is_one_message(evaluate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = evaluate("--baseline", "no/where/at/all")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("error:") == 1
+    assert "no/where/at/all" in outcome.err
+
+
+def test_the_table_tells_of_both(evaluate, measured, llama):
+    report = measured("--baseline", llama)
+    table = evaluate("--baseline", llama).out
+    for row in (*report["rows"], *report["baseline"]["rows"]):
+        assert f"{row['ppl']:.2f}" in table
+    for one in report["headlines"]:
+        assert one["name"] in table
+        assert f"{abs(one['change']['change']):.1%}".rstrip("%") in table
+    assert math.isfinite(report["headlines"][0]["change"]["change"])

@@ -1,0 +1,220 @@
+"""`ropecli eval-ppl --output`: stopped at any moment, by hand or by SIGKILL, --resume gives the uninterrupted report.
+
+Two processes give the very numbers of one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+SLIDING = ["--protocol", "sliding", "--stride", "2", "--max-tokens", "120", "--lengths", "24,64"]
+PREFIX = ["--lengths", "24,64,128"]
+TIMES = ("seconds", "tokens_per_second", "peak_memory")
+
+
+@pytest.fixture
+def arguments(llama, corpus):
+    def make(*options, checkpoint=llama, how=PREFIX):
+        return ["eval-ppl", str(checkpoint), "--data", str(corpus), "--device", "cpu", *how, *map(str, options)]
+
+    return make
+
+
+def without_times(report):
+    """What was measured, but for how it went and by which command."""
+    if isinstance(report, dict):
+        report = {key: without_times(value) for key, value in report.items() if key not in (*TIMES, "command")}
+    elif isinstance(report, list):
+        report = [without_times(value) for value in report]
+    return report
+
+
+def read(path):
+    return without_times(json.loads(path.read_text()))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def is_one_message(outcome, expected):
+    assert (outcome.code, outcome.out) == (2, "")
+    assert expected in " ".join(outcome.err.split())
+    assert outcome.err.count("error:") == 1
+    assert "Traceback" not in outcome.err
+
+
+@pytest.fixture
+def stopped(ropecli, arguments, monkeypatch):
+    """stopped(after, ...) -> a run that Ctrl-C ends after so many documents."""
+    from ropecli.evaluate.progress import Progress
+
+    def run(after, *options, **others):
+        add = Progress.add
+
+        def adding(self, *values):
+            add(self, *values)
+            nonlocal after
+            after -= 1
+            if not after:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Progress, "add", adding)
+            return ropecli(*arguments(*options, **others))
+
+    return run
+
+
+@pytest.mark.parametrize("after", [1, 7, 14, 24])
+def test_an_interrupted_run_is_gone_on_with(ropecli, arguments, stopped, llama, tmp_path, after):
+    """Within the model's documents, or the baseline's."""
+    (tmp_path / "done").mkdir()
+    output, whole = tmp_path / "report.json", tmp_path / "done" / "report.json"
+    options = ["--baseline", llama, "--method", "linear", "--factor", 4]
+    outcome = stopped(after, *options, "--output", output)
+    assert outcome.code == 130
+    assert "the same command with --resume goes on from it" in " ".join(outcome.err.split())
+    assert names(tmp_path) == ["done", "report.json.progress-0"]
+    assert ropecli(*arguments(*options, "--output", output, "--resume")).code == 0
+    assert names(tmp_path) == ["done", "report.json"]
+    assert ropecli(*arguments(*options, "--output", whole)).code == 0
+    assert names(tmp_path / "done") == ["report.json"]
+    assert read(output) == read(whole)
+
+
+def test_what_is_left_of_an_interrupted_run_is_not_passed_over(ropecli, arguments, stopped, tmp_path):
+    output = tmp_path / "report.json"
+    stopped(3, "--output", output)
+    before = (tmp_path / "report.json.progress-0").read_bytes()
+    is_one_message(ropecli(*arguments("--output", output)), "of a run that was interrupted")
+    other = ropecli(*arguments("--output", output, "--resume", "--dtype", "bfloat16"))
+    is_one_message(other, "dtype: 'auto' then, 'bfloat16' now")
+    is_one_message(
+        ropecli(*arguments("--output", output, "--resume", how=["--lengths", "24,64"])),
+        "lengths: [24, 64, 128] then, [24, 64] now",
+    )
+    assert (tmp_path / "report.json.progress-0").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (["--chunk", 30], "chunk"),
+        (["--batch-size", 2], "batch_size"),
+        (["--attn", "eager"], "attn"),
+        (["--method", "linear", "--factor", 4], "method"),
+        (["--max-documents", 3], "data"),
+        (["--protocol", "tail"], "protocol"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_another_request_is_named_by_what_changed(ropecli, arguments, stopped, tmp_path, change, named):
+    output = tmp_path / "report.json"
+    stopped(2, "--output", output)
+    is_one_message(ropecli(*arguments("--output", output, "--resume", *change)), f"{named}: ")
+
+
+def test_another_checkpoint_under_the_same_name_is_another_request(
+    ropecli, arguments, stopped, edited, llama, tmp_path
+):
+    folder = edited(llama)
+    stopped(2, "--output", tmp_path / "report.json", checkpoint=folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    outcome = ropecli(*arguments("--output", tmp_path / "report.json", "--resume", checkpoint=folder))
+    is_one_message(outcome, "checkpoint: ")
+
+
+def test_resume_without_a_run_begins_one(ropecli, arguments, tmp_path):
+    output = tmp_path / "report.json"
+    assert ropecli(*arguments("--output", output, "--resume")).code == 0
+    assert names(tmp_path) == ["report.json"]
+    is_one_message(ropecli(*arguments("--resume")), "--output")
+
+
+def test_a_run_that_fails_before_it_scores_leaves_nothing(ropecli, arguments, tmp_path):
+    output = tmp_path / "new" / "report.json"
+    assert ropecli(*arguments("--output", output, how=["--lengths", "100000"])).code == 2
+    assert ropecli(*arguments("--output", output, "--max-documents", 1, "--dtype", "int8")).code == 2
+    assert not output.parent.exists() or names(output.parent) == []
+
+
+def test_a_disk_that_is_full_is_one_message(ropecli, arguments, monkeypatch, tmp_path):
+    from ropecli.evaluate import progress
+
+    write = progress.Progress.write
+
+    class Full:
+        def __init__(self, file):
+            self.name, self.lines = file.name, 2
+
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    def writing(self, value):
+        if "document" in value:
+            self._file = Full(self._file)
+        write(self, value)
+
+    monkeypatch.setattr(progress.Progress, "write", writing)
+    outcome = ropecli(*arguments("--output", tmp_path / "report.json"))
+    is_one_message(outcome, "progress-0 could not be written: No space left on device")
+
+
+def started(arguments):
+    command = [sys.executable, "-m", "ropecli", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_killed_amid_its_documents_and_gone_on_with(ropecli, arguments, tmp_path):
+    output, whole = tmp_path / "report.json", tmp_path / "whole.json"
+    command = arguments("--output", output, how=SLIDING)
+    process = started(command)
+    progress = tmp_path / "report.json.progress-0"
+    while process.poll() is None:
+        if progress.exists() and len(progress.read_bytes().splitlines()) > 3:
+            break
+        time.sleep(0.002)
+    else:
+        pytest.fail(f"ended too soon: {process.stderr.read()}")
+    # a run in use is left to its user
+    is_one_message(ropecli(*command), "or is still going on")
+    in_use = ropecli(*command, "--resume")
+    assert process.poll() is None, "it was done too soon for this test"
+    is_one_message(in_use, "in use by another run")
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert 3 < len(progress.read_bytes().splitlines()) < 13
+    assert ropecli(*command, "--resume").code == 0
+    assert ropecli(*arguments("--output", whole, how=SLIDING)).code == 0
+    assert read(output) == read(whole)
+    assert names(tmp_path) == ["report.json", "whole.json"]
+
+
+def test_two_processes_give_the_very_numbers_of_one(ropecli, arguments, stopped, llama, tmp_path):
+    """And go on where one was stopped. The first alone speaks."""
+    options = ["--baseline", llama, "--method", "linear", "--factor", 4, "--json"]
+    output = tmp_path / "report.json"
+    stopped(5, *options, "--output", output)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "ropecli"]
+    command = [sys.executable, *launcher, *arguments(*options, "--output", output, "--resume")]
+    # the launcher would give each process one thread, and sums in another order
+    threads = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run(command, capture_output=True, text=True, env=threads)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)  # of one process, or it would be no JSON
+    assert report == json.loads(output.read_text())
+    assert done.stderr.count("tokenizer knows") == 2  # a warning for each model, not for each process as well
+    one = json.loads(ropecli(*arguments(*options)).out)
+    for settings in (one["settings"], one["baseline"]["settings"]):
+        assert settings["processes"] == 1
+        settings["processes"] = 2
+    assert without_times(report) == without_times(one)
+    assert names(tmp_path) == ["report.json"]

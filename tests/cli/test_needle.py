@@ -1,0 +1,91 @@
+"""ropecli needle: any needle in any text, one JSON document or one message."""
+
+import json
+
+import pytest
+
+from ropecli.evaluate.retrieval.templates import STYLES
+
+
+@pytest.fixture
+def ask(ropecli, llama, corpus):
+    def call(*options, checkpoint=llama, data=corpus, lengths="80,150"):
+        return ropecli("needle", checkpoint, "--data", data, "--lengths", lengths, "--trials", 2, *options)
+
+    return call
+
+
+OWN = ("--needle", "the {name} is {key}", "--question", "what is the {name}? it is")
+
+
+def test_the_report_says_how_it_was_asked(ask, corpus):
+    outcome = ask("--json", "--style", "code", "--depths", "1,0,0.5")
+    report = json.loads(outcome.out)
+    assert outcome.code == 0
+    assert (report["kind"], report["task"], report["mode"], report["source"]) == (
+        "retrieval",
+        "needle",
+        "rank",
+        str(corpus),
+    )
+    assert [(cell["length"], cell["depth"]) for cell in report["cells"]] == [
+        (length, depth) for length in (80, 150) for depth in (0, 0.5, 1)
+    ]
+    assert report["chance"] == 0.1
+    assert report["settings"]["needle"] == STYLES["code"].needle
+    assert report["command"][:2] == ["ropecli", "needle"]
+
+
+def test_other_data_than_source_is_asked_in_prose(ask):
+    settings = json.loads(ask("--json", lengths="200").out)["settings"]
+    assert settings["question"] == STYLES["prose"].question
+    assert settings["style"] == "prose"
+
+
+def test_needles_of_ones_own(ask):
+    outcome = ask("--json", *OWN, "--keys", 3, "--candidates", 5, lengths="250")
+    report = json.loads(outcome.out)
+    assert (report["settings"]["needle"], report["settings"]["question"]) == OWN[1::2]
+    assert (report["settings"]["keys"], report["settings"]["candidates"], report["chance"]) == (3, 5, 0.2)
+    assert report["settings"]["style"] is None
+
+
+def test_generated_answers_need_no_candidates(ask):
+    report = json.loads(ask("--json", *OWN, "--keys", 12, "--mode", "generate", lengths="500").out)
+    assert report["settings"]["candidates"] is None
+    assert report["cells"][0]["rank"] is None
+
+
+def test_a_short_text_is_repeated_and_said(ask, tmp_path):
+    (tmp_path / "short.txt").write_text("ba de fi go")
+    outcome = ask("--json", *OWN, data=tmp_path / "short.txt")
+    assert outcome.code == 0
+    assert "is repeated to fill 150" in outcome.err
+
+
+WRONG = {
+    "a needle without a key": (["--needle", "x", "--question", "y"], "hides no key"),
+    "a needle without a question": (["--needle", "{key}"], "question of your own"),
+    "a question without a needle": (["--question", "y"], "needle of your own"),
+    "a question that tells the key": (["--needle", "{key}", "--question", "is {key}"], "holds {key}"),
+    "an unknown field": (["--needle", "{key} {word}", "--question", "y"], "{word}"),
+    "several keys without names": (["--needle", "{key}", "--question", "y", "--keys", "2"], "{name}"),
+    "more keys than names": (["--keys", "33"], "1 to 32"),
+    "more keys than candidates": ([*OWN, "--keys", "10"], "at least 11"),
+    "an unknown style": (["--style", "cod"], "Did you mean 'code'"),
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), WRONG.values(), ids=WRONG.keys())
+def test_what_cannot_be_asked_is_one_message(ask, options, expected):
+    outcome = ask(*options)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert expected in " ".join(outcome.err.split())
+    assert "Traceback" not in outcome.err
+
+
+def test_data_that_is_not_there_is_one_message(ask):
+    outcome = ask(data="no/where")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "no/where" in outcome.err

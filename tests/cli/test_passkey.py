@@ -1,0 +1,134 @@
+"""ropecli passkey: one JSON document or one message, whatever is asked."""
+
+import json
+
+import pytest
+
+LENGTHS = "280,330"
+
+
+@pytest.fixture
+def ask(ropecli, llama):
+    def call(*options, checkpoint=llama, lengths=LENGTHS):
+        return ropecli("passkey", checkpoint, "--lengths", lengths, "--trials", 2, "--depths", "0,1", *options)
+
+    return call
+
+
+def test_json_is_all_that_is_on_standard_output(ask, llama):
+    outcome = ask("--json")
+    report = json.loads(outcome.out)
+    assert outcome.code == 0
+    assert (report["kind"], report["task"], report["mode"], report["chance"]) == ("retrieval", "passkey", "rank", 0.1)
+    assert (report["checkpoint"], report["method"], report["in_memory"]) == (str(llama), "none", False)
+    assert report["original_max_position_embeddings"] == 64
+    assert [(cell["length"], cell["depth"], cell["trials"]) for cell in report["cells"]] == [
+        (280, 0.0, 2),
+        (280, 1.0, 2),
+        (330, 0.0, 2),
+        (330, 1.0, 2),
+    ]
+    assert report["settings"]["prompts_read_once"]
+    assert len(report["fingerprint"]) == 64
+    assert [sum(cell["found"]) for cell in report["cells"]] == [cell["hits"] for cell in report["cells"]]
+    assert report["command"][:3] == ["ropecli", "passkey", str(llama)]
+
+
+def test_the_report_file_is_what_is_printed(ask, tmp_path):
+    outcome = ask("--json", "--output", tmp_path / "new" / "report.json")
+    assert json.loads((tmp_path / "new" / "report.json").read_text()) == json.loads(outcome.out)
+
+
+def test_the_table_shows_the_same_numbers(ask):
+    report = json.loads(ask("--json", "--candidates", 2).out)
+    table = ask("--candidates", 2).out
+    for length in (280, 330):
+        cells = [cell for cell in report["cells"] if cell["length"] == length]
+        margin = sum(cell["margin"] for cell in cells) / len(cells)
+        line = next(line for line in table.splitlines() if str(length) in line and f"{margin:+.2f}" in line)
+        assert f"{100 * sum(cell['hits'] for cell in cells) / 4:.0f}%" in line
+
+
+def test_a_seed_gives_the_same_prompts_to_every_model(ask, patched_in_memory):
+    prints = [json.loads(outcome.out)["fingerprint"] for outcome in patched_in_memory]
+    assert prints[0] == prints[1] != json.loads(ask("--json", "--seed", 1).out)["fingerprint"]
+
+
+@pytest.fixture
+def patched_in_memory(ask):
+    yarn = ask("--json", "--method", "yarn", "--factor", 8, "--set", "beta_fast=8")
+    return ask("--json"), yarn
+
+
+def test_a_method_in_memory_is_reported_and_matters(patched_in_memory):
+    base, yarn = (json.loads(outcome.out) for outcome in patched_in_memory)
+    assert (yarn["method"], yarn["factor"], yarn["in_memory"]) == ("yarn", 8.0, True)
+    assert yarn["params"]["beta_fast"] == 8
+    assert base["cells"][0]["margin"] != yarn["cells"][0]["margin"]
+
+
+def test_a_method_in_memory_measures_what_a_patched_folder_does(ropecli, ask, llama, tmp_path):
+    for method in ("yarn", "dynamic"):
+        ropecli("patch", llama, "--method", method, "--factor", 8, "--output", tmp_path / method)
+        folder = json.loads(ask("--json", checkpoint=tmp_path / method).out)
+        memory = json.loads(ask("--json", "--method", method, "--factor", 8).out)
+        assert folder["settings"]["prompts_read_once"] == memory["settings"]["prompts_read_once"] == (method == "yarn")
+        for mine, other in zip(folder["cells"], memory["cells"], strict=True):
+            assert mine["margin"] == pytest.approx(other["margin"], abs=1e-3)
+
+
+def test_chunks_change_nothing(ask):
+    cells = [json.loads(ask("--json", "--chunk", chunk).out)["cells"] for chunk in (0, 50)]
+    for mine, other in zip(*cells, strict=True):
+        assert mine["margin"] == pytest.approx(other["margin"], abs=1e-4)
+
+
+def test_generated_answers(ask):
+    report = json.loads(ask("--json", "--mode", "generate").out)
+    assert (report["mode"], report["chance"]) == ("generate", 1 / 90_000)
+    assert {cell["margin"] for cell in report["cells"]} == {None}
+    assert ask("--mode", "generate").code == 0
+
+
+def test_a_heat_map_is_drawn(ask, tmp_path):
+    assert ask("--plot", tmp_path / "map.png").code == 0
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+WRONG = {
+    "a mode that is not known": (["--mode", "ranks"], "Did you mean 'rank'"),
+    "a depth beyond the text": (["--depths", "0,1.5"], "--depths"),
+    "a depth that is no number": (["--depths", "nan"], "--depths"),
+    "no depth": (["--depths", ","], "--depths"),
+    "no candidates": (["--candidates", "1"], "--candidates"),
+    "no trials": (["--trials", "0"], "--trials"),
+    "a negative seed": (["--seed", "-1"], "--seed"),
+    "a length without room": (["--lengths", "20"], "at least"),
+    "a length beyond all memory": (["--lengths", "999999999999"], "999999999999"),
+    "a length that is none": (["--lengths", "x"], "--lengths"),
+    "a method without a factor": (["--method", "yarn"], "needs --factor"),
+    "a factor without a method": (["--factor", "4"], "--method"),
+    "an unknown dtype": (["--dtype", "int8"], "int8"),
+    "an unknown kind of plot": (["--plot", "map.xyz"], ".xyz"),
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_option_is_one_message(ask, options, expected):
+    outcome = ask(*options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert expected in " ".join(outcome.err.split())
+    assert "Traceback" not in outcome.err
+
+
+def test_what_does_not_fit_is_known_before_the_weights_are_loaded(ask, monkeypatch, tmp_path):
+    from ropecli.evaluate import loading
+
+    def load(*arguments, **options):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(loading, "load_model", load)
+    assert ask(lengths="20,300").code == 2
+    (tmp_path / "file").write_text("")
+    assert ask("--output", tmp_path / "file" / "report.json").code == 2
+    assert ask("--plot", tmp_path / "file" / "map.png").code == 2

@@ -1,0 +1,57 @@
+"""ropecli report: a page from files that the commands wrote."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, llama, corpus):
+    import sys
+    from unittest import mock
+
+    from ropecli.cli.app import main
+
+    path = tmp_path_factory.mktemp("reports") / "one.json"
+    arguments = ["eval-ppl", str(llama), "--data", str(corpus), "--lengths", "32,64", "--max-documents", "2"]
+    with (
+        mock.patch.object(sys, "argv", ["ropecli", *arguments, "--output", str(path)]),
+        pytest.raises(SystemExit) as stop,
+    ):
+        main()
+    assert not stop.value.code
+    return path
+
+
+def test_a_page_is_written_over_an_older_one(ropecli, written, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("older")
+    result = ropecli("report", written, "--output", page)
+    assert (result.code, result.out, result.err) == (0, f"page: {page}\n", "")
+    tree = ET.fromstring(page.read_text(encoding="utf-8"))
+    command = "".join(next(tree.iter("code")).itertext())
+    assert command.startswith("ropecli eval-ppl ")
+    assert list(tmp_path.iterdir()) == [page]
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "expected"),
+    [
+        ("missing.json", "page.html", "cannot be read"),
+        ("broken.json", "page.html", "not JSON"),
+        ("one.json", "page.pdf", "ending of a page"),
+        ("one.json", "broken.json/page.html", "could not be written"),
+    ],
+)
+def test_what_cannot_be_made_is_said_in_one_message(ropecli, written, tmp_path, monkeypatch, name, output, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "one.json").write_bytes(written.read_bytes())
+    result = ropecli("report", name, "--output", output)
+    assert (result.code, result.out) == (2, "")
+    assert expected in result.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.json", "one.json"]
+
+
+def test_an_output_must_be_named(ropecli, written):
+    assert ropecli("report", written).code == 2

@@ -1,0 +1,71 @@
+"""Windows read several at a time give what they give one by one."""
+
+import pytest
+import torch
+
+from ropecli.evaluate.perplexity import evaluate_perplexity
+from ropecli.evaluate.protocols import PROTOCOLS
+
+WHOLE = (110, 109, 64, 41, 3, 150)
+BEGINNINGS = (100, 129, 101, 150)
+
+
+def rows_of(model, documents, protocol, **options):
+    return evaluate_perplexity(model, documents, [24, 64, 100], protocol=protocol, **options)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3_text", "dynamic"])
+def model(request, llama, sliding_gemma, patched, loaded):
+    match request.param:
+        case "gemma3_text":
+            return loaded(sliding_gemma)
+        case "dynamic":
+            return loaded(patched(llama, "dynamic"))
+    return loaded(llama)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_batch_gives_what_its_windows_give_alone(model, uneven, protocol):
+    documents = uneven(*(WHOLE if protocol in ("sliding", "disjoint", "yarn") else BEGINNINGS))
+    alone = rows_of(model, documents, protocol)
+    for size in (3, 16):
+        for row, expected in zip(rows_of(model, documents, protocol, batch_size=size), alone, strict=True):
+            assert row.document_nll == pytest.approx(expected.document_nll, rel=1e-5)
+            assert row.document_weights == expected.document_weights
+            assert row.bits_per_byte == pytest.approx(expected.bits_per_byte, rel=1e-5)
+            assert [(one.start, one.tokens) for one in row.by_context] == [
+                (one.start, one.tokens) for one in expected.by_context
+            ]
+
+
+@pytest.mark.parametrize(("protocol", "size"), [("prefix", 2), ("tail", 4), ("sliding", 3), ("disjoint", 3)])
+def test_so_many_windows_are_read_at_once(llama, loaded, uneven, protocol, size):
+    """Guards the test above, where batches of one would do as well."""
+    model, sizes = loaded(llama), []
+    model.model.layers[0].register_forward_pre_hook(lambda module, arguments: sizes.append(arguments[0].shape[0]))
+    documents = uneven(*(WHOLE if protocol in ("sliding", "disjoint") else BEGINNINGS))
+    rows_of(model, documents, protocol, batch_size=size)
+    assert max(sizes) == size
+
+
+def test_no_window_is_filled_up(llama, loaded, uneven):
+    """Padding would need a mask, and its positions would shift."""
+    model, read = loaded(llama), []
+    model.model.layers[0].register_forward_pre_hook(lambda module, arguments: read.append(arguments[0].shape[:2]))
+    evaluate_perplexity(model, uneven(64, 41, 64, 30), [64], protocol="sliding", batch_size=4)
+    assert [tuple(shape) for shape in read if shape[1] != 16] == [(1, 64), (1, 41), (1, 64), (1, 30)]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_logits_of_a_batch_never_exist_all_at_once(llama, loaded, uneven, monkeypatch, size):
+    from ropecli.evaluate import scoring
+
+    monkeypatch.setattr(scoring, "_LOGITS_AT_ONCE", 512 * 10)
+    model, seen = loaded(llama), []
+    model.lm_head.register_forward_hook(lambda module, arguments, output: seen.append(output.numel()))
+    documents = uneven(100, 100, 100)
+    small = rows_of(model, documents, "prefix", batch_size=size)
+    assert sorted(set(seen[4:]))[-1] <= 512 * 10  # the first ones: SplitModel's probe of 16 tokens
+    monkeypatch.undo()
+    for row, expected in zip(small, rows_of(model, documents, "prefix"), strict=True):
+        assert torch.tensor(row.document_nll).numpy() == pytest.approx(expected.document_nll, rel=1e-5)

@@ -1,0 +1,235 @@
+"""Read chunk by chunk through its KV cache, a model gives what one pass gives, or it is said and read in one pass."""
+
+import numpy as np
+import pytest
+import torch
+
+from ropecli.evaluate import scoring
+from ropecli.evaluate.perplexity import evaluate_perplexity
+from ropecli.evaluate.protocols import PROTOCOLS
+from ropecli.evaluate.scoring import TokenScorer
+
+LAYERS = ["sliding_attention", "full_attention"]
+LATENT = {  # attention by latent vectors, as DeepSeek's, and experts
+    "num_key_value_heads": 2,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+TYPES = {
+    "llama": {"head_dim": 32},
+    "gemma2": {"head_dim": 32, "final_logit_softcapping": 5.0, "sliding_window": 32, "layer_types": LAYERS},
+    "gemma3_text": {"head_dim": 32, "sliding_window": 32, "layer_types": LAYERS, "query_pre_attn_scalar": 4},
+    "qwen2": {},
+    "mistral": {"head_dim": 32, "sliding_window": 32},
+    "gpt_neox": {"rotary_pct": 0.5},
+    "deepseek_v3": LATENT,
+}
+RECURRENT = {"state_size": 8, "num_hidden_layers": 2}
+BLOCKS = {  # three layers of four see their own block of 32 tokens alone
+    "head_dim": 32,
+    "attention_chunk_size": 32,
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 2,
+}
+HYBRID = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "head_dim": 32}
+CHUNKS = [1, 7, 32, 75, 199, 200]
+IDS = torch.from_numpy(np.random.default_rng(0).integers(1, 512, (2, 200)))
+BEGINNINGS = (100, 129)
+WHOLE = (150, 110, 41, 3)
+
+
+@pytest.fixture(scope="module", params=TYPES)
+def model(request, build, loaded):
+    return loaded(build(request.param, **TYPES[request.param]))
+
+
+@pytest.fixture(scope="module")
+def at_once(model, plain_nll):
+    return np.stack([plain_nll(model, row) for row in IDS])
+
+
+@pytest.fixture
+def read():
+    """read(model) -> the list in which it enters how many tokens its first layer is given at once."""
+
+    def watch(model):
+        lengths = []
+        decoder = model.get_decoder()
+        layers = decoder.layers if hasattr(decoder, "layers") else decoder.h
+        layers[0].register_forward_pre_hook(lambda module, arguments: lengths.append(arguments[0].shape[1]))
+        return lengths
+
+    return watch
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_every_token_scores_as_in_one_pass(model, at_once, chunk):
+    scorer = TokenScorer(model, chunk)
+    np.testing.assert_allclose(scorer(IDS).numpy(), at_once, rtol=1e-4, atol=1e-4)
+    assert scorer.reads_by_chunks_as_at_once(IDS[:1])
+
+
+@pytest.mark.parametrize("targets", [1, 5, 32, 150])
+def test_the_last_targets_alone_are_scored(model, at_once, targets):
+    nll = TokenScorer(model, 32)(IDS, targets)
+    np.testing.assert_allclose(nll.numpy(), at_once[:, -targets:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [7, 50])
+def test_the_last_token_need_not_be_read(model, at_once, chunk, read):
+    lengths = read(model)
+    nll = TokenScorer(model, chunk)(IDS, 199, reads_last=False)
+    np.testing.assert_allclose(nll.numpy(), at_once, rtol=1e-4, atol=1e-4)
+    assert sum(length for length in lengths if length != 16) == 199
+
+
+def test_no_pass_reads_more_than_a_chunk(llama, loaded, read):
+    scorer = TokenScorer(loaded(llama), 64)
+    lengths = read(scorer.split.model)
+    scorer(IDS)
+    assert lengths == [64, 64, 64, 8]
+
+
+def test_keys_of_the_sliding_window_are_forgotten_and_those_before_it_never_needed(sliding_gemma, loaded, plain_nll):
+    """Guards the tests above: with the whole text in view, this model gives other losses."""
+    model = loaded(sliding_gemma)
+    expected = plain_nll(model, IDS[0])
+    model.config.sliding_window = 10**6
+    for layer in model.model.layers:
+        layer.self_attn.sliding_window = None
+    assert np.abs(plain_nll(model, IDS[0]) - expected)[40:].max() > 1e-2
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3_text"])
+def two(request, llama, sliding_gemma):
+    return llama if request.param == "llama" else sliding_gemma
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_all_protocols_give_the_same_by_chunks(two, loaded, uneven, protocol):
+    documents = uneven(*(WHOLE if protocol in ("sliding", "disjoint", "yarn") else BEGINNINGS))
+    model, said = loaded(two), []
+    expected = evaluate_perplexity(model, documents, [24, 64, 100], protocol=protocol)
+    for chunk, batch_size in ((23, 1), (64, 3)):
+        options = {"protocol": protocol, "chunk": chunk, "batch_size": batch_size, "say": said.append}
+        rows = evaluate_perplexity(model, documents, [24, 64, 100], **options)
+        for row, other in zip(rows, expected, strict=True):
+            assert row.document_nll == pytest.approx(other.document_nll, rel=1e-4)
+            assert row.document_weights == other.document_weights
+            assert row.bits_per_byte == pytest.approx(other.bits_per_byte, rel=1e-4)
+    assert said == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_evaluation_by_chunks_reads_a_chunk_at_a_time(llama, loaded, uneven, protocol, read):
+    """But for the trial, once, of whether that is exact."""
+    model = loaded(llama)
+    lengths = read(model)
+    documents = uneven(*(WHOLE if protocol in ("sliding", "disjoint", "yarn") else BEGINNINGS))
+    evaluate_perplexity(model, documents, [24, 100], protocol=protocol, chunk=30)
+    assert [length for length in lengths if length > 30] == [75]
+
+
+def test_a_chunk_that_holds_all_is_not_tried(llama, loaded, uneven, read):
+    model = loaded(llama)
+    lengths = read(model)
+    evaluate_perplexity(model, uneven(100, 120), [24, 100], chunk=100)
+    assert lengths == [16, 16, 100, 100]  # 16: SplitModel's probe
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("falcon_mamba", RECURRENT), ("cpmant", {"dim_head": 32, "dim_ff": 96})]
+)
+def test_a_type_that_does_not_go_on_from_its_cache_is_found_out(build, loaded, kind, settings):
+    assert not TokenScorer(loaded(build(kind, **settings)), 30).reads_by_chunks_as_at_once(IDS[:1])
+
+
+def test_attention_by_blocks_is_the_same_by_chunks_or_found_out(build, loaded, plain_nll):
+    model = loaded(build("llama4_text", **BLOCKS))
+    for chunk in (7, 32, 50):
+        scorer = TokenScorer(model, chunk)
+        if scorer.reads_by_chunks_as_at_once(IDS[:1]):
+            np.testing.assert_allclose(scorer(IDS[:1])[0].numpy(), plain_nll(model, IDS[0]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("attention", [[], [1]], ids=["recurrent alone", "one layer of attention"])
+def test_a_recurrent_state_is_not_gone_on_with_and_it_is_said(build, loaded, uneven, attention):
+    model = loaded(build("bamba", attn_layer_indices=attention, **HYBRID))
+    said, documents = [], uneven(100, 120)
+    rows = evaluate_perplexity(model, documents, [24, 100], chunk=30, say=said.append)
+    for row, expected in zip(rows, evaluate_perplexity(model, documents, [24, 100]), strict=True):
+        assert row.document_nll == pytest.approx(expected.document_nll, rel=1e-4)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("fault", ["it forgets", "it raises", "it shifts"])
+def test_a_cache_that_fails_is_said_and_one_pass_read(fault, llama, loaded, uneven, monkeypatch):
+    decode_on = scoring.SplitModel.decode_on
+
+    def failing(self, ids, cache):
+        if fault == "it raises" and cache is not None:
+            raise NotImplementedError("no cache")
+        if fault == "it shifts" and cache is not None:
+            return self.decoder(
+                input_ids=ids,
+                past_key_values=cache,
+                use_cache=True,
+                position_ids=torch.arange(ids.shape[1])[None] + cache.get_seq_length() + 1,
+            )
+        return decode_on(self, ids, None)
+
+    monkeypatch.setattr(scoring.SplitModel, "decode_on", failing)
+    model, said, documents = loaded(llama), [], uneven(100, 120)
+    rows = evaluate_perplexity(model, documents, [24, 100], chunk=30, say=said.append)
+    assert rows == evaluate_perplexity(model, documents, [24, 100])
+    (sentence,) = said
+    assert "not read in chunks of 30 tokens, but in one pass" in sentence
+    assert "cache" in sentence
+
+
+@pytest.mark.parametrize("method", ["dynamic", "longrope"])
+def test_frequencies_that_follow_the_length_want_one_pass(llama, patched, loaded, uneven, method):
+    params = {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": [1.0] * 16} if method == "longrope" else {}
+    folder = patched(llama, method, **params)
+    said, documents = [], uneven(100, 120)
+    rows = evaluate_perplexity(loaded(folder), documents, [24, 100], chunk=30, say=said.append)
+    assert rows == evaluate_perplexity(loaded(folder), documents, [24, 100])
+    (sentence,) = said
+    assert "frequencies follow the length" in sentence
+
+
+def test_a_method_in_memory_that_follows_the_length_wants_one_pass(llama, loaded, uneven):
+    from ropecli.checkpoint.live import live_patch
+    from ropecli.checkpoint.plan import make_plan
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.rope import ScalingSpec
+
+    model, said, documents = loaded(llama), [], uneven(100, 120)
+    live_patch(model, make_plan(open_checkpoint(llama), ScalingSpec("dynamic-yarn", 4.0)).ropes)
+    options = {"switching": True, "say": said.append}
+    assert evaluate_perplexity(model, documents, [24, 100], chunk=30, **options) == evaluate_perplexity(
+        model, documents, [24, 100], **options
+    )
+    assert len(said) == 1
+
+
+def test_a_cache_that_forgets_beyond_the_trial_is_found_out(llama, loaded, uneven, edited):
+    """A stray sliding_window: stock transformers crops a Llama's cache by it, and its attention knows nothing of it.
+
+    The trial reads two and a half chunks; a window that is longer than these shows only after them.
+    """
+    documents = uneven(290, 200)
+    model = loaded(edited(llama, sliding_window=100))
+    expected = evaluate_perplexity(model, documents, [200])
+    (row,) = evaluate_perplexity(model, documents, [200], chunk=30)
+    assert row.document_nll == pytest.approx(expected[0].document_nll, rel=1e-4)

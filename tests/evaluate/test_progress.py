@@ -1,0 +1,308 @@
+"""An evaluation that was stopped goes on where it stopped: nothing scored twice, the rows of an uninterrupted one."""
+
+import json
+
+import pytest
+
+from ropecli.errors import OutputError, RecipeError
+from ropecli.evaluate import perplexity
+from ropecli.evaluate.perplexity import evaluate_perplexity
+from ropecli.evaluate.progress import Progress, kept_progress, refuse_interrupted, remove_progress
+from ropecli.evaluate.sharing import Workers
+
+ASKED = {"protocol": "sliding", "lengths": [24, 64], "data": "abc", "factor": 4.0, "baseline": None}
+LENGTHS = [24, 64]
+
+
+class StoppedError(Exception):
+    """In place of a kill."""
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "report.json"
+
+
+@pytest.fixture(scope="module")
+def model(llama, loaded):
+    return loaded(llama)
+
+
+@pytest.fixture(scope="module")
+def documents(uneven):
+    return uneven(100, 90, 80, 70, 64, 99)
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """How many tokens each call of the scorer was given."""
+    calls = []
+
+    class Watched(perplexity.TokenScorer):
+        def __call__(self, ids, *arguments, **options):
+            calls.append(tuple(ids.shape))
+            return super().__call__(ids, *arguments, **options)
+
+    monkeypatch.setattr(perplexity, "TokenScorer", Watched)
+    return calls
+
+
+@pytest.fixture
+def evaluate(model, documents, output):
+    """evaluate(stop_after=3, ...) -> rows, or StoppedError after so many documents are kept."""
+
+    def call(protocol="sliding", stop_after=None, asked=ASKED, rank=0, **options):
+        with kept_progress(output, asked, rank) as progress:
+            if stop_after is not None:
+                add = progress.add
+
+                def adding(*arguments):
+                    add(*arguments)
+                    nonlocal stop_after
+                    stop_after -= 1
+                    if not stop_after:
+                        raise StoppedError
+
+                progress.add = adding
+            return evaluate_perplexity(model, documents, LENGTHS, protocol=protocol, progress=progress, **options)
+
+    return call
+
+
+def names(output):
+    return sorted(path.name for path in output.parent.iterdir())
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("protocol", ["prefix", "tail", "sliding", "disjoint", "yarn"])
+def test_a_resumed_run_scores_nothing_twice_and_gives_the_same_rows(
+    evaluate, scored, protocol, batch_size, model, documents
+):
+    whole = evaluate_perplexity(model, documents, LENGTHS, protocol=protocol, batch_size=batch_size)
+    every, scored[:] = list(scored), []
+    with pytest.raises(StoppedError):
+        evaluate(protocol, stop_after=4, batch_size=batch_size)
+    assert scored
+    assert evaluate(protocol, batch_size=batch_size) == whole
+    assert scored == every
+
+
+def test_a_run_that_is_done_is_not_run_again(evaluate, scored):
+    rows = evaluate()
+    scored.clear()
+    advances = []
+    assert evaluate(advance=lambda: advances.append(1)) == rows
+    assert scored == []
+    assert len(advances) == 2 * 6  # the bar is full all the same
+
+
+def test_how_long_it_took_is_kept_too(evaluate):
+    """Else a resumed report would tell of the last part alone."""
+    first = evaluate()
+    again = evaluate()
+    assert [(one.seconds, one.tokens_per_second, one.peak_memory) for one in again] == [
+        (one.seconds, one.tokens_per_second, one.peak_memory) for one in first
+    ]
+
+
+def test_parts_are_kept_apart(evaluate, scored):
+    rows = evaluate(part="model")
+    scored.clear()
+    evaluate(part="baseline")
+    count = len(scored)
+    assert evaluate(part="model") == rows
+    assert count == len(scored) > 0
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.01, 0.3, 0.99])
+def test_a_line_that_was_cut_short_is_scored_again(evaluate, scored, output, keep):
+    with pytest.raises(StoppedError):
+        evaluate(stop_after=5)
+    before = len(scored)
+    whole = evaluate()
+    last = scored[before:]
+    path = output.with_name("report.json.progress-0")
+    *lines, line = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines, line[: int(len(line) * keep)]]))
+    scored.clear()
+    assert evaluate() == whole
+    assert scored == last
+    scored.clear()
+    assert evaluate() == whole  # what was written after the torn line is whole
+    assert scored == []
+
+
+def test_a_last_line_without_its_end_of_line_is_not_run_into_the_next(evaluate, output):
+    with pytest.raises(StoppedError):
+        evaluate(stop_after=2)
+    path = output.with_name("report.json.progress-0")
+    path.write_bytes(path.read_bytes().rstrip())
+    evaluate()
+    first, *lines = path.read_text().splitlines()
+    assert json.loads(first) == ASKED
+    assert [json.loads(line)["document"] for line in lines if line] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_line_that_is_no_progress_is_passed_over():
+    progress = Progress()
+    for line in ("", "5", "null", "[]", '"a"', "{}", '{"part": "", "document": 0, "tallies": {"24": {"nul": 1}}}'):
+        progress.take(line)
+        assert progress.empty
+
+
+@pytest.mark.parametrize("stopped_before", [1, 3])
+def test_the_first_line_cut_short_does_not_open_the_file_to_another_request(evaluate, output, stopped_before):
+    """A disk that fills, or a kill, amid the first line; then a run that goes on from there."""
+    output.with_name("report.json.progress-0").write_text(json.dumps(ASKED)[:20])
+    with pytest.raises(StoppedError):
+        evaluate(stop_after=stopped_before)
+    with pytest.raises(RecipeError, match="another request"):
+        evaluate(asked={**ASKED, "factor": 8.0})
+
+
+@pytest.mark.parametrize("first", ["null", "5", "[]", '"text"'])
+def test_a_first_line_that_is_no_request_is_another_request(evaluate, output, first):
+    output.with_name("report.json.progress-0").write_text(first + "\n")
+    with pytest.raises((RecipeError, OutputError)):
+        evaluate()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("protocol", "tail"), ("lengths", [24, 65]), ("data", "abd"), ("factor", 8.0), ("baseline", "x")]
+)
+def test_another_request_is_refused_and_what_changed_is_named(evaluate, output, key, value):
+    with pytest.raises(StoppedError):
+        evaluate(stop_after=2)
+    before = output.with_name("report.json.progress-0").read_bytes()
+    with pytest.raises(RecipeError) as caught:
+        evaluate(asked={**ASKED, key: value})
+    assert f"{key}: {ASKED[key]!r} then, {value!r} now" in str(caught.value)
+    assert not any(other in str(caught.value) for other in ASKED.keys() - {key, "data"})
+    assert output.with_name("report.json.progress-0").read_bytes() == before
+    assert names(output) == ["report.json.progress-0"]
+
+
+def test_tuples_and_lists_are_the_same_request(evaluate, scored):
+    rows = evaluate(asked={"lengths": (24, 64)})
+    scored.clear()
+    assert evaluate(asked={"lengths": [24, 64]}) == rows
+    assert scored == []
+
+
+def test_two_runs_at_once_are_refused(output):
+    with kept_progress(output, ASKED):
+        with pytest.raises(OutputError, match="in use by another run"), kept_progress(output, ASKED):
+            pytest.fail("both run")
+        with kept_progress(output, ASKED, rank=1):  # a process of the same launch
+            pass
+    with kept_progress(output, ASKED):
+        pass
+
+
+def test_nothing_is_left_where_nothing_was_measured(output):
+    with pytest.raises(StoppedError), kept_progress(output, ASKED):
+        raise StoppedError
+    assert names(output) == []
+
+
+def test_progress_that_is_there_wants_resume(evaluate, output):
+    refuse_interrupted(output, resume=False)
+    with pytest.raises(StoppedError):
+        evaluate(stop_after=1)
+    with pytest.raises(OutputError, match=r"report\.json\.progress-0 is of a run that was interrupted.*--resume"):
+        refuse_interrupted(output, resume=False)
+    refuse_interrupted(output, resume=True)
+    remove_progress(output)
+    assert names(output) == []
+    refuse_interrupted(output, resume=False)
+
+
+def test_resume_wants_an_output():
+    with pytest.raises(OutputError, match="--output"):
+        refuse_interrupted(None, resume=True)
+    refuse_interrupted(None, resume=False)
+    remove_progress(None)
+
+
+def test_other_outputs_beside_it_are_let_alone(evaluate, output):
+    for name in (
+        "report.json.progress-a",
+        "other.json.progress-0",
+        "reportXjson.progress-0",
+        "report.json.progress-0.bak",
+    ):
+        output.with_name(name).write_text("of others")
+    before = names(output)
+    refuse_interrupted(output, resume=False)
+    evaluate()
+    remove_progress(output)
+    assert names(output) == before
+
+
+def test_a_folder_in_its_place_is_one_message(output, evaluate):
+    output.with_name("report.json.progress-0").mkdir()
+    with pytest.raises(OutputError, match="progress-0"):
+        evaluate()
+
+
+def test_a_file_in_the_folders_place_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError), kept_progress(tmp_path / "file" / "report.json", ASKED):
+        pytest.fail("it ran")
+
+
+def test_bytes_that_are_no_text_are_one_message(output, evaluate):
+    output.with_name("report.json.progress-0").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(OutputError, match="progress-0"):
+        evaluate()
+
+
+class Full:
+    """A disk without room after so many lines."""
+
+    name = "report.json.progress-0"
+
+    def __init__(self, room):
+        self.room = room
+
+    def write(self, text):
+        self.room -= 1
+        if self.room < 0:
+            raise OSError(28, "No space left on device")
+
+    def flush(self):
+        pass
+
+
+def test_a_full_disk_is_one_message(model, documents):
+    with pytest.raises(OutputError, match=r"report\.json\.progress-0 could not be written: No space left on device"):
+        evaluate_perplexity(model, documents, LENGTHS, progress=Progress(Full(2)))
+
+
+class OneOf(Workers):
+    """One process of several: its share alone, and what the others found is not to be had."""
+
+    def gather(self, items):
+        raise StoppedError
+
+
+def test_processes_share_the_documents_and_their_number_may_change(evaluate, scored, model, documents):
+    """Two processes are stopped, three go on, and one ends it."""
+    whole = evaluate_perplexity(model, documents, LENGTHS, protocol="sliding")
+    every = sorted(scored)
+    scored.clear()
+    for rank in (0, 1):
+        with pytest.raises(StoppedError):
+            evaluate(rank=rank, workers=OneOf(rank, 2), stop_after=1)
+    for rank in (2, 0):  # one is stopped before it begins
+        with pytest.raises(StoppedError):
+            evaluate(rank=rank, workers=OneOf(rank, 3))
+    assert evaluate() == whole
+    assert sorted(scored) == every
+
+
+def test_every_process_has_a_share_and_none_two():
+    for count in (1, 2, 3, 7):
+        shares = [Workers(rank, count).share(range(5)) for rank in range(count)]
+        assert sorted(index for share in shares for index in share) == [0, 1, 2, 3, 4]
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1

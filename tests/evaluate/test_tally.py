@@ -1,0 +1,236 @@
+"""From losses to rows: by hand, by plain loops, and over all resamples there are."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropecli.data.documents import Document, Documents, SpecialTokens
+from ropecli.errors import DataError, RopecliError
+from ropecli.evaluate.perplexity import evaluate_perplexity
+from ropecli.evaluate.tally import Tally, paired_change, summarise
+
+EDGES = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
+
+
+def tally_of(*windows, scored_bytes=7):
+    tally = Tally()
+    for nll, first_context in windows:
+        tally.add(np.array(nll, dtype=np.float64), first_context, scored_bytes)
+    return tally
+
+
+def row_of(sums, weights, length=64):
+    """A row with these documents."""
+    tallies = [tally_of(([total / weight] * weight, 1)) for total, weight in zip(sums, weights, strict=True)]
+    return summarise(length, tallies, [str(index) for index in range(len(sums))])
+
+
+def test_a_row_by_hand():
+    row = summarise(8, [tally_of(([1.0, 2.0], 1), ([3.0], 6)), tally_of(([4.0, 0.5], 1))], ["a", "b"])
+    assert row.nll == 10.5 / 5
+    assert row.ppl == math.exp(10.5 / 5)
+    assert (row.length, row.tokens, row.documents) == (8, 5, 2)
+    assert (row.document_nll, row.document_weights) == ((6.0, 4.5), (3.0, 2.0))
+    assert row.bits_per_byte == pytest.approx(10.5 / math.log(2) / 21)
+    assert [(one.start, one.stop, one.tokens, one.nll) for one in row.by_context] == [
+        (1, 2, 2, 2.5),
+        (2, 3, 2, 1.25),
+        (6, 8, 1, 3.0),
+    ]
+
+
+def test_by_windows_every_window_counts_alike():
+    windows = [([1.0, 2.0, 3.0], 1), ([8.0], 6)], [([4.0, 0.0], 1)]
+    row = summarise(8, [tally_of(*own) for own in windows], ["a", "b"], by_windows=True)
+    assert row.nll == (2.0 + 8.0 + 2.0) / 3
+    assert (row.document_nll, row.document_weights) == ((10.0, 2.0), (2.0, 1.0))
+    assert row.tokens == 6
+    assert row.bits_per_byte == pytest.approx(18.0 / math.log(2) / 21)  # of the text, however it is averaged
+
+
+windows_of_losses = st.lists(
+    st.tuples(st.lists(st.floats(0, 20), min_size=1, max_size=80), st.integers(1, 400)), min_size=1, max_size=5
+)
+
+
+@given(st.lists(windows_of_losses, min_size=1, max_size=4))
+def test_losses_are_sorted_by_context_as_a_plain_loop_does_it(documents):
+    row = summarise(500, [tally_of(*windows) for windows in documents], list(map(str, range(len(documents)))))
+    expected: dict[tuple[int, int], list[float]] = {}
+    for nll, first in (window for windows in documents for window in windows):
+        for offset, loss in enumerate(nll):
+            start = max(edge for edge in EDGES if edge <= first + offset)
+            expected.setdefault((start, EDGES[EDGES.index(start) + 1]), []).append(loss)
+    assert [(one.start, one.stop) for one in row.by_context] == sorted(expected)
+    for one in row.by_context:
+        losses = expected[one.start, one.stop]
+        assert one.tokens == len(losses)
+        assert one.nll == pytest.approx(np.mean(losses), abs=1e-9)
+
+
+@pytest.mark.parametrize(("protocol", "length"), [("prefix", 100), ("tail", 100), ("sliding", 24), ("disjoint", 24)])
+def test_a_models_losses_by_context_are_those_of_a_plain_loop(llama, loaded, uneven, plain_nll, protocol, length):
+    """What was read before a token, and not where it stands in its document."""
+    documents = uneven(100, 100)
+    (row,) = evaluate_perplexity(loaded(llama), documents, [length], protocol=protocol)
+    losses: dict[int, list[float]] = {}
+    for document in documents.kept:
+        ids, model = document.ids, loaded(llama)
+        for index in range(0 if protocol == "disjoint" else 1, 100):
+            if protocol == "sliding":
+                start = 0 if index < 24 else (index - 24) // 12 * 12 + 12
+                context = [0, *ids[start + 1 : index]]
+            elif protocol == "disjoint":  # windows of 24 read, of which each predicts the next 24
+                if not index:
+                    continue
+                block = (index - 1) // 24 * 24
+                context = ids[min(block, 99 - 24) : index]
+            else:
+                context = ids[:index]
+            if protocol == "tail" and index < 50:
+                continue
+            losses.setdefault(len(context), []).append(plain_nll(model, [*context, ids[index]])[-1])
+    for one in row.by_context:
+        expected = [loss for context in range(one.start, one.stop) for loss in losses.get(context, [])]
+        assert one.tokens == len(expected)
+        assert one.nll == pytest.approx(np.mean(expected), rel=1e-4)
+    assert sum(one.tokens for one in row.by_context) == row.tokens
+
+
+TEXT = "ba de fi 🦜🦜 κάτι ba ﬁ 日本 go ku\n" * 6
+
+
+def test_bits_per_byte_are_over_the_bytes_of_the_text(llama, loaded, plain_nll, tokenizer, tmp_path):
+    from ropecli.data.documents import read_documents
+
+    documents = read_documents([("a", TEXT), ("b", TEXT[4:])], tokenizer, 60, count_bytes=True)
+    rows = evaluate_perplexity(loaded(llama), documents, [24, 60])
+    for row in rows:
+        nats = text_bytes = 0
+        for document, text in zip(documents.kept, (TEXT, TEXT[4:]), strict=True):
+            nats += plain_nll(loaded(llama), document.ids[: row.length]).sum()
+            offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+            # of the characters that begin in the first token, none is scored
+            scored = text[offsets[0][1] : offsets[row.length - 1][1]]
+            text_bytes += len(scored.encode("utf-8"))
+        assert row.bits_per_byte == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-5)
+
+
+def test_bits_per_byte_are_unknown_where_one_documents_bytes_are(llama, loaded):
+    ids = np.random.default_rng(0).integers(1, 500, 40)
+    known = Document("known", ids, np.arange(40) * 2)
+    unknown = Documents((known, Document("unknown", ids)), 0, SpecialTokens((), 0, 0))
+    for protocol in ("prefix", "tail", "sliding", "disjoint"):
+        (row,) = evaluate_perplexity(loaded(llama), unknown, [24], protocol=protocol)
+        assert row.bits_per_byte is None
+    assert summarise(8, [tally_of(([1.0], 1), scored_bytes=0)], ["a"]).bits_per_byte is None
+
+
+def test_a_loss_that_is_not_finite_names_its_document():
+    tallies = [tally_of(([1.0], 1)), tally_of(([1.0, float("nan")], 1)), tally_of(([float("inf")], 1))]
+    with pytest.raises(RopecliError, match=r"not finite at length 8 in middle\.txt and 1 more"):
+        summarise(8, tallies, ["first.txt", "middle.txt", "last.txt"])
+    with pytest.raises(RopecliError, match=r"in middle\.txt: the model"):
+        summarise(8, tallies[:2], ["first.txt", "middle.txt"])
+
+
+def test_no_token_to_score_is_an_error():
+    with pytest.raises(DataError, match="At length 8 there is no token to score"):
+        summarise(8, [Tally(), Tally()], ["a", "b"])
+
+
+def test_a_perplexity_beyond_all_numbers_is_an_error():
+    assert summarise(8, [tally_of(([690.0], 1))], ["a"]).ppl == math.exp(690)
+    with pytest.raises(RopecliError, match="beyond all numbers"):
+        summarise(8, [tally_of(([710.0], 1))], ["a"])
+
+
+def test_a_single_document_has_no_interval():
+    row = row_of([30.0], [10])
+    assert (row.ppl_low, row.ppl_high) == (None, None)
+
+
+SUMS, WEIGHTS = [30.0, 22.0, 45.0, 28.0], [10, 12, 15, 8]
+
+
+def all_resamples(sums, weights):
+    """Of every way to draw four documents from four, exp(Σ sums / Σ weights); shape (256,)."""
+    picks = np.array(np.meshgrid(*[np.arange(4)] * 4)).reshape(4, -1)
+    return np.exp(np.array(sums)[picks].sum(axis=0) / np.array(weights)[picks].sum(axis=0))
+
+
+def assert_interval(low, high, resamples):
+    """A thousand random ones, in place of all."""
+    expected = np.quantile(resamples, (0.025, 0.975))
+    assert np.abs(np.array([low, high]) - expected).max() < 0.1 * (expected[1] - expected[0])
+
+
+def test_the_interval_resamples_documents_with_their_weights():
+    row = row_of(SUMS, WEIGHTS)
+    assert_interval(row.ppl_low, row.ppl_high, all_resamples(SUMS, WEIGHTS))
+    unweighted = np.quantile(all_resamples(np.array(SUMS) / WEIGHTS, [1] * 4), (0.025, 0.975))
+    assert abs(unweighted - [row.ppl_low, row.ppl_high]).max() > 0.5  # guards the line before
+
+
+def test_a_document_without_tokens_does_not_spoil_the_interval():
+    """An empty file, with a tokenizer that puts two tokens before every text, has the two that a document needs."""
+    row = summarise(8, [tally_of(([1.0, 2.0], 1)), Tally()], ["a", "empty"])
+    assert row.nll == 1.5
+    assert row.ppl_low is None or math.isfinite(row.ppl_low)
+
+
+def test_an_interval_beyond_all_numbers_can_be_written():
+    row = row_of([100.0, 8000.0], [10, 10])  # 405 nats a token
+    json.dumps(asdict(row), allow_nan=False)
+
+
+def test_a_paired_change_is_over_the_same_resamples():
+    base = row_of(SUMS, WEIGHTS)
+    sums = [31.0, 25.0, 44.0, 31.0]
+    change = paired_change(row_of(sums, WEIGHTS), base)
+    assert change.change == pytest.approx(math.exp((sum(sums) - sum(SUMS)) / sum(WEIGHTS)) - 1)
+    difference = np.array(sums) - SUMS
+    assert_interval(change.low, change.high, all_resamples(difference, WEIGHTS) - 1)
+
+
+def test_a_change_that_all_documents_share_is_certain_however_they_differ():
+    base = row_of(SUMS, WEIGHTS)
+    worse = row_of([total + 0.1 * weight for total, weight in zip(SUMS, WEIGHTS, strict=True)], WEIGHTS)
+    change = paired_change(worse, base)
+    assert [change.change, change.low, change.high] == pytest.approx([math.expm1(0.1)] * 3)
+    assert worse.ppl_low < base.ppl < worse.ppl_high  # as if nothing were told, were they not paired
+
+
+def test_a_paired_change_of_one_document_has_no_interval():
+    change = paired_change(row_of([31.0], [10]), row_of([30.0], [10]))
+    assert (change.change, change.low, change.high) == (pytest.approx(math.expm1(0.1)), None, None)
+
+
+def test_rows_of_other_tokens_are_not_paired():
+    base = row_of(SUMS, WEIGHTS)
+    with pytest.raises(RopecliError, match="different tokens"):
+        paired_change(row_of(SUMS[:3], WEIGHTS[:3]), base)
+    with pytest.raises(RopecliError, match="different tokens"):
+        paired_change(replace(base, document_weights=(10.0, 12.0, 15.0, 9.0)), base)
+
+
+def test_how_it_went_is_summed_and_is_no_part_of_what_was_measured():
+    tallies = [tally_of(([1.0], 1)), tally_of(([2.0], 1))]
+    tallies[0].read, tallies[0].seconds, tallies[0].peak_memory = 30, 2.0, 500
+    tallies[1].read, tallies[1].seconds, tallies[1].peak_memory = 60, 1.0, 400
+    row = summarise(8, tallies, ["a", "b"])
+    assert (row.seconds, row.tokens_per_second, row.peak_memory) == (3.0, 30.0, 500)
+    assert row == replace(row, seconds=9.0, tokens_per_second=1.0, peak_memory=1)
+
+
+@pytest.mark.parametrize(("protocol", "windows"), [("prefix", [150]), ("sliding", [60] * 4), ("disjoint", [60] * 3)])
+def test_speed_is_of_the_tokens_that_are_read(llama, loaded, uneven, protocol, windows):
+    (row,) = evaluate_perplexity(loaded(llama), uneven(150), [windows[0]], protocol=protocol)
+    assert row.tokens_per_second * row.seconds == pytest.approx(sum(windows))
+    assert row.seconds > 0
+    assert row.peak_memory > 10 * 2**20  # torch alone takes more

@@ -1,0 +1,128 @@
+"""Charts of characters: every point has its line's letter where its numbers put it, in ASCII where there is no more."""
+
+from dataclasses import replace
+from io import BytesIO, TextIOWrapper
+
+import pytest
+from rich.console import Console
+
+from ropecli.errors import DataError
+from ropecli.report.kinds import KINDS, choose_kind
+from ropecli.report.metrics import METRICS
+from ropecli.report.ticks import even_numbers, round_numbers
+
+PPL = METRICS["ppl"]
+
+
+def printed(renderable, width=100, encoding="utf-8"):
+    file = TextIOWrapper(BytesIO(), encoding=encoding, errors="replace")
+    Console(file=file, width=width).print(renderable)
+    file.flush()
+    return file.buffer.getvalue().decode(encoding)
+
+
+def letters(text, letter):
+    """(row, column) of a letter within the axes, columns from the axis on."""
+    rows = [line for line in text.splitlines() if "│" in line or "┼" in line]
+    places = []
+    for row, line in enumerate(rows):
+        inside = line.replace("│", "┼", 1).partition("┼")[2]
+        places += [(row, column) for column, character in enumerate(inside) if character == letter]
+    return sorted(places, key=lambda place: place[1])
+
+
+@pytest.fixture
+def reports(report):
+    return [report(10.0, 100.0, 1000.0), report(1000.0, 31.6227766, 10.0, method="yarn", factor=4.0)]
+
+
+def test_points_stand_where_their_numbers_put_them(reports):
+    text = printed(KINDS["perplexity"].terminal(reports, PPL))
+    a, b = letters(text, "a"), letters(text, "b")
+    assert [row for row, _ in a] == [17, 8, 0]  # of 18, logarithmic
+    assert [row for row, _ in b] == [0, 13, 17]
+    columns = [column for _, column in a]
+    assert columns == [column for _, column in b]
+    assert columns[0] == 0
+    assert columns[1] * 2 == pytest.approx(columns[2], abs=1)
+    assert "a  none: 1000.00 at 1024" in text
+    assert "b  yarn ×4: 10.00 at 1024" in text
+    assert "┊  pretraining window: 256 tokens" in text
+    assert "folder, protocol prefix, data demo" in text
+    assert "perplexity (lower is better), logarithmic" in text
+
+
+@pytest.mark.parametrize("kind", ["perplexity", "context", "comparison"])
+@pytest.mark.parametrize("width", [20, 40, 80, 300])
+def test_plain_ascii_where_the_terminal_has_no_more(reports, kind, width):
+    text = printed(KINDS[kind].terminal(reports, PPL), width, encoding="ascii")
+    assert text.replace("×", "?").isascii()
+    assert text.count("?") <= text.count("yarn ?4")  # nothing of ours had to be replaced
+
+
+@pytest.mark.parametrize("kind", ["perplexity", "context", "comparison"])
+def test_no_line_is_wider_than_the_terminal(reports, kind):
+    text = printed(KINDS[kind].terminal(reports, PPL), 60)
+    assert max(map(len, text.splitlines())) <= 60
+
+
+@pytest.mark.parametrize("width", [30, 40, 60])
+def test_a_narrow_terminal_gets_every_number_of_a_comparison(reports, width):
+    text = printed(KINDS["comparison"].terminal(reports, PPL), width)
+    assert all(text.count(f"{row.ppl:.2f}") >= 1 for one in reports for row in one.rows)
+
+
+def test_letters_that_meet_stand_side_by_side(report):
+    same = [report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(3)]
+    assert "abc" in printed(KINDS["perplexity"].terminal(same, PPL))
+    many = [report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(9)]
+    assert "abcd+" in printed(KINDS["perplexity"].terminal(many, PPL))
+
+
+def test_a_comparison_has_the_numbers_and_longer_bars_for_the_worse(reports):
+    rows = [line for line in printed(KINDS["comparison"].terminal(reports, PPL)).splitlines() if "│" in line]
+    assert [cell.split()[0] for cell in rows[0].split("│")[2:-1]] == ["10.00", "100.00", "1000.00"]
+    assert [cell.count("█") for cell in rows[0].split("│")[2:-1]] == [0, 10, 10]
+    assert [cell.count("█") for cell in rows[1].split("│")[2:-1]] == [10, 0, 0]
+
+
+@pytest.mark.parametrize("ppls", [(1.0, 1.0, 1.0), (1e300, 0.99, 1.0)])
+@pytest.mark.parametrize("kind", ["perplexity", "context", "comparison"])
+def test_extreme_numbers_can_be_drawn(report, ppls, kind):
+    assert printed(KINDS[kind].terminal([report(*ppls)], PPL))
+
+
+def test_other_data_are_warned_of_and_other_protocols_refused(reports):
+    other = replace(reports[1], fingerprint="2" * 64)
+    assert "different data" in printed(KINDS["perplexity"].terminal([reports[0], other], PPL))
+    for kind in ("perplexity", "context", "comparison"):
+        with pytest.raises(DataError, match="different protocols"):
+            KINDS[kind].terminal([reports[0], replace(reports[1], protocol="yarn")], PPL)
+
+
+def test_the_kind_that_suits(report, retrieval):
+    one = report(18.0, 25.0, 47.0)
+    found = retrieval({(256, 0.0): 4})
+    assert choose_kind([one] * 3) is KINDS["perplexity"]
+    assert choose_kind([one] * 9) is KINDS["comparison"]
+    assert choose_kind([one, one, replace(one, digest="2" * 64)]) is KINDS["comparison"]
+    assert choose_kind([found]) is KINDS["retrieval"]
+    assert choose_kind([one], "context") is KINDS["context"]
+    for reports, kind, expected in (
+        ([one, found], None, "different kinds"),
+        ([one, found], "context", "does not draw a retrieval report"),
+        ([one], "contxt", "Did you mean 'context'"),
+    ):
+        with pytest.raises(DataError, match=expected):
+            choose_kind(reports, kind)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1, 1e6), (18, 25), (18.3, 18.9), (9, 11), (1, 1), (1e-3, 1e300), (100, 101), (0.99, 1.0)]
+)
+@pytest.mark.parametrize("most", [4, 9])
+def test_ticks_are_round_few_and_inside(low, high, most):
+    for ticks in (round_numbers(low, high, most), even_numbers(low, high, most)):
+        assert 1 <= len(ticks) <= most + 1
+        assert all(low <= tick * (1 + 1e-9) and tick <= high * (1 + 1e-9) for tick in ticks)
+        assert ticks == sorted(set(ticks))
