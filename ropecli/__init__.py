@@ -26,7 +26,10 @@ _API = {
     "load_model": "ropecli.evaluate.loading",
     "load_tokenizer": "ropecli.evaluate.loading",
     "evaluate_perplexity": "ropecli.evaluate.perplexity",
+    "Protocol": "ropecli.evaluate.protocols",
     "compare_methods": "ropecli.evaluate.comparison",
+    "evaluate_retrieval": "ropecli.evaluate.retrieval.grid",
+    "read_reports": "ropecli.report.reading",
     "make_recipe": "ropecli.finetune.recipe",
     "finetune_checkpoint": "ropecli.finetune.training",
 }

@@ -6,6 +6,7 @@ RopecliError
 ├── PatchError        a patch that cannot be written as asked
 │   └── ProofError    the written patch does not show in the live model
 ├── DataError         a data source that does not give what was asked of it
+├── NotFiniteError    a loss or a gradient that is not finite
 ├── OutputError       an output that exists already, or that cannot be written
 └── RecipeError       a recipe with faults, all of them listed
 """
@@ -31,6 +32,9 @@ class ProofError(PatchError): ...
 
 
 class DataError(RopecliError): ...
+
+
+class NotFiniteError(RopecliError): ...
 
 
 class OutputError(RopecliError): ...

@@ -7,6 +7,8 @@ import typer
 
 from ropecli.cli import evaluation, options
 
+_AS_IS = "as-is"
+
 
 def command(
     checkpoints: Annotated[
@@ -14,7 +16,7 @@ def command(
         typer.Argument(metavar="CHECKPOINT...", help="One or several: folders, Hub ids (owner/name), 'demo'."),
     ],
     data: evaluation.Data,
-    methods: Annotated[str, typer.Option("--methods", "-m", help="Methods with commas between.")] = (
+    methods: Annotated[str, typer.Option("--methods", "-m", help="Methods with commas between; as-is: no patch.")] = (
         "none,linear,ntk,dynamic,llama3,ntk-by-parts,yarn"
     ),
     factors: Annotated[str, typer.Option("--factors", "-f", help="Factors with commas between.")] = "4",
@@ -67,7 +69,7 @@ def command(
     opened = [open_checkpoint(name, weights=True, revision=revision) for name in dict.fromkeys(checkpoints)]
     specs = _specs(methods, parse_numbers(factors, "--factors", float), settings)
     plans = [plan_comparison(one, specs) for one in opened]
-    for warning in dict.fromkeys(text for own in plans for plan in own for text in plan.settings_warnings):
+    for warning in dict.fromkeys(text for one, own in zip(opened, plans, strict=True) for text in _warnings(one, own)):
         warn(warning)
     workers = join_workers(device)
     runs = [
@@ -100,25 +102,49 @@ def command(
         remove_progress(output)
 
 
+def _warnings(checkpoint, plans) -> list[str]:
+    """What the plans leave open, and what they take out."""
+    from ropecli.cli import scaling
+
+    shipped = scaling.planned(checkpoint, None, None, {}, None)[0]
+    own = [text for plan in plans if plan for text in plan.settings_warnings]
+    if shipped.method != "none" and None not in plans:
+        own.append(
+            f"{checkpoint.name} comes with {shipped.method} ×{shipped.factor:g}, whose place every method here takes; "
+            f"--methods {_AS_IS},... measures it as it is too."
+        )
+    return own
+
+
 def _compare(checkpoint, plans, run, progress, part: str) -> list:
     """The reports of one checkpoint by every plan."""
     from ropecli.evaluate.comparison import compare_methods, switches
+    from ropecli.evaluate.perplexity import follows_length
 
     model = run.load(checkpoint)
-    with run.scoring(progress, [switches(plan) for plan in plans]) as options:
+    follows = [switches(plan) if plan else follows_length(model, run.lengths[-1]) for plan in plans]
+    with run.scoring(progress, follows) as options:
         results = compare_methods(model, plans, run.documents, run.lengths, part=part, **options)
-    return [
-        run.report(checkpoint, plan.spec, plan.ropes[plan.scaled[0]], model, rows, in_memory=True)
-        for plan, rows in zip(plans, results, strict=True)
-    ]
+    return [_report(checkpoint, plan, run, model, rows) for plan, rows in zip(plans, results, strict=True)]
+
+
+def _report(checkpoint, plan, run, model, rows):
+    from ropecli.cli import scaling
+
+    if plan:
+        spec, rope = plan.spec, plan.ropes[plan.scaled[0]]
+    else:
+        spec, rope, *_ = scaling.planned(checkpoint, None, None, {}, None)
+    return run.report(checkpoint, spec, rope, model, rows, in_memory=plan is not None)
 
 
 def _request(opened, plans, runs) -> dict[str, Any]:
     """What must be the same for a run to be gone on with."""
-    specs = [[plan.spec.method, plan.spec.factor, dict(plan.spec.params)] for plan in plans[0]]
+    from ropecli.cli import scaling
+
     return {
         "checkpoints": [one.digest() for one in opened],
-        "scalings": specs,
+        "scalings": [[scaling.fingerprint(plan) for plan in own] for own in plans],
         "data": [run.documents.fingerprint() for run in runs],
         **{key: value for key, value in runs[0].request().items() if key != "data"},
     }
@@ -143,7 +169,7 @@ def _give(reports, plot: Path | None, output: Path | None, as_json: bool) -> Non
 
 
 def _specs(methods: str, factors: list[float], settings: list[str] | None) -> list:
-    """Every method at every factor. `--set yarn.beta_fast=8` sets a parameter of one method."""
+    """Every method at every factor, before them None for `as-is`. `--set yarn.beta_fast=8` is for one method."""
     from ropecli.cli.terminal import parse_settings
     from ropecli.errors import MethodError
     from ropecli.rope import ScalingSpec
@@ -152,10 +178,13 @@ def _specs(methods: str, factors: list[float], settings: list[str] | None) -> li
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise MethodError("--methods names no method.")
-    params: dict[str, dict] = {get_method(name).name: {} for name in names}
+    params: dict[str, dict] = {name if name == _AS_IS else get_method(name).name: {} for name in names}
     for key, value in parse_settings(settings).items():
         method, dot, parameter = key.partition(".")
         if not dot or method not in params:
             raise MethodError(f"--set {key}=...: it has the form METHOD.KEY=VALUE, for one of {', '.join(params)}.")
         params[method][parameter] = value
-    return [ScalingSpec(name, factor, params[name]) for name in params for factor in factors]
+    if params.pop(_AS_IS, None):
+        raise MethodError(f"--set {_AS_IS}...: a checkpoint as it is has no parameters to set.")
+    specs: list = [None] if _AS_IS in names else []
+    return specs + [ScalingSpec(name, factor, params[name]) for name in params for factor in factors]

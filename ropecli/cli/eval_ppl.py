@@ -60,7 +60,7 @@ def command(
         open_checkpoint(checkpoint, weights=True, revision=revision), method, factor, params, original_length
     )
     base = _subject(open_checkpoint(baseline, weights=True)) if baseline else None
-    for warning in subject.warnings:
+    for warning in [*subject.warnings, *(f"the baseline: {text}" for text in (base.warnings if base else ()))]:
         warn(warning)
     run = evaluation.prepare(
         subject.checkpoint,
@@ -80,7 +80,7 @@ def command(
         workers=join_workers(device),
     )
     if base:
-        _refuse_another_vocabulary(run.tokenizer, base.checkpoint)
+        _refuse_another_vocabulary(run, base.checkpoint)
     with evaluation.interruptible(output):
         report = _measure(run, subject, base, output)
     if run.workers.first:
@@ -102,11 +102,16 @@ def _subject(opened, method=None, factor=None, params=None, original_length=None
     return _Subject(opened, *scaling.planned(opened, method, factor, params or {}, original_length))
 
 
-def _refuse_another_vocabulary(tokenizer, baseline) -> None:
+def _refuse_another_vocabulary(run: evaluation.Run, baseline) -> None:
+    """By the tokens that are read: a word more or less elsewhere does not matter."""
+    import numpy as np
+
     from ropecli.errors import DataError
     from ropecli.evaluate.loading import load_tokenizer
 
-    if tokenizer.get_vocab() != load_tokenizer(baseline).get_vocab():
+    used = np.unique(np.concatenate([document.ids for document in run.documents.kept])).tolist()
+    words = [tokenizer.convert_ids_to_tokens(used) for tokenizer in (run.tokenizer, load_tokenizer(baseline))]
+    if words[0] != words[1]:
         raise DataError(
             "The baseline's tokenizer has another vocabulary, and the two cannot read the same tokens. Evaluate each "
             "alone, and compare their bits per byte."
@@ -118,6 +123,8 @@ def _measure(run: evaluation.Run, subject: _Subject, base: _Subject | None, outp
     from dataclasses import replace
 
     from ropecli.checkpoint.plan import window_in_effect
+    from ropecli.cli.terminal import warn
+    from ropecli.errors import NotFiniteError
     from ropecli.evaluate.headlines import headlines
     from ropecli.evaluate.progress import kept_progress
 
@@ -125,8 +132,18 @@ def _measure(run: evaluation.Run, subject: _Subject, base: _Subject | None, outp
         report = _measure_one(run, subject, progress, "model")
         if base is None:
             return report
-        baseline = _measure_one(run, base, progress, "baseline")
-    found = headlines(report.rows, baseline.rows, run.protocol, window_in_effect(base.checkpoint))
+        try:
+            baseline = _measure_one(run, base, progress, "baseline")
+        except NotFiniteError as error:
+            warn(f"the baseline was not measured. {error}")
+            return report
+    window = window_in_effect(base.checkpoint)
+    found = headlines(report.rows, baseline.rows, run.protocol, window)
+    if len(found) < 2:
+        warn(
+            f"The baseline's window is {window} tokens. Short-context cost and long-context gain want a length of at "
+            f"most that, as {window} itself, and a longer one."
+        )
     return replace(report, baseline=baseline, headlines=found)
 
 
@@ -149,7 +166,7 @@ def _request(run: evaluation.Run, subject: _Subject, base: _Subject | None) -> d
         "method": subject.spec.method,
         "factor": subject.spec.factor,
         "params": dict(subject.spec.params),
-        "in_memory": subject.plan is not None,
+        "in_memory": scaling.fingerprint(subject.plan),
         **run.request(),
     }
 

@@ -98,14 +98,15 @@ def read_data(
     """The documents of `data` that `protocol` can score at these lengths; says how many were left out."""
     from ropecli.cli.progress import progress_bar
     from ropecli.cli.terminal import warn
-    from ropecli.data.documents import read_documents
+    from ropecli.data.documents import read_documents, special_tokens
     from ropecli.data.sources import read_texts
     from ropecli.errors import DataError
 
     whole = protocol.reads_whole_documents
     if not whole and (min_tokens or max_tokens):
         raise DataError(f"--min-tokens and --max-tokens are for whole documents; {protocol.name} reads what it scores.")
-    least = (min_tokens or 2) if whole else lengths[-1]
+    special = special_tokens(tokenizer)
+    least = (min_tokens or special.first_scored + 1 + len(special.suffix)) if whole else lengths[-1]
     texts = read_texts(data, text_column=text_column, split=split)
     with progress_bar("reading documents", None) as step:
         documents = read_documents(
@@ -118,21 +119,28 @@ def read_data(
             advance=lambda name: step(),
         )
     if documents.too_short:
-        warn(f"{documents.too_short} documents are shorter than {least} tokens and were left out.")
+        warn(f"{_documents(documents.too_short)} shorter than {least} tokens and left out.")
     if shorter := sum(len(document.ids) < lengths[-1] for document in documents.kept):
-        warn(f"{shorter} of {len(documents.kept)} documents are shorter than {lengths[-1]} tokens and fill no window.")
+        warn(
+            f"{_documents(shorter)} shorter than {lengths[-1]} tokens: scored, with less before them than asked for."
+        )
     return documents
+
+
+def _documents(count: int) -> str:
+    return "1 document is" if count == 1 else f"{count} documents are"
 
 
 @contextlib.contextmanager
 def interruptible(output) -> Iterator[None]:
     """Says how to go on, when a run that keeps its progress is stopped."""
     from ropecli.cli.terminal import warn
+    from ropecli.evaluate.progress import has_progress
 
     try:
         yield
     except KeyboardInterrupt:
-        if output:
+        if has_progress(output):
             warn(f"Stopped. What was scored is kept beside {output}; the same command with --resume goes on from it.")
         raise
 
@@ -166,10 +174,24 @@ class Run:
         }
 
     def request(self) -> dict[str, Any]:
-        """What must be the same for a run to be gone on with: all but the number of processes."""
-        settings = {key: value for key, value in self.settings.items() if key != "processes"}
-        data = self.documents.fingerprint()
-        return {"protocol": self.protocol.name, "lengths": self.lengths, "data": data, **self.loading, **settings}
+        """What must be the same for a run to be gone on with: all that the numbers depend on."""
+        from ropecli.evaluate.loading import settle
+        from ropecli.evaluate.report import environment
+
+        dtype, device = settle(self.loading["dtype"], self.loading["device"])
+        return {
+            "protocol": self.protocol.name,
+            "stride": self.protocol.stride,
+            "targets": self.protocol.targets,
+            "lengths": self.lengths,
+            "source": self.source,
+            "documents": len(self.documents.kept),
+            "data": self.documents.fingerprint(),
+            "dtype": dtype,
+            "device": device.partition(":")[0],
+            "attn": self.loading["attn"],
+            "versions": environment(),
+        }
 
     def load(self, checkpoint):
         """The checkpoint's model; says where its vocabulary is not the tokenizer's."""

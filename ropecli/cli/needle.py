@@ -38,7 +38,7 @@ def command(
         typer.Option(min=1, help="Needles with different names, one asked for, the others spread evenly in the text."),
     ] = 1,
     mode: retrieval.Mode = "rank",
-    candidates: retrieval.Candidates = 10,
+    candidates: retrieval.Candidates = None,
     seed: retrieval.Seed = 0,
     method: scaling.InMemory = None,
     factor: scaling.Factor = None,
@@ -58,8 +58,9 @@ def command(
 ) -> None:
     """Look for a needle in a text of your choice, at several lengths and depths.
 
-    The key is a random number of five digits. With several --keys a model that finds them but does not tell them apart
-    scores 1 ÷ keys.
+    The key is a random number of five digits. A model that cannot tell several --keys apart scores 1 ÷ keys.
+
+    Several processes, started by `accelerate launch -m ropecli needle ...`, share the prompts.
     """
     from ropecli.data.sources import read_texts
     from ropecli.evaluate.retrieval.templates import choose_templates
@@ -69,15 +70,16 @@ def command(
         depths,
         mode,
         chunk,
+        candidates,
+        keys=keys,
         trials=trials,
         seed=seed,
-        candidates=candidates,
         output=output,
         plot=plot,
         as_json=as_json,
     )
-    style = style or ("code" if data in _CODE else "prose")
-    templates = choose_templates(style, needle, question)
+    default = "code" if data in _CODE else "prose"
+    templates = choose_templates(style, needle, question, default)
     templates.check_keys(keys)
     subject = retrieval.open_subject(checkpoint, revision, method, factor, settings, factors_file, original_length)
     texts = read_texts(data, text_column=text_column, split=split)
@@ -85,7 +87,7 @@ def command(
     def make_task(pieces):
         return _make_task(request, templates, texts, pieces, keys)
 
-    own = {"style": style if needle is None else None, "text_column": text_column, "split": split}
+    own = {"style": (style or default) if needle is None else None, "text_column": text_column, "split": split}
     retrieval.run(request, subject, data, make_task, own, dtype=dtype, device=device, attn=attn)
 
 
@@ -99,6 +101,4 @@ def _make_task(request: retrieval.Request, templates, texts, pieces, keys: int) 
         haystack = read_haystack(texts, pieces, step)
     if len(haystack.ids) < request.lengths[-1]:
         warn(f"The text has {len(haystack.ids)} tokens, and is repeated to fill {request.lengths[-1]}.")
-    # generated answers have no candidates; the keys are drawn from among them all the same
-    candidates = request.candidates if request.mode == "rank" else keys + 1
-    return Task("needle", templates, haystack, pieces, keys=keys, candidates=candidates, seed=request.seed)
+    return Task("needle", templates, haystack, pieces, keys=keys, candidates=request.candidates, seed=request.seed)

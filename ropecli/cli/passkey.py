@@ -9,7 +9,7 @@ def command(
     depths: retrieval.Depths = retrieval.DEPTHS,
     trials: retrieval.Trials = 5,
     mode: retrieval.Mode = "rank",
-    candidates: retrieval.Candidates = 10,
+    candidates: retrieval.Candidates = None,
     seed: retrieval.Seed = 0,
     method: scaling.InMemory = None,
     factor: scaling.Factor = None,
@@ -27,8 +27,9 @@ def command(
 ) -> None:
     """Look for a pass key in a long text, at several lengths and depths.
 
-    The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): "The pass key is 12345." stands once among five
-    sentences that are repeated to fill the length, and is asked for at the end.
+    The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): the key stands among sentences that are repeated.
+
+    Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
     from ropecli.evaluate.retrieval.haystack import repeated
     from ropecli.evaluate.retrieval.prompts import Task
@@ -39,9 +40,9 @@ def command(
         depths,
         mode,
         chunk,
+        candidates,
         trials=trials,
         seed=seed,
-        candidates=candidates,
         output=output,
         plot=plot,
         as_json=as_json,
@@ -50,7 +51,7 @@ def command(
 
     def make_task(pieces):
         haystack = repeated(PASSKEY_FILLER, pieces, request.lengths[-1])
-        return Task("passkey", PASSKEY, haystack, pieces, candidates=candidates, seed=seed)
+        return Task("passkey", PASSKEY, haystack, pieces, candidates=request.candidates, seed=seed)
 
     filler = {"filler": PASSKEY_FILLER}
     retrieval.run(request, subject, "repeated sentences", make_task, filler, dtype=dtype, device=device, attn=attn)

@@ -30,8 +30,7 @@ def command(
     from ropecli.report.kinds import choose_kind
     from ropecli.report.lines import data_note
     from ropecli.report.metrics import get_metric
-    from ropecli.report.plots import refuse_unknown_kind
-    from ropecli.report.plots.style import save
+    from ropecli.report.plots import draw_report_plot, refuse_unknown_kind
     from ropecli.report.reading import perplexity_reports, read_reports
 
     refuse_unknown_kind(output)
@@ -44,7 +43,7 @@ def command(
     if output is None:
         out.print(chosen.terminal(found, wanted))
         return
-    save(chosen.figure(found, wanted), output)
+    draw_report_plot(found, output, metric, kind)
     measured = perplexity_reports(found)
     note = data_note(measured, wanted) if measured else None
     if note:

@@ -12,6 +12,7 @@ from ropecli.cli import evaluation, scaling
 LENGTHS = "256,512,1024"
 DEPTHS = "0,0.25,0.5,0.75,1"
 _LONGEST = 2**24
+_CANDIDATES = 10
 
 Lengths = Annotated[
     str, typer.Option("--lengths", "-l", help="Tokens of the prompt with its answer, exactly, as 256,512,1024.")
@@ -29,7 +30,12 @@ Mode = Annotated[
     ),
 ]
 Candidates = Annotated[
-    int, typer.Option(min=2, max=1000, help="rank: the true key, those of other needles, and some not in the text.")
+    int | None,
+    typer.Option(
+        min=2,
+        max=1000,
+        help=f"rank: the true key, those of other needles, and some not in the text; else {_CANDIDATES}.",
+    ),
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the report here, as JSON.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw a heat map here: .png, .svg or .pdf.")]
@@ -51,19 +57,27 @@ class Request:
     as_json: bool
 
 
-def make_request(lengths: str, depths: str, mode: str, chunk: int | None, **others: Any) -> Request:
+def make_request(
+    lengths: str, depths: str, mode: str, chunk: int | None, candidates: int | None, *, keys: int = 1, **others: Any
+) -> Request:
     """Raises MethodError, and OutputError for files that could not be written, before anything is loaded."""
-    from ropecli.cli.terminal import parse_numbers
+    from ropecli.cli.terminal import parse_numbers, speak_from_first_process
     from ropecli.errors import MethodError
     from ropecli.evaluate.report import refuse_unwritable
     from ropecli.evaluate.retrieval.grid import check_mode
 
+    speak_from_first_process()
     wanted = parse_numbers(lengths, "--lengths", int)
     if wanted[-1] > _LONGEST:
         raise MethodError(f"--lengths has {wanted[-1]}; a prompt may have up to {_LONGEST} tokens.")
     check_mode(mode)
+    if mode == "generate":
+        if candidates is not None:
+            raise MethodError("--candidates has no effect with --mode generate: no answer is ranked. Leave it out.")
+        candidates = keys + 1  # drawn all the same, the fewest there may be
     chunk = evaluation.chunk_size(chunk, wanted[-1])
-    request = Request(wanted, parse_depths(depths), mode=mode, chunk=chunk, **others)
+    candidates = _CANDIDATES if candidates is None else candidates
+    request = Request(wanted, parse_depths(depths), mode=mode, chunk=chunk, candidates=candidates, **others)
     refuse_unwritable(request.output)
     refuse_unwritable(request.plot)
     if request.plot:
@@ -125,28 +139,37 @@ def run(
     settings: dict[str, Any],
     **loading: str,
 ) -> None:
-    """Measures and gives the report. make_task: the task from the tokenizer's Pieces. settings: the task's own."""
+    """Measures and gives the report. make_task: the task from the tokenizer's Pieces. settings: the task's own.
+
+    Of several processes, the first alone gives it.
+    """
     from ropecli.cli.terminal import warn
     from ropecli.evaluate.loading import load_tokenizer, vocabulary_mismatch
     from ropecli.evaluate.retrieval.pieces import Pieces
+    from ropecli.evaluate.sharing import join_workers
 
     tokenizer = load_tokenizer(subject.checkpoint)
     task = make_task(Pieces(tokenizer))
-    task.prompt(request.lengths[0], request.depths[0], 0)  # what does not fit is known before the weights are loaded
+    # what does not fit is known before the weights are loaded
+    task.check_room(request.lengths, request.depths, request.trials)
+    workers = join_workers(loading["device"])
     model = evaluation.load(subject.checkpoint, **loading)
     if mismatch := vocabulary_mismatch(tokenizer, model):
         warn(mismatch)
-    grid = _measure(request, subject, task, model)
-    _give(request, _report(request, subject, source, task, model, grid, {**settings, "attn": loading["attn"]}))
+    grid = _measure(request, subject, task, model, workers)
+    settings = {**settings, "attn": loading["attn"], "processes": workers.count}
+    if workers.first:
+        _give(request, _report(request, subject, source, task, model, grid, settings))
 
 
-def _measure(request: Request, subject: Subject, task, model):
+def _measure(request: Request, subject: Subject, task, model, workers):
     from ropecli.cli.progress import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.evaluate.retrieval.grid import evaluate_retrieval
 
     switching = scaling.patch_in_memory(model, subject.plan)
-    with progress_bar("asking", len(request.lengths) * len(request.depths) * request.trials) as step:
+    prompts = range(len(request.lengths) * len(request.depths) * request.trials)
+    with progress_bar("asking", len(workers.share(prompts))) as step:
         return evaluate_retrieval(
             model,
             task,
@@ -156,6 +179,7 @@ def _measure(request: Request, subject: Subject, task, model):
             mode=request.mode,
             switching=switching,
             chunk=request.chunk,
+            workers=workers,
             advance=step,
             say=warn,
         )

@@ -52,6 +52,19 @@ def planned(checkpoint, method: str | None, factor: float | None, params: dict[s
     return plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings
 
 
+def fingerprint(plan) -> str | None:
+    """sha256 of the ropes that a plan gives, to the bit; None for a checkpoint as it is."""
+    import hashlib
+
+    if plan is None:
+        return None
+    sha = hashlib.sha256()
+    for label, rope in plan.ropes.items():
+        sha.update(repr((label, rope.geometry, rope.spec, rope.attention_factor)).encode())
+        sha.update(rope.inv_freq.tobytes())
+    return sha.hexdigest()
+
+
 def patch_in_memory(model, plan) -> bool:
     """Whether the frequencies then follow the length. plan: None leaves the model as it is."""
     from ropecli.checkpoint.live import live_patch

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import yaml
@@ -23,6 +24,18 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(1
 class _Console(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(text.translate(_CONTROLS), **options)
+
+    def render(self, renderable: Any, options: Any = None) -> Iterable[Any]:
+        letters = _plain_letters(self.encoding)
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=segment.text.translate(letters))
+
+
+@cache
+def _plain_letters(encoding: str) -> dict[int, str]:
+    """What stands for those of our signs that an encoding has not."""
+    plain = {"×": "x", "±": "+/-", "–": "-", "…": "..."}
+    return {ord(sign): text for sign, text in plain.items() if not sign.encode(encoding, "ignore")}
 
 
 out = _Console(highlight=False, emoji=False)

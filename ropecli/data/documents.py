@@ -39,10 +39,19 @@ class SpecialTokens:
     eos: int | None = None
     suffix: tuple[int, ...] = ()
 
-    def bare(self, ids: np.ndarray) -> np.ndarray:
-        """A document's ids without them."""
+    @property
+    def first_scored(self) -> int:
+        """How many tokens begin a document that are not scored: the special ones, or one with nothing before it."""
+        return max(1, len(self.prefix))
+
+    def ended(self, ids: np.ndarray) -> np.ndarray:
+        """A document's ids without what is put after the text."""
         ends = len(self.suffix) > 0 and tuple(ids[-len(self.suffix) :].tolist()) == self.suffix
-        return ids[len(self.prefix) : len(ids) - (len(self.suffix) if ends else 0)]
+        return ids[: len(ids) - (len(self.suffix) if ends else 0)]
+
+    def bare(self, ids: np.ndarray) -> np.ndarray:
+        """A document's ids without what is put before and after the text."""
+        return self.ended(ids)[len(self.prefix) :]
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ def read_documents(
     if not kept:
         raise DataError(
             f"No document is as long as {least} tokens; the longest of {len(lengths) - 1} has {max(lengths)}. "
-            "Give shorter lengths, or longer documents."
+            "Ask for fewer, or give longer documents."
         )
     return Documents(tuple(kept), len(lengths) - 1 - len(kept), special_tokens(tokenizer))
 
@@ -107,6 +116,8 @@ def _cut(document: Document, tokens: int) -> Document:
 def special_tokens(tokenizer) -> SpecialTokens:
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
+    if not bare:  # it knows no letters; what it gives for them stands before every text
+        return SpecialTokens(tuple(whole), tokenizer.bos_token_id, tokenizer.eos_token_id)
     starts = range(len(whole) - len(bare) + 1)
     start = next((start for start in starts if whole[start : start + len(bare)] == bare), 0)
     prefix, suffix = tuple(whole[:start]), tuple(whole[start + len(bare) :])

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec]) -> list[PatchPlan]:
-    """A plan each, `none` once whatever the factors. Raises MethodError before anything is loaded."""
-    wanted: list[ScalingSpec] = []
+def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec | None]) -> list[PatchPlan | None]:
+    """A plan each, `none` once whatever the factors; None for the checkpoint as it is. Raises MethodError."""
+    wanted: list[ScalingSpec | None] = []
     for spec in specs:
-        spec = ScalingSpec("none") if spec.method == "none" else spec
+        spec = ScalingSpec("none") if spec and spec.method == "none" else spec
         if spec not in wanted:
             wanted.append(spec)
-    return [make_plan(checkpoint, spec) for spec in wanted]
+    return [make_plan(checkpoint, spec) if spec else None for spec in wanted]
 
 
 def switches(plan: PatchPlan) -> bool:
@@ -33,21 +33,23 @@ def switches(plan: PatchPlan) -> bool:
 
 def compare_methods(
     model: "PreTrainedModel",
-    plans: Sequence[PatchPlan],
+    plans: Sequence[PatchPlan | None],
     documents: Documents,
     lengths: Sequence[int],
     *,
     part: str = "",
     **options: Any,
 ) -> list[list[Row]]:
-    """Rows by length for each plan, in the plans' order. Leaves the model as it was.
+    """Rows by length for each plan, in the plans' order; None measures the model as it is, which it is left as.
 
     part, options: of evaluate_perplexity; each plan is a part of its own.
     """
     results = []
-    with restored(rotary_tables(model)):
-        for index, plan in enumerate(plans):
-            live_patch(model, plan.ropes)
-            own: dict[str, Any] = {"switching": switches(plan), "part": f"{part}{index}"}
+    tables = rotary_tables(model)
+    for index, plan in enumerate(plans):
+        with restored(tables):
+            if plan:
+                live_patch(model, plan.ropes)
+            own: dict[str, Any] = {"switching": plan is not None and switches(plan), "part": f"{part}{index}"}
             results.append(evaluate_perplexity(model, documents, lengths, **own, **options))
     return results

@@ -34,6 +34,14 @@ def choose_device(name: str = "auto") -> str:
     raise CheckpointError(f"--device {name}: this torch ({torch.__version__}) has no such device to compute on.")
 
 
+def settle(dtype: str = "auto", device: str = "auto") -> tuple[str, str]:
+    """(dtype, device) as they are meant: 'auto' is float32 on a CPU and bfloat16 elsewhere. Raises CheckpointError."""
+    device = choose_device(device)
+    if dtype == "auto":
+        dtype = "float32" if device.startswith("cpu") else "bfloat16"
+    return dtype, device
+
+
 def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "auto", attn: str = "auto"):
     """The causal LM in evaluation mode.
 
@@ -46,9 +54,7 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "au
     from transformers import AutoModelForCausalLM
 
     checkpoint.weight_files()
-    device = choose_device(device)
-    if dtype == "auto":
-        dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
+    dtype, device = settle(dtype, device)
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -13,7 +13,7 @@ from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError, RopecliError
 from ropecli.evaluate.memory import peak_memory, reset_peak
 from ropecli.evaluate.progress import Progress, Tallies
-from ropecli.evaluate.protocols import Protocol, Window
+from ropecli.evaluate.protocols import YARN_STRIDE, Protocol, Window
 from ropecli.evaluate.scoring import TokenScorer
 from ropecli.evaluate.sharing import Workers
 from ropecli.evaluate.tally import Row, Tally, summarise
@@ -50,12 +50,16 @@ def evaluate_perplexity(
     lengths = sorted(set(lengths))
     protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
     protocol = protocol.settled(lengths, documents.special)
+    if batch_size < 1 or (chunk is not None and chunk < 1):
+        raise DataError(f"batch_size is {batch_size} and chunk {chunk}; each must be at least 1.")
     _check_documents(model, documents, lengths[-1], protocol)
+    if protocol.name == "yarn" and lengths[0] <= YARN_STRIDE:
+        say(f"At {lengths[0]} tokens the protocol yarn skips tokens between its windows, as YaRN's script does.")
     progress = Progress() if progress is None else progress
     meter = _Meter(model, documents, lengths, protocol, switching, batch_size)
     workers = workers or Workers()
     mine = workers.share(range(len(documents.kept)))
-    done = progress.of(part)
+    done = {index: tallies for index, tallies in progress.of(part).items() if sorted(tallies) == lengths}
     todo = [index for index in mine if index not in done]
     for _ in range(count_passes(lengths, len(mine) - len(todo), protocol, meter.switching)):
         advance()
@@ -154,7 +158,7 @@ class _Meter:
         seconds, peak = (time.perf_counter() - begun) / len(documents), peak_memory(self.device)
         for own in tallies:
             for tally in own.values():
-                tally.seconds, tally.peak_memory, tally.read = seconds, peak, tally.read
+                tally.seconds, tally.peak_memory = seconds, peak
         return tallies
 
     def _score(self, windows: list[Window]) -> Iterator[np.ndarray]:
@@ -178,7 +182,7 @@ def _enter(tallies: Tallies, window: Window, nll: np.ndarray, document: Document
     first = len(window.ids) - window.targets
     for length, tally in tallies.items():
         # a window that serves several lengths is the document's own beginning
-        own = nll if len(tallies) == 1 else nll[: length - 1]
+        own = nll if len(tallies) == 1 else nll[: length - first]
         stop = window.stop if len(tallies) == 1 else length
         tally.add(own, first, document.bytes_of(stop - len(own), stop))
         tally.read += window.read
@@ -212,5 +216,7 @@ def _check_documents(model: "PreTrainedModel", documents: Documents, longest: in
     vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
     cut = None if protocol.reads_whole_documents else longest
     largest = max(int(document.ids[:cut].max(initial=0)) for document in documents.kept)
+    if (inserted := protocol.inserted(documents.special)) is not None:
+        largest = max(largest, inserted)
     if largest >= vocabulary:
         raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")

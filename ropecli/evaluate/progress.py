@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO, cast
 
-from ropecli.errors import OutputError, RecipeError, RopecliError, reason_of, shown
+from ropecli.errors import OutputError, RecipeError, reason_of, shown
 from ropecli.evaluate.tally import Tally
 
 Tallies = dict[int, Tally]
@@ -27,7 +27,7 @@ class Progress:
     Without a file it is kept in memory alone.
     """
 
-    def __init__(self, file: IO[str] | None = None) -> None:
+    def __init__(self, file: BinaryIO | None = None) -> None:
         self._file = file
         self._found: dict[tuple[str, int], Tallies] = {}
 
@@ -49,18 +49,18 @@ class Progress:
         if not self._file:
             return
         try:
-            self._file.write(json.dumps(value) + "\n")
-            self._file.flush()
+            self._file.write(json.dumps(value).encode() + b"\n")
         except OSError as error:
             raise OutputError(f"{self._file.name} could not be written: {error.strerror or error}") from error
 
     def take(self, line: str) -> None:
-        """Takes in one line of a file; one that was cut short is passed over."""
+        """Takes in a line of a file; one that was cut short or damaged is passed over, its document not scored yet."""
         try:
             value = json.loads(line)
             tallies = {int(length): Tally(**tally) for length, tally in value["tallies"].items()}
-            self._found[str(value["part"]), int(value["document"])] = tallies
-        except (ValueError, TypeError, KeyError, AttributeError):
+            if all(tally.is_sound() for tally in tallies.values()):
+                self._found[str(value["part"]), int(value["document"])] = tallies
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return
 
 
@@ -86,14 +86,13 @@ def kept_progress(output: Path | None, asked: dict[str, Any], rank: int = 0) -> 
                 progress.write(asked)
             try:
                 yield progress
-            except RopecliError as error:
-                # the same request would end in the same way, unless it was the disk that failed
-                if not isinstance(error, OutputError):
-                    own.unlink(missing_ok=True)
-                raise
             finally:
                 if progress.empty:
                     own.unlink(missing_ok=True)
+
+
+def has_progress(output: Path | None) -> bool:
+    return output is not None and bool(_files(output))
 
 
 def refuse_interrupted(output: Path | None, resume: bool) -> None:
@@ -113,6 +112,7 @@ def remove_progress(output: Path | None) -> None:
     """When the report is written, its progress is no more needed."""
     for path in _files(output) if output else []:
         path.unlink(missing_ok=True)
+        _lock_file(path).unlink(missing_ok=True)
 
 
 def _files(output: Path) -> list[Path]:
@@ -142,24 +142,25 @@ def _read(path: Path, asked: dict[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[str]]:
+def _opened(path: Path) -> Iterator[BinaryIO]:
     """For appending; what a kill cut short ends with a line of its own, or, were it the first, is gone."""
     try:
         text = path.read_bytes() if path.exists() else b""
-        file = path.open("a" if b"\n" in text else "w", encoding="utf-8")
-        if text and file.tell() and not text.endswith(b"\n"):
-            file.write("\n")
+        # unbuffered: what a full disk refuses is known at once, and nothing is left for the closing
+        file = path.open("ab" if b"\n" in text else "wb", buffering=0)
+        if file.tell() and not text.endswith(b"\n"):
+            file.write(b"\n")
     except OSError as error:
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
     with file:
-        yield file
+        yield cast(BinaryIO, file)
 
 
 @contextlib.contextmanager
 def _sole_use(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
-    lock = FileLock(path.with_name(f"{path.name}.lock"), timeout=0)
+    lock = FileLock(_lock_file(path), timeout=0)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -171,4 +172,8 @@ def _sole_use(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
+        _lock_file(path).unlink(missing_ok=True)
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")

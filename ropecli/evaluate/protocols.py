@@ -2,9 +2,9 @@
 
 With p(t | c) the model's probability of token t after context c, w_0 … w_(T-1) a document, and N a length:
 
-prefix    Σ -ln p(w_i | w_0 … w_(i-1)) over 1 ≤ i < N. One pass serves all lengths, unless the frequencies switch with
-          the length. Early tokens have little context, so it flatters long windows; a collapse beyond the window shows
-          plainly. Good for: seeing where a model fails, at the least cost.
+prefix    Σ -ln p(w_i | w_0 … w_(i-1)) over the text's tokens i < N. One pass serves all lengths, unless the
+          frequencies switch with the length. Early tokens have little context, so it flatters long windows; a collapse
+          beyond the window shows plainly. Good for: seeing where a model fails, at the least cost.
 tail      the same K targets for every N, the last of each document's longest prefix, read with the N - K to N - 1
           tokens before them. Good for: whether more context helps.
 sliding   Press et al. 2022 (arXiv:2012.15409), section 2: windows of N tokens, S apart, the last S tokens of each
@@ -29,7 +29,7 @@ from ropecli.data.documents import Document, SpecialTokens
 from ropecli.errors import DataError, did_you_mean
 
 PROTOCOLS = ("prefix", "tail", "sliding", "disjoint", "yarn")
-_YARN_STRIDE = 256
+YARN_STRIDE = 256
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,22 @@ class Protocol:
         """Whether every length scores the same tokens, so that lengths may be compared with each other."""
         return self.name in ("tail", "sliding", "disjoint")
 
+    def inserted(self, special: SpecialTokens) -> int | None:
+        """The token that the protocol itself puts before a text, where the tokenizer has one for that."""
+        if self.name == "yarn":
+            return special.bos
+        if self.name == "disjoint":
+            return special.eos if special.bos is None else special.bos
+        return None
+
     def settled(self, lengths: list[int], special: SpecialTokens) -> "Protocol":
         """With what is worked out from the lengths, tokens, ascending. Raises DataError for what does not fit them."""
-        if not lengths or lengths[0] < 2:
-            raise DataError(f"The lengths are {lengths}; each must be at least 2 tokens, one to read and one to score.")
-        room = lengths[0] - max(1, len(special.prefix))
+        begun = 1 if self.name in ("disjoint", "yarn") else special.first_scored
+        if not lengths or lengths[0] <= begun:
+            raise DataError(
+                f"The lengths are {lengths}; each must be at least {begun + 1} tokens, of which the last can be scored."
+            )
+        room = lengths[0] - begun
         half = lengths[0] // 2
         stride = half if self.name == "sliding" and self.stride is None else self.stride
         targets = half if self.name == "tail" and self.targets is None else self.targets
@@ -98,30 +109,29 @@ class Protocol:
         """The windows of one document for one length, of which `longest` is the largest to be measured."""
         match self.name:
             case "prefix":
-                yield Window(document.ids[:length], length - 1, length)
+                yield Window(document.ids[:length], length - special.first_scored, length)
             case "tail":
                 ids = _begun(special.prefix, document.ids[longest - length : longest])
                 yield Window(ids, self.targets or 0, longest)
             case "sliding":
-                yield from _sliding(document.ids, special.prefix, length, self.stride or length // 2)
+                yield from _sliding(special.ended(document.ids), special, length, self.stride or length // 2)
             case "disjoint":
-                yield from _disjoint(document.ids, special, length)
+                yield from _disjoint(special, document.ids, length, self.inserted(special))
             case "yarn":
-                yield from _yarn(document.ids, special, length)
+                yield from _yarn(special, document.ids, length, self.inserted(special))
 
 
-def _sliding(ids: np.ndarray, prefix: tuple[int, ...], length: int, stride: int) -> Iterator[Window]:
-    scored = 1  # the first token has nothing before it
+def _sliding(ids: np.ndarray, special: SpecialTokens, length: int, stride: int) -> Iterator[Window]:
+    scored = special.first_scored
     for start in range(0, len(ids), stride):
         stop = min(start + length, len(ids))
-        yield Window(_begun(prefix, ids[start:stop]) if start else ids[:stop], stop - scored, stop)
+        yield Window(_begun(special.prefix, ids[start:stop]) if start else ids[:stop], stop - scored, stop)
         scored = stop
         if stop == len(ids):
             return
 
 
-def _disjoint(ids: np.ndarray, special: SpecialTokens, length: int) -> Iterator[Window]:
-    first = special.eos if special.bos is None else special.bos
+def _disjoint(special: SpecialTokens, ids: np.ndarray, length: int, first: int | None) -> Iterator[Window]:
     if first is None:
         raise DataError("The protocol disjoint scores the first token too; this tokenizer has no <s> to put before it.")
     skipped = len(special.prefix)
@@ -131,12 +141,12 @@ def _disjoint(ids: np.ndarray, special: SpecialTokens, length: int) -> Iterator[
         yield Window(text[max(0, stop - length) : stop + 1], stop - scored, stop + skipped, reads_last=False)
 
 
-def _yarn(ids: np.ndarray, special: SpecialTokens, length: int) -> Iterator[Window]:
+def _yarn(special: SpecialTokens, ids: np.ndarray, length: int, first: int | None) -> Iterator[Window]:
     skipped = len(special.prefix)
     text = special.bare(ids)
-    begin = [] if special.bos is None else [special.bos]
+    begin = [] if first is None else [first]
     scored = 1 - len(begin)
-    for start in range(0, len(text), _YARN_STRIDE):
+    for start in range(0, len(text), YARN_STRIDE):
         stop = min(start + length - len(begin), len(text))
         # at lengths of 256 or less the stride skips tokens, as it does there
         targets = min(stop - scored, stop - start - 1 + len(begin))

@@ -16,8 +16,9 @@ _CHUNKS_PROBED = 2.5
 _LEAST_PROBED = 64
 _WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
 """Of a config: beyond so many tokens a cache may drop keys."""
-_SAME = {torch.float32: 1e-4, torch.float64: 1e-6}
-_SAME_IN_HALF = 3e-2
+_SAME, _SAME_ANYWHERE = 1e-4, 5e-3
+_ROUNDED = 3e-2
+"""Nats between two ways of reading: on average and at the most in full precision, on average in half."""
 
 
 class TokenScorer:
@@ -68,8 +69,13 @@ class TokenScorer:
             at_once = self(ids)
         finally:
             self.chunk = chunk
-        difference = (by_chunks - at_once).abs().double().mean().item()
-        return difference <= _SAME.get(self.split.head.weight.dtype, _SAME_IN_HALF)
+        if not at_once.isfinite().all():
+            return True  # the model overflows either way, which is said of its losses
+        difference = (by_chunks - at_once).double()
+        if self.split.head.weight.dtype in (torch.float32, torch.float64):
+            return difference.abs().mean().item() <= _SAME and difference.abs().max().item() <= _SAME_ANYWHERE
+        # rounding goes both ways
+        return difference.abs().mean().item() <= _ROUNDED and difference.mean().abs().item() <= _ROUNDED / 30
 
     def _decode(self, ids: torch.Tensor) -> Iterator[tuple[int, Any]]:
         """(position of the first token, the decoder's output) of each chunk."""

@@ -2,7 +2,6 @@
 terminal has no more. Both axes may be logarithmic.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
@@ -10,8 +9,8 @@ from string import ascii_letters
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from ropecli.report.ticks import even_numbers, round_numbers
-from ropecli.report.wording import clean
+from ropecli.report.ticks import even_numbers, round_numbers, share, with_room
+from ropecli.report.wording import clean, told_apart
 
 _HEIGHT = 18
 _WIDEST = 110
@@ -39,7 +38,7 @@ class Chart:
     x_label: str
     y_label: str
     series: Sequence[Series]
-    x_ticks: Sequence[float]
+    x_ticks: Sequence[int]
     logarithmic: bool
     shown: Callable[[float], str]
     marks: Sequence[int] = ()
@@ -77,10 +76,11 @@ class _Drawing:
         self.chart = chart
         self.dot, self.wall, self.floor, self.tick, self.mark = ".|-+:" if ascii_only else "·│─┼┊"
         ys = [y for series in chart.series for _, y in series.points]
-        xs = [x for series in chart.series for x, _ in series.points]
+        xs = [*chart.marks, *(x for series in chart.series for x, _ in series.points)]
         self.y_low, self.y_high = _spread(min(ys), max(ys), chart.logarithmic)
         self.x_low, self.x_high = min(xs), max(max(xs), 2 * min(xs))
-        self.y_ticks = {self.row(tick): f"{tick:g}" for tick in self._y_ticks()}
+        ticks = self._y_ticks()
+        self.y_ticks = {self.row(tick): name for tick, name in zip(ticks, told_apart(ticks), strict=True)}
         self.left = max(map(len, self.y_ticks.values()), default=0) + 1
         self.columns = max(_NARROWEST, width - self.left - 1)
         self.width = self.left + 1 + self.columns
@@ -92,17 +92,15 @@ class _Drawing:
         return even_numbers(self.y_low, self.y_high, 6)
 
     def row(self, y: float) -> int:
-        share = _share(y, self.y_low, self.y_high, self.chart.logarithmic)
-        return round((1 - share) * (_HEIGHT - 1))
+        return round((1 - share(y, self.y_low, self.y_high, self.chart.logarithmic)) * (_HEIGHT - 1))
 
     def column(self, x: float) -> int:
-        return round(_share(x, self.x_low, self.x_high, True) * (self.columns - 1 - _MARGIN))
+        return round(share(x, self.x_low, self.x_high, True) * (self.columns - 1 - _MARGIN))
 
     def lines(self) -> Iterable[Text]:
         for mark in self.chart.marks:
-            if self.x_low <= mark <= self.x_high:
-                for row in range(_HEIGHT):
-                    self.cells[row][self.column(mark)] = (self.mark, "dim")
+            for row in range(_HEIGHT):
+                self.cells[row][self.column(mark)] = (self.mark, "dim")
         styles = _styles(len(self.chart.series))
         for series, style in zip(self.chart.series, styles, strict=True):
             self._draw_path(series, style)
@@ -135,26 +133,15 @@ class _Drawing:
 
     def _x_axis(self) -> Iterable[Text]:
         axis, numbers = [self.floor] * self.columns, [" "] * (self.width + 8)
-        end = 0
-        for tick in self.chart.x_ticks:
-            if not self.x_low <= tick <= self.x_high:
-                continue
-            text, column = f"{tick:.0f}", self.column(tick)
-            start = max(0, self.left + 1 + column - len(text) // 2)
-            if start < end or start + len(text) > self.width:
-                continue
-            axis[column] = self.tick
-            numbers[start : start + len(text)] = text
-            end = start + len(text) + 1
+        inside = [tick for tick in self.chart.x_ticks if self.x_low <= tick <= self.x_high]
+        for tick in inside:
+            axis[self.column(tick)] = self.tick
+        for tick in with_room(inside, self.column, lambda tick: len(f"{tick}") + 2):
+            start = max(0, self.left + 1 + self.column(tick) - len(f"{tick}") // 2)
+            if start + len(f"{tick}") <= self.width:
+                numbers[start : start + len(f"{tick}")] = f"{tick}"
         yield Text(" " * self.left + self.tick + "".join(axis), no_wrap=True)
         yield Text("".join(numbers).rstrip(), no_wrap=True)
-
-
-def _share(value: float, low: float, high: float, logarithmic: bool) -> float:
-    """From 0 at low to 1 at high."""
-    if logarithmic:
-        return math.log(value / low) / math.log(high / low)
-    return (value - low) / (high - low)
 
 
 def _spread(low: float, high: float, logarithmic: bool) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ropecli.evaluate.report import EvalReport
-from ropecli.report.lines import Line, best_of, by_checkpoint, comparable, data_note, named_lines, title_of
+from ropecli.report.lines import Line, best_note, best_of, by_checkpoint, data_note, named_lines, title_of
 from ropecli.report.metrics import METRICS, Metric
 from ropecli.report.wording import clean, protocol_name
 
@@ -41,14 +41,15 @@ def compare(reports: Sequence[EvalReport], metric: Metric = METRICS["ppl"]) -> C
     best = {length: best_of(compared, length, metric) for length in lengths}
     heads = _heads(compared)
     several = len({report.digest for report in compared}) > 1
+    shown = {length: metric.shown_among(line.at(length, metric) for line in lines) for length in lengths}
     rows = []
     for index, line in enumerate(lines):
-        values = {row.length: value for row in line.report.rows if (value := metric.of(row)) is not None}
+        values = dict(line.points(metric))
         rows.append(
             ComparedLine(
                 names=[_HEADS[head](line) for head in heads],
                 cells=[
-                    (metric.shown(values[length]) if length in values else "–", index in best[length])
+                    (shown[length](values[length]) if length in values else "–", index in best[length])
                     for length in lengths
                 ],
                 section=index > 0 and line.report.digest != compared[index - 1].digest,
@@ -78,6 +79,5 @@ def _heads(reports: Sequence[EvalReport]) -> list[str]:
 
 
 def _notes(reports: Sequence[EvalReport], metric: Metric) -> list[str]:
-    several = len({comparable(report) for report in reports}) > 1
-    bold = "bold: the best among those of the same tokens and protocol" if several else None
+    bold = f"bold: {best_note(reports)}" if len(reports) > 1 else None
     return [note for note in (data_note(reports, metric), bold) if note]

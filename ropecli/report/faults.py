@@ -1,10 +1,11 @@
 """What a report may not hold though its values are of the right types: it could not be drawn, or would mislead."""
 
+import math
 from itertools import pairwise
 
 from ropecli.errors import shown
 from ropecli.evaluate.protocols import PROTOCOLS
-from ropecli.evaluate.report import EvalReport, RetrievalReport
+from ropecli.evaluate.report import Cell, EvalReport, RetrievalReport
 from ropecli.evaluate.tally import Row
 
 MOST = 10_000
@@ -46,6 +47,7 @@ def _faults_of_row(row: Row) -> list[str]:
     checks = {
         "the length is no number of tokens": _is_length(row.length),
         "perplexity must be at least 1": row.ppl >= _LEAST,
+        "ppl must be exp(nll)": row.ppl <= 0 or abs(math.log(row.ppl) - row.nll) <= 1e-6,
         "the interval must have two ends, or none": interval == (None, None)
         or (None not in interval and _LEAST / 2 <= interval[0] <= interval[1]),  # type: ignore[operator]
         "bits_per_byte must not be negative": row.bits_per_byte is None or row.bits_per_byte >= 0,
@@ -71,6 +73,8 @@ def _ascend(row: Row) -> bool:
 def faults_of_retrieval(report: RetrievalReport) -> list[str]:
     faults = _faults_of_measured(report)
     places = [(cell.length, cell.depth) for cell in report.cells]
+    if report.mode not in ("rank", "generate"):
+        faults.append(f"mode {shown(report.mode)} is not known; rank or generate was expected")
     if not places or len(places) > MOST:
         faults.append(f"it has {len(places)} cells; 1 to {MOST} were expected")
     if len(set(places)) < len(places):
@@ -78,9 +82,15 @@ def faults_of_retrieval(report: RetrievalReport) -> list[str]:
     if not 0 <= report.chance <= 1:
         faults.append("chance must be from 0 to 1")
     for cell in report.cells:
-        if not (_is_length(cell.length) and 0 <= cell.depth <= 1 and 0 <= cell.hits <= cell.trials and cell.trials):
+        if not _can_be(cell):
             faults.append(f"the cell at length {shown(cell.length)} and depth {cell.depth:g} cannot be")
     return faults
+
+
+def _can_be(cell: Cell) -> bool:
+    at_a_place = _is_length(cell.length) and 0 <= cell.depth <= 1
+    counted = 0 <= cell.hits <= cell.trials and cell.trials > 0 and (cell.rank is None or cell.rank >= 1)
+    return at_a_place and counted and (not cell.found or (len(cell.found), sum(cell.found)) == (cell.trials, cell.hits))
 
 
 def _faults_of_measured(report: EvalReport | RetrievalReport) -> list[str]:

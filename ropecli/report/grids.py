@@ -3,7 +3,7 @@
 Every cell of the map holds its number; the shade only repeats it, for terminals that have colours.
 """
 
-import math
+from collections.abc import Sequence
 
 from rich.console import Group
 from rich.style import Style
@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ropecli.evaluate.report import Cell, RetrievalReport
+from ropecli.report.fitting import Fitting, add_names
+from ropecli.report.pivot import length_summary, pivot
 from ropecli.report.wording import clean
 
 _NONE, _ALL = (122, 36, 48), (190, 226, 160)
@@ -18,38 +20,39 @@ _NONE, _ALL = (122, 36, 48), (190, 226, 160)
 
 
 def retrieval_grid(report: RetrievalReport) -> Group:
-    return Group(Text(_title(report)), heat_map(report), length_table(report))
+    return Group(Text(_title(report)), Text("keys found, percent", "italic"), heat_map(report), length_table(report))
 
 
-def heat_map(report: RetrievalReport) -> Table:
+def heat_map(report: RetrievalReport) -> Fitting:
     """Keys found, percent: a line a depth, a column a length."""
-    lengths, depths = ({getattr(cell, axis) for cell in report.cells} for axis in ("length", "depth"))
-    cells = {(cell.length, cell.depth): cell for cell in report.cells}
-    table = Table(title="keys found, percent", title_justify="left")
-    table.add_column("depth", justify="right")
-    for length in sorted(lengths):
-        table.add_column(f"{length}", justify="center")
-    for depth in sorted(depths):
-        table.add_row(f"{depth:.3g}", *(_shaded(cells.get((length, depth))) for length in sorted(lengths)))
-    return table
+    found = pivot(report)
+
+    def table(columns: Sequence[int], names: int) -> Table:
+        table = Table()
+        add_names(table, ["depth"], names)
+        for column in columns:
+            table.add_column(f"{found.lengths[column]}", justify="center", no_wrap=True)
+        for name, cells in found.rows:
+            table.add_row(name, *(_shaded(cells[column]) for column in columns))
+        return table
+
+    return Fitting(len(found.lengths), table)
 
 
-def length_table(report: RetrievalReport) -> Table:
-    """Over all depths: accuracy with its standard error, and the mean rank and margin where answers were ranked."""
-    ranked = report.mode == "rank"
-    table = Table()
-    for name in ("length", "found", "± s.e.", "prompts", *(("rank", "margin (nats)") if ranked else ()), "window"):
-        table.add_column(name, justify="right")
-    for length in sorted({cell.length for cell in report.cells}):
-        cells = [cell for cell in report.cells if cell.length == length]
-        trials = sum(cell.trials for cell in cells)
-        share = sum(cell.hits for cell in cells) / trials
-        # of nothing but hits, or misses, no spread can be told
-        error = f"{100 * math.sqrt(share * (1 - share) / trials):.0f}%" if 0 < share < 1 else "–"
-        means = [f"{_mean(cells, 'rank'):.1f}", f"{_mean(cells, 'margin'):+.2f}"] if ranked else []
-        window = "inside" if length <= report.original_max_position_embeddings else "beyond"
-        table.add_row(f"{length}", f"{100 * share:.0f}%", error, f"{trials}", *means, window)
-    return table
+def length_table(report: RetrievalReport) -> Fitting:
+    """Over all depths."""
+    heads, rows = length_summary(report)
+
+    def table(columns: Sequence[int], names: int) -> Table:
+        table = Table()
+        add_names(table, heads[:1], names)
+        for column in columns:
+            table.add_column(heads[column + 1], justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(row[0], *(row[column + 1] for column in columns))
+        return table
+
+    return Fitting(len(heads) - 1, table)
 
 
 def _title(report: RetrievalReport) -> str:
@@ -59,12 +62,6 @@ def _title(report: RetrievalReport) -> str:
         f"{clean(report.checkpoint)}{patched}: {clean(report.task)}, {asked}, data {clean(report.source)}; "
         f"a guess finds {100 * report.chance:.3g}%, window {report.original_max_position_embeddings}"
     )
-
-
-def _mean(cells: list[Cell], field: str) -> float:
-    """Over the prompts of some cells."""
-    values = [(getattr(cell, field), cell.trials) for cell in cells if getattr(cell, field) is not None]
-    return sum(value * trials for value, trials in values) / sum(trials for _, trials in values) if values else math.nan
 
 
 def _shaded(cell: Cell | None) -> Text:

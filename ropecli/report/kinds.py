@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, did_you_mean
 from ropecli.evaluate.report import EvalReport, RetrievalReport
-from ropecli.report.lines import data_note, lines_of, refuse_without, title_of, windows_of
+from ropecli.report.lines import data_note, lines_of, refuse_without, title_of, window_marks
 from ropecli.report.metrics import METRICS, Metric
 from ropecli.report.reading import Report
 
@@ -40,16 +40,18 @@ def _perplexity_chart(reports: Sequence[EvalReport], metric: Metric) -> "Rendera
     lines = lines_of(reports)
     refuse_without(lines, metric)
     series = [Series(line.name, [(float(length), value) for length, value in line.points(metric)]) for line in lines]
+    ticks = sorted({length for line in lines for length, _ in line.points(metric)})
+    marks, notes = window_marks(reports, ticks)
     return Chart(
         title=title_of(reports),
         x_label="context length (tokens)",
         y_label=metric.axis,
         series=series,
-        x_ticks=sorted({x for one in series for x, _ in one.points}),
+        x_ticks=ticks,
         logarithmic=metric.logarithmic,
-        shown=metric.shown,
-        marks=windows_of(reports),
-        notes=[note for note in (data_note(reports, metric),) if note],
+        shown=metric.shown_among(line.points(metric)[-1][1] for line in lines),
+        marks=marks,
+        notes=[note for note in (*notes, data_note(reports, metric)) if note],
     )
 
 
@@ -64,16 +66,18 @@ def _context_chart(reports: Sequence[EvalReport], metric: Metric) -> "Renderable
     from ropecli.report.plots.context import X_LABEL, Y_LABEL, context_note, context_points, lines_by_context
 
     lines = lines_by_context(reports)
+    series = [Series(line.name, context_points(line)) for line in lines]
+    marks, notes = window_marks(reports, [x for one in series for x, _ in one.points])
     return Chart(
         title=title_of(reports),
         x_label=X_LABEL,
         y_label=Y_LABEL,
-        series=[Series(line.name, context_points(line)) for line in lines],
-        x_ticks=[4.0**power for power in range(20)],
+        series=series,
+        x_ticks=[4**power for power in range(20)],
         logarithmic=False,
         shown=lambda value: f"{value:.3f}",
-        marks=windows_of(reports),
-        notes=[note for note in (context_note(reports), data_note(reports, METRICS["ppl"])) if note],
+        marks=marks,
+        notes=[note for note in (context_note(reports), *notes, data_note(reports, METRICS["ppl"])) if note],
     )
 
 

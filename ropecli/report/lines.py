@@ -9,7 +9,7 @@ from typing import Any
 
 from ropecli.errors import DataError
 from ropecli.evaluate.report import EvalReport, Measured
-from ropecli.report.metrics import Metric
+from ropecli.report.metrics import AS_GOOD, Metric
 from ropecli.report.wording import clean, protocol_name
 
 
@@ -24,6 +24,9 @@ class Line:
     def points(self, metric: Metric) -> list[tuple[int, float]]:
         """(length, value) of the rows that have one."""
         return [(row.length, value) for row in self.report.rows if (value := metric.of(row)) is not None]
+
+    def at(self, length: int, metric: Metric) -> float | None:
+        return dict(self.points(metric)).get(length)
 
 
 def lines_of(reports: Sequence[EvalReport]) -> list[Line]:
@@ -72,7 +75,11 @@ def data_note(reports: Sequence[EvalReport], metric: Metric) -> str | None:
     if len({report.fingerprint for report in reports}) == 1:
         return None
     if metric.name == "ppl":
-        return "different data: these perplexities are not of the same tokens; bits per byte may be compared"
+        step = (
+            "of one text by different tokenizers, bits per byte may be compared (ropecli plot --metric bits-per-byte)"
+        )
+        known = all(row.bits_per_byte is not None for report in reports for row in report.rows)
+        return "different data: these perplexities are not of the same tokens" + (f"; {step}" if known else "")
     return "different data: the lines are not of the same text"
 
 
@@ -81,9 +88,27 @@ def comparable(report: EvalReport) -> tuple[str, str]:
     return report.fingerprint, protocol_name(report)
 
 
+def best_note(reports: Sequence[EvalReport]) -> str:
+    """What the best of a column is the best of."""
+    several = len({comparable(report) for report in reports}) > 1
+    return "the best among those of the same tokens and protocol" if several else "the best"
+
+
 def windows_of(reports: Iterable[Measured]) -> list[int]:
     """The pretraining windows, tokens, ascending."""
     return sorted({report.original_max_position_embeddings for report in reports})
+
+
+def window_marks(reports: Iterable[Measured], lengths: Sequence[float]) -> tuple[list[int], list[str]]:
+    """(the windows to mark beside these lengths, notes of the others): a distant one would squeeze the data."""
+    windows = windows_of(reports)
+    near = [window for window in windows if min(lengths) <= 2 * window and window <= 2 * max(lengths)]
+    notes = [
+        f"all lengths lie {'inside' if window > max(lengths) else 'beyond'} the window of {window} tokens"
+        for window in windows
+        if window not in near
+    ]
+    return near, notes
 
 
 def title_of(reports: Sequence[EvalReport], what: str = "") -> str:
@@ -146,10 +171,6 @@ _DIFFERENCES: dict[str, Callable[[Any], str]] = {
 }
 
 
-_AS_GOOD = 1 + 1e-5
-"""float32 tells no smaller differences."""
-
-
 def best_of(reports: Sequence[EvalReport], length: int, metric: Metric) -> set[int]:
     """Which reports, by index, are the best at a length among those of the same tokens and protocol; of two or more."""
     values: dict[tuple[str, str], dict[int, float]] = {}
@@ -163,5 +184,5 @@ def best_of(reports: Sequence[EvalReport], length: int, metric: Metric) -> set[i
         for group in values.values()
         if len(group) > 1
         for index, value in group.items()
-        if value <= min(group.values()) * _AS_GOOD
+        if value <= min(group.values()) * AS_GOOD
     }

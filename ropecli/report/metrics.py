@@ -1,18 +1,24 @@
 """What is drawn of a Row: perplexity, or bits per byte, which may be compared between tokenizers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ropecli.errors import DataError, did_you_mean
 from ropecli.evaluate.tally import Row
 from ropecli.report.wording import number
+
+AS_GOOD = 1 + 1e-5
+"""float32 tells no smaller differences."""
+_MORE_PLACES = 2
 
 
 @dataclass(frozen=True)
 class Metric:
     """name: as on the command line. axis: with the unit. of: the value of a row, None where it has none.
 
-    interval: the row's 95% interval, None where it has none. logarithmic: how its axis is drawn. shown: a value.
+    interval: the row's 95% interval, None where it has none. logarithmic: how its axis is drawn. places: after the
+    point.
     """
 
     name: str
@@ -20,7 +26,24 @@ class Metric:
     of: Callable[[Row], float | None]
     interval: Callable[[Row], tuple[float, float] | None]
     logarithmic: bool
-    shown: Callable[[float], str]
+    places: int
+
+    @property
+    def axis_label(self) -> str:
+        return self.axis + (", logarithmic" if self.logarithmic else "")
+
+    def shown(self, value: float) -> str:
+        return number(value, self.places)
+
+    def shown_among(self, values: Iterable[float | None]) -> Callable[[float], str]:
+        """As `shown`, with up to two more places where these values would else look the same and are not."""
+        known = sorted(value for value in values if value is not None)
+        for places in range(self.places, self.places + _MORE_PLACES + 1):
+            if not any(
+                number(low, places) == number(high, places) for low, high in pairwise(known) if high > low * AS_GOOD
+            ):
+                break
+        return lambda value: number(value, places)
 
 
 def _ppl_interval(row: Row) -> tuple[float, float] | None:
@@ -30,7 +53,7 @@ def _ppl_interval(row: Row) -> tuple[float, float] | None:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("ppl", "perplexity (lower is better)", lambda row: row.ppl, _ppl_interval, True, number),
+        Metric("ppl", "perplexity (lower is better)", lambda row: row.ppl, _ppl_interval, True, 2),
         # no interval: that of perplexity is over tokens, and a document's bytes are not kept
         Metric(
             "bits-per-byte",
@@ -38,7 +61,7 @@ METRICS = {
             lambda row: row.bits_per_byte,
             lambda row: None,
             False,
-            lambda value: f"{value:.4f}",
+            4,
         ),
     )
 }

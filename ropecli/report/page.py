@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.atomic import new_file
+from ropecli.errors import DataError
 from ropecli.evaluate.report import EvalReport, RetrievalReport
 from ropecli.report.comparison import Comparison, compare
 from ropecli.report.kinds import KINDS
-from ropecli.report.lines import data_note
+from ropecli.report.lines import data_note, named_lines
 from ropecli.report.metrics import METRICS
-from ropecli.report.plots.comparison import MOST_LENGTHS, MOST_LINES
+from ropecli.report.pivot import length_summary, pivot
 from ropecli.report.plots.retrieval import MOST_PANELS
 from ropecli.report.reading import Report, perplexity_reports, retrieval_reports
 from ropecli.report.rows import columns_of
@@ -30,19 +31,17 @@ if TYPE_CHECKING:
 
 _LONGEST_TEXT = 10_000
 """Of one value, characters."""
-_MOST_LINES = 44
-"""In a plot against length or context; so many looks there are."""
-_Grid = list[tuple[str, list[tuple[str, int]]]]
 
 
 @dataclass(frozen=True)
 class _Protocol:
-    """The reports of one protocol: what it is, and what they say together."""
+    """The reports of one protocol: what it is, and what they say together. left_out: plots, and why."""
 
     name: str
     words: str
     comparison: Comparison
     pictures: "list[Markup]"
+    left_out: list[str]
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
@@ -57,7 +56,7 @@ def render_page(reports: Sequence[Report]) -> str:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True)
     environment.globals.update(sentence=headline_sentence, headlines_note=HEADLINES_NOTE, columns_of=columns_of)
-    environment.globals.update(protocol_name=protocol_name, facts=_facts, grid=_grid)
+    environment.globals.update(protocol_name=protocol_name, facts=_facts, pivot=pivot, length_summary=length_summary)
     template = environment.from_string(resources.files("ropecli.report").joinpath("page.html").read_text("utf-8"))
     pictures = _Pictures()
     measured, retrieved = perplexity_reports(reports), retrieval_reports(reports)
@@ -91,26 +90,25 @@ def _by_protocol(reports: Sequence[EvalReport]) -> list[list[EvalReport]]:
 
 def _protocol(reports: list[EvalReport], pictures: "_Pictures") -> _Protocol:
     name = reports[0].protocol
-    return _Protocol(
-        name, PROTOCOLS_IN_WORDS[name], compare(reports), [pictures.add(figure) for figure in _figures(reports)]
-    )
+    drawn, left_out = [], []
+    for what, metric in _wanted(reports):
+        try:
+            drawn.append(pictures.add(KINDS[what].figure(reports, METRICS[metric])))
+        except DataError as error:
+            left_out.append(f"The plot of kind {what} is left out: {str(error).partition('. ')[0]}.")
+    return _Protocol(name, PROTOCOLS_IN_WORDS[name], compare(reports), drawn, left_out)
 
 
-def _figures(reports: Sequence[EvalReport]) -> "Iterator[Figure]":
-    """Those kinds that say something of these reports, and can be drawn of them."""
-    lines = sum(1 if report.baseline is None else 2 for report in reports)
-    metrics = [METRICS["ppl"]]
+def _wanted(reports: Sequence[EvalReport]) -> Iterator[tuple[str, str]]:
+    """(kind, metric) of the plots that say something of these reports."""
+    metrics = ["ppl"]
     if data_note(reports, METRICS["ppl"]) and all(row.bits_per_byte for report in reports for row in report.rows):
-        metrics.append(METRICS["bits-per-byte"])
+        metrics.append("bits-per-byte")
     for metric in metrics:
-        if lines <= _MOST_LINES:
-            yield KINDS["perplexity"].figure(reports, metric)
-        lengths = {row.length for report in reports for row in report.rows}
-        if 1 < lines <= MOST_LINES and len(lengths) <= MOST_LENGTHS:
-            yield KINDS["comparison"].figure(reports, metric)
-    drawn = [report for one in reports for report in (one, one.baseline) if report is not None]
-    if lines <= _MOST_LINES and all(report.rows[-1].by_context for report in drawn):
-        yield KINDS["context"].figure(reports, METRICS["ppl"])
+        yield "perplexity", metric
+        if len(named_lines(reports)) > 1:
+            yield "comparison", metric
+    yield "context", "ppl"
 
 
 def _retrieval_figures(reports: Sequence[RetrievalReport]) -> "Iterator[Figure]":
@@ -134,10 +132,11 @@ class _Pictures:
         from ropecli.report.plots.style import as_svg
 
         self.count += 1
-        svg = as_svg(figure, salt=f"picture {self.count}")
+        svg = as_svg(figure)
         svg = svg[svg.index("<svg") :]  # without the XML declaration, which a page may not hold
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)
-        svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+        # within tags alone: names are between them
+        svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r'( id="|href="#|url\(#)', rf"\1p{self.count}-", tag[0]), svg)
         width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', svg[: svg.index(">")])
         svg = svg.replace(f'width="{width}pt" height="{height}pt"', f'style="width: {width}pt"', 1)
         return Markup(svg)  # matplotlib escapes every letter it writes
@@ -170,17 +169,3 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _grid(report: RetrievalReport) -> tuple[list[int], _Grid]:
-    """The lengths, and for each depth (name, [(hits of trials, percent)])."""
-    lengths = sorted({cell.length for cell in report.cells})
-    cells = {(cell.depth, cell.length): cell for cell in report.cells}
-    rows = []
-    for depth in sorted({cell.depth for cell in report.cells}):
-        row = [cells.get((depth, length)) for length in lengths]
-        shown = [
-            ("–", -1) if cell is None else (f"{cell.hits}/{cell.trials}", round(100 * cell.accuracy)) for cell in row
-        ]
-        rows.append((f"{depth:.3g}", shown))
-    return lengths, rows

@@ -87,17 +87,22 @@ def _bounded(text: str) -> int:
 
 def _read_one(where: str, value: Any) -> Report:
     """where: the file, and which report in it."""
-    kind = value.get("kind") if isinstance(value, dict) else None
+    about = value if isinstance(value, dict) else {}
+    version = about.get("schema_version", SCHEMA_VERSION)
+    if type(version) is not int or version != SCHEMA_VERSION:
+        newer = type(version) is int and version > SCHEMA_VERSION
+        step = "update ropecli" if newer else "measure again with this release"
+        raise DataError(f"{where} has schema_version {shown(version)}; this release reads {SCHEMA_VERSION}: {step}.")
+    kind = about.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise DataError(
             f"{where} is no report: its 'kind' is {shown(kind)}; {' or '.join(map(repr, _KINDS))} was expected. Make "
             "one by `ropecli eval-ppl --output FILE`, `compare`, `passkey` or `needle`."
         )
-    version = value.get("schema_version")
-    if type(version) is not int or version != SCHEMA_VERSION:
-        newer = type(version) is int and version > SCHEMA_VERSION
-        step = "update ropecli" if newer else "measure again"
-        raise DataError(f"{where} has schema_version {shown(version)}; this release reads {SCHEMA_VERSION}: {step}.")
+    if "schema_version" not in value:
+        raise DataError(
+            f"{where} should have schema_version {SCHEMA_VERSION}, and has none: measure again with this release."
+        )
     for one in (value, value.get("baseline")):
         # its default would be this machine's own
         if isinstance(one, dict) and "environment" not in one:

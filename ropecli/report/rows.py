@@ -10,11 +10,10 @@ from ropecli.report.wording import duration, number, size
 
 @dataclass(frozen=True)
 class Column:
-    """name: with the unit. of: the cell. result: whether it is one, else of how it came about."""
+    """name: with the unit. of: the cell."""
 
     name: str
     of: Callable[[Row], str]
-    result: bool = False
 
 
 def interval(row: Row) -> str:
@@ -24,13 +23,11 @@ def interval(row: Row) -> str:
 
 
 _COLUMNS = (
-    Column("length", lambda row: f"{row.length}", result=True),
-    Column("ppl", lambda row: number(row.ppl), result=True),
-    Column("95% interval", interval, result=True),
-    Column("nll (nats)", lambda row: f"{row.nll:.4f}", result=True),
-    Column(
-        "bits/byte", lambda row: "unknown" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}", result=True
-    ),
+    Column("length", lambda row: f"{row.length}"),
+    Column("ppl", lambda row: number(row.ppl)),
+    Column("95% interval", interval),
+    Column("nll (nats)", lambda row: f"{row.nll:.4f}"),
+    Column("bits/byte", lambda row: "unknown" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"),
     Column("tokens", lambda row: f"{row.tokens}"),
     Column("documents", lambda row: f"{row.documents}"),
     Column("time", lambda row: duration(row.seconds)),
@@ -44,5 +41,5 @@ def columns_of(report: EvalReport) -> list[Column]:
     columns = list(_COLUMNS)
     if report.baseline is not None:
         theirs = {row.length: number(row.ppl) for row in report.baseline.rows}
-        columns.insert(2, Column("baseline ppl", lambda row: theirs.get(row.length, "–"), result=True))
+        columns.insert(2, Column("baseline ppl", lambda row: theirs.get(row.length, "–")))
     return columns

@@ -1,6 +1,7 @@
-"""Round numbers on a logarithmic axis, also where it spans less than a power of ten."""
+"""Round numbers on an axis, logarithmic or not, also where it spans less than a power of ten; and which have room."""
 
 import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 _LADDERS: tuple[tuple[float, ...], ...] = (
@@ -11,6 +12,8 @@ _LADDERS: tuple[tuple[float, ...], ...] = (
     (1,),
 )
 """Within a power of ten, from fine to coarse."""
+_FEW = 4
+"""Fewer round numbers do not show that an axis is logarithmic."""
 
 
 def round_numbers(low: float, high: float, most: int) -> list[float]:
@@ -19,7 +22,7 @@ def round_numbers(low: float, high: float, most: int) -> list[float]:
     for ladder in _LADDERS:
         ticks = [step * 10.0**power for power in range(from_power, to_power + 1) for step in ladder]
         inside = [tick for tick in ticks if low <= tick <= high]
-        if len(inside) < 2:
+        if len(inside) < 2 or (len(inside) < _FEW and high < 10 * low):
             return even_numbers(low, high, most)
         if len(inside) <= most and _has_room(inside, math.log(high / low) / (2 * most)):
             return inside
@@ -41,3 +44,21 @@ def even_numbers(low: float, high: float, most: int) -> list[float]:
     first = math.ceil(low / step)
     ticks = [round(index * step, 12) for index in range(first, math.floor(high / step) + 1)]
     return ticks or [low]
+
+
+def with_room(ticks: Sequence[int], place: Callable[[int], float], width: Callable[[int], float]) -> list[int]:
+    """Those whose numbers do not touch, powers of two first. width: of a tick's number, in the units of its place."""
+    kept: list[int] = []
+    for tick in sorted(set(ticks), key=lambda tick: (tick & (tick - 1) != 0, tick)):
+        if all(abs(place(tick) - place(other)) >= (width(tick) + width(other)) / 2 for other in kept):
+            kept.append(tick)
+    return sorted(kept)
+
+
+def share(value: float, low: float, high: float, logarithmic: bool) -> float:
+    """From 0 at low to 1 at high; 0 where they are the same."""
+    if high <= low:
+        return 0.0
+    if logarithmic:
+        return math.log(value / low) / math.log(high / low)
+    return (value - low) / (high - low)

@@ -2,6 +2,7 @@
 
 import math
 import unicodedata
+from collections.abc import Sequence
 
 from ropecli.evaluate.headlines import Headline
 from ropecli.evaluate.report import EvalReport
@@ -41,9 +42,14 @@ PROTOCOLS_IN_WORDS = {
 
 
 def clean(text: str, longest: int = LONGEST_NAME) -> str:
-    """A name from anywhere on one line: no control characters, and not longer than `longest`."""
-    kept = "".join("\N{REPLACEMENT CHARACTER}" if _is_forged(character) else character for character in text)
-    return kept if len(kept) <= longest else f"{kept[: longest - 1]}…"
+    """A name from anywhere on one line: no control characters, and not longer than `longest`.
+
+    A longer one is cut in its middle, since names often differ in their ends alone.
+    """
+    if len(text) > longest:
+        head = longest // 3
+        text = f"{text[:head]}…{text[head + 1 - longest :]}"
+    return "".join("\N{REPLACEMENT CHARACTER}" if _is_forged(character) else character for character in text)
 
 
 def _is_forged(character: str) -> bool:
@@ -76,13 +82,19 @@ def headline_sentence(headline: Headline) -> str:
 
 def _percent(share: float | None, sign: str = "") -> str:
     percent = 100 * (math.nan if share is None else share)
-    shown = f"{percent:{sign}.1f}" if abs(percent) < 1e5 else f"{percent:{sign}.3g}"
-    return shown.replace("-", "−")
+    return f"{percent:{sign}.1f}" if abs(percent) < 1e5 else f"{percent:{sign}.3g}"
 
 
-def number(value: float) -> str:
-    """A perplexity, or what is like one: two places, and a power of ten from a million on."""
-    return f"{value:.2f}" if abs(value) < 1e6 else f"{value:.3g}"
+def number(value: float, places: int = 2) -> str:
+    """A perplexity, or what is like one: some places, and a power of ten from a million on."""
+    return f"{value:.{places}f}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+def told_apart(values: Sequence[float], digits: int = 6) -> list[str]:
+    """Different numbers, each with as many digits as tell them apart, and at least `digits`."""
+    while len({f"{value:.{digits}g}" for value in values}) < len(set(values)) and digits < 17:
+        digits += 1
+    return [f"{value:.{digits}g}" for value in values]
 
 
 def duration(seconds: float) -> str:

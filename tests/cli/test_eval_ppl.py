@@ -222,7 +222,7 @@ def test_whole_documents_are_all_scored_and_short_ones_are_told_of(evaluate, few
     outcome = evaluate("--json", "--protocol", protocol, data=few, lengths="24,100")
     report = json.loads(outcome.out)
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt", "c.txt"], 0)
-    assert "2 of 3 documents are shorter than 100 tokens and fill no window" in " ".join(outcome.err.split())
+    assert "2 documents are shorter than 100 tokens: scored, with less before them" in " ".join(outcome.err.split())
     if protocol != "yarn":  # skips tokens at windows this small
         first = protocol == "sliding"
         assert [row["tokens"] for row in report["rows"]] == [sum(tokens) - 3 * first] * 2
@@ -237,8 +237,8 @@ def test_whole_documents_can_be_left_out_and_cut(evaluate, few):
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt"], 1)
     assert report["rows"][0]["document_weights"][0] == 89
     said = " ".join(outcome.err.split())
-    assert "1 documents are shorter than 30 tokens and were left out" in said
-    assert "1 of 2 documents are shorter than 60 tokens and fill no window" in said
+    assert "1 document is shorter than 30 tokens and left out" in said
+    assert "1 document is shorter than 60 tokens: scored, with less before them" in said
     nothing = evaluate("--protocol", "sliding", "--min-tokens", 30, "--max-documents", 1, data=few)
     assert "shorter" not in nothing.err
 

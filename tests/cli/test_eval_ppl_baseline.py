@@ -64,14 +64,16 @@ def test_the_headlines_by_hand(measured, llama, protocol, against):
     """The window is the baseline's: 64 tokens."""
     report = measured("--baseline", llama, "--protocol", protocol)
     ours, theirs = ({row["length"]: row for row in one["rows"]} for one in (report, report["baseline"]))
-    expected = [("short-context cost", 64, 64), ("long-context gain", 128, against)]
+    gain = "long-context gain" if protocol == "tail" else "change at the same length beyond the window"
+    expected = [("short-context cost", 64, 64), (gain, 128, against)]
     assert [(one["name"], one["length"], one["baseline_length"]) for one in report["headlines"]] == expected
     for (_, length, base_length), found in zip(expected, report["headlines"], strict=True):
         row, base = ours[length], theirs[base_length]
         assert found["change"]["change"] == pytest.approx(row["ppl"] / base["ppl"] - 1, rel=1e-9)
         difference = np.array(row["document_nll"]) - base["document_nll"]
         means = np.array(np.meshgrid(*[difference] * 4)).reshape(4, -1).sum(axis=0) / row["tokens"]
-        low, high = np.expm1(np.quantile(means, (0.025, 0.975)))
+        centre, wider = means.mean(), (4 / 3) ** 0.5 * 3.1824 / 1.96  # Student's t of four documents
+        low, high = np.expm1(centre + wider * (np.quantile(means, (0.025, 0.975)) - centre))
         assert abs(found["change"]["low"] - low) < 0.1 * (high - low)
         assert abs(found["change"]["high"] - high) < 0.1 * (high - low)
 
@@ -120,13 +122,16 @@ def test_one_model_is_in_memory_at_a_time(measured, llama, monkeypatch):
     assert len(models) == 2
 
 
-def test_another_vocabulary_is_refused_before_any_model_is_loaded(evaluate, llama, tmp_path, monkeypatch):
+def test_another_vocabulary_is_refused_before_any_model_is_loaded(
+    evaluate, llama, tokenizer, corpus, tmp_path, monkeypatch
+):
     from ropecli.evaluate import loading
 
     other = shutil.copytree(llama, tmp_path / "other")
     value = json.loads((other / "tokenizer.json").read_text())
     vocabulary = value["model"]["vocab"]
-    first, second = list(vocabulary)[200:202]
+    used = tokenizer((corpus / "text00.txt").read_text())["input_ids"][:20]
+    first, second = tokenizer.convert_ids_to_tokens(sorted(set(used))[:2])
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(value))
     monkeypatch.setattr(loading, "load_model", lambda *arguments, **options: pytest.fail("the model was loaded"))
@@ -154,3 +159,22 @@ def test_the_table_tells_of_both(evaluate, measured, llama):
         assert one["name"] in table
         assert f"{abs(one['change']['change']):.1%}".rstrip("%") in table
     assert math.isfinite(report["headlines"][0]["change"]["change"])
+
+
+def test_a_baseline_whose_loss_is_not_finite_leaves_the_other_its_report(measured, evaluate, llama, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = shutil.copytree(llama, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"].mul_(float("nan"))
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    report = measured("--baseline", broken)
+    assert (report["baseline"], report["headlines"]) == (None, [])
+    assert [row["ppl"] for row in report["rows"]] == [row["ppl"] for row in measured()["rows"]]
+    assert "the baseline was not measured" in " ".join(evaluate("--baseline", broken).err.split())
+
+
+def test_lengths_that_do_not_tell_are_said(evaluate, llama):
+    said = " ".join(evaluate("--baseline", llama, "--protocol", "tail", lengths="100,128").err.split())
+    assert "The baseline's window is 64 tokens" in said
+    assert "The baseline's window" not in evaluate("--baseline", llama, lengths="64,128").err

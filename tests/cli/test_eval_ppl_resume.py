@@ -95,7 +95,7 @@ def test_what_is_left_of_an_interrupted_run_is_not_passed_over(ropecli, argument
     before = (tmp_path / "report.json.progress-0").read_bytes()
     is_one_message(ropecli(*arguments("--output", output)), "of a run that was interrupted")
     other = ropecli(*arguments("--output", output, "--resume", "--dtype", "bfloat16"))
-    is_one_message(other, "dtype: 'auto' then, 'bfloat16' now")
+    is_one_message(other, "dtype: 'float32' then, 'bfloat16' now")
     is_one_message(
         ropecli(*arguments("--output", output, "--resume", how=["--lengths", "24,64"])),
         "lengths: [24, 64, 128] then, [24, 64] now",
@@ -106,10 +106,9 @@ def test_what_is_left_of_an_interrupted_run_is_not_passed_over(ropecli, argument
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (["--chunk", 30], "chunk"),
-        (["--batch-size", 2], "batch_size"),
         (["--attn", "eager"], "attn"),
         (["--method", "linear", "--factor", 4], "method"),
+        (["--method", "none", "--original-length", 32], "in_memory"),
         (["--max-documents", 3], "data"),
         (["--protocol", "tail"], "protocol"),
     ],
@@ -119,6 +118,17 @@ def test_another_request_is_named_by_what_changed(ropecli, arguments, stopped, t
     output = tmp_path / "report.json"
     stopped(2, "--output", output)
     is_one_message(ropecli(*arguments("--output", output, "--resume", *change)), f"{named}: ")
+
+
+@pytest.mark.parametrize("change", [["--chunk", 30], ["--batch-size", 2]], ids=lambda value: value[0])
+def test_what_leaves_the_numbers_alone_may_change(ropecli, arguments, stopped, tmp_path, change):
+    """So that one may do as is advised where memory did not suffice."""
+    output = tmp_path / "report.json"
+    stopped(2, "--output", output)
+    assert ropecli(*arguments("--output", output, "--resume", *change)).code == 0
+    assert ropecli(*arguments("--output", tmp_path / "whole.json")).code == 0
+    rows = [json.loads((tmp_path / name).read_text())["rows"] for name in ("report.json", "whole.json")]
+    assert [row["nll"] for row in rows[0]] == pytest.approx([row["nll"] for row in rows[1]], rel=1e-5)
 
 
 def test_another_checkpoint_under_the_same_name_is_another_request(

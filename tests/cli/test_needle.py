@@ -1,8 +1,12 @@
 """ropecli needle: any needle in any text, one JSON document or one message."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+import torch
 
 from ropecli.evaluate.retrieval.templates import STYLES
 
@@ -72,6 +76,9 @@ WRONG = {
     "several keys without names": (["--needle", "{key}", "--question", "y", "--keys", "2"], "{name}"),
     "more keys than names": (["--keys", "33"], "1 to 32"),
     "more keys than candidates": ([*OWN, "--keys", "10"], "at least 11"),
+    "a style beside templates": ([*OWN, "--style", "code"], "--style code has no effect"),
+    "candidates that are not ranked": (["--mode", "generate", "--candidates", "10"], "--candidates has no effect"),
+    "a conversion": (["--needle", "{key!r}", "--question", "y"], "{key!r};"),
     "an unknown style": (["--style", "cod"], "Did you mean 'code'"),
 }
 
@@ -83,6 +90,31 @@ def test_what_cannot_be_asked_is_one_message(ask, options, expected):
     assert outcome.out == ""
     assert expected in " ".join(outcome.err.split())
     assert "Traceback" not in outcome.err
+
+
+def test_two_processes_give_the_very_numbers_of_one(ask, llama, corpus, tmp_path):
+    """The first alone speaks."""
+    options = ["--depths", "0,0.5,1", "--style", "code", "--device", "cpu", "--json"]
+    one = json.loads(ask(*options).out)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "ropecli", "needle"]
+    asked = [llama, "--data", corpus, "--lengths", "80,150", "--trials", 2, *options, "--output", tmp_path / "a.json"]
+    # the launcher would give each process one thread, and sums in another order
+    threads = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    command = [sys.executable, *launcher, *map(str, asked)]
+    done = subprocess.run(command, capture_output=True, text=True, env=threads)
+    assert done.returncode == 0, done.stderr
+    two = json.loads(done.stdout)  # of one process, or it would be no JSON
+    assert two == json.loads((tmp_path / "a.json").read_text())
+    assert (one["settings"].pop("processes"), two["settings"].pop("processes")) == (1, 2)
+    for key in ("cells", "fingerprint", "settings"):
+        assert two[key] == one[key]
+
+
+def test_help_breaks_no_sentence(ropecli):
+    for name in ("needle", "passkey"):
+        lines = ropecli(name, "--help").out.split("Arguments")[0].splitlines()[3:]
+        said = [line.strip() for line in lines if line.strip().strip("╭─ ")]
+        assert all(line.endswith(".") for line in said), said
 
 
 def test_data_that_is_not_there_is_one_message(ask):

@@ -83,6 +83,18 @@ def test_chunks_change_nothing(ask):
         assert mine["margin"] == pytest.approx(other["margin"], abs=1e-4)
 
 
+def test_the_prompts_are_the_same_however_they_are_asked(ask):
+    ways = [(), ("--candidates", 3), ("--mode", "generate")]
+    assert len({json.loads(ask("--json", *options).out)["fingerprint"] for options in ways}) == 1
+
+
+def test_the_advice_on_a_length_is_true(ask):
+    options = ("--trials", 12)
+    refused = ask(*options, lengths="20,300")
+    least = refused.err.split("at least ")[1].strip().rstrip(".")
+    assert ask(*options, lengths=least).code == 0
+
+
 def test_generated_answers(ask):
     report = json.loads(ask("--json", "--mode", "generate").out)
     assert (report["mode"], report["chance"]) == ("generate", 1 / 90_000)
@@ -109,6 +121,7 @@ WRONG = {
     "a method without a factor": (["--method", "yarn"], "needs --factor"),
     "a factor without a method": (["--factor", "4"], "--method"),
     "an unknown dtype": (["--dtype", "int8"], "int8"),
+    "candidates that are not ranked": (["--mode", "generate", "--candidates", "10"], "--candidates has no effect"),
     "an unknown kind of plot": (["--plot", "map.xyz"], ".xyz"),
 }
 

@@ -127,7 +127,7 @@ def test_all_protocols_give_the_same_by_chunks(two, loaded, uneven, protocol):
             assert row.document_nll == pytest.approx(other.document_nll, rel=1e-4)
             assert row.document_weights == other.document_weights
             assert row.bits_per_byte == pytest.approx(other.bits_per_byte, rel=1e-4)
-    assert said == []
+    assert not [sentence for sentence in said if "chunks" in sentence]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -182,3 +182,37 @@ def test_every_window_begins_with_what_the_tokenizer_puts_before_a_text(
     else:
         starts = [(0, 24), (12, 36), (24, 48), (36, 60), (48, 72), (60, 84), (72, 90), (0, 64), (32, 90)]
         assert read == [[7, 8, *one[start + 2 : stop]] for start, stop in starts]
+
+
+@pytest.mark.parametrize("protocol", ["disjoint", "yarn"])
+def test_a_token_that_the_protocol_inserts_must_be_known_too(llama, loaded, documents, protocol):
+    foreign = Documents(documents.kept, 0, SpecialTokens((), bos=700))
+    with pytest.raises(DataError, match=r"id 700.*below 512"):
+        evaluate_perplexity(loaded(llama), foreign, [300], protocol=protocol)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"chunk": 0}])
+def test_sizes_below_one_are_refused(llama, loaded, documents, options):
+    with pytest.raises(DataError, match="at least 1"):
+        evaluate_perplexity(loaded(llama), documents, [24], **options)
+
+
+@pytest.mark.parametrize("protocol", ["prefix", "sliding"])
+def test_what_the_tokenizer_puts_around_a_text_is_not_scored(llama, loaded, plain_nll, protocol):
+    ids = np.array([7, 8, 9, *range(20, 60), 5])
+    document = Documents((Document("one", ids),), 0, SpecialTokens((7, 8, 9), suffix=(5,)))
+    model = loaded(llama)
+    length = 43
+    (row,) = evaluate_perplexity(model, document, [length], protocol=protocol)
+    expected = plain_nll(model, ids[:length])[2:]
+    np.testing.assert_allclose(row.document_nll, expected.sum(), rtol=1e-4)
+    assert row.tokens == len(expected) == 40
+
+
+def test_yarn_says_where_it_skips_tokens(llama, loaded, documents):
+    said = []
+    evaluate_perplexity(loaded(llama), documents, [24, 300], protocol="yarn", say=said.append)
+    assert [sentence for sentence in said if "24 tokens" in sentence and "skips" in sentence]
+    said.clear()
+    evaluate_perplexity(loaded(llama), documents, [300], protocol="yarn", say=said.append)
+    assert not said

@@ -150,6 +150,61 @@ def test_a_line_that_is_no_progress_is_passed_over():
         assert progress.empty
 
 
+DAMAGE = {
+    "a loss of another type": {"nll": "many"},
+    "a loss beyond all numbers": {"nll": 10**400},
+    "a loss that is none": {"nll": float("nan")},
+    "a negative count": {"tokens": -5},
+    "half a token": {"tokens": 63.5},
+    "a count beyond all": {"tokens": 10**30, "context_tokens": [10**30]},
+    "tokens in no bucket": {"context_tokens": []},
+    "buckets without end": {"context_nll": [0.0] * 200, "context_tokens": [0] * 200},
+    "buckets that are none": {"context_nll": None},
+    "bytes of another type": {"bytes": [1]},
+    "a time that is none": {"seconds": None},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_line_is_scored_again(evaluate, output, damage):
+    whole = evaluate(stop_after=None)
+    path = output.with_name("report.json.progress-0")
+    head, line, *rest = path.read_text().splitlines()
+    value = json.loads(line)
+    value["tallies"]["24"].update(damage)
+    path.write_text("\n".join([head, json.dumps(value), *rest]) + "\n")
+    assert evaluate() == whole
+
+
+@pytest.mark.parametrize(
+    "change", [{"document": 10**9}, {"document": "x"}, {"tallies": {}}, {"tallies": {"24": {}}}, {"part": 5}], ids=str
+)
+def test_a_line_of_something_else_is_passed_over(evaluate, output, change):
+    whole = evaluate()
+    path = output.with_name("report.json.progress-0")
+    head, line, *rest = path.read_text().splitlines()
+    lines = [head, json.dumps({**json.loads(line), **change}), "[" * 200_000, *rest]
+    path.write_text("\n".join(lines) + "\n")
+    assert evaluate() == whole
+
+
+def test_a_disk_that_is_full_is_one_error(evaluate, output):
+    """A limit on the size of files stands for it; nothing more is said when the file is closed."""
+    resource = pytest.importorskip("resource")
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+        with pytest.raises(OutputError, match="could not be written"):
+            evaluate()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert evaluate()
+
+
 @pytest.mark.parametrize("stopped_before", [1, 3])
 def test_the_first_line_cut_short_does_not_open_the_file_to_another_request(evaluate, output, stopped_before):
     """A disk that fills, or a kill, amid the first line; then a run that goes on from there."""

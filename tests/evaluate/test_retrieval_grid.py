@@ -63,10 +63,33 @@ def test_generated_answers_by_hand(task):
         "": False,
         prompt.keys[1]: False,
         f"x{prompt.keys[0]}": False,
+        f"{prompt.keys[0]}58745": False,
+        f"{prompt.keys[0]}0 and more": False,
+        f"{prompt.keys[0]}.": True,
         " \n" * 20 + prompt.keys[0]: False,
     }
     for said, hit in answers.items():
         assert generate_answer(Knows(tokens=tokenize(said)), task.pieces, prompt).hit == hit, said
+
+
+def test_prompts_are_those_of_other_modes_and_candidates(task, llama, loaded):
+    few = Task(task.name, task.templates, task.haystack, task.pieces, candidates=2)
+    model = loaded(llama)
+    ways = [(task, "rank"), (few, "rank"), (few, "generate")]
+    assert len({evaluate_retrieval(model, one, [90], [0.5], mode=mode).fingerprint for one, mode in ways}) == 1
+
+
+def test_what_the_memory_does_not_hold_is_one_message(task, llama, loaded, monkeypatch):
+    import torch
+
+    def full(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for method in ("settle", "log_probabilities"):
+        with monkeypatch.context() as patch:
+            patch.setattr(grid.PromptReader, method, full)
+            with pytest.raises(RopecliError, match="--chunk"):
+                evaluate_retrieval(loaded(llama), task, [80], [0.5], trials=1)
 
 
 def test_cells_stand_by_length_then_depth(task, llama, loaded):

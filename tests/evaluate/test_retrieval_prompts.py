@@ -1,11 +1,14 @@
 """Prompts are exact to the token: N tokens with the answer, whole needles, a key that stands nowhere else."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
 from ropecli.errors import DataError, MethodError
+from ropecli.evaluate.retrieval import haystack as haystacks
 from ropecli.evaluate.retrieval.haystack import Haystack, read_haystack, repeated
-from ropecli.evaluate.retrieval.keys import draw_keys
+from ropecli.evaluate.retrieval.keys import draw_keys, numbers_in
 from ropecli.evaluate.retrieval.pieces import Pieces, common_beginning
 from ropecli.evaluate.retrieval.prompts import Task
 from ropecli.evaluate.retrieval.templates import PASSKEY, PASSKEY_FILLER, STYLES, Templates, choose_templates
@@ -112,9 +115,53 @@ def test_several_needles_spread_over_the_text(tasks):
 def test_a_length_that_is_too_short_is_refused_with_the_least_that_fits(tasks, name):
     with pytest.raises(DataError, match="too short") as refusal:
         tasks[name].prompt(30, 0.5, 0)
-    least = int(str(refusal.value).split("at least ")[1].rstrip("."))
+    least = least_of(refusal)
     # names and keys of other lengths are drawn for other lengths
     assert len(tasks[name].prompt(least + 30, 0.5, 0).ids) < least + 30
+
+
+def least_of(refusal):
+    return int(str(refusal.value).split("at least ")[1].rstrip("."))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_at_the_length_that_is_advised_every_prompt_has_room(tasks, name):
+    task, depths, trials = tasks[name], (0, 0.3, 1), 12
+    with pytest.raises(DataError, match="30 tokens is too short") as refusal:
+        task.check_room([400, 30], depths, trials)
+    least = least_of(refusal)
+    task.check_room([least, 400], depths, trials)
+    for depth in depths:
+        for trial in range(trials):
+            task.prompt(least, depth, trial)
+
+
+def test_the_number_of_candidates_does_not_change_a_prompt(tasks):
+    task = tasks["code"]
+    prompts = [
+        Task(task.name, task.templates, task.haystack, task.pieces, candidates=count).prompt(600, 0.5, 3)
+        for count in (2, 10, 100)
+    ]
+    for prompt in prompts[1:]:
+        np.testing.assert_array_equal(prompt.ids, prompts[0].ids)
+        assert prompt.keys[0] == prompts[0].keys[0]
+        assert prompt.fingerprint() == prompts[0].fingerprint()
+
+
+def test_digits_in_the_templates_count_as_text(pieces, tasks):
+    taken = " ".join(str(number) for number in range(10_000, 99_000))
+    own = Templates(f"{taken[: len(taken) // 2]} 1{{key}}", f"{taken[len(taken) // 2 :]} is")
+    task = Task("needle", own, tasks["code"].haystack, pieces, candidates=5)
+    keys = task._draft(40, 0.5, 0).keys
+    assert min(int(key) for key in keys) >= 98_999
+    assert not set(keys[1:]) & numbers_in(f"1{keys[0]}")
+
+
+def test_a_text_that_holds_every_number_is_refused_at_once(pieces):
+    text = " ".join(str(number) for number in range(10_000, 100_000))
+    task = Task("needle", STYLES["code"], Haystack(np.array(pieces.inside(text)), anywhere=True), pieces)
+    with pytest.raises(DataError, match=r"90000 of 90000 .* another --data"):
+        task.prompt(len(task.haystack.ids) + 100, 0.5, 0)
 
 
 def test_trials_repeat_and_differ(tasks):
@@ -143,17 +190,50 @@ def test_a_source_without_text_is_refused(pieces):
         read_haystack([("empty", "")], pieces)
 
 
-def test_keys_take_as_many_tokens_as_the_first_where_there_are_enough():
-    rng = np.random.default_rng(0)
-    keys = draw_keys(rng, 20, "", lambda key: 3 if key.endswith("7") else 5)
-    assert len({key.endswith("7") for key in keys}) == 1
-    mixed = draw_keys(rng, 3, "", lambda key: int(key))  # no two alike
-    assert len(set(mixed)) == 3
+def drawn(seed, count, taken=frozenset(), form_of=len):
+    return list(islice(draw_keys(np.random.default_rng(seed), taken, form_of), count))
+
+
+def test_all_keys_take_as_many_tokens_where_there_are_enough_such_numbers():
+    for seed in range(20):  # some seeds begin with a rare one
+        assert not any(key.endswith("7") for key in drawn(seed, 20, form_of=lambda key: 3 if key[-1] == "7" else 5))
+    assert len(set(drawn(0, 300, form_of=int))) == 300  # no two alike
+
+
+def test_more_keys_begin_with_the_same():
+    assert drawn(1, 5) == drawn(1, 500)[:5]
 
 
 def test_keys_that_stand_in_the_text_are_not_drawn():
-    text = " ".join(str(number) for number in range(10_000, 99_990))
-    assert {int(key) for key in draw_keys(np.random.default_rng(0), 5, text, len)} <= set(range(99_990, 100_000))
+    taken = numbers_in(" ".join(str(number) for number in range(10_000, 99_990)))
+    assert {int(key) for key in drawn(0, 10, taken)} == set(range(99_990, 100_000))
+    with pytest.raises(DataError, match="--data"):
+        drawn(0, 11, taken)
+
+
+def test_numbers_stand_in_longer_ones_too():
+    assert numbers_in("a1234567 89 01234 ٣٤٥٦٧ 98765x") == {"12345", "23456", "34567", "98765"}
+
+
+def test_a_long_document_is_read_in_pieces_and_no_further_than_needed(tokenizer, monkeypatch, corpus):
+    read = []
+
+    class Counting(Pieces):
+        def opening(self, text):
+            read.append(len(text))
+            return super().opening(text)
+
+    text = "".join(path.read_text() for path in sorted(corpus.iterdir()))
+    whole = read_haystack([("a", text)], Pieces(tokenizer)).ids
+    monkeypatch.setattr(haystacks, "_CHARACTERS", 1000)
+    # every piece ends at a space, where this tokenizer splits anyway
+    np.testing.assert_array_equal(read_haystack([("a", text)], Pieces(tokenizer)).ids, whole)
+    monkeypatch.setattr(haystacks, "_MOST", 2000)
+    np.testing.assert_array_equal(read_haystack([("a", text)], Counting(tokenizer)).ids, whole[:2000])
+    assert max(read) <= 1001
+    assert sum(read) < len(text) / 2
+    unbroken = "x" * 1500
+    assert Pieces(tokenizer).text(read_haystack([("a", unbroken)], Pieces(tokenizer)).ids) == unbroken
 
 
 class JoiningTokenizer:
@@ -179,7 +259,8 @@ WRONG = {
     "the answer in the question": (("{key}", "is {key}"), "holds {key}"),
     "another field": (("{key} {word}", "is"), "{word}"),
     "a field's attribute": (("{key.__class__}", "is"), "{key.__class__}"),
-    "a format": (("{key:>9}", "is"), "bare"),
+    "a format": (("{key:>9}", "is"), "has {key:>9};"),
+    "a conversion": (("{key!r}", "is"), "has {key!r};"),
     "a lone brace": (("{key} {", "is"), "no template"),
     "no question": (("{key}", " "), "empty"),
 }
@@ -202,8 +283,9 @@ def test_several_keys_need_names():
 
 def test_a_style_and_both_templates_or_none():
     assert choose_templates("code", None, None) is STYLES["code"]
-    assert choose_templates("code", "{name}: {key}", "{name}:").names == STYLES["code"].names
-    for arguments in [("cod", None, None), ("code", "{key}", None), ("code", None, "is")]:
+    assert choose_templates(None, None, None, "code") is STYLES["code"]
+    assert choose_templates(None, "{name}: {key}", "{name}:", "code").names == STYLES["code"].names
+    for arguments in [("cod", None, None), (None, "{key}", None), (None, None, "is"), ("code", "{key}", "is")]:
         with pytest.raises(MethodError):
             choose_templates(*arguments)
 

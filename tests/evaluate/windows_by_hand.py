@@ -10,9 +10,12 @@ Windows = Iterator[tuple[list[int], list[int]]]
 
 
 def sliding(ids: Sequence[int], prefix: Sequence[int], length: int, stride: int) -> Windows:
-    """Token by token: each is scored in the first window that holds it, windows beginning at 0, stride, 2 stride, …"""
+    """Token by token: each is scored in the first window that holds it, windows beginning at 0, stride, 2 stride, …
+
+    Of the first window not what begins every text, nor a token that has nothing before it.
+    """
     by_start: dict[int, list[int]] = {}
-    for index in range(1, len(ids)):
+    for index in range(max(1, len(prefix)), len(ids)):
         start = 0
         while start + length <= index:
             start += stride

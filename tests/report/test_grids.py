@@ -58,7 +58,7 @@ def test_every_cell_holds_its_number_without_colours(retrieval):
 
 
 def test_shades_differ_and_stand_out_from_their_numbers(retrieval):
-    table = heat_map(retrieval())
+    table = heat_map(retrieval()).table(range(2), 80)
     shades = [text.style for column in table.columns[1:] for text in column.cells if text.style]
 
     def light(color):
@@ -73,8 +73,8 @@ def test_shades_differ_and_stand_out_from_their_numbers(retrieval):
 
 def test_the_summary_is_over_all_depths(retrieval):
     lines = [cells_of(line) for line in drawn(retrieval_grid(retrieval())).splitlines()]
-    assert ["256", "75%", "11%", "16", "1.8", "+1.12", "inside"] in lines
-    assert ["512", "0%", "–", "8", "4.0", "-3.00", "beyond"] in lines
+    assert ["256", "75%", "51 to 90%", "16", "1.8", "+1.12", "inside"] in lines
+    assert ["512", "0%", "0 to 32%", "8", "4.0", "-3.00", "beyond"] in lines
 
 
 def test_generated_answers_have_no_ranks(retrieval):

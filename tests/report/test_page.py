@@ -40,7 +40,7 @@ def test_every_number_is_there(page, with_baseline):
 def test_headlines_protocols_and_facts_are_there(page, with_baseline):
     paragraphs = texts(page, "p")
     assert "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens" in paragraphs
-    assert "long-context gain: −7.2% (−11.4 to −3.7): 1024 tokens against the baseline's 256" in paragraphs
+    assert "long-context gain: -7.2% (-11.4 to -3.7): 1024 tokens against the baseline's 256" in paragraphs
     assert PROTOCOLS_IN_WORDS["prefix"] in paragraphs
     assert PROTOCOLS_IN_WORDS["yarn"] in paragraphs
     facts = texts(page, "dd")

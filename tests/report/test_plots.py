@@ -9,7 +9,7 @@ import pytest
 
 from ropecli.errors import DataError, OutputError
 from ropecli.report.metrics import METRICS
-from ropecli.report.plots import plot_comparison, plot_context, plot_perplexity, plot_retrieval
+from ropecli.report.plots import draw_report_plot, plot_perplexity, plot_retrieval
 from ropecli.report.plots.comparison import draw_comparison
 from ropecli.report.plots.context import draw_context
 from ropecli.report.plots.perplexity import draw_perplexity
@@ -36,7 +36,7 @@ def texts(path):
 
 
 def test_every_report_is_a_line_of_its_numbers(reports):
-    (axes,) = draw_perplexity(reports, PPL, 256).axes
+    (axes,) = draw_perplexity(reports, PPL).axes
     drawn = lines(axes)
     for one in reports:
         line = drawn.pop(one.label)
@@ -138,8 +138,8 @@ def test_a_comparison_has_a_panel_a_length_and_a_row_a_report(reports):
             min(one.rows[index].ppl for one in reports)
         ]
     assert [axes.get_title() for axes in figure.axes][1:] == [
-        "512 tokens (beyond the window)",
-        "1024 tokens (beyond the window)",
+        "512 tokens\nbeyond the window",
+        "1024 tokens\nbeyond the window",
     ]
 
 
@@ -197,8 +197,8 @@ def test_an_svg_names_its_lines_and_is_the_same_each_time(reports, tmp_path):
 
 @pytest.mark.parametrize("ending", [".png", ".svg", ".pdf", ".PNG"])
 def test_every_kind_can_be_written(reports, retrieval, tmp_path, ending):
-    plot_comparison(reports, tmp_path / f"comparison{ending}")
-    plot_context(reports, tmp_path / f"context{ending}")
+    draw_report_plot(reports, tmp_path / f"comparison{ending}", kind="comparison")
+    draw_report_plot(reports, tmp_path / f"context{ending}", kind="context")
     plot_retrieval([retrieval({(256, 0.0): 4})], tmp_path / f"retrieval{ending}")
     assert all(path.stat().st_size > 5000 for path in tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 3
@@ -229,7 +229,8 @@ def test_names_are_no_formulas_and_no_markup(report, retrieval, tmp_path, name):
     assert name in [text.strip() for text in texts(tmp_path / "lines.svg")]
     plot_perplexity([one], tmp_path / "one.svg")
     assert f"{name}, protocol prefix, data {name}" in texts(tmp_path / "one.svg")
-    plot_comparison([one, replace(one, checkpoint="other", digest="2" * 64)], tmp_path / "comparison.svg")
+    others = [one, replace(one, checkpoint="other", digest="2" * 64)]
+    draw_report_plot(others, tmp_path / "comparison.svg", kind="comparison")
     assert name in texts(tmp_path / "comparison.svg")
     plot_retrieval([retrieval({(256, 0.0): 4}, checkpoint=name)], tmp_path / "retrieval.svg")
     assert f"{name}, none" in texts(tmp_path / "retrieval.svg")
@@ -243,5 +244,6 @@ def test_what_xml_has_not_is_drawn_as_a_replacement(report, tmp_path):
 @pytest.mark.parametrize("ppls", [(1e300, 0.99, 1.0), (1.0, 1.0, 1.0), (1.0000001, 1.0, 1.0)])
 def test_extreme_numbers_can_be_drawn(report, tmp_path, ppls):
     plot_perplexity([report(*ppls)], tmp_path / "plot.svg")
-    plot_comparison([report(*ppls), report(*ppls, method="yarn", factor=2.0)], tmp_path / "comparison.svg")
+    both = [report(*ppls), report(*ppls, method="yarn", factor=2.0)]
+    draw_report_plot(both, tmp_path / "comparison.svg", kind="comparison")
     assert len(list(tmp_path.iterdir())) == 2

@@ -48,7 +48,7 @@ def test_the_baseline_stands_beside_and_the_headlines_below(with_baseline):
     assert [row[2] for row in shown(perplexity_table(with_baseline))] == ["18.00", "25.00", "47.00"]
     assert "baseline: base, none\n" in text
     assert "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens\n" in text
-    assert "long-context gain: −7.2% (−11.4 to −3.7): 1024 tokens against the baseline's 256\n" in text
+    assert "long-context gain: -7.2% (-11.4 to -3.7): 1024 tokens against the baseline's 256\n" in text
 
 
 def test_yarns_protocol_is_marked(report):

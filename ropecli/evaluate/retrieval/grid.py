@@ -1,19 +1,23 @@
 """Lengths × depths × trials: how often a model finds the key in each cell."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from ropecli.errors import DataError, MethodError, did_you_mean
+from ropecli.errors import DataError, MethodError, RopecliError, did_you_mean
 from ropecli.evaluate.report import Cell
 from ropecli.evaluate.retrieval import keys
 from ropecli.evaluate.retrieval.generation import generate_answer
 from ropecli.evaluate.retrieval.prompts import Prompt, Task
 from ropecli.evaluate.retrieval.ranking import Found, rank_answers
 from ropecli.evaluate.retrieval.reading import PromptReader
+from ropecli.evaluate.sharing import Workers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,7 +27,7 @@ MODES = ("rank", "generate")
 
 @dataclass(frozen=True)
 class Grid:
-    """cells: by length, then depth. fingerprint: sha256 of all prompts and answers.
+    """cells: by length, then depth. fingerprint: sha256 of all prompts and true keys, whatever the mode.
 
     once: whether each prompt was read once, or for each answer anew.
     """
@@ -54,42 +58,59 @@ def evaluate_retrieval(
     mode: str = "rank",
     switching: bool = False,
     chunk: int | None = None,
+    workers: Workers | None = None,
     advance: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Grid:
     """One Cell per length and depth, of `trials` prompts each.
 
     length: tokens of prompt and answer together, in both modes. depth: 0 puts the needle right after the introduction,
-    1 right before the question. mode: 'rank' or 'generate'. switching, chunk: of PromptReader. advance: called after
-    each trial. say: told in a sentence what could not be done as asked.
+    1 right before the question. mode: 'rank' or 'generate'. switching, chunk: of PromptReader. workers: the processes
+    that share the trials. advance: called after each trial of this process. say: told in a sentence what could not be
+    done as asked.
 
     Raises MethodError for an unknown mode, DataError for a length that is too short, RopecliError for a model that
-    overflows.
+    overflows, and for a prompt that the device's memory does not hold.
     """
     check_mode(mode)
     lengths, depths = sorted(set(lengths)), sorted(set(depths))
+    workers = workers or Workers()
     reader = PromptReader(model, lengths[-1], switching=switching, chunk=chunk)
-    reader.settle(task.prompt(lengths[-1], depths[0], 0).ids, say)
-    sha = hashlib.sha256()
-    cells = []
-    for length in lengths:
-        for depth in depths:
-            found = []
-            for trial in range(trials):
-                prompt = task.prompt(length, depth, trial)
-                _check_vocabulary(prompt, reader.split.vocabulary)
-                sha.update(prompt.fingerprint())
-                found.append(_ask(reader, task, prompt, mode))
-                advance()
-            cells.append(_cell(length, depth, found))
-    return Grid(cells, sha.hexdigest(), reader.once)
+    with _within_memory(lengths[-1]):
+        reader.settle(task.prompt(lengths[-1], depths[0], 0).ids, say)
+    asked = list(product(lengths, depths, range(trials)))
+    mine = {}
+    for index in workers.share(range(len(asked))):
+        prompt = task.prompt(*asked[index])
+        mine[index] = (_ask(reader, task, prompt, mode), prompt.fingerprint())
+        advance()
+    measured = workers.gather(mine)
+    found, prints = zip(*(measured[index] for index in range(len(asked))), strict=True)
+    cells = [
+        _cell(length, depth, found[first * trials : (first + 1) * trials])
+        for first, (length, depth) in enumerate(product(lengths, depths))
+    ]
+    return Grid(cells, hashlib.sha256(b"".join(prints)).hexdigest(), reader.once)
 
 
 def _ask(reader: PromptReader, task: Task, prompt: Prompt, mode: str) -> Found:
-    return rank_answers(reader, prompt) if mode == "rank" else generate_answer(reader, task.pieces, prompt)
+    _check_vocabulary(prompt, reader.split.vocabulary)
+    with _within_memory(len(prompt.ids)):
+        return rank_answers(reader, prompt) if mode == "rank" else generate_answer(reader, task.pieces, prompt)
 
 
-def _cell(length: int, depth: float, found: list[Found]) -> Cell:
+@contextmanager
+def _within_memory(tokens: int) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RopecliError(
+            f"A prompt of {tokens} tokens does not fit into the device's memory. Read it in chunks, or in smaller "
+            "ones, as --chunk 1024."
+        ) from error
+
+
+def _cell(length: int, depth: float, found: Sequence[Found]) -> Cell:
     ranks = [one.rank for one in found if one.rank is not None]
     margins = [one.margin for one in found if one.margin is not None]
     return Cell(

@@ -6,13 +6,15 @@ same tokenizer.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from ropecli.errors import DataError
 from ropecli.evaluate.retrieval.haystack import Haystack
-from ropecli.evaluate.retrieval.keys import draw_keys
+from ropecli.evaluate.retrieval.keys import draw_keys, numbers_in
 from ropecli.evaluate.retrieval.pieces import Pieces, Tokens, common_beginning
 from ropecli.evaluate.retrieval.templates import Templates
 
@@ -42,9 +44,40 @@ class Task:
             )
 
     def prompt(self, length: int, depth: float, trial: int) -> "Prompt":
-        """Raises DataError for a length that has no room for needles and question, saying what they need."""
+        """Raises DataError for a length that has no room for needles and question, saying what they need.
+
+        The number of candidates has no part in it: what is read is the same however it is asked.
+        """
+        draft = self._draft(length, depth, trial)
+        if draft.words > length:
+            raise _too_short(length, draft.words)
+        return draft.finish()
+
+    def check_room(self, lengths: Sequence[int], depths: Sequence[float], trials: int) -> None:
+        """Raises DataError where a prompt of these lengths has no room, with a length at which all of them have."""
+        for length in sorted(lengths):
+            if 2 * self._draft(length, depths[0], 0).words < length:
+                return  # other names and keys take a few tokens more, not twice as many
+            least = length
+            # prompts of another length have other names and keys, that may take more
+            while (most := self._most_words(least, depths, trials)) > least:
+                least = most
+            if least > length:
+                raise _too_short(length, least)
+
+    def _most_words(self, length: int, depths: Sequence[float], trials: int) -> int:
+        return max(self._draft(length, depth, trial).words for depth in depths for trial in range(trials))
+
+    def _draft(self, length: int, depth: float, trial: int) -> "_Draft":
         seed = (self.seed, length, round(depth * _DEPTH_STEPS), trial)
-        return _Draft(self, np.random.default_rng(seed), length, depth).finish()
+        return _Draft(self, np.random.default_rng(seed), length, depth)
+
+
+def _too_short(length: int, least: int) -> DataError:
+    return DataError(
+        f"A prompt of {length} tokens is too short for the words around the text alone. Give --lengths of at least "
+        f"{least}."
+    )
 
 
 @dataclass(frozen=True)
@@ -61,13 +94,12 @@ class Prompt:
     needle: int
 
     def fingerprint(self) -> bytes:
-        """sha256 of the prompt and its answers."""
-        rows = [self.ids, *(np.array(answer) for answer in self.answers)]
-        return hashlib.sha256(b"|".join(row.astype("<i8").tobytes() for row in rows)).digest()
+        """sha256 of the prompt with the true key: the same however it is asked."""
+        return hashlib.sha256(np.array([*self.ids, *self.answers[0]], dtype="<i8").tobytes()).digest()
 
 
 class _Draft:
-    """A prompt in the making."""
+    """A prompt in the making. words: tokens of all but the text between."""
 
     def __init__(self, task: Task, rng: np.random.Generator, length: int, depth: float) -> None:
         self.task = task
@@ -79,34 +111,47 @@ class _Draft:
         self.line = templates.question_line(self.names[0])
         introduction = f"{templates.introduction}\n" if templates.introduction else ""
         self.head = pieces.prefix + pieces.opening(introduction)
-        # drawn before the text is cut to size: keys that stand nowhere in it stand in no part of it
+        self.asked = pieces.inside(self.line)
+        # taken before it is cut to size: keys that stand nowhere in it stand in no part of it
         self.text = task.haystack.stretch(length, rng)
-        self.keys = draw_keys(rng, task.candidates, pieces.text(self.text), lambda key: len(self._completed(key)))
+        self.keys = self._draw(rng)
+        self.completed = [self._completed(key) for key in self.keys]
+        self.needles = self._needles()
+        self.words = len(self.head) + sum(len(tokens) for _, tokens in self.needles) + len(self.completed[0])
+
+    def _draw(self, rng: np.random.Generator) -> tuple[str, ...]:
+        """The keys to hide, and candidates that stand in no part of the prompt."""
+        task, templates = self.task, self.task.templates
+        text = [task.pieces.text(self.text), templates.introduction, templates.needle, templates.question]
+        drawn = draw_keys(rng, numbers_in("\n".join(text)), self._form)
+        hidden = tuple(islice(drawn, task.keys))
+        beside = numbers_in("".join(self._lines(hidden)))  # '1{key}' holds another number
+        others = (key for key in drawn if key not in beside)
+        return (*hidden, *islice(others, task.candidates - task.keys))
 
     def _completed(self, key: str) -> Tokens:
         return self.task.pieces.inside(self.line + key)
 
+    def _form(self, key: str) -> tuple[int, int]:
+        completed = self._completed(key)
+        return len(completed), common_beginning([self.asked, completed])
+
     def finish(self) -> Prompt:
-        completed = [self._completed(key) for key in self.keys]
         # where a tokenizer joins the end of the question with a key, that token is the answer's
-        asked = common_beginning([self.task.pieces.inside(self.line), *completed])
-        answers = tuple(one[asked:] for one in completed)
-        needles = self._needles()
-        fixed = len(self.head) + sum(len(tokens) for _, tokens in needles) + len(completed[0])
-        if fixed > self.length:
-            raise DataError(
-                f"A prompt of {self.length} tokens is too short: its words alone take {fixed} tokens. Give --lengths "
-                f"of at least {fixed}."
-            )
-        ids, at = self._weave(needles, self.text[: self.length - fixed])
-        ids = np.concatenate([ids, np.array(completed[0][:asked], dtype=np.int64)])
+        asked = common_beginning([self.asked, *self.completed])
+        answers = tuple(one[asked:] for one in self.completed)
+        ids, at = self._weave(self.needles, self.text[: self.length - self.words])
+        ids = np.concatenate([ids, np.array(self.completed[0][:asked], dtype=np.int64)])
         return Prompt(ids, self.keys, answers, at)
+
+    def _lines(self, keys: Sequence[str]) -> list[str]:
+        return [self.task.templates.needle_line(*pair) for pair in zip(self.names, keys, strict=False)]
 
     def _needles(self) -> list[tuple[float, Tokens]]:
         """(depth, tokens) of each: first the one that is asked for; the others spread evenly inside the text."""
         others = self.task.keys - 1
         depths = [self.depth, *((index + 0.5) / others for index in range(others))]
-        lines = [self.task.templates.needle_line(*pair) for pair in zip(self.names, self.keys, strict=False)]
+        lines = self._lines(self.keys)
         return [(depth, self.task.pieces.inside(line)) for depth, line in zip(depths, lines, strict=True)]
 
     def _weave(self, needles: list[tuple[float, Tokens]], text: np.ndarray) -> tuple[np.ndarray, int]:

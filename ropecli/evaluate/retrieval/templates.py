@@ -26,7 +26,8 @@ def _fields(what: str, template: str) -> set[str]:
         ) from error
     for _, field, spec, conversion in parts:
         if field not in ("key", "name") or spec or conversion:
-            raise MethodError(f"The {what} {template!r} has {{{field}}}; known are {{key}} and {{name}}, bare.")
+            written = f"{{{field}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}}}"
+            raise MethodError(f"The {what} {template!r} has {written}; known are {{key}} and {{name}}, bare.")
     return {str(field) for _, field, _, _ in parts}
 
 
@@ -99,8 +100,15 @@ STYLES = {
 }
 
 
-def choose_templates(style: str, needle: str | None, question: str | None) -> Templates:
-    """Those of a style, or the user's own. Raises MethodError for an unknown style, and for one template of two."""
+def choose_templates(style: str | None, needle: str | None, question: str | None, default: str = "prose") -> Templates:
+    """Those of a style, or the user's own, with the names of the style `default`.
+
+    Raises MethodError for an unknown style, for one template of two, and for a style beside templates.
+    """
+    own = [option for option, given in (("--needle", needle), ("--question", question)) if given is not None]
+    if own and style is not None:
+        raise MethodError(f"--style {style} has no effect beside {' and '.join(own)}; give one or the other.")
+    style = default if style is None else style
     if style not in STYLES:
         raise MethodError(f"Unknown style {style!r}. Known: {', '.join(STYLES)}.{did_you_mean(style, STYLES)}")
     if needle is None and question is None:

@@ -1,9 +1,22 @@
 """Plots, drawn without a display: PNG, SVG or PDF by the path's ending. Legible in black and white."""
 
-from ropecli.report.plots.comparison import plot_comparison
-from ropecli.report.plots.context import plot_context
+from collections.abc import Sequence
+from pathlib import Path
+
+from ropecli.report.metrics import METRICS
 from ropecli.report.plots.perplexity import plot_perplexity
 from ropecli.report.plots.retrieval import plot_retrieval
-from ropecli.report.plots.style import refuse_unknown_kind
+from ropecli.report.plots.style import refuse_unknown_kind, save
+from ropecli.report.reading import Report
 
-__all__ = ["plot_comparison", "plot_context", "plot_perplexity", "plot_retrieval", "refuse_unknown_kind"]
+__all__ = ["draw_report_plot", "plot_perplexity", "plot_retrieval", "refuse_unknown_kind"]
+
+
+def draw_report_plot(reports: Sequence[Report], path: Path, metric: str = "ppl", kind: str | None = None) -> None:
+    """Of the kind asked for, or of the one that suits the reports. Raises OutputError, and DataError for reports that
+    the kind does not draw.
+    """
+    from ropecli.report.kinds import choose_kind
+
+    refuse_unknown_kind(path)
+    save(choose_kind(reports, kind).figure(reports, METRICS[metric]), path)

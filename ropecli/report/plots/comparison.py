@@ -4,14 +4,22 @@ Rows carry their names beside them, so that 17 methods are as legible as three; 
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropecli.errors import DataError
 from ropecli.evaluate.report import EvalReport
-from ropecli.evaluate.tally import Row
-from ropecli.report.lines import Line, best_of, by_checkpoint, data_note, lines_of, refuse_without, title_of
-from ropecli.report.metrics import METRICS, Metric
+from ropecli.report.lines import (
+    Line,
+    best_note,
+    best_of,
+    by_checkpoint,
+    data_note,
+    lines_of,
+    refuse_without,
+    title_of,
+    windows_of,
+)
+from ropecli.report.metrics import Metric
 from ropecli.report.plots import style
 
 if TYPE_CHECKING:
@@ -20,44 +28,48 @@ if TYPE_CHECKING:
 
 _ROOM = 0.5
 """For the numbers right of the dots, as a share of the axis."""
-MOST_LENGTHS = 12
-MOST_LINES = 150
-
-
-def plot_comparison(reports: Sequence[EvalReport], path: Path, metric: str = "ppl") -> None:
-    """Raises OutputError, and DataError for mixed protocols and for more than can be drawn."""
-    style.refuse_unknown_kind(path)
-    style.save(draw_comparison(reports, METRICS[metric]), path)
+_MOST_LENGTHS = 12
+_MOST_LINES = 150
+_LONGEST_NAME = 50
+_WIDE_NUMBERS = 1e5
 
 
 def draw_comparison(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
     lines = by_checkpoint(lines_of(reports))
     refuse_without(lines, metric)
     lengths = sorted({row.length for line in lines for row in line.report.rows})
-    if len(lengths) > MOST_LENGTHS or len(lines) > MOST_LINES:
+    if len(lengths) > _MOST_LENGTHS or len(lines) > _MOST_LINES:
+        instead = "Use --kind perplexity" if len(lines) <= style.MOST_LINES else "Give fewer reports"
         raise DataError(
-            f"{len(lines)} lines at {len(lengths)} lengths are too many to compare in one plot; at most {MOST_LINES} "
-            f"at {MOST_LENGTHS} are drawn. Use --kind perplexity, or fewer reports."
+            f"{len(lines)} lines at {len(lengths)} lengths are too many to compare in one plot; at most {_MOST_LINES} "
+            f"at {_MOST_LENGTHS} are drawn. {instead}."
         )
+    names = [style.wrap(line.name, _LONGEST_NAME) for line in lines]
     with style.drawing():
-        figure = style.new_figure(3.0 + 2.1 * len(lengths), 1.7 + 0.26 * len(lines))
+        deep = max(name.count("\n") + 1 for name in names)
+        width = 0.6 + style.widest(names) * 9 * style.LETTER + 2.1 * len(lengths)
+        figure = style.new_figure(max(5.0, width), 1.8 + (0.1 + 0.16 * deep) * len(lines))
         panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
         for axes, length in zip(panels, lengths, strict=True):
             _draw(axes, lines, length, metric)
-        panels[0].set_yticks(range(len(lines)), [line.name for line in lines])
+        panels[0].set_yticks(range(len(lines)), names)
         panels[0].set_ylim(len(lines) - 0.5, -0.5)
         for text, line in zip(panels[0].get_yticklabels(), lines, strict=True):
             text.set_parse_math(False)
             text.set_fontstyle("italic" if line.baseline else "normal")
         bars = any(metric.interval(row) for line in lines for row in line.report.rows)
-        words = f"{metric.axis}; filled: the best" + ("; bars: 95% interval over documents" if bars else "")
-        notes = [words, data_note(reports, metric)]
+        words = f"{metric.axis_label}; filled: {best_note(reports)}"
+        words += "; bars: 95% interval over documents" if bars else ""
+        windows = windows_of(line.report for line in lines)
+        unmarked = f"the pretraining windows differ ({windows[0]} to {windows[-1]} tokens): no length is marked"
+        notes = [words, unmarked if len(windows) > 1 else None, data_note(reports, metric)]
         style.title(figure, title_of(reports), notes)
     return figure
 
 
 def _draw(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric) -> None:
     best = best_of([line.report for line in lines], length, metric)
+    shown = metric.shown_among(line.at(length, metric) for line in lines)
     values = []
     for place, line in enumerate(lines):
         row = next((row for row in line.report.rows if row.length == length), None)
@@ -65,12 +77,13 @@ def _draw(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric) -> N
         if row is None or value is None:
             continue
         values += [value, *(metric.interval(row) or ())]
-        _draw_one(axes, place, row, value, metric, place in best)
-    window = {line.report.original_max_position_embeddings for line in lines}
-    beyond = " (beyond the window)" if length > max(window) else ""
+        _draw_one(axes, place, value, metric.interval(row), shown(value), place in best)
+    windows = windows_of(line.report for line in lines)
+    beyond = "\nbeyond the window" if len(windows) == 1 and length > windows[0] else ""
     axes.set_title(f"{length} tokens{beyond}", fontsize=9)
     if metric.logarithmic and values:
-        style.value_axis(axes, "x", values, most=5, room=_ROOM)
+        # few where their numbers are wide
+        style.value_axis(axes, "x", values, most=5 if max(values) < _WIDE_NUMBERS else 3, room=_ROOM)
     else:
         style.few_ticks(axes, "x", 4)
         low, high = axes.get_xlim()
@@ -82,14 +95,15 @@ def _draw(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric) -> N
             axes.axhline(place - 0.5, color=style.GREY, linewidth=0.8)
 
 
-def _draw_one(axes: "Axes", place: int, row: Row, value: float, metric: Metric, best: bool) -> None:
-    interval = metric.interval(row)
+def _draw_one(
+    axes: "Axes", place: int, value: float, interval: tuple[float, float] | None, words: str, best: bool
+) -> None:
     if interval:
         axes.hlines(place, *interval, color="#555555", linewidth=1)
     axes.plot([value], [place], "o", markersize=6, color="#0072B2", markerfacecolor="#0072B2" if best else "white")
     end = interval[1] if interval else value
     axes.annotate(
-        metric.shown(value),
+        words,
         (max(end, value), place),
         xytext=(5, 0),
         textcoords="offset points",

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropecli.errors import DataError
 from ropecli.evaluate.report import EvalReport
-from ropecli.report.lines import Line, data_note, lines_of, title_of, windows_of
+from ropecli.report.lines import Line, data_note, lines_of, title_of, window_marks
 from ropecli.report.metrics import METRICS
 from ropecli.report.plots import style
 
@@ -16,12 +15,8 @@ if TYPE_CHECKING:
 
 X_LABEL = "tokens before the scored one"
 Y_LABEL = "mean loss (nats per token, lower is better)"
-
-
-def plot_context(reports: Sequence[EvalReport], path: Path) -> None:
-    """Raises OutputError, and DataError for mixed protocols and for reports that hold no loss by context."""
-    style.refuse_unknown_kind(path)
-    style.save(draw_context(reports), path)
+_FEWEST = 3
+"""Points, of which a line tells anything."""
 
 
 def context_points(line: Line) -> list[tuple[float, float]]:
@@ -30,11 +25,16 @@ def context_points(line: Line) -> list[tuple[float, float]]:
 
 
 def lines_by_context(reports: Sequence[EvalReport]) -> list[Line]:
-    """Raises DataError for a report that holds no loss by context."""
+    """Raises DataError for a report that holds no loss by context, and where no line has points enough."""
     lines = lines_of(reports)
     for line in lines:
         if not line.report.rows[-1].by_context:
             raise DataError(f"The report of {line.name} holds no loss by context. Use --kind perplexity.")
+    if all(len(line.report.rows[-1].by_context) < _FEWEST for line in lines):
+        raise DataError(
+            f"No line of loss by context has {_FEWEST} points: protocol {lines[0].report.protocol} scored tokens of "
+            "nearly the same context. Use --kind perplexity."
+        )
     return lines
 
 
@@ -46,19 +46,19 @@ def context_note(reports: Sequence[EvalReport]) -> str:
 def draw_context(reports: Sequence[EvalReport]) -> "Figure":
     lines = lines_by_context(reports)
     with style.drawing():
-        figure = style.new_figure(9.5, max(5.0, 1.5 + 0.2 * len(lines)))
-        axes = figure.subplots()
+        figure, axes = style.line_figure([line.name for line in lines])
         for index, line in enumerate(lines):
             look = style.BASELINE_LOOK if line.baseline else style.look(index)
             contexts, losses = zip(*context_points(line), strict=True)
             # markers apart from one line to the next, so that lines that lie on each other are seen
             axes.plot(contexts, losses, label=line.name, markevery=(index % 3, 3), **look)
         style.length_axis(axes, [2**power for power in range(_powers(lines) + 1)])
-        style.mark_windows(axes, windows_of(reports))
-        axes.set_xlabel(f"{X_LABEL} (logarithmic)")
+        windows, notes = window_marks(reports, [x for line in lines for x, _ in context_points(line)])
+        style.mark_windows(axes, windows)
+        axes.set_xlabel(f"{X_LABEL}, logarithmic")
         axes.set_ylabel(Y_LABEL)
         style.legend(axes, axes.lines, [str(line.get_label()) for line in axes.lines])
-        style.title(figure, title_of(reports), [context_note(reports), data_note(reports, METRICS["ppl"])])
+        style.title(figure, title_of(reports), [context_note(reports), *notes, data_note(reports, METRICS["ppl"])])
     return figure
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError
 from ropecli.evaluate.report import RetrievalReport
-from ropecli.report.lines import numbered
+from ropecli.report.lines import numbered, windows_of
+from ropecli.report.pivot import Pivot, pivot
 from ropecli.report.plots import style
 from ropecli.report.wording import clean
 
@@ -30,22 +31,23 @@ def plot_retrieval(reports: Sequence[RetrievalReport], path: Path) -> None:
 def draw_retrieval(reports: Sequence[RetrievalReport]) -> "Figure":
     import numpy as np
 
-    sides = [(_depths(report), _lengths(report)) for report in reports]
-    if not reports or len(reports) > MOST_PANELS or max(len(side) for pair in sides for side in pair) > _MOST_SIDE:
+    found = [pivot(report) for report in reports]
+    side = max((len(side) for one in found for side in (one.lengths, one.rows)), default=0)
+    if not reports or len(reports) > MOST_PANELS or side > _MOST_SIDE:
         raise DataError(
             f"A plot holds 1 to {MOST_PANELS} retrieval reports of up to {_MOST_SIDE} lengths and depths. Give others."
         )
     columns = min(3, len(reports))
     rows = math.ceil(len(reports) / columns)
-    width = min(9.0, max(4.2 if columns > 1 else 5.6, 1.4 + 0.55 * max(len(lengths) for _, lengths in sides)))
-    height = min(9.0, max(3.0, 1.5 + 0.35 * max(len(depths) for depths, _ in sides)))
+    width = min(9.0, max(4.2 if columns > 1 else 5.6, 1.4 + 0.55 * max(len(one.lengths) for one in found)))
+    height = min(9.0, max(3.0, 1.5 + 0.35 * max(len(one.rows) for one in found)))
     with style.drawing():
         figure = style.new_figure(width * columns + 0.8, height * rows + 0.6)
         panels = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
         image: Any = None
-        for axes, report, name, (depths, lengths) in zip(panels, reports, panel_names(reports), sides, strict=False):
-            image = _draw(axes, report, depths, lengths)
-            axes.set_title(name, fontsize=9)
+        for axes, report, name, one in zip(panels, reports, panel_names(reports), found, strict=False):
+            image = _draw(axes, one, _inside(report))
+            axes.set_title(style.wrap(name, int((width - 0.8) * 11)), fontsize=9)
         for axes in panels[::columns]:
             axes.set_ylabel("depth of the key (0 to 1)")
         for axes in panels[len(reports) :]:
@@ -76,19 +78,24 @@ def retrieval_title(reports: Sequence[RetrievalReport]) -> str:
 def _window_note(reports: Sequence[RetrievalReport]) -> str:
     fewest, most = (of(cell.trials for report in reports for cell in report.cells) for of in (min, max))
     trials = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    missing = any(len(report.cells) < len(_depths(report)) * len(_lengths(report)) for report in reports)
+    missing = any(None in cells for report in reports for _, cells in pivot(report).rows)
+    dashed = any(0 < _inside(report) < len(pivot(report).lengths) for report in reports)
+    where = "inside" if all(map(_inside, reports)) else "inside or beyond" if any(map(_inside, reports)) else "beyond"
+    windows = " or ".join(map(str, windows_of(reports)))
     return (
-        f"{trials} prompts a cell; dashed: the pretraining window, right of it what is beyond; depth 0 is the beginning"
+        f"{trials} prompts a cell; depth 0 is the beginning; "
+        + ("dashed: the pretraining window, right of it what is beyond" if dashed else "")
+        + ("" if dashed else f"all lengths lie {where} the window of {windows} tokens")
         + ("; cells without a number were not measured" if missing else "")
     )
 
 
-def _draw(axes: "Axes", report: RetrievalReport, depths: list[float], lengths: list[int]) -> Any:
+def _draw(axes: "Axes", pivoted: Pivot, inside: int) -> Any:
+    """inside: how many of the lengths lie inside the pretraining window."""
     import numpy as np
 
-    found = np.full((len(depths), len(lengths)), np.nan)
-    for cell in report.cells:
-        found[depths.index(cell.depth), lengths.index(cell.length)] = 100 * cell.accuracy
+    depths, lengths = [name for name, _ in pivoted.rows], pivoted.lengths
+    found = np.array([[math.nan if cell is None else 100 * cell.accuracy for cell in row] for _, row in pivoted.rows])
     image = axes.imshow(np.ma.masked_invalid(found), cmap="Greys_r", vmin=0, vmax=100, aspect="auto")
     axes.set_facecolor("#f3e9d2")  # what was not measured is no shade of grey
     axes.grid(False)
@@ -99,9 +106,8 @@ def _draw(axes: "Axes", report: RetrievalReport, depths: list[float], lengths: l
         axes.axhline(place - 0.5, color=style.GREY, linewidth=0.4)
     every = max(1, len(lengths) // _NUMBERED)
     axes.set_xticks(range(0, len(lengths), every), [f"{length}" for length in lengths[::every]], rotation=45)
-    axes.set_yticks(range(len(depths)), [f"{depth:.2g}" for depth in depths])
+    axes.set_yticks(range(len(depths)), depths)
     axes.set_xlabel("length (tokens)")
-    inside = sum(length <= report.original_max_position_embeddings for length in lengths)
     if 0 < inside < len(lengths):
         # on white and on black
         axes.axvline(inside - 0.5, color="white", linewidth=3)
@@ -114,9 +120,6 @@ def _draw(axes: "Axes", report: RetrievalReport, depths: list[float], lengths: l
     return image
 
 
-def _depths(report: RetrievalReport) -> list[float]:
-    return sorted({cell.depth for cell in report.cells})
-
-
-def _lengths(report: RetrievalReport) -> list[int]:
-    return sorted({cell.length for cell in report.cells})
+def _inside(report: RetrievalReport) -> int:
+    """How many lengths lie inside the pretraining window."""
+    return sum(length <= report.original_max_position_embeddings for length in pivot(report).lengths)

@@ -6,16 +6,17 @@ Names are no formulas, whatever dollars they hold, and come cleaned.
 import contextlib
 import io
 import math
+import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.atomic import new_file
-from ropecli.errors import OutputError
-from ropecli.report.ticks import round_numbers
+from ropecli.errors import DataError, OutputError
+from ropecli.report.ticks import round_numbers, share, with_room
+from ropecli.report.wording import told_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +39,15 @@ _SETTINGS: dict[Any, Any] = {
     "grid.linewidth": 0.3,
     "legend.frameon": False,
 }
-_MOST_TICKS = 12
+_MOST_TICKS = 100
+_DIGIT = 0.014
+"""Width of one, as a share of the x axis."""
+LETTER = 0.008
+"""Width of one, inches a point of its size."""
+MOST_LINES = len(_MARKERS) * len(_DASHES)
+"""On one pair of axes; of so many, no two look alike."""
+_IN_A_COLUMN = 24
+_LONGEST_LABEL = 44
 
 
 def refuse_unknown_kind(path: Path | None) -> None:
@@ -66,6 +75,37 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def line_figure(names: Sequence[str]) -> "tuple[Figure, Axes]":
+    """As large as its lines and their legend ask for. Raises DataError for more lines than looks."""
+    if len(names) > MOST_LINES:
+        raise DataError(
+            f"{len(names)} lines are too many for one pair of axes, where at most {MOST_LINES} look different. "
+            "Use --kind comparison, or give fewer reports."
+        )
+    wrapped = [wrap(name, _LONGEST_LABEL) for name in names]
+    columns = _legend_columns(wrapped)
+    rows = sum(name.count("\n") + 1 for name in wrapped) / columns
+    width = 6.8 + columns * (0.8 + max(widest(wrapped) * 8 * LETTER, 1.6))
+    figure = new_figure(width, max(5.0, 1.5 + 0.19 * rows))
+    return figure, figure.subplots()
+
+
+def wrap(name: str, width: int) -> str:
+    """In lines, broken at blanks and before the parts of a path where there are any."""
+    lines = [""]
+    for part in re.split(r"(?<=\s)|(?=/)", name):
+        for piece in textwrap.wrap(part, width, drop_whitespace=False) or [""]:
+            if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
+                lines.append("")
+            lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def widest(texts: Sequence[str]) -> int:
+    """The letters of the longest line in any of them."""
+    return max(len(line) for text in texts for line in text.split("\n"))
+
+
 def save(figure: "Figure", path: Path) -> None:
     """Raises OutputError."""
     refuse_unknown_kind(path)
@@ -74,11 +114,8 @@ def save(figure: "Figure", path: Path) -> None:
         figure.savefig(partial, dpi=150, format=kind, metadata=_undated(kind))
 
 
-def as_svg(figure: "Figure", salt: str = "ropecli") -> str:
-    """salt: another for each of several pictures on one page, whose ids must differ."""
-    import matplotlib as mpl
-
-    with drawing(), mpl.rc_context({"svg.hashsalt": salt}):
+def as_svg(figure: "Figure") -> str:
+    with drawing():
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata=_undated("svg"))
     return buffer.getvalue()
@@ -109,38 +146,43 @@ BASELINE_LOOK: dict[str, Any] = {
 
 
 def length_axis(axes: "Axes", lengths: Sequence[int]) -> None:
-    """The x axis in tokens, logarithmic, with a tick at every length where there is room."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+    """The x axis in tokens, logarithmic, with a tick at every length, and its number where there is room."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter
 
+    low, high = min(lengths), max(lengths)
+    named = with_room(
+        lengths, lambda length: share(length, low, high, logarithmic=True), lambda length: _DIGIT * len(f"{length}")
+    )
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}" if value >= 1 else f"{value:g}"))
+    axes.xaxis.set_major_locator(FixedLocator(named))
+    axes.xaxis.set_major_formatter(FixedFormatter([f"{length}" for length in named]))
+    rest = [length for length in lengths if length not in named]
+    axes.xaxis.set_minor_locator(FixedLocator(rest if len(rest) <= _MOST_TICKS else []))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    if len(lengths) <= _MOST_TICKS:
-        axes.set_xticks(list(lengths))
-        axes.xaxis.set_minor_locator(NullLocator())
-        if any(later < 1.25 * sooner for sooner, later in pairwise(lengths)):
-            axes.tick_params(axis="x", labelrotation=60)
 
 
 def value_axis(axes: "Axes", which: str, values: Sequence[float], most: int = 9, room: float = 0.05) -> None:
-    """A logarithmic axis with up to `most` ticks at round numbers within the values. which: x or y.
+    """A logarithmic axis with up to `most` ticks at round numbers. which: x or y.
 
     room: beyond the largest value, as a share of the axis.
     """
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+    limits = _limits(min(values), max(values), room)
+    # before the scale, whose own limits would pass all numbers
+    (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-    (axes.set_xlim if which == "x" else axes.set_ylim)(*_limits(min(values), max(values), room))
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(FixedLocator(round_numbers(min(values), max(values), most)))
+    ticks = round_numbers(*limits, most)
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FixedFormatter(told_apart(ticks)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _limits(low: float, high: float, room: float) -> tuple[float, float]:
     """Of a logarithmic axis, which float64 must be able to tell."""
     powers = math.log10(low), math.log10(high)
-    span = max(0.05, powers[1] - powers[0])
+    span = max(0.02, powers[1] - powers[0])
     return 10 ** max(-300.0, powers[0] - 0.05 * span), 10 ** min(305.0, powers[1] + room * span)
 
 
@@ -160,18 +202,27 @@ def mark_windows(axes: "Axes", windows: Sequence[int]) -> None:
 
 def title(figure: "Figure", text: str, notes: Sequence[str | None] = ()) -> None:
     """Above everything, in lines that fit; notes in smaller letters below the axes."""
-    width = int(figure.get_size_inches()[0] * 13)
-    figure.suptitle("\n".join(textwrap.wrap(text, width)), fontsize=10)
+    width = int(figure.get_size_inches()[0] * 11)
+    figure.suptitle(wrap(text, width), fontsize=10)
     kept = [note for note in notes if note]
     if kept:
-        figure.supxlabel("\n".join(textwrap.fill(note, width + 15) for note in kept), fontsize=8, color="#333333")
+        figure.supxlabel("\n".join(textwrap.fill(note, int(width * 1.2)) for note in kept), fontsize=8, color="#333333")
 
 
 def legend(axes: "Axes", handles: Sequence[Any], labels: Sequence[str]) -> None:
     """Beside the axes, where no data are."""
     # matplotlib leaves out labels that begin with an underscore
-    shown = [f" {label}" if label.startswith("_") else label for label in labels]
-    columns = 1 if len(shown) <= 24 else 2
+    shown = [wrap(f" {label}" if label.startswith("_") else label, _LONGEST_LABEL) for label in labels]
     axes.legend(
-        handles, shown, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), ncols=columns, handlelength=4
+        handles,
+        shown,
+        fontsize=8,
+        loc="center left",
+        bbox_to_anchor=(1.01, 0.5),
+        ncols=_legend_columns(shown),
+        handlelength=4,
     )
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    return 1 if len(labels) <= _IN_A_COLUMN else 2
