@@ -184,7 +184,6 @@ class Run:
             "stride": self.protocol.stride,
             "targets": self.protocol.targets,
             "lengths": self.lengths,
-            "source": self.source,
             "documents": len(self.documents.kept),
             "data": self.documents.fingerprint(),
             "dtype": dtype,

@@ -68,8 +68,8 @@ class Progress:
 def kept_progress(output: Path | None, asked: dict[str, Any], rank: int = 0) -> Iterator[Progress]:
     """The progress beside `output`, with what an earlier run of the same request left there.
 
-    Removed at the end where nothing was measured. Raises RecipeError for
-    another request, OutputError where another run has it or the disk refuses.
+    Removed at the end where nothing was measured. Raises RecipeError for another request, OutputError where another
+    run has it or the disk refuses.
     """
     if output is None:
         yield Progress()

@@ -111,7 +111,7 @@ class RetrievalReport(Measured):
     """How often a model finds a key in a long text. task: passkey or needle. mode: generate or rank.
 
     settings: the needle, the question, the number of keys and candidates, the seed. fingerprint: sha256 of all prompts
-    and answers. chance: accuracy of a guess.
+    and true keys. chance: accuracy of a guess.
     """
 
     task: str

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from ropecli.demo import FOLDER
+
 LENGTHS = "280,330"
 
 
@@ -88,11 +90,13 @@ def test_the_prompts_are_the_same_however_they_are_asked(ask):
     assert len({json.loads(ask("--json", *options).out)["fingerprint"] for options in ways}) == 1
 
 
+@pytest.mark.skipif(not (FOLDER / "model.safetensors").is_file(), reason="no demo checkpoint here")
 def test_the_advice_on_a_length_is_true(ask):
-    options = ("--trials", 12)
-    refused = ask(*options, lengths="20,300")
-    least = refused.err.split("at least ")[1].strip().rstrip(".")
-    assert ask(*options, lengths=least).code == 0
+    """Of the demo's tokenizer, which puts the keys in unlike numbers of tokens."""
+    options = {"checkpoint": "demo", "lengths": "64,300"}
+    least = ask("--trials", 5, **options).err.split("at least ")[1].strip().rstrip(".")
+    outcome = ask("--trials", 5, **{**options, "lengths": least})
+    assert (outcome.code, outcome.err.count("error")) == (0, 0)
 
 
 def test_generated_answers(ask):

@@ -60,7 +60,7 @@ def engine(request):
 def tokens():
     checkpoint = ropecli.open_checkpoint("demo")
     tokenizer = ropecli.load_tokenizer(checkpoint)
-    documents = ropecli.read_documents(ropecli.read_texts("demo"), tokenizer, TARGET, most=1, truncate=True)
+    documents = ropecli.read_documents(ropecli.read_texts("demo"), tokenizer, TARGET, most=1, cut=TARGET)
     return documents.kept[0].ids[:TARGET].tolist()
 
 
