@@ -37,7 +37,7 @@ def command(
     dtype: evaluation.Dtype = "auto",
     device: evaluation.Device = "auto",
     attn: evaluation.Attn = "auto",
-    plot: Annotated[Path | None, typer.Option(help="Draw perplexity against length here (PNG or SVG).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the result here: .png, .svg or .pdf.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the reports here, as JSON.")] = None,
     resume: evaluation.Resume = False,
     revision: options.Revision = None,
@@ -153,11 +153,11 @@ def _request(opened, plans, runs) -> dict[str, Any]:
 def _give(reports, plot: Path | None, output: Path | None, as_json: bool) -> None:
     from ropecli.cli.terminal import out, print_json
     from ropecli.evaluate.report import write_report
-    from ropecli.report.plots import plot_perplexity
+    from ropecli.report.plots import draw_report_plot
     from ropecli.report.tables import comparison_table
 
     if plot:
-        plot_perplexity(reports, plot)
+        draw_report_plot(reports, plot)
     if output:
         write_report(output, [report.as_json() for report in reports])
     if as_json:

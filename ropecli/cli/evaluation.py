@@ -121,9 +121,7 @@ def read_data(
     if documents.too_short:
         warn(f"{_documents(documents.too_short)} shorter than {least} tokens and left out.")
     if shorter := sum(len(document.ids) < lengths[-1] for document in documents.kept):
-        warn(
-            f"{_documents(shorter)} shorter than {lengths[-1]} tokens: scored, with less before them than asked for."
-        )
+        warn(f"{_documents(shorter)} shorter than {lengths[-1]} tokens: scored, with less before them than asked for.")
     return documents
 
 

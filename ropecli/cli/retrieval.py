@@ -229,9 +229,9 @@ def _give(request: Request, report) -> None:
     if request.output:
         write_report(request.output, report.as_json())
     if request.plot:
-        from ropecli.report.plots import plot_retrieval
+        from ropecli.report.plots import draw_report_plot
 
-        plot_retrieval([report], request.plot)
+        draw_report_plot([report], request.plot)
     if request.as_json:
         print_json(report.as_json())
     else:

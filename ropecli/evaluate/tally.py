@@ -130,7 +130,7 @@ def summarise(length: int, tallies: Sequence[Tally], names: Sequence[str], *, by
         length=length,
         ppl=math.exp(nll),
         nll=nll,
-        ppl_low=low,
+        ppl_low=low and max(low, 1.0),  # no loss is below zero
         ppl_high=high,
         bits_per_byte=sum(one.nll for one in tallies) / math.log(2) / sum(text) if known else None,
         tokens=sum(one.tokens for one in tallies),

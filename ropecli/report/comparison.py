@@ -61,9 +61,9 @@ def compare(reports: Sequence[EvalReport], metric: Metric = METRICS["ppl"]) -> C
 
 _HEADS: dict[str, Callable[[Line], str]] = {
     "checkpoint": lambda line: clean(line.report.checkpoint, 40),
-    "method": lambda line: ("baseline: " if line.baseline else "") + clean(line.report.label),
+    "method": lambda line: ("baseline: " if line.baseline else "") + clean(line.method),
     "protocol": lambda line: protocol_name(line.report),
-    "data": lambda line: f"{clean(line.report.source, 30)} {clean(line.report.fingerprint, 7)}",
+    "data": lambda line: f"{clean(line.report.source, 30)} {clean(line.report.fingerprint[:6])}",
 }
 
 

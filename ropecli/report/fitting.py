@@ -24,7 +24,7 @@ class Fitting:
         if fits(everything, _UNBOUNDED):
             yield self.table(everything, _UNBOUNDED)
             return
-        names, block = options.max_width // 2, [0]
+        names, block = options.max_width * 11 // 20, [0]
         for column in everything[1:]:
             if not fits([*block, column], names):
                 yield self.table(block, names)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ropecli.evaluate.report import Cell, RetrievalReport
-from ropecli.report.fitting import Fitting, add_names
+from ropecli.report.fitting import Fitting
 from ropecli.report.pivot import length_summary, pivot
 from ropecli.report.wording import clean
 
@@ -29,7 +29,7 @@ def heat_map(report: RetrievalReport) -> Fitting:
 
     def table(columns: Sequence[int], names: int) -> Table:
         table = Table()
-        add_names(table, ["depth"], names)
+        table.add_column("depth", justify="right", no_wrap=True)
         for column in columns:
             table.add_column(f"{found.lengths[column]}", justify="center", no_wrap=True)
         for name, cells in found.rows:
@@ -45,9 +45,8 @@ def length_table(report: RetrievalReport) -> Fitting:
 
     def table(columns: Sequence[int], names: int) -> Table:
         table = Table()
-        add_names(table, heads[:1], names)
-        for column in columns:
-            table.add_column(heads[column + 1], justify="right", no_wrap=True)
+        for head in (heads[0], *(heads[column + 1] for column in columns)):
+            table.add_column(head, justify="right", no_wrap=True)
         for row in rows:
             table.add_row(row[0], *(row[column + 1] for column in columns))
         return table

@@ -15,18 +15,22 @@ from ropecli.report.wording import clean, protocol_name
 
 @dataclass(frozen=True)
 class Line:
-    """name: unlike any other line's. baseline: whether it stands for what others are held against."""
+    """name: unlike any other line's. baseline: whether it stands for what others are held against.
+
+    method: the report's label, and that it is the checkpoint's own scaling, where another line has the same by a patch.
+    """
 
     name: str
     report: EvalReport
     baseline: bool = False
+    method: str = ""
 
     def points(self, metric: Metric) -> list[tuple[int, float]]:
         """(length, value) of the rows that have one."""
         return [(row.length, value) for row in self.report.rows if (value := metric.of(row)) is not None]
 
     def at(self, length: int, metric: Metric) -> float | None:
-        return dict(self.points(metric)).get(length)
+        return next((metric.of(row) for row in self.report.rows if row.length == length), None)
 
 
 def lines_of(reports: Sequence[EvalReport]) -> list[Line]:
@@ -40,7 +44,7 @@ def lines_of(reports: Sequence[EvalReport]) -> list[Line]:
 def named_lines(reports: Sequence[EvalReport]) -> list[Line]:
     """As lines_of, of whatever protocols."""
     own = [Line("", report) for report in reports]
-    lines = own + [Line("", base, baseline=True) for base in _baselines(reports)]
+    lines = _with_methods(own + [Line("", base, baseline=True) for base in _baselines(reports)])
     return [replace(line, name=name) for line, name in zip(lines, _names(lines), strict=True)]
 
 
@@ -139,6 +143,15 @@ def _is_the_same(one: EvalReport, other: EvalReport) -> bool:
     )
 
 
+def _with_methods(lines: Sequence[Line]) -> list[Line]:
+    patched = {(line.report.digest, line.report.label) for line in lines if line.report.in_memory}
+    methods = []
+    for line in lines:
+        shipped = not line.report.in_memory and (line.report.digest, line.report.label) in patched
+        methods.append(f"{line.report.label}, as it is" if shipped else line.report.label)
+    return [replace(line, method=method) for line, method in zip(lines, methods, strict=True)]
+
+
 def _names(lines: Sequence[Line]) -> list[str]:
     """Method and factor, and before or after them whatever else is not the same for all."""
     reports = [line.report for line in lines]
@@ -147,7 +160,7 @@ def _names(lines: Sequence[Line]) -> list[str]:
     for line in lines:
         parts = [_DIFFERENCES["checkpoint"](line.report)] if several["checkpoint"] else []
         if several["label"] or not several["checkpoint"]:
-            parts.append(line.report.label)
+            parts.append(line.method)
         parts += [_DIFFERENCES[what](line.report) for what in ("protocol", "data") if several[what]]
         names.append(clean(("baseline: " if line.baseline else "") + ", ".join(parts)))
     return numbered(names)

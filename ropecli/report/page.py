@@ -135,6 +135,8 @@ class _Pictures:
         svg = as_svg(figure)
         svg = svg[svg.index("<svg") :]  # without the XML declaration, which a page may not hold
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)
+        # no one refers to these, and two panels alike have the same
+        svg = re.sub(r'<(g|image)\b([^>]*?) id="[^"]*"', r"<\1\2", svg)
         # within tags alone: names are between them
         svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r'( id="|href="#|url\(#)', rf"\1p{self.count}-", tag[0]), svg)
         width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', svg[: svg.index(">")])

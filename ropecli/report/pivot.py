@@ -42,7 +42,7 @@ def length_summary(report: RetrievalReport) -> tuple[list[str], list[list[str]]]
         window = "inside" if length <= report.original_max_position_embeddings else "beyond"
         interval = f"{100 * low:.0f} to {100 * high:.0f}%"
         rows.append([f"{length}", f"{100 * hits / trials:.0f}%", interval, f"{trials}", *means, window])
-    heads = ["length", "found", "95% interval (Wilson)", "prompts"]
+    heads = ["length", "found", "95% (Wilson)", "prompts"]
     return [*heads, *(("mean rank", "margin (nats)") if ranked else ()), "window"], rows
 
 

@@ -23,7 +23,7 @@ def round_numbers(low: float, high: float, most: int) -> list[float]:
         ticks = [step * 10.0**power for power in range(from_power, to_power + 1) for step in ladder]
         inside = [tick for tick in ticks if low <= tick <= high]
         if len(inside) < 2 or (len(inside) < _FEW and high < 10 * low):
-            return even_numbers(low, high, most)
+            return max(inside, even_numbers(low, high, most), key=len)
         if len(inside) <= most and _has_room(inside, math.log(high / low) / (2 * most)):
             return inside
     every = math.ceil(len(inside) / most)

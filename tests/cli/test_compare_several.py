@@ -140,3 +140,36 @@ def test_the_table_has_a_line_for_every_checkpoint_and_method(compare, measured)
     for report in reports:
         for row in report["rows"]:
             assert f"{row['ppl']:.2f}" in table
+
+
+def test_as_is_leaves_a_checkpoint_its_own_scaling(measured, compare, ropecli, llama, corpus, tmp_path):
+    folder = tmp_path / "dynamic"
+    assert ropecli("patch", llama, "--method", "dynamic", "--factor", 4, "--output", folder).code == 0
+    reports = measured(checkpoints=[folder], methods="linear,as-is,none")
+    assert [(one["method"], one["in_memory"]) for one in reports] == [
+        ("dynamic", False),
+        ("linear", True),
+        ("none", True),
+    ]
+    fixed = ["--data", corpus, "--lengths", "24,64,128", "--max-documents", 4, "--json"]
+    alone = json.loads(ropecli("eval-ppl", folder, *fixed).out)
+    assert numbers(reports[:1]) == numbers([alone])
+    assert numbers(reports[2:])[0][2] != numbers([alone])[0][2]
+    table = compare(checkpoints=[folder], methods="as-is,dynamic").out
+    assert "dynamic ×4, as it is" in table
+
+
+def test_that_methods_take_the_place_of_a_shipped_scaling_is_said(compare, ropecli, llama, tmp_path):
+    folder = tmp_path / "yarn"
+    assert ropecli("patch", llama, "--method", "yarn", "--factor", 4, "--output", folder).code == 0
+    assert "yarn comes with yarn ×4, whose place every method here takes" in " ".join(
+        compare(checkpoints=[folder], methods="none").err.split()
+    )
+    assert "comes with" not in compare(checkpoints=[folder], methods="as-is,none").err
+    assert "comes with" not in compare(checkpoints=[llama], methods="none").err
+
+
+def test_as_is_has_no_parameters(compare):
+    outcome = compare("--set", "as-is.beta=5", methods="as-is,none")
+    assert outcome.code == 2
+    assert "as it is has no parameters" in " ".join(outcome.err.split())

@@ -101,3 +101,25 @@ def test_what_cannot_be_drawn_is_said_in_one_message(ropecli, files, monkeypatch
     assert expected in result.err
     assert "Traceback" not in result.err
     assert sorted(files.iterdir()) == before
+
+
+def test_signs_that_an_encoding_has_not_have_stand_ins():
+    from io import BytesIO, TextIOWrapper
+
+    from rich.table import Table
+    from rich.text import Text
+
+    from ropecli.cli.terminal import _Console
+
+    for encoding, expected in (("ascii", "yarn x4 - +/-1..."), ("utf-8", "yarn ×4 – ±1…")):
+        file = TextIOWrapper(BytesIO(), encoding=encoding, errors="replace")
+        table = Table(expected, "length")
+        table.add_row(Text("yarn ×4 – ±1…"), "256")
+        console = _Console(file=file, width=60)
+        console.print("yarn ×4 – ±1…")
+        console.print(table)
+        file.flush()
+        text = file.buffer.getvalue().decode(encoding)
+        assert text.startswith(f"{expected}\n")
+        assert text.count(expected) == 3
+        assert "?" not in text

@@ -1,12 +1,14 @@
 """The terminal's heat map: each number in its cell, legible with and without colours."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from ropecli.evaluate.report import Cell, RetrievalReport
 from ropecli.report.grids import heat_map, retrieval_grid
+from ropecli.report.pivot import wilson
 
 
 @pytest.fixture
@@ -75,6 +77,24 @@ def test_the_summary_is_over_all_depths(retrieval):
     lines = [cells_of(line) for line in drawn(retrieval_grid(retrieval())).splitlines()]
     assert ["256", "75%", "51 to 90%", "16", "1.8", "+1.12", "inside"] in lines
     assert ["512", "0%", "0 to 32%", "8", "4.0", "-3.00", "beyond"] in lines
+
+
+def test_a_narrow_terminal_gets_blocks_and_every_number(retrieval):
+    cells = [Cell(256 * length, depth, 100, length) for length in range(1, 21) for depth in (0.0, 0.999, 1.0)]
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(retrieval_grid(replace(retrieval(), cells=cells)))
+    rows = [cells_of(line) for line in stream.getvalue().splitlines() if "│" in line or "┃" in line]
+    assert "…" not in stream.getvalue()
+    assert max(map(len, stream.getvalue().splitlines())) <= 80
+    for depth in ("0", "0.999", "1"):
+        assert [number for row in rows if row[0] == depth for number in row[1:]] == [f"{one}" for one in range(1, 21)]
+
+
+def test_wilsons_interval():
+    # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), of nothing but misses up to z²/n / (1 + z²/n)
+    assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
+    assert wilson(10, 10) == pytest.approx((1 - 0.27753, 1.0), abs=1e-5)
+    assert wilson(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
 
 
 def test_generated_answers_have_no_ranks(retrieval):

@@ -145,7 +145,38 @@ def test_different_data_bring_bits_per_byte(report):
 
 def test_what_cannot_be_drawn_is_left_to_the_table(report):
     many = [report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(160)]
-    assert not list(parsed(render_page(many)).iter("figure"))
+    tree = parsed(render_page(many))
+    assert not list(tree.iter("figure"))
+    for kind in ("perplexity", "comparison", "context"):
+        assert any(f"The plot of kind {kind} is left out: 160 lines" in note for note in texts(tree, "p"))
+
+
+def test_two_points_of_loss_by_context_are_no_plot(report):
+    one = report(18.0, 25.0, 47.0)
+    rows = [replace(row, by_context=row.by_context[-2:]) for row in one.rows]
+    tree = parsed(render_page([replace(one, protocol="tail", rows=rows)]))
+    assert len(list(tree.iter("figure"))) == 1
+
+
+def test_the_summary_of_retrieval_is_there(retrieval):
+    found = retrieval({(256, 0.0): 4, (256, 0.999): 3, (256, 1.0): 0})
+    found = replace(found, mode="rank", cells=[replace(cell, rank=2.5, margin=-1.5) for cell in found.cells])
+    tree = parsed(render_page([found]))
+    heads, cells = texts(tree, "th"), texts(tree, "td")
+    assert {"mean rank", "margin (nats)", "95% (Wilson)", "0", "0.999", "1"} <= set(heads)
+    assert cells[-7:] == ["256", "58%", "32 to 81%", "12", "2.5", "-1.50", "inside"]
+
+
+def test_identical_pictures_have_ids_of_their_own(retrieval):
+    found = [replace(retrieval({(256, 0.0): 4}), task=task) for task in ("passkey", "passkey", "needle")]
+    tree = parsed(render_page(found))
+    ids = Counter(element.get("id") for element in tree.iter() if element.get("id"))
+    assert set(ids.values()) == {1}
+
+
+def test_print_has_no_table_wider_than_its_paper(page):
+    printed = " ".join(texts(page, "style")).partition("@media print")[2]
+    assert "white-space: normal" in printed
 
 
 def test_every_protocol_has_its_words():

@@ -46,6 +46,12 @@ def spoiled(report, written):
 CHANGES = {
     "a newer schema": (lambda one: one.update(schema_version=99), "schema_version 99; this release reads 2: update"),
     "an older schema": (lambda one: one.update(schema_version=1), "measure again"),
+    "an earlier release's": (
+        lambda one: (one.update(schema_version=1), one.pop("kind")),
+        "schema_version 1; this release reads 2: measure again with this release",
+    ),
+    "no schema": (lambda one: one.pop("schema_version"), "should have schema_version 2, and has none"),
+    "a perplexity of another loss": (lambda one: one["rows"][0].update(nll=1.0), "ppl must be exp(nll)"),
     "a schema that is no number": (lambda one: one.update(schema_version=True), "schema_version True"),
     "an unknown kind": (lambda one: one.update(kind="speed"), "its 'kind' is 'speed'; 'perplexity' or 'retrieval'"),
     "a kind that is no word": (lambda one: one.update(kind=["perplexity"]), "'kind'"),
@@ -131,7 +137,9 @@ def test_what_is_no_file_of_text_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("hits", 5), ("hits", -1), ("trials", 0), ("depth", 1.5), ("length", 0), ("rank", "first")]
+    ("field", "value"),
+    [("hits", 5), ("hits", -1), ("trials", 0), ("depth", 1.5), ("length", 0), ("rank", "first"), ("rank", 0.5)]
+    + [("found", found) for found in ([True], [True] * 3 + [False], [True] * 5)],
 )
 def test_a_cell_that_cannot_be_is_refused(retrieval, written, field, value):
     path = written(retrieval({(256, 0.0): 4}))
@@ -140,6 +148,14 @@ def test_a_cell_that_cannot_be_is_refused(retrieval, written, field, value):
     path.write_text(json.dumps(report))
     with pytest.raises(DataError, match="cell"):
         read_reports([path])
+
+
+def test_hits_trial_by_trial_are_read_where_they_agree(retrieval, written):
+    found = retrieval({(256, 0.0): 3})
+    whole = replace(found, cells=[replace(found.cells[0], found=(True, False, True, True), rank=1.0)])
+    assert read_reports([written(whole)]) == [whole]
+    with pytest.raises(DataError, match="mode 'guess'"):
+        read_reports([written(replace(found, mode="guess"))])
 
 
 def test_retrieval_of_no_cells_or_of_one_twice_is_refused(retrieval, written):

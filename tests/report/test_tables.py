@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from ropecli.report.tables import comparison_table, perplexity_table
+from ropecli.report.wording import clean
 
 
 def printed(table, width=200, **options):
@@ -80,6 +81,23 @@ def test_several_checkpoints_have_a_column_and_what_is_missing_a_dash(report):
     ]
 
 
+@pytest.mark.parametrize("name", ["small", "organisation/a-checkpoint-with-a-long-name"])
+def test_many_lengths_stand_in_blocks_and_no_number_is_cut(report, name):
+    one = report(18.0, 25.0, 47.0, checkpoint=name)
+    rows = [replace(one.rows[0], length=2**power, ppl=1000.0 + power) for power in range(5, 25)]
+    other = replace(one, rows=rows, digest="2" * 64, method="yarn", factor=4.0)
+    text = printed(comparison_table([replace(one, rows=rows), other]), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    for row in rows:
+        assert text.count(f" {row.ppl:.2f} ") == 2
+        assert text.count(f" {row.length} ") == 1
+
+
+def test_values_that_nearly_meet_are_told_apart(report):
+    reports = [report(6.012, 9.0, 9.0), report(6.013, 9.0, 9.5, method="yarn", factor=4.0)]
+    assert shown(comparison_table(reports)) == [["none", "6.012", "9.00", "9.00"], ["yarn ×4", "6.013", "9.00", "9.50"]]
+
+
 def test_a_baseline_is_a_line(with_baseline):
     base = replace(with_baseline.baseline, digest="2" * 64)
     assert shown(comparison_table([replace(with_baseline, baseline=base)])) == [
@@ -104,6 +122,12 @@ def test_what_cannot_be_compared_is_not_the_best(report, other):
     reports = [report(18.0, 25.0, 47.0), replace(report(1.0, 1.0, 1.0), **other)]
     assert not [text for text in bold(comparison_table(reports)) if "." in text]
     assert "the same tokens and protocol" in printed(comparison_table(reports))
+
+
+def test_a_long_name_keeps_its_end():
+    names = [clean(f"/very/long/path/{'x' * 100}/checkpoint-{step}", 40) for step in (500, 1000)]
+    assert [name.rpartition("/")[2] for name in names] == ["checkpoint-500", "checkpoint-1000"]
+    assert [len(name) for name in names] == [40, 40]
 
 
 @pytest.mark.parametrize("name", ["runs/a[/red]b", "runs/[v2]", "[bold]", "100%"])

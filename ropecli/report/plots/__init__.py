@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ropecli.report.metrics import METRICS
-from ropecli.report.plots.perplexity import plot_perplexity
-from ropecli.report.plots.retrieval import plot_retrieval
 from ropecli.report.plots.style import refuse_unknown_kind, save
 from ropecli.report.reading import Report
 
-__all__ = ["draw_report_plot", "plot_perplexity", "plot_retrieval", "refuse_unknown_kind"]
+__all__ = ["draw_report_plot", "refuse_unknown_kind"]
 
 
 def draw_report_plot(reports: Sequence[Report], path: Path, metric: str = "ppl", kind: str | None = None) -> None:

@@ -1,12 +1,11 @@
 """A metric against context length: one line a report, its 95% interval, and the pretraining window."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.evaluate.report import EvalReport
 from ropecli.report.lines import Line, data_note, lines_of, refuse_without, title_of, window_marks
-from ropecli.report.metrics import METRICS, Metric
+from ropecli.report.metrics import Metric
 from ropecli.report.plots import style
 
 if TYPE_CHECKING:
@@ -17,12 +16,6 @@ _MOST_WHISKERS = 6
 """Lines; the whiskers of more would hide each other."""
 _APART = 3.0
 """Points from one line's whiskers to the next one's."""
-
-
-def plot_perplexity(reports: Sequence[EvalReport], path: Path, metric: str = "ppl") -> None:
-    """Raises OutputError, and DataError for mixed protocols."""
-    style.refuse_unknown_kind(path)
-    style.save(draw_perplexity(reports, METRICS[metric]), path)
 
 
 def draw_perplexity(reports: Sequence[EvalReport], metric: Metric) -> "Figure":

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError
@@ -20,12 +19,6 @@ _MOST_SIDE = 200
 MOST_PANELS = 60
 _NUMBERED = 24
 """Columns; the cells of more are too narrow for numbers."""
-
-
-def plot_retrieval(reports: Sequence[RetrievalReport], path: Path) -> None:
-    """Raises OutputError, and DataError for more than can be drawn."""
-    style.refuse_unknown_kind(path)
-    style.save(draw_retrieval(reports), path)
 
 
 def draw_retrieval(reports: Sequence[RetrievalReport]) -> "Figure":

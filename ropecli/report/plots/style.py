@@ -173,7 +173,7 @@ def value_axis(axes: "Axes", which: str, values: Sequence[float], most: int = 9,
     (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
-    ticks = round_numbers(*limits, most)
+    ticks = round_numbers(max(limits[0], min(values) / 2), limits[1], most)
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(FixedFormatter(told_apart(ticks)))
     axis.set_minor_locator(NullLocator())
