@@ -34,7 +34,7 @@ class _Console(Console):
 @cache
 def _plain_letters(encoding: str) -> dict[int, str]:
     """What stands for those of our signs that an encoding has not."""
-    plain = {"×": "x", "±": "+/-", "–": "-", "…": "..."}
+    plain = {"×": "x", "±": "+/-", "–": "-", "…": "...", "→": "->", "−": "-"}
     return {ord(sign): text for sign, text in plain.items() if not sign.encode(encoding, "ignore")}
 
 

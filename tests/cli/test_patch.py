@@ -49,7 +49,8 @@ def test_a_terminal_without_the_times_sign_gets_the_rest(source, tmp_path):
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "linear ?4, 256 tokens" in done.stdout
+    assert "-> " in done.stdout
+    assert "linear x4, 256 tokens" in done.stdout
 
 
 def test_without_verify_it_says_so(ropecli, source, tmp_path):
