@@ -36,6 +36,26 @@ def partial_file(path: Path) -> Path:
 
 
 @contextlib.contextmanager
+def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
+    """Holds `what` for this run by a lock. Raises OutputError where another run has it, or it cannot be written."""
+    from filelock import FileLock, Timeout
+
+    try:
+        lock_file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(lock_file, timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise OutputError(f"{what} is in use by another run. Wait for it, or give another --output.") from error
+    except OSError as error:
+        raise OutputError(f"{what} could not be written: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+        lock_file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
     """Gives a folder to fill, renamed to `output` at the end, or removed when anything goes wrong.
 
@@ -60,6 +80,20 @@ def new_folder(output: Path) -> Iterator[Path]:
         for parent in reversed(parents):
             with contextlib.suppress(OSError):
                 parent.rmdir()
+
+
+def refuse_unwritable(path: Path | None) -> None:
+    """Raises OutputError for a file that could not be written, before hours are spent on what it should hold."""
+    if path is None:
+        return
+    try:
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        writable = not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise OutputError(f"{str(path)[:80]} cannot be written: {error.strerror}") from error
+    if not writable:
+        reason = "it is a folder" if path.is_dir() else f"{folder} is no folder that can be written to"
+        raise OutputError(f"{path} could not be written: {reason}.")
 
 
 def refuse_existing(output: Path) -> None:

@@ -8,7 +8,7 @@ RopecliError
 ├── DataError         a data source that does not give what was asked of it
 ├── NotFiniteError    a loss or a gradient that is not finite
 ├── OutputError       an output that exists already, or that cannot be written
-└── RecipeError       a recipe with faults, all of them listed
+└── RecipeError       a recipe with faults, or a request that is not the one to be gone on with; all of them listed
 """
 
 import difflib

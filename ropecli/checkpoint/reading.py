@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,14 @@ class Checkpoint:
         return [path for path in paths if fnmatch.fnmatch(path.name, WEIGHTS) or is_own_file(path)]
 
     def digest(self) -> str:
-        """sha256 over config.json and, of each weight file, the name, the size, and the first and last MiB."""
+        """sha256 over config.json and, of each weight file, the name, the size, and the first and last MiB.
+
+        As they were when it was first asked for.
+        """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         for path in sorted(self.folder.glob(WEIGHTS)):
             if not is_file(path):

@@ -47,13 +47,13 @@ def command(
 
     With several checkpoints, such as sizes of one model, every method is tried on each.
     """
+    from ropecli.atomic import refuse_unwritable
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
     from ropecli.errors import MethodError
     from ropecli.evaluate.comparison import plan_comparison
     from ropecli.evaluate.progress import kept_progress, refuse_interrupted, remove_progress
     from ropecli.evaluate.protocols import Protocol
-    from ropecli.evaluate.report import refuse_unwritable
     from ropecli.evaluate.sharing import join_workers
     from ropecli.report.plots import refuse_unknown_kind
 
@@ -145,7 +145,7 @@ def _request(opened, plans, runs) -> dict[str, Any]:
     return {
         "checkpoints": [one.digest() for one in opened],
         "scalings": [[scaling.fingerprint(plan) for plan in own] for own in plans],
-        "data": [run.documents.fingerprint() for run in runs],
+        "data": [run.fingerprint for run in runs],
         **{key: value for key, value in runs[0].request().items() if key != "data"},
     }
 

@@ -43,11 +43,11 @@ def command(
 
     Several processes, started by `accelerate launch -m ropecli eval-ppl ...`, share the documents.
     """
+    from ropecli.atomic import refuse_unwritable
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
     from ropecli.evaluate.progress import refuse_interrupted, remove_progress
     from ropecli.evaluate.protocols import Protocol
-    from ropecli.evaluate.report import refuse_unwritable
     from ropecli.evaluate.sharing import join_workers
 
     speak_from_first_process()

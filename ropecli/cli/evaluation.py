@@ -73,7 +73,7 @@ def prepare(checkpoint, source: str, lengths: list[int], protocol, *, reading: d
     tokenizer = load_tokenizer(checkpoint)
     documents = read_data(tokenizer, source, lengths, protocol, **reading)
     protocol = protocol.settled(lengths, documents.special)
-    return Run(tokenizer, documents, source, lengths, protocol, **others)
+    return Run(tokenizer, documents, documents.fingerprint(), source, lengths, protocol, **others)
 
 
 def chunk_size(asked: int | None, longest: int) -> int | None:
@@ -116,7 +116,7 @@ def read_data(
             most=max_documents,
             cut=max_tokens if whole else lengths[-1],
             count_bytes=True,
-            advance=lambda name: step(),
+            advance=step,
         )
     if documents.too_short:
         warn(f"{_documents(documents.too_short)} shorter than {least} tokens and left out.")
@@ -152,6 +152,7 @@ class Run:
 
     tokenizer: Any
     documents: Any
+    fingerprint: str
     source: str
     lengths: list[int]
     protocol: Any
@@ -183,7 +184,7 @@ class Run:
             "targets": self.protocol.targets,
             "lengths": self.lengths,
             "documents": len(self.documents.kept),
-            "data": self.documents.fingerprint(),
+            "data": self.fingerprint,
             "dtype": dtype,
             "device": device.partition(":")[0],
             "attn": self.loading["attn"],
@@ -238,7 +239,7 @@ class Run:
             command=command_line(),
             protocol=self.protocol.name,
             settings=self.settings,
-            fingerprint=self.documents.fingerprint(),
+            fingerprint=self.fingerprint,
             too_short=self.documents.too_short,
             rows=rows,
             document_names=[document.name for document in self.documents.kept],

@@ -24,9 +24,9 @@ def command(
     ] = None,
 ) -> None:
     """Plot evaluation reports."""
+    from ropecli.atomic import refuse_unwritable
     from ropecli.cli.terminal import out, warn
     from ropecli.errors import DataError
-    from ropecli.evaluate.report import refuse_unwritable
     from ropecli.report.kinds import choose_kind
     from ropecli.report.lines import data_note
     from ropecli.report.metrics import get_metric

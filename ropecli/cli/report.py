@@ -11,9 +11,9 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the page here, as HTML.")],
 ) -> None:
     """Make one self-contained HTML page of evaluation reports: tables, plots, headline numbers, how it was measured."""
+    from ropecli.atomic import refuse_unwritable
     from ropecli.cli.terminal import out
     from ropecli.errors import OutputError
-    from ropecli.evaluate.report import refuse_unwritable
     from ropecli.report.page import write_page
     from ropecli.report.reading import read_reports
 

@@ -61,9 +61,9 @@ def make_request(
     lengths: str, depths: str, mode: str, chunk: int | None, candidates: int | None, *, keys: int = 1, **others: Any
 ) -> Request:
     """Raises MethodError, and OutputError for files that could not be written, before anything is loaded."""
+    from ropecli.atomic import refuse_unwritable
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process
     from ropecli.errors import MethodError
-    from ropecli.evaluate.report import refuse_unwritable
     from ropecli.evaluate.retrieval.grid import check_mode
 
     speak_from_first_process()

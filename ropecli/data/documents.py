@@ -80,19 +80,19 @@ def read_documents(
     most: int | None = None,
     cut: int | None = None,
     count_bytes: bool = False,
-    advance: Callable[[str], None] = lambda name: None,
+    advance: Callable[[], None] = lambda: None,
 ) -> Documents:
     """Tokenizes (name, text) pairs, special tokens included, until `most` documents have `least` tokens or more.
 
     cut: keep only so many tokens of each, so that memory stays small. count_bytes: fill in Document.ends, where the
-    tokenizer tells which characters a token stands for. advance: called with each document's name. Raises DataError
-    where no document has `least` tokens, saying how long the longest is.
+    tokenizer tells which characters a token stands for. advance: called after each document. Raises DataError where no
+    document has `least` tokens, saying how long the longest is.
     """
     kept: list[Document] = []
     lengths = [0]
     for document in _tokenize(texts, tokenizer, count_bytes):
         lengths.append(len(document.ids))
-        advance(document.name)
+        advance()
         if len(document.ids) >= least:
             kept.append(_cut(document, cut) if cut else document)
             if most and len(kept) == most:

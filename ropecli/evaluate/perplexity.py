@@ -10,11 +10,11 @@ import torch
 
 from ropecli.checkpoint.live import reset_tables, rotary_tables, switches_with_length
 from ropecli.data.documents import Document, Documents
-from ropecli.errors import DataError, RopecliError
+from ropecli.errors import DataError
 from ropecli.evaluate.memory import peak_memory, reset_peak
 from ropecli.evaluate.progress import Progress, Tallies
 from ropecli.evaluate.protocols import YARN_STRIDE, Protocol, Window
-from ropecli.evaluate.scoring import TokenScorer
+from ropecli.evaluate.scoring import TokenScorer, refuse_unknown_ids, within_memory
 from ropecli.evaluate.sharing import Workers
 from ropecli.evaluate.tally import Row, Tally, summarise
 
@@ -79,10 +79,9 @@ def evaluate_perplexity(
     ]
 
 
-def count_passes(lengths: Sequence[int], documents: int, protocol: str | Protocol, switching: bool) -> int:
+def count_passes(lengths: Sequence[int], documents: int, protocol: Protocol, switching: bool) -> int:
     """How often `advance` is called."""
-    name = protocol if isinstance(protocol, str) else protocol.name
-    return documents * (1 if name == "prefix" and not switching else len(set(lengths)))
+    return documents * (1 if protocol.name == "prefix" and not switching else len(set(lengths)))
 
 
 def follows_length(model: "PreTrainedModel", longest: int) -> bool:
@@ -166,13 +165,8 @@ class _Meter:
         reset_tables(self.remembering)
         ids = torch.from_numpy(np.stack([window.ids for window in windows])).to(self.device)
         most = max(window.targets for window in windows)
-        try:
+        with within_memory(*ids.shape):
             losses = self.score(ids, most, windows[0].reads_last).double().cpu().numpy()
-        except torch.OutOfMemoryError as error:
-            raise RopecliError(
-                f"{ids.shape[0]} × {ids.shape[1]} tokens do not fit into the device's memory at once. Read them in "
-                "chunks, as --chunk 1024, or give a smaller --batch-size."
-            ) from error
         for window, nll in zip(windows, losses, strict=True):
             yield nll[most - window.targets :]
 
@@ -213,10 +207,8 @@ def _check_documents(model: "PreTrainedModel", documents: Documents, longest: in
     shortest = min(len(document.ids) for document in documents.kept)
     if shortest < longest and not protocol.reads_whole_documents:
         raise DataError(f"A document has {shortest} tokens, and the longest length is {longest}.")
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
     cut = None if protocol.reads_whole_documents else longest
     largest = max(int(document.ids[:cut].max(initial=0)) for document in documents.kept)
     if (inserted := protocol.inserted(documents.special)) is not None:
         largest = max(largest, inserted)
-    if largest >= vocabulary:
-        raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")
+    refuse_unknown_ids(largest, model)

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from ropecli.atomic import sole_use
 from ropecli.errors import OutputError, RecipeError, reason_of, shown
 from ropecli.evaluate.tally import Tally
 
@@ -76,7 +77,7 @@ def kept_progress(output: Path | None, asked: dict[str, Any], rank: int = 0) -> 
         return
     asked = json.loads(json.dumps(asked))
     own = output.with_name(f"{output.name}.progress-{rank}")
-    with _sole_use(own):
+    with sole_use(_lock_file(own), own):
         lines = [line for path in _files(output) for line in _read(path, asked)]
         with _opened(own) as file:
             progress = Progress(file)
@@ -154,25 +155,6 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
     with file:
         yield cast(BinaryIO, file)
-
-
-@contextlib.contextmanager
-def _sole_use(path: Path) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(_lock_file(path), timeout=0)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise OutputError(f"{path} is in use by another run. Wait for it, or give another --output.") from error
-    except OSError as error:
-        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
-    try:
-        yield
-    finally:
-        lock.release()
-        _lock_file(path).unlink(missing_ok=True)
 
 
 def _lock_file(path: Path) -> Path:

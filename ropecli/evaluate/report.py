@@ -1,14 +1,12 @@
-"""EvalReport: what a table or a plot needs to know of an evaluation, and nothing else. Plain JSON on disk."""
+"""Reports: what a table or a plot needs to know of an evaluation, and nothing else. Plain JSON on disk."""
 
 import json
-import os
 import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ropecli.atomic import new_file
-from ropecli.errors import OutputError
 from ropecli.evaluate.headlines import Headline
 from ropecli.evaluate.tally import Row
 from ropecli.scaling.registry import scaling_methods
@@ -126,20 +124,6 @@ class RetrievalReport(Measured):
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def refuse_unwritable(path: Path | None) -> None:
-    """Raises OutputError for a file that could not be written, before hours are spent on what it should hold."""
-    if path is None:
-        return
-    try:
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
-        writable = not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-    except OSError as error:
-        raise OutputError(f"{str(path)[:80]} cannot be written: {error.strerror}") from error
-    if not writable:
-        reason = "it is a folder" if path.is_dir() else f"{folder} is no folder that can be written to"
-        raise OutputError(f"{path} could not be written: {reason}.")
 
 
 def write_report(path: Path, value: Any) -> None:

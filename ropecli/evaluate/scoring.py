@@ -1,11 +1,13 @@
 """The negative log-likelihood of tokens: the head applied chunk by chunk, and the decoder too where asked."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ropecli.checkpoint.heads import SplitModel
+from ropecli.errors import DataError, RopecliError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,6 +21,26 @@ _WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "
 _SAME, _SAME_ANYWHERE = 1e-4, 5e-3
 _ROUNDED = 3e-2
 """Nats between two ways of reading: on average and at the most in full precision, on average in half."""
+
+
+@contextlib.contextmanager
+def within_memory(sequences: int, tokens: int) -> Iterator[None]:
+    """Raises RopecliError where sequences of so many tokens do not fit into the device's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        otherwise = "give a smaller --batch-size" if sequences > 1 else "in smaller ones"
+        raise RopecliError(
+            f"{sequences} × {tokens} tokens do not fit into the device's memory at once. Read them in chunks, as "
+            f"--chunk 1024, or {otherwise}."
+        ) from error
+
+
+def refuse_unknown_ids(largest: int, model: "PreTrainedModel") -> None:
+    """Raises DataError for a token id that the model has no row for."""
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
+    if largest >= vocabulary:
+        raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")
 
 
 class TokenScorer:

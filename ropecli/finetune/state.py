@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from safetensors import SafetensorError
 
-from ropecli.atomic import new_file, partial_file, refuse_existing
+from ropecli.atomic import new_file, partial_file, refuse_existing, sole_use
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.errors import OutputError, RecipeError, reason_of
 
@@ -39,25 +39,14 @@ def refuse_foreign(output: Path, resume: bool) -> None:
 
 
 @contextlib.contextmanager
-def sole_use(output: Path) -> Iterator[None]:
-    """Holds OUTPUT for this run. Raises OutputError where another run has it, or where it cannot be written."""
-    from filelock import FileLock, Timeout
-
+def own_folder(output: Path) -> Iterator[None]:
+    """Holds OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
     made = not output.exists()
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(output / _LOCK, timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise OutputError(f"{output} is in use by another run. Wait for it, or give another --output.") from error
-    except OSError as error:
-        raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
-    try:
-        yield
+        with sole_use(output / _LOCK, output):
+            yield
     finally:
-        lock.release()
-        (output / _LOCK).unlink(missing_ok=True)
-        if made and not any(output.iterdir()):
+        if made and output.is_dir() and not any(output.iterdir()):
             output.rmdir()
 
 

@@ -18,7 +18,7 @@ from ropecli.errors import DataError, RecipeError, RopecliError
 from ropecli.evaluate.loading import load_model, load_tokenizer
 from ropecli.finetune.loss import NextTokenLoss
 from ropecli.finetune.recipe import Recipe
-from ropecli.finetune.state import MetricsLog, begin, last_checkpoint, refuse_foreign, save_checkpoint, sole_use
+from ropecli.finetune.state import MetricsLog, begin, last_checkpoint, own_folder, refuse_foreign, save_checkpoint
 from ropecli.finetune.writing import clear_finished, finished_step, write_finetuned
 
 
@@ -71,7 +71,7 @@ def finetune_checkpoint(
         "processes": accelerator.num_processes,
         "recipe": recipe.model_dump(mode="json"),
     }
-    with sole_use(output) if accelerator.is_main_process else nullcontext():
+    with own_folder(output) if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             begin(output, asked, resume)
         accelerator.wait_for_everyone()

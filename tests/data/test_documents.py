@@ -135,8 +135,8 @@ def test_a_cut_keeps_the_beginning_alone(tokenizer, cut):
 
 def test_every_document_is_told_of_whether_kept_or_not(tokenizer):
     told = []
-    read_documents(TEXTS, tokenizer, 20, advance=told.append)
-    assert told == ["long", "short", "longer", "none"]
+    read_documents(TEXTS, tokenizer, 20, advance=lambda: told.append(1))
+    assert len(told) == len(TEXTS)
 
 
 SCRIPTS = {

@@ -86,7 +86,7 @@ def test_no_more_passes_than_needed(llama, patched, loaded, documents, method, p
     passes = [length for length in seen if length in (24, 65, 200)]  # others: SplitModel's probe of 16 tokens
     assert passes == expected
     assert len(seen) - len(passes) <= 2
-    assert len(advances) == count_passes([24, 65, 200], 4, protocol, method == "dynamic") == len(expected)
+    assert len(advances) == count_passes([24, 65, 200], 4, Protocol(protocol), method == "dynamic") == len(expected)
 
 
 def test_perplexity_is_weighted_by_tokens(llama, loaded, documents):

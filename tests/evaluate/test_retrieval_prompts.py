@@ -282,12 +282,12 @@ def test_several_keys_need_names():
 
 
 def test_a_style_and_both_templates_or_none():
-    assert choose_templates("code", None, None) is STYLES["code"]
+    assert choose_templates("code", None, None, "prose") is STYLES["code"]
     assert choose_templates(None, None, None, "code") is STYLES["code"]
     assert choose_templates(None, "{name}: {key}", "{name}:", "code").names == STYLES["code"].names
     for arguments in [("cod", None, None), (None, "{key}", None), (None, None, "is"), ("code", "{key}", "is")]:
         with pytest.raises(MethodError):
-            choose_templates(*arguments)
+            choose_templates(*arguments, "prose")
 
 
 def test_braces_can_be_written():

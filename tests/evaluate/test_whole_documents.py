@@ -157,4 +157,4 @@ def test_documents_are_told_of_one_by_one(llama, loaded, uneven, protocol):
     advances = []
     documents = uneven(90, 64, 41)
     evaluate_perplexity(loaded(llama), documents, [24, 64], protocol=protocol, advance=lambda: advances.append(1))
-    assert len(advances) == count_passes([24, 64], 3, protocol, False) == 6
+    assert len(advances) == count_passes([24, 64], 3, Protocol(protocol), False) == 6

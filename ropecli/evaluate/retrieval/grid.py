@@ -1,22 +1,21 @@
 """Lengths × depths × trials: how often a model finds the key in each cell."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from ropecli.errors import DataError, MethodError, RopecliError, did_you_mean
+from ropecli.errors import MethodError, did_you_mean
 from ropecli.evaluate.report import Cell
 from ropecli.evaluate.retrieval import keys
 from ropecli.evaluate.retrieval.generation import generate_answer
 from ropecli.evaluate.retrieval.prompts import Prompt, Task
 from ropecli.evaluate.retrieval.ranking import Found, rank_answers
 from ropecli.evaluate.retrieval.reading import PromptReader
+from ropecli.evaluate.scoring import refuse_unknown_ids, within_memory
 from ropecli.evaluate.sharing import Workers
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def evaluate_retrieval(
     lengths, depths = sorted(set(lengths)), sorted(set(depths))
     workers = workers or Workers()
     reader = PromptReader(model, lengths[-1], switching=switching, chunk=chunk)
-    with _within_memory(lengths[-1]):
+    with within_memory(1, lengths[-1]):
         reader.settle(task.prompt(lengths[-1], depths[0], 0).ids, say)
     asked = list(product(lengths, depths, range(trials)))
     mine = {}
@@ -94,20 +93,10 @@ def evaluate_retrieval(
 
 
 def _ask(reader: PromptReader, task: Task, prompt: Prompt, mode: str) -> Found:
-    _check_vocabulary(prompt, reader.split.vocabulary)
-    with _within_memory(len(prompt.ids)):
+    largest = max(int(prompt.ids.max()), max(max(answer) for answer in prompt.answers))
+    refuse_unknown_ids(largest, reader.split.model)
+    with within_memory(1, len(prompt.ids)):
         return rank_answers(reader, prompt) if mode == "rank" else generate_answer(reader, task.pieces, prompt)
-
-
-@contextmanager
-def _within_memory(tokens: int) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise RopecliError(
-            f"A prompt of {tokens} tokens does not fit into the device's memory. Read it in chunks, or in smaller "
-            "ones, as --chunk 1024."
-        ) from error
 
 
 def _cell(length: int, depth: float, found: Sequence[Found]) -> Cell:
@@ -122,9 +111,3 @@ def _cell(length: int, depth: float, found: Sequence[Found]) -> Cell:
         margin=float(np.mean(margins)) if margins else None,
         found=tuple(one.hit for one in found),
     )
-
-
-def _check_vocabulary(prompt: Prompt, vocabulary: int) -> None:
-    largest = max(int(prompt.ids.max()), max(max(answer) for answer in prompt.answers))
-    if largest >= vocabulary:
-        raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")

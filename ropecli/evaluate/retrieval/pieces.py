@@ -16,6 +16,7 @@ class Pieces:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.prefix = special_tokens(tokenizer).prefix
+        self._line_break = self.opening("\n")
 
     def opening(self, text: str) -> Tokens:
         """Of a piece that begins the text."""
@@ -23,7 +24,7 @@ class Pieces:
 
     def inside(self, text: str) -> Tokens:
         """Of a piece that others precede: SentencePiece would put a space before it if it were alone."""
-        before, both = self.opening("\n"), self.opening(f"\n{text}")
+        before, both = self._line_break, self.opening(f"\n{text}")
         return both[len(before) :] if both[: len(before)] == before else self.opening(text)
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:

@@ -17,6 +17,8 @@ from ropecli.evaluate.scoring import TokenScorer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_PROBED = 256
+"""Tokens of a chunk in which the probe reads, unless the user named a size."""
 _PROBED_IN = 2.5
 """Chunks in which the probe reads a text, the last of them a broken one."""
 _COPIED_AT_ONCE = 2**31
@@ -136,7 +138,7 @@ class PromptReader:
             self._copies_can_be_read(tokens[:, :2])
         except Exception:  # a cache that a type does not have surfaces in many ways
             return False
-        self.score.chunk = max(1, min(self.chunk or len(ids), int(len(ids) / _PROBED_IN)))
+        self.score.chunk = max(1, min(self.chunk or _PROBED, int(len(ids) / _PROBED_IN)))
         try:
             return self.score.reads_by_chunks_as_at_once(tokens)
         finally:

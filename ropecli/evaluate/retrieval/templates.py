@@ -100,7 +100,7 @@ STYLES = {
 }
 
 
-def choose_templates(style: str | None, needle: str | None, question: str | None, default: str = "prose") -> Templates:
+def choose_templates(style: str | None, needle: str | None, question: str | None, default: str) -> Templates:
     """Those of a style, or the user's own, with the names of the style `default`.
 
     Raises MethodError for an unknown style, for one template of two, and for a style beside templates.
