@@ -72,8 +72,9 @@ def command(
     for warning in dict.fromkeys(text for one, own in zip(opened, plans, strict=True) for text in _warnings(one, own)):
         warn(warning)
     workers = join_workers(device)
-    runs = [
-        evaluation.prepare(
+    runs: list[evaluation.Run] = []
+    for one in opened:
+        run = evaluation.prepare(
             one,
             data,
             wanted,
@@ -89,9 +90,9 @@ def command(
             chunk=evaluation.chunk_size(chunk, wanted[-1]),
             batch_size=batch_size,
             workers=workers,
+            before=runs,
         )
-        for one in opened
-    ]
+        runs.append(run)
     request = _request(opened, plans, runs)
     reports = []
     with evaluation.interruptible(output), kept_progress(output, request, workers.rank) as progress:

@@ -66,14 +66,39 @@ def load(checkpoint, dtype: str, device: str, attn: str = "auto"):
     return load_model(checkpoint, dtype=dtype, device=device, attn=attn)
 
 
-def prepare(checkpoint, source: str, lengths: list[int], protocol, *, reading: dict[str, Any], **others: Any):
-    """A Run on the documents of `source`, by the checkpoint's tokenizer. reading: of read_data; others: Run's."""
+def prepare(
+    checkpoint,
+    source: str,
+    lengths: list[int],
+    protocol,
+    *,
+    reading: dict[str, Any],
+    before: "Sequence[Run]" = (),
+    **others: Any,
+) -> "Run":
+    """A Run on the documents of `source`, by the checkpoint's tokenizer. reading: of read_data; others: Run's.
+
+    before: other checkpoints' runs of the same request. Sizes of one model share a tokenizer, and so the documents.
+    """
     from ropecli.evaluate.loading import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint)
+    for run in before:
+        if tokenizer.is_fast and _is_the_same(tokenizer, run.tokenizer):
+            return run
     documents = read_data(tokenizer, source, lengths, protocol, **reading)
     protocol = protocol.settled(lengths, documents.special)
     return Run(tokenizer, documents, documents.fingerprint(), source, lengths, protocol, **others)
+
+
+def _is_the_same(tokenizer, other) -> bool:
+    if not other.is_fast:
+        return False
+    return tokenizer.backend_tokenizer.to_str() == other.backend_tokenizer.to_str() and (
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer("")["input_ids"],
+    ) == (other.bos_token_id, other.eos_token_id, other("")["input_ids"])
 
 
 def chunk_size(asked: int | None, longest: int) -> int | None:
