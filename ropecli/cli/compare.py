@@ -107,7 +107,7 @@ def _warnings(checkpoint, plans) -> list[str]:
     """What the plans leave open, and what they take out."""
     from ropecli.cli import scaling
 
-    shipped = scaling.planned(checkpoint, None, None, {}, None)[0]
+    shipped = scaling.planned(checkpoint).spec
     own = [text for plan in plans if plan for text in plan.settings_warnings]
     if shipped.method != "none" and None not in plans:
         own.append(
@@ -122,7 +122,7 @@ def _compare(checkpoint, plans, run, progress, part: str) -> list:
     from ropecli.evaluate.comparison import compare_methods, switches
     from ropecli.evaluate.perplexity import follows_length
 
-    model = run.load(checkpoint)
+    model = evaluation.load(checkpoint, run.tokenizer, **run.loading)
     follows = [switches(plan) if plan else follows_length(model, run.lengths[-1]) for plan in plans]
     with run.scoring(progress, follows) as options:
         results = compare_methods(model, plans, run.documents, run.lengths, part=part, **options)
@@ -135,7 +135,7 @@ def _report(checkpoint, plan, run, model, rows):
     if plan:
         spec, rope = plan.spec, plan.ropes[plan.scaled[0]]
     else:
-        spec, rope, *_ = scaling.planned(checkpoint, None, None, {}, None)
+        _, spec, rope, *_ = scaling.planned(checkpoint)
     return run.report(checkpoint, spec, rope, model, rows, in_memory=plan is not None)
 
 

@@ -1,7 +1,7 @@
 """ropecli eval-ppl: perplexity of one checkpoint at several lengths, and of a baseline beside it."""
 
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -56,10 +56,10 @@ def command(
     wanted = parse_numbers(lengths, "--lengths", int)
     params = scaling.parameters(method or "none", settings, factors_file)
     asked = Protocol(protocol, stride, targets)
-    subject = _subject(
+    subject = scaling.planned(
         open_checkpoint(checkpoint, weights=True, revision=revision), method, factor, params, original_length
     )
-    base = _subject(open_checkpoint(baseline, weights=True)) if baseline else None
+    base = scaling.planned(open_checkpoint(baseline, weights=True)) if baseline else None
     for warning in [*subject.warnings, *(f"the baseline: {text}" for text in (base.warnings if base else ()))]:
         warn(warning)
     run = evaluation.prepare(
@@ -88,20 +88,6 @@ def command(
         remove_progress(output)
 
 
-class _Subject(NamedTuple):
-    """A checkpoint to measure. plan: to patch it by, in memory; None for as it is."""
-
-    checkpoint: Any
-    spec: Any
-    rope: Any
-    plan: Any
-    warnings: tuple[str, ...]
-
-
-def _subject(opened, method=None, factor=None, params=None, original_length=None) -> _Subject:
-    return _Subject(opened, *scaling.planned(opened, method, factor, params or {}, original_length))
-
-
 def _refuse_another_vocabulary(run: evaluation.Run, baseline) -> None:
     """By the tokens that are read: a word more or less elsewhere does not matter."""
     import numpy as np
@@ -118,7 +104,7 @@ def _refuse_another_vocabulary(run: evaluation.Run, baseline) -> None:
         )
 
 
-def _measure(run: evaluation.Run, subject: _Subject, base: _Subject | None, output: Path | None):
+def _measure(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subject | None, output: Path | None):
     """The report of both. One model is in memory at a time."""
     from dataclasses import replace
 
@@ -147,10 +133,10 @@ def _measure(run: evaluation.Run, subject: _Subject, base: _Subject | None, outp
     return replace(report, baseline=baseline, headlines=found)
 
 
-def _measure_one(run: evaluation.Run, subject: _Subject, progress, part: str):
+def _measure_one(run: evaluation.Run, subject: scaling.Subject, progress, part: str):
     from ropecli.evaluate.perplexity import evaluate_perplexity, follows_length
 
-    model = run.load(subject.checkpoint)
+    model = evaluation.load(subject.checkpoint, run.tokenizer, **run.loading)
     switching = scaling.patch_in_memory(model, subject.plan) or follows_length(model, run.lengths[-1])
     with run.scoring(progress, [switching]) as options:
         rows = evaluate_perplexity(model, run.documents, run.lengths, switching=switching, part=part, **options)
@@ -158,7 +144,7 @@ def _measure_one(run: evaluation.Run, subject: _Subject, progress, part: str):
     return run.report(subject.checkpoint, subject.spec, subject.rope, model, rows, in_memory=in_memory)
 
 
-def _request(run: evaluation.Run, subject: _Subject, base: _Subject | None) -> dict[str, Any]:
+def _request(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subject | None) -> dict[str, Any]:
     """What must be the same for a run to be gone on with."""
     return {
         "checkpoint": subject.checkpoint.digest(),

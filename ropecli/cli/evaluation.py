@@ -55,15 +55,22 @@ _LONG = 32_768
 _CHUNK_OF_LONG = 1024
 
 
-def load(checkpoint, dtype: str, device: str, attn: str = "auto"):
-    """The checkpoint's model. Raises MethodError for an unknown dtype or attention."""
+def load(checkpoint, tokenizer, dtype: str, device: str, attn: str):
+    """The checkpoint's model; says where its vocabulary is not the tokenizer's.
+
+    Raises MethodError for an unknown dtype or attention.
+    """
+    from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
-    from ropecli.evaluate.loading import ATTENTION, DTYPES, load_model
+    from ropecli.evaluate.loading import ATTENTION, DTYPES, load_model, vocabulary_mismatch
 
     for option, value, known in (("--dtype", dtype, DTYPES), ("--attn", attn, ATTENTION)):
         if value not in known:
             raise MethodError(f"{option} is {value!r}; it must be one of {', '.join(known)}.")
-    return load_model(checkpoint, dtype=dtype, device=device, attn=attn)
+    model = load_model(checkpoint, dtype=dtype, device=device, attn=attn)
+    if mismatch := vocabulary_mismatch(tokenizer, model):
+        warn(mismatch)
+    return model
 
 
 def prepare(
@@ -215,16 +222,6 @@ class Run:
             "attn": self.loading["attn"],
             "versions": environment(),
         }
-
-    def load(self, checkpoint):
-        """The checkpoint's model; says where its vocabulary is not the tokenizer's."""
-        from ropecli.cli.terminal import warn
-        from ropecli.evaluate.loading import vocabulary_mismatch
-
-        model = load(checkpoint, **self.loading)
-        if mismatch := vocabulary_mismatch(self.tokenizer, model):
-            warn(mismatch)
-        return model
 
     @contextlib.contextmanager
     def scoring(self, progress, switching: Sequence[bool]) -> Iterator[dict[str, Any]]:

@@ -100,16 +100,6 @@ def parse_depths(text: str) -> list[float]:
     return depths
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A checkpoint, and the scaling to measure it with. plan: to patch it by in memory, None for as it is."""
-
-    checkpoint: Any
-    spec: Any
-    rope: Any
-    plan: Any
-
-
 def open_subject(
     name: str,
     revision: str | None,
@@ -118,22 +108,22 @@ def open_subject(
     settings: list[str] | None,
     factors_file: Path | None,
     original_length: int | None,
-) -> Subject:
+) -> scaling.Subject:
     """Says the scaling's warnings."""
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.cli.terminal import warn
 
     params = scaling.parameters(method or "none", settings, factors_file)
     opened = open_checkpoint(name, weights=True, revision=revision)
-    spec, rope, plan, warnings = scaling.planned(opened, method, factor, params, original_length)
-    for warning in warnings:
+    subject = scaling.planned(opened, method, factor, params, original_length)
+    for warning in subject.warnings:
         warn(warning)
-    return Subject(opened, spec, rope, plan)
+    return subject
 
 
 def run(
     request: Request,
-    subject: Subject,
+    subject: scaling.Subject,
     source: str,
     make_task: Callable[[Any], Any],
     settings: dict[str, Any],
@@ -143,8 +133,7 @@ def run(
 
     Of several processes, the first alone gives it.
     """
-    from ropecli.cli.terminal import warn
-    from ropecli.evaluate.loading import load_tokenizer, vocabulary_mismatch
+    from ropecli.evaluate.loading import load_tokenizer
     from ropecli.evaluate.retrieval.pieces import Pieces
     from ropecli.evaluate.sharing import join_workers
 
@@ -153,16 +142,14 @@ def run(
     # what does not fit is known before the weights are loaded
     task.check_room(request.lengths, request.depths, request.trials)
     workers = join_workers(loading["device"])
-    model = evaluation.load(subject.checkpoint, **loading)
-    if mismatch := vocabulary_mismatch(tokenizer, model):
-        warn(mismatch)
+    model = evaluation.load(subject.checkpoint, tokenizer, **loading)
     grid = _measure(request, subject, task, model, workers)
     settings = {**settings, "attn": loading["attn"], "processes": workers.count}
     if workers.first:
         _give(request, _report(request, subject, source, task, model, grid, settings))
 
 
-def _measure(request: Request, subject: Subject, task, model, workers):
+def _measure(request: Request, subject: scaling.Subject, task, model, workers):
     from ropecli.cli.progress import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.evaluate.retrieval.grid import evaluate_retrieval
@@ -185,7 +172,7 @@ def _measure(request: Request, subject: Subject, task, model, workers):
         )
 
 
-def _report(request: Request, subject: Subject, source: str, task, model, grid, settings: dict[str, Any]):
+def _report(request: Request, subject: scaling.Subject, source: str, task, model, grid, settings: dict[str, Any]):
     from ropecli.evaluate.report import RetrievalReport
     from ropecli.evaluate.retrieval.grid import chance_of
 

@@ -1,7 +1,7 @@
 """The options that name one scaling method, and what they mean: patch shares them with the evaluations."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -32,8 +32,26 @@ def parameters(method: str, settings: list[str] | None, factors_file: Path | Non
     return {**_read_factors(method, factors_file), **parse_settings(settings)}
 
 
-def planned(checkpoint, method: str | None, factor: float | None, params: dict[str, Any], original_length: int | None):
-    """The scaling to report, the rope it gives, the plan to patch by in memory (None without a method), warnings."""
+class Subject(NamedTuple):
+    """A checkpoint to measure. spec: the scaling to report. rope: what it gives. plan: to patch by, in memory; None for
+    the checkpoint as it is.
+    """
+
+    checkpoint: Any
+    spec: Any
+    rope: Any
+    plan: Any
+    warnings: tuple[str, ...]
+
+
+def planned(
+    checkpoint,
+    method: str | None = None,
+    factor: float | None = None,
+    params: dict[str, Any] | None = None,
+    original_length: int | None = None,
+) -> Subject:
+    """Without a method, the checkpoint as it is. Raises MethodError."""
     from ropecli.checkpoint.plan import effective_ropes, main_rope, make_plan
     from ropecli.errors import MethodError
     from ropecli.rope import ScalingSpec
@@ -43,13 +61,12 @@ def planned(checkpoint, method: str | None, factor: float | None, params: dict[s
             raise MethodError("--factor, --set, --factors-file and --original-length are for a --method.")
         ropes, settings = effective_ropes(checkpoint)
         rope = main_rope(ropes, settings)
-        return rope.spec, rope, None, settings.warnings
+        return Subject(checkpoint, rope.spec, rope, None, settings.warnings)
     if factor is None and method != "none":
         raise MethodError(f"{method} needs --factor, as --factor 4.")
-    plan = make_plan(
-        checkpoint, ScalingSpec(method, 1.0 if factor is None else factor, params), original_length=original_length
-    )
-    return plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings
+    spec = ScalingSpec(method, 1.0 if factor is None else factor, params or {})
+    plan = make_plan(checkpoint, spec, original_length=original_length)
+    return Subject(checkpoint, plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings)
 
 
 def fingerprint(plan) -> str | None:

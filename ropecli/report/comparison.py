@@ -31,10 +31,11 @@ class Comparison:
     notes: list[str]
 
 
-def compare(reports: Sequence[EvalReport], metric: Metric = METRICS["ppl"]) -> Comparison:
+def compare(reports: Sequence[EvalReport]) -> Comparison:
     """A line a report and a baseline, by checkpoint. The best of each column is so among those of the same tokens and
     protocol.
     """
+    metric = METRICS["ppl"]
     lines = by_checkpoint(named_lines(reports))
     compared = [line.report for line in lines]
     lengths = sorted({row.length for report in compared for row in report.rows})

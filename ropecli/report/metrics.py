@@ -32,11 +32,8 @@ class Metric:
     def axis_label(self) -> str:
         return self.axis + (", logarithmic" if self.logarithmic else "")
 
-    def shown(self, value: float) -> str:
-        return number(value, self.places)
-
     def shown_among(self, values: Iterable[float | None]) -> Callable[[float], str]:
-        """As `shown`, with up to two more places where these values would else look the same and are not."""
+        """A value in so many places, with up to two more where these values would else look the same and are not."""
         known = sorted(value for value in values if value is not None)
         for places in range(self.places, self.places + _MORE_PLACES + 1):
             if not any(

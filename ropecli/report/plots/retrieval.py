@@ -115,4 +115,4 @@ def _draw(axes: "Axes", pivoted: Pivot, inside: int) -> Any:
 
 def _inside(report: RetrievalReport) -> int:
     """How many lengths lie inside the pretraining window."""
-    return sum(length <= report.original_max_position_embeddings for length in pivot(report).lengths)
+    return sum(length <= report.original_max_position_embeddings for length in {cell.length for cell in report.cells})
