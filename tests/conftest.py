@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,15 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def token_cache(tmp_path_factory) -> Iterator[Path]:
+    """The folder of tokenised sources, for this session and the processes that it starts: never the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("ROPECLI_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def read_documents(
     """
     kept: list[Document] = []
     lengths = [0]
-    for document in _tokenize(texts, tokenizer, count_bytes):
+    for document in tokenize(texts, tokenizer, count_bytes):
         lengths.append(len(document.ids))
         advance()
         if len(document.ids) >= least:
@@ -124,8 +124,8 @@ def special_tokens(tokenizer) -> SpecialTokens:
     return SpecialTokens(prefix, tokenizer.bos_token_id, tokenizer.eos_token_id, suffix)
 
 
-def _tokenize(texts: Iterable[tuple[str, str]], tokenizer, count_bytes: bool) -> Iterator[Document]:
-    """In batches, which fast tokenizers spread over the cores."""
+def tokenize(texts: Iterable[tuple[str, str]], tokenizer, count_bytes: bool = False) -> Iterator[Document]:
+    """Every text as a document, in batches, which fast tokenizers spread over the cores. See read_documents."""
     texts = iter(texts)
     offsets = count_bytes and tokenizer.is_fast
     while batch := list(islice(texts, _BATCH)):

@@ -1,38 +1,90 @@
-"""Training sequences of one length, in a seeded order that depends on the position alone."""
+"""Training sequences of one source, each put together from its pieces when it is asked for."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from ropecli.data.documents import Documents
+from ropecli.data.layouts import Layout
+from ropecli.data.selection import Selection
+from ropecli.data.store import Store
+
+UNSCORED = -100
+"""The label of a token with nothing after it to predict."""
 
 
-class Sequences:
-    """Consecutive, non-overlapping sequences of `length` tokens, none across two documents.
+@dataclass(frozen=True)
+class Row:
+    """One sequence. ids, labels, positions: shape (length,), int64; labels and positions as a Batch has them."""
 
-    dropped_tokens: those at documents' ends that fill no sequence.
+    ids: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+
+
+class SourceSequences:
+    """The sequences of one source, every epoch in an order of its own. number: of the source in the mixture.
+
+    separator: token between documents of `concat`, None for none. padding: token that fills a packed sequence up.
     """
 
-    def __init__(self, documents: Documents, length: int, seed: int) -> None:
-        self.length = length
-        self.seed = seed
-        cut = [document.ids[: len(document.ids) // length * length].reshape(-1, length) for document in documents.kept]
-        self.rows = np.concatenate(cut)
-        self.dropped_tokens = sum(len(document.ids) for document in documents.kept) - self.rows.size
+    def __init__(
+        self,
+        store: Store,
+        selection: Selection,
+        layout: Layout,
+        length: int,
+        *,
+        packed: bool = False,
+        separator: int | None = None,
+        padding: int = 0,
+        seed: int = 0,
+        number: int = 0,
+    ) -> None:
+        self.selection, self.layout, self.length = selection, layout, length
+        self._store, self._packed, self._separator, self._padding = store, packed, separator, padding
+        # the first source's order is that of a recipe with this source alone
+        self._seeds = (seed, number) if number else (seed,)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.layout)
 
-    def at(self, position: int) -> np.ndarray:
-        """The sequence at a position of the endless stream, shape (length,): every epoch in an order of its own."""
-        epoch, index = divmod(position, len(self.rows))
-        return self.rows[_order(self.seed, epoch, len(self.rows))[index]]
+    @property
+    def whole_lengths(self) -> np.ndarray:
+        """Tokens of each selected document, whatever is used of it."""
+        return self._store.lengths[self.selection.documents]
 
-    def batch(self, positions: range) -> np.ndarray:
-        """Shape (len(positions), length), int64."""
-        return np.stack([self.at(position) for position in positions])
+    def at(self, position: int) -> Row:
+        """The sequence at a position of this source's endless stream."""
+        epoch, index = divmod(position, len(self))
+        return self.row(int(_order(self._seeds, epoch, len(self))[index]))
+
+    def row(self, sequence: int) -> Row:
+        """A label is the next token of the same sequence; packed, of the same document."""
+        ids = np.full(self.length, self._padding)
+        labels = np.full(self.length, UNSCORED)
+        positions = np.arange(self.length)
+        end = 0
+        for document, start, stop in self.layout.pieces(sequence):
+            begin, end = end, end + stop - start
+            tokens = int(self.selection.lengths[document])
+            inside = min(stop, tokens) - start
+            ids[begin : begin + inside] = self._store.read(
+                int(self.selection.documents[document]), start, start + inside
+            )
+            if stop > tokens:
+                ids[end - 1] = self._separator
+            if self._packed:
+                labels[begin : end - 1] = ids[begin + 1 : end]
+                positions[begin:end] = np.arange(end - begin)
+        if self._packed:
+            positions[end:] = np.arange(self.length - end)  # padding is a document of its own
+        else:
+            labels[:-1] = ids[1:]
+        return Row(ids, labels, positions)
 
 
-@lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, size: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(size)
+@lru_cache(maxsize=32)
+def _order(seeds: tuple[int, ...], epoch: int, size: int) -> np.ndarray:
+    seed, *number = seeds
+    return np.random.default_rng([seed, epoch, *number]).permutation(size)

@@ -15,9 +15,9 @@ from ropecli.errors import DataError, reason_of
 
 DEMO = "demo"
 DEMO_TRAIN = "demo-train"
-_TEXT = {".txt", ".md", ".py"}
-_ROWS = {".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
-_KINDS = ", ".join(sorted(_TEXT | set(_ROWS)))
+TEXT_FILES = {".txt", ".md", ".py"}
+TABLE_FILES = {".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+_KINDS = ", ".join(sorted(TEXT_FILES | set(TABLE_FILES)))
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
 
@@ -58,7 +58,9 @@ def demo_held_out() -> Texts:
 
 
 def _read_folder(folder: Path, text_column: str) -> Texts:
-    files = sorted(path for path in folder.rglob("*") if path.suffix in _TEXT | set(_ROWS) and path.is_file())
+    files = sorted(
+        path for path in folder.rglob("*") if path.suffix in TEXT_FILES | set(TABLE_FILES) and path.is_file()
+    )
     if not files:
         raise DataError(f"{folder} holds no file of the kinds {_KINDS}.")
     for path in files:
@@ -67,16 +69,16 @@ def _read_folder(folder: Path, text_column: str) -> Texts:
 
 
 def _read_file(path: Path, text_column: str) -> Texts:
-    if path.suffix in _TEXT:
+    if path.suffix in TEXT_FILES:
         try:
             yield path.name, path.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError) as error:
             raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
-    elif path.suffix in _ROWS:
+    elif path.suffix in TABLE_FILES:
         if path.suffix == ".jsonl" and path.stat().st_size == 0:
             return  # no rows; the reader below stumbles over it
         files = glob.escape(str(path))
-        yield from _read_table(path.name, text_column, _ROWS[path.suffix], data_files=files, split="train")
+        yield from _read_table(path.name, text_column, TABLE_FILES[path.suffix], data_files=files, split="train")
     else:
         raise DataError(f"{path} is of an unknown kind; known: {_KINDS}.")
 

@@ -1,0 +1,179 @@
+"""A source's tokens on disk: made once, mapped into memory afterwards, so that no process holds them all.
+
+`datasets` writes and maps the file; a kill leaves no half of it, and processes that want the same one wait for the
+first. Its folder is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/ropecli. A row holds the documents
+of about a million tokens as bytes, int32 ids and int64 lengths, which Arrow maps without copying; the last one holds
+their digest, by which a damaged file is known and made again.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropecli.data.documents import tokenize
+from ropecli.data.sources import Texts
+from ropecli.errors import DataError, OutputError, reason_of
+
+FORMAT = 1
+"""Of what is stored; part of every key, so that a file of another format is never read."""
+
+_ROW_TOKENS = 1 << 20
+
+
+class Store:
+    """Documents of tokens, by number. lengths: shape (documents,), int64. digest: sha256 of all lengths and ids."""
+
+    def __init__(self, rows: list[tuple[np.ndarray, np.ndarray]], digest: str) -> None:
+        self.digest = digest
+        self.lengths = np.concatenate([lengths for lengths, _ in rows] or [np.empty(0, dtype=np.int64)])
+        self._rows = [ids for _, ids in rows]
+        self._first_documents = np.cumsum([0, *(len(lengths) for lengths, _ in rows)]).tolist()
+        self._first_tokens = np.cumsum([0, *(len(ids) for _, ids in rows)]).tolist()
+        self._starts = np.cumsum(self.lengths) - self.lengths
+
+    def __len__(self) -> int:
+        """Documents."""
+        return len(self.lengths)
+
+    def read(self, document: int, start: int, stop: int) -> np.ndarray:
+        """The tokens start ≤ t < stop of a document, int64, a copy."""
+        row = bisect_right(self._first_documents, document) - 1
+        begin = int(self._starts[document]) - self._first_tokens[row]
+        return self._rows[row][begin + start : begin + stop].astype(np.int64)
+
+
+def cache_folder() -> Path:
+    if own := os.environ.get("ROPECLI_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
+
+
+def open_store(key: str, texts: Callable[[], Texts], tokenizer) -> Store:
+    """The store of this key; where there is none, or a damaged one, `texts` are tokenized, a batch at a time.
+
+    Reads the whole file once, to check it (some 2 GB/s). Raises what `texts` raises, DataError for tokens that
+    cannot be stored, and OutputError where the cache cannot be written.
+    """
+    from filelock import FileLock
+
+    cache = cache_folder() / "tokens"
+    folder = cache / key
+    writing = _Writing(texts, tokenizer)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        # datasets has a lock of its own, which does not cover the removal of what is damaged
+        with _quietly(), FileLock(cache / f"{key}.lock"):
+            try:
+                return _load(folder, key, writing)
+            except Exception:
+                if writing.begun:
+                    raise
+            shutil.rmtree(folder, ignore_errors=True)  # what lies there is damaged
+            return _load(folder, key, writing)
+    except Exception as error:
+        if writing.failure:
+            raise writing.failure from None
+        cause = error.__cause__ or error
+        if isinstance(cause, OSError | NotImplementedError):  # the latter: a file system without locks
+            raise OutputError(
+                f"The tokens could not be written to the cache {cache}: {reason_of(cause)}. Make room there, or set "
+                "the environment variable ROPECLI_CACHE to a folder that can be written to."
+            ) from error
+        raise
+
+
+class _Writing:
+    """Gives the rows of a store, and remembers what went wrong in the text, which `datasets` wraps."""
+
+    def __init__(self, texts: Callable[[], Texts], tokenizer) -> None:
+        self._texts, self._tokenizer = texts, tokenizer
+        self.begun = False
+        self.failure: Exception | None = None
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        self.begun = True
+        digest = _Digest()
+        try:
+            for lengths, ids in _grouped(tokenize(self._texts(), self._tokenizer)):
+                digest.add(lengths, ids)
+                yield {"lengths": lengths.tobytes(), "ids": ids.tobytes(), "digest": ""}
+        except Exception as error:
+            self.failure = error
+            raise
+        yield {"lengths": b"", "ids": b"", "digest": digest.text()}
+
+
+class _Digest:
+    """The same however the documents are grouped into rows."""
+
+    def __init__(self) -> None:
+        self._lengths, self._ids = hashlib.sha256(), hashlib.sha256()
+
+    def add(self, lengths: np.ndarray, ids: np.ndarray) -> None:
+        self._lengths.update(lengths.data)
+        self._ids.update(ids.data)
+
+    def text(self) -> str:
+        return hashlib.sha256(self._lengths.digest() + self._ids.digest()).hexdigest()
+
+
+def _grouped(documents) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(lengths, ids) of documents that have _ROW_TOKENS tokens or a little more together."""
+    group: list[np.ndarray] = []
+    tokens = 0
+    for document in documents:
+        if len(document.ids) and document.ids.max() >= 1 << 31:
+            raise DataError(f"{document.name}: token id {document.ids.max()} needs more than 31 bits.")
+        group.append(document.ids.astype("<i4"))
+        tokens += len(document.ids)
+        if tokens >= _ROW_TOKENS:
+            yield np.array([len(ids) for ids in group], dtype="<i8"), np.concatenate(group)
+            group, tokens = [], 0
+    if group:
+        yield np.array([len(ids) for ids in group], dtype="<i8"), np.concatenate(group)
+
+
+def _load(folder: Path, key: str, writing: _Writing) -> Store:
+    """Raises many kinds where the files are damaged, ValueError where they are whole and their content is not."""
+    from datasets import Dataset, Features, Value
+
+    columns = Features({"lengths": Value("large_binary"), "ids": Value("large_binary"), "digest": Value("string")})
+    dataset = Dataset.from_generator(
+        writing.rows, features=columns, cache_dir=str(folder), fingerprint=key, writer_batch_size=1
+    )
+    table = dataset.data
+    rows = [
+        (np.frombuffer(lengths.as_buffer(), dtype="<i8"), np.frombuffer(ids.as_buffer(), dtype="<i4"))
+        for lengths, ids in zip(table.column("lengths"), table.column("ids"), strict=True)
+    ]
+    digest = _Digest()
+    for lengths, ids in rows:
+        digest.add(lengths, ids)
+    if not rows or table.column("digest")[-1].as_py() != digest.text():
+        raise ValueError("the tokens are not those that were written")
+    return Store(rows[:-1], digest.text())
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """datasets neither logs nor shows progress; both are global, and as before afterwards."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    logger = logging.getLogger("datasets")
+    level, silent = logger.level, are_progress_bars_disabled()
+    logger.setLevel(logging.CRITICAL)
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if not silent:
+            enable_progress_bars()

@@ -1,0 +1,231 @@
+"""Training sequences of one length from all sources of a recipe: the position in the stream decides everything."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+
+from ropecli.data import layouts
+from ropecli.data.documents import special_tokens
+from ropecli.data.draws import generator
+from ropecli.data.identity import source_identity, tokenizer_digest
+from ropecli.data.mixture import Mixture
+from ropecli.data.positions import positions_of, refuse_impossible
+from ropecli.data.selection import Selection, select
+from ropecli.data.sequences import SourceSequences
+from ropecli.data.sources import TO_TRAIN, Texts, read_texts
+from ropecli.data.store import FORMAT, Store, cache_folder, open_store
+from ropecli.data.wording import none_left, none_long_enough, sentence
+from ropecli.errors import DataError, RecipeError
+
+
+class TextSource(Protocol):
+    """What the recipe says about one source; `finetune/recipe.py` has the meaning of each."""
+
+    @property
+    def data(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def text_column(self) -> str: ...
+    @property
+    def split(self) -> str | None: ...
+    @property
+    def sequences(self) -> str: ...
+    @property
+    def max_documents(self) -> int | None: ...
+    @property
+    def max_tokens(self) -> int | None: ...
+    @property
+    def long_from(self) -> int | None: ...
+    @property
+    def keep_short(self) -> float: ...
+
+
+class StreamRecipe(Protocol):
+    @property
+    def sources(self) -> Sequence[TextSource]: ...
+    @property
+    def positions(self) -> str: ...
+    @property
+    def pose_chunks(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """ids, labels: shape (sequences, length), int64. labels[i, t] is the token after ids[i, t]; -100 where none is
+    scored. positions: the same shape, or None for 0, 1, 2 ... in every row. packed: positions restart where a
+    document begins."""
+
+    ids: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray | None = None
+    packed: bool = False
+
+
+class Stream:
+    """Training sequences of one length, by position alone. packed: whether positions restart in any of them."""
+
+    def __init__(
+        self,
+        recipe: StreamRecipe,
+        length: int,
+        window: int,
+        parts: Sequence[SourceSequences],
+        made_of: Sequence[object],
+    ) -> None:
+        self.length = length
+        self.packed = any(source.sequences == "packed" for source in recipe.sources)
+        self._recipe, self._window, self._parts, self._made_of = recipe, window, parts, made_of
+        self._mixture = Mixture([source.weight for source in recipe.sources], recipe.seed)
+
+    def __len__(self) -> int:
+        """Distinct sequences of all sources."""
+        return sum(len(part) for part in self._parts)
+
+    def batch(self, positions: range) -> Batch:
+        """The sequences at these positions of the endless stream."""
+        rows = []
+        for position in positions:
+            source, index = self._mixture.at(position)
+            rows.append(self._parts[source].at(index))
+        return Batch(
+            np.stack([row.ids for row in rows]),
+            np.stack([row.labels for row in rows]),
+            self._positions(positions, [row.positions for row in rows]),
+            self.packed,
+        )
+
+    def _positions(self, at: range, rows: list[np.ndarray]) -> np.ndarray | None:
+        recipe = self._recipe
+        if recipe.positions != "full":
+            rows = [
+                positions_of(recipe.positions, self.length, self._window, recipe.pose_chunks, recipe.seed, position)
+                for position in at
+            ]
+        elif not self.packed:
+            return None
+        return np.stack(rows)
+
+    def fingerprint(self) -> str:
+        """sha256 of what the stream is made of: the tokens, how they are chosen and laid out, how they are mixed.
+
+        Two streams of one fingerprint give the same batches, wherever the text and the cache lie.
+        """
+        recipe = self._recipe
+        gaps = None if recipe.positions == "full" else [recipe.positions, self._window, recipe.pose_chunks]
+        whole = [FORMAT, self.length, recipe.seed, gaps, list(self._made_of)]
+        return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
+
+    def summary(self) -> list[str]:
+        """A sentence per source: sequences, and the documents used, left out and cut, in fractions."""
+        shares = self._mixture.shares
+        return [
+            sentence(source.data, part, source.sequences, share / sum(shares) if len(shares) > 1 else None)
+            for source, part, share in zip(self._recipe.sources, self._parts, shares, strict=True)
+        ]
+
+
+def open_stream(
+    recipe: StreamRecipe,
+    tokenizer,
+    length: int,
+    window: int,
+    *,
+    read: Callable[..., Texts] = read_texts,
+    first: Callable[[], AbstractContextManager] = nullcontext,
+) -> Stream:
+    """length: of a sequence, tokens. window: positions that `pose` and `randomized` reach.
+
+    read: what reads a source, as read_texts does. first: a context under which the main process goes before the
+    others, so that one of them tokenizes and the others find the tokens. Raises DataError, RecipeError, OutputError.
+    """
+    refuse_impossible(recipe.positions, length, window, recipe.pose_chunks)
+    digest = tokenizer_digest(tokenizer)
+    parts, made_of = [], []
+    for number, source in enumerate(recipe.sources):
+        if source.keep_short < 1 and source.long_from is None:
+            raise RecipeError(
+                f"keep_short: {source.keep_short:g} needs long_from: of how many tokens on a document is long."
+            )
+        with first():
+            store = _open_store(source, tokenizer, digest, read)
+        separator = _separator(tokenizer) if source.sequences == "concat" else None
+        parts.append(_sequences(source, number, store, tokenizer, length, recipe.seed, separator))
+        chosen = [source.weight, source.sequences, source.long_from, source.keep_short, source.max_tokens]
+        made_of.append([store.digest, separator, *chosen])
+    return Stream(recipe, length, window, parts, made_of)
+
+
+def _open_store(source: TextSource, tokenizer, digest: str, read: Callable[..., Texts]) -> Store:
+    identity = [
+        FORMAT,
+        source_identity(source.data, source.split or TO_TRAIN[0], cache_folder()),
+        source.text_column,
+        source.max_documents,
+        digest,
+    ]
+
+    def texts() -> Texts:
+        found = read(source.data, text_column=source.text_column, split=source.split, splits=TO_TRAIN)
+        return islice(found, source.max_documents)
+
+    return open_store(hashlib.sha256(json.dumps(identity).encode()).hexdigest(), texts, tokenizer)
+
+
+def _separator(tokenizer) -> int | None:
+    """What tells documents of one sequence apart, where the tokenizer puts nothing around them itself."""
+    special = special_tokens(tokenizer)
+    marked = special.bos in special.prefix or special.eos in special.suffix
+    return None if marked else special.eos
+
+
+def _sequences(
+    source: TextSource, number: int, store: Store, tokenizer, length: int, seed: int, separator: int | None
+) -> SourceSequences:
+    least = {"long": length, "packed": layouts.SHORTEST, "concat": 1}[source.sequences]
+    if not len(store):
+        raise DataError(f"{source.data} holds no document.")
+    if store.lengths.max() < least:
+        raise DataError(none_long_enough(least, store.lengths))
+    selection = select(
+        store.lengths,
+        least,
+        long_from=source.long_from,
+        keep_short=source.keep_short,
+        max_tokens=source.max_tokens,
+        seed=seed,
+        source=number,
+    )
+    layout = _lay_out(source.sequences, selection, length, generator(seed, "concat", number), separator is not None)
+    if not len(layout):
+        raise DataError(none_left(source.data, selection, length, source.max_tokens))
+    padding = tokenizer.eos_token_id if source.sequences == "packed" else None
+    return SourceSequences(
+        store,
+        selection,
+        layout,
+        length,
+        packed=source.sequences == "packed",
+        separator=separator,
+        padding=padding or 0,
+        seed=seed,
+        number=number,
+    )
+
+
+def _lay_out(
+    kind: str, selection: Selection, length: int, draw: np.random.Generator, separated: bool
+) -> layouts.Layout:
+    if kind == "packed":
+        return layouts.pack(selection.lengths, length)
+    if kind == "concat":
+        return layouts.concatenate(selection.lengths, length, draw, separated=separated)
+    return layouts.cut_long(selection.lengths, length)

@@ -1,0 +1,58 @@
+"""Stores of documents whose every token is unique, and recipes as small as a stream needs."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ropecli.data.store import Store
+
+STEP = 1000
+"""Document d, token t is d * STEP + t."""
+
+
+@pytest.fixture(scope="session")
+def numbered():
+    """numbered(8, 23, ...) -> a store of documents of these lengths; document d, token t is d * 1000 + t."""
+
+    def make(*lengths: int, per_row: int = 2) -> Store:
+        rows = []
+        for first in range(0, len(lengths), per_row):
+            part = lengths[first : first + per_row]
+            ids = [(first + at) * STEP + np.arange(length, dtype=np.int32) for at, length in enumerate(part)]
+            rows.append((np.array(part, dtype=np.int64), np.concatenate(ids)))
+        return Store(rows, digest="of " + str(lengths))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def source():
+    """source(data, key=value, ...) -> a source as a recipe has it, everything else at its default."""
+
+    def make(data: object, **keys: object) -> SimpleNamespace:
+        defaults = {
+            "weight": 1.0,
+            "text_column": "text",
+            "split": None,
+            "sequences": "long",
+            "max_documents": None,
+            "max_tokens": None,
+            "long_from": None,
+            "keep_short": 1.0,
+        }
+        return SimpleNamespace(**{**defaults, "data": str(data), **keys})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def stream_of(tokenizer):
+    """stream_of(source, ..., length=16, window=64, key=value) -> a stream through the tiny tokenizer."""
+    from ropecli.data.stream import open_stream
+
+    def make(*sources, length=16, window=64, tokenizer=tokenizer, positions="full", pose_chunks=2, seed=0, **options):
+        recipe = SimpleNamespace(sources=sources, positions=positions, pose_chunks=pose_chunks, seed=seed)
+        return open_stream(recipe, tokenizer, length, window, **options)
+
+    return make

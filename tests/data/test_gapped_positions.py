@@ -1,0 +1,91 @@
+"""Positions with gaps: rising, inside the window, from 0, and drawn as the papers say."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropecli.data.positions import positions_of, refuse_impossible
+from ropecli.errors import RecipeError
+
+both = pytest.mark.parametrize("kind", ["pose", "randomized"])
+
+
+@both
+@given(st.integers(4, 40), st.integers(0, 200), st.integers(2, 4), st.integers(0, 10**6))
+def test_positions_rise_from_zero_and_stay_in_the_window(kind, length, more, chunks, at):
+    positions = positions_of(kind, length, length + more, chunks, 0, at)
+    assert positions.shape == (length,)
+    assert positions.dtype == np.int64
+    assert positions[0] == 0
+    assert positions[-1] < length + more
+    assert (np.diff(positions) >= 1).all()
+    if kind == "pose":
+        assert (np.diff(positions) > 1).sum() <= chunks - 1
+
+
+@both
+def test_they_hang_on_the_seed_and_the_place_in_the_stream_alone(kind):
+    draw = [positions_of(kind, 64, 512, 2, 3, at).tolist() for at in range(6)]
+    assert draw[::-1] == [positions_of(kind, 64, 512, 2, 3, at).tolist() for at in range(6)][::-1]
+    assert all(draw[i] != draw[j] for i in range(6) for j in range(i))
+    assert positions_of(kind, 64, 512, 2, 4, 0).tolist() != draw[0]
+
+
+def test_full_positions_are_counted():
+    np.testing.assert_array_equal(positions_of("full", 5, 3, 2, 0, 9), [0, 1, 2, 3, 4])
+
+
+@both
+def test_a_window_of_the_length_leaves_no_gap(kind):
+    np.testing.assert_array_equal(positions_of(kind, 50, 50, 3, 0, 1), np.arange(50))
+
+
+def test_two_chunks_are_drawn_evenly():
+    """Of 4 tokens in a window of 6: three ways to cut, three biases, each of the nine as often as the others."""
+    drawn = [tuple(positions_of("pose", 4, 6, 2, 0, at).tolist()) for at in range(9000)]
+    for cut in (1, 2, 3):
+        for bias in (1, 2):
+            expected = tuple(token + bias * (token >= cut) for token in range(4))
+            assert 850 < drawn.count(expected) < 1150
+    assert 2700 < drawn.count((0, 1, 2, 3)) < 3300  # without a bias all cuts look the same
+
+
+def test_every_next_bias_is_drawn_from_the_last_one_on():
+    """Three chunks: the second bias evenly from 0 to window − length, the third evenly from the second on."""
+    gaps = []
+    for at in range(6000):
+        positions = positions_of("pose", 3, 5, 3, 0, at)  # chunks of one token
+        gaps.append((int(positions[1]) - 1, int(positions[2]) - 2))
+    for second in range(3):
+        for third in range(second, 3):
+            expected = 6000 / 3 / (3 - second)
+            assert abs(gaps.count((second, third)) - expected) < 5 * np.sqrt(expected)
+
+
+def test_a_sequence_covers_the_whole_window_in_time():
+    distances = [positions_of("pose", 16, 128, 2, 0, at)[-1] for at in range(400)]
+    assert min(distances) < 20
+    assert max(distances) > 122
+
+
+def test_randomized_positions_are_a_sample_without_replacement():
+    """Of 2 tokens in a window of 5: the distance d is as frequent as its pairs, 5 − d of 10."""
+    distances = [int(positions_of("randomized", 2, 5, 2, 0, at)[1]) for at in range(10_000)]
+    for distance in (1, 2, 3, 4):
+        assert abs(distances.count(distance) - 1000 * (5 - distance)) < 200
+
+
+@both
+def test_a_window_shorter_than_the_sequence_is_refused(kind):
+    with pytest.raises(RecipeError, match=rf"{kind} cannot fit sequences of 64 tokens into a window of 48"):
+        refuse_impossible(kind, 64, 48, 2)
+    refuse_impossible(kind, 64, 64, 2)
+    refuse_impossible("full", 64, 48, 2)
+
+
+def test_more_chunks_than_tokens_are_refused():
+    with pytest.raises(RecipeError, match="9 chunks need 9 tokens; a sequence has 8"):
+        refuse_impossible("pose", 8, 64, 9)
+    refuse_impossible("pose", 8, 64, 8)
+    np.testing.assert_array_equal(np.diff(positions_of("pose", 8, 8, 8, 0, 0)), 1)

@@ -1,0 +1,95 @@
+"""How documents fill sequences: each layout against one that is written out token by token."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropecli.data.layouts import SHORTEST, concatenate, cut_long, pack
+
+lengths_of_documents = st.lists(st.integers(1, 40), max_size=30).map(lambda lengths: np.array(lengths, dtype=np.int64))
+lengths_of_sequences = st.integers(2, 17)
+
+
+def tokens_of(layout):
+    """Each sequence as (document, token) pairs."""
+    return [
+        [(document, token) for document, start, stop in layout.pieces(k) for token in range(start, stop)]
+        for k in range(len(layout))
+    ]
+
+
+@given(lengths_of_documents, lengths_of_sequences)
+def test_long_cuts_documents_into_consecutive_sequences(lengths, length):
+    expected = [
+        [(document, start + offset) for offset in range(length)]
+        for document, tokens in enumerate(lengths)
+        for start in range(0, tokens - length + 1, length)
+    ]
+    assert tokens_of(cut_long(lengths, length)) == expected
+
+
+@given(lengths_of_documents, lengths_of_sequences, st.booleans(), st.integers(0, 5))
+def test_concat_is_one_text_cut_where_a_sequence_is_full(lengths, length, separated, seed):
+    order = np.random.default_rng(seed).permutation(len(lengths)).tolist()
+    text = [(document, token) for document in order for token in range(lengths[document] + separated)]
+    expected = [text[start : start + length] for start in range(0, len(text) - length + 1, length)]
+    assert tokens_of(concatenate(lengths, length, np.random.default_rng(seed), separated=separated)) == expected
+
+
+@given(lengths_of_documents, lengths_of_sequences)
+def test_packed_holds_every_token_once_but_single_ones(lengths, length):
+    sequences = tokens_of(pack(lengths, length))
+    expected = {
+        (document, token)
+        for document, tokens in enumerate(lengths.tolist())
+        for token in range(tokens - (tokens % length if tokens % length < SHORTEST else 0))
+    }
+    packed = [token for sequence in sequences for token in sequence]
+    assert set(packed) == expected
+    assert len(packed) == len(expected)
+    assert all(0 < len(sequence) <= length for sequence in sequences)
+
+
+@given(lengths_of_documents, lengths_of_sequences)
+def test_packed_cuts_only_what_is_longer_than_a_sequence(lengths, length):
+    layout = pack(lengths, length)
+    for document, start, stop in zip(layout.document, layout.start, layout.stop, strict=True):
+        whole = start == 0 and stop == lengths[document]
+        assert whole or lengths[document] > length
+        assert stop - start >= SHORTEST
+
+
+@given(lengths_of_documents, lengths_of_sequences)
+def test_packed_is_best_fit_decreasing(lengths, length):
+    """Sequence lengths as a packing has them that looks through all sequences for every piece."""
+    pieces = [length] * int((lengths // length).sum())
+    pieces += sorted((rest for rest in (lengths % length).tolist() if rest >= SHORTEST), reverse=True)
+    rooms = []
+    for piece in pieces:
+        fitting = [at for at, room in enumerate(rooms) if room >= piece]
+        if fitting:
+            rooms[min(fitting, key=lambda at: rooms[at])] -= piece
+        else:
+            rooms.append(length - piece)
+    filled = sorted(len(sequence) for sequence in tokens_of(pack(lengths, length)))
+    assert filled == sorted(length - room for room in rooms)
+
+
+def test_packing_many_short_documents_leaves_almost_no_padding():
+    lengths = np.random.default_rng(0).lognormal(5, 1, 20_000).astype(np.int64) + 2
+    layout = pack(lengths, 2048)
+    filled = (layout.stop - layout.start).sum() / (len(layout) * 2048)
+    assert filled > 0.999
+
+
+@pytest.mark.parametrize(
+    "lay_out", [cut_long, pack, lambda n, length: concatenate(n, length, np.random.default_rng(0), separated=True)]
+)
+def test_a_million_documents_are_laid_out_in_seconds(lay_out):
+    lengths = np.random.default_rng(0).lognormal(6, 1.3, 1_000_000).astype(np.int64) + 1
+    begun = time.process_time()
+    assert len(lay_out(lengths, 1024)) > 100_000
+    assert time.process_time() - begun < 15

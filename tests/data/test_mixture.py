@@ -1,0 +1,77 @@
+"""Shares of the sources: exact in every block, by the position alone."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ropecli.data.mixture import BLOCK, Mixture
+
+
+@pytest.mark.parametrize("block", [0, 1, 77])
+def test_every_block_holds_the_shares_exactly(block):
+    mixture = Mixture([0.6, 0.3, 0.1], seed=0)
+    sources = Counter(mixture.at(position)[0] for position in range(block * BLOCK, (block + 1) * BLOCK))
+    assert sources == {0: 600, 1: 300, 2: 100}
+
+
+@settings(max_examples=20)
+@given(st.lists(st.floats(0.001, 100), min_size=1, max_size=6), st.integers(0, 3))
+def test_a_source_gives_its_sequences_one_after_the_other(weights, seed):
+    mixture = Mixture(weights, seed)
+    seen = [0] * len(weights)
+    for position in range(3 * BLOCK):
+        source, index = mixture.at(position)
+        assert index == seen[source]
+        seen[source] += 1
+
+
+@given(st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=50))
+def test_shares_are_whole_and_near_the_weights(weights):
+    shares = Mixture(weights, 0).shares
+    assert sum(shares) == BLOCK
+    assert min(shares) >= 1
+    exact = np.array(weights) / sum(weights) * BLOCK
+    if exact.min() >= 1:
+        assert (np.abs(np.array(shares) - exact) < 1).all()
+
+
+def test_shares_are_those_of_the_largest_remainder():
+    weights = [5.0, 3.0, 2.5, 1.7, 1.0]
+    exact = [weight / sum(weights) * BLOCK for weight in weights]
+    shares = [int(share) for share in exact]
+    for at in sorted(range(5), key=lambda at: shares[at] - exact[at])[: BLOCK - sum(shares)]:
+        shares[at] += 1
+    assert list(Mixture(weights, 0).shares) == shares
+
+
+def test_one_source_keeps_the_positions_as_they_are():
+    mixture = Mixture([3.0], seed=5)
+    assert [mixture.at(position) for position in (0, 1, 999, 1000, 123_456)] == [
+        (0, position) for position in (0, 1, 999, 1000, 123_456)
+    ]
+
+
+def test_the_position_alone_decides():
+    in_order = [Mixture([2, 1], seed=4).at(position) for position in range(4000)]
+    jumping = Mixture([2, 1], seed=4)
+    for position in np.random.default_rng(0).permutation(4000)[:200].tolist():
+        assert jumping.at(position) == in_order[position]
+
+
+def test_blocks_and_seeds_have_orders_of_their_own():
+    def order(seed, block):
+        mixture = Mixture([1, 1], seed)
+        return [mixture.at(block * BLOCK + offset)[0] for offset in range(BLOCK)]
+
+    assert order(0, 0) != order(0, 1)
+    assert order(0, 0) != order(1, 0)
+    longest_run = max(len(run) for run in "".join(map(str, order(0, 0))).split("1"))
+    assert longest_run < 30  # mixed, not one source after the other
+
+
+def test_more_sources_than_a_block_has_positions():
+    mixture = Mixture([1.0] * (BLOCK + 7), seed=0)
+    assert {mixture.at(position)[0] for position in range(BLOCK + 7)} == set(range(BLOCK + 7))

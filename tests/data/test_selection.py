@@ -1,0 +1,88 @@
+"""Which documents are used: long ones all, short ones by a draw of their own, up to a budget."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropecli.data.selection import select
+
+LENGTHS = np.random.default_rng(0).integers(1, 200, 4000)
+some_lengths = st.lists(st.integers(0, 50), max_size=40).map(lambda lengths: np.array(lengths, dtype=np.int64))
+
+
+def test_everything_is_used_where_nothing_is_asked():
+    chosen = select(LENGTHS, 1)
+    np.testing.assert_array_equal(chosen.documents, np.arange(4000))
+    np.testing.assert_array_equal(chosen.lengths, LENGTHS)
+    assert (chosen.too_short, chosen.not_drawn, chosen.over_budget, chosen.cut) == (0, 0, 0, False)
+
+
+def test_long_documents_are_kept_and_of_short_ones_the_share():
+    chosen = select(LENGTHS, 1, long_from=100, keep_short=0.3)
+    long = np.flatnonzero(LENGTHS >= 100)
+    assert set(long) <= set(chosen.documents)
+    short = (LENGTHS < 100).sum()
+    kept = len(chosen.documents) - len(long)
+    assert abs(kept - 0.3 * short) < 4 * np.sqrt(0.3 * 0.7 * short)  # four standard deviations of the draw
+    assert chosen.not_drawn == short - kept
+
+
+def test_what_is_too_short_is_not_drawn_either():
+    chosen = select(LENGTHS, 120, long_from=100, keep_short=0.3)
+    np.testing.assert_array_equal(chosen.documents, np.flatnonzero(LENGTHS >= 120))
+    assert chosen.too_short == (LENGTHS < 120).sum()
+    assert chosen.not_drawn == 0
+
+
+@pytest.mark.parametrize(("keep", "expected"), [(0.0, 0), (1.0, 1)])
+def test_the_ends_of_the_share_are_exact(keep, expected):
+    chosen = select(LENGTHS, 1, long_from=100, keep_short=keep)
+    assert (LENGTHS[chosen.documents] < 100).sum() == expected * (LENGTHS < 100).sum()
+
+
+def test_whether_a_document_is_kept_hangs_on_itself_alone():
+    """More documents behind it, another bound on the length: a kept short one stays kept."""
+    before = select(LENGTHS[:1000], 1, long_from=100, keep_short=0.3)
+    after = select(LENGTHS, 1, long_from=150, keep_short=0.3)
+    kept_short = before.documents[LENGTHS[before.documents] < 100]
+    assert set(kept_short) <= set(after.documents)
+
+
+def test_the_seed_and_the_source_decide_the_draw():
+    def drawn(**keys):
+        return set(select(LENGTHS, 1, long_from=100, keep_short=0.3, **keys).documents.tolist())
+
+    assert drawn(seed=1) == drawn(seed=1)
+    assert drawn(seed=1) != drawn(seed=2)
+    assert drawn(seed=1) != drawn(seed=1, source=1)
+
+
+@given(some_lengths, st.integers(1, 60), st.integers(1, 400), st.integers(0, 9))
+def test_the_budget_is_used_up_and_the_last_document_cut(lengths, least, budget, seed):
+    chosen = select(lengths, least, max_tokens=budget, seed=seed)
+    there = int(lengths[lengths >= least].sum())
+    assert chosen.lengths.sum() == min(budget, there)
+    assert (np.diff(chosen.documents) > 0).all()
+    whole = lengths[chosen.documents]
+    assert (chosen.lengths <= whole).all()
+    assert (chosen.lengths < whole).sum() == chosen.cut <= 1
+    assert (chosen.lengths > 0).all()
+    assert len(chosen.documents) + chosen.too_short + chosen.over_budget == len(lengths)
+    assert chosen.too_short == (lengths < least).sum()
+
+
+def test_a_larger_budget_takes_the_same_documents_first():
+    small, large = (set(select(LENGTHS, 1, max_tokens=budget).documents.tolist()) for budget in (5_000, 50_000))
+    assert small < large
+
+
+def test_the_budget_does_not_take_the_first_documents():
+    chosen = select(LENGTHS, 1, max_tokens=20_000).documents
+    assert 1500 < chosen.mean() < 2500
+
+
+def test_documents_that_are_too_short_use_nothing_of_the_budget():
+    chosen = select(np.array([5, 100, 5, 100, 5]), 50, max_tokens=200)
+    assert chosen.documents.tolist() == [1, 3]
+    assert chosen.too_short == 3

@@ -1,0 +1,336 @@
+"""The stream of a recipe: mixed, resumable, told of in sentences, and known by its fingerprint."""
+
+import copy
+import json
+import re
+import shutil
+from contextlib import contextmanager
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from ropecli.data.sources import read_texts
+from ropecli.errors import DataError, RecipeError
+
+END = 0
+"""The tiny tokenizer's only special token, <s>."""
+
+
+def joined(batches):
+    return [np.concatenate([getattr(batch, name) for batch in batches]) for name in ("ids", "labels", "positions")]
+
+
+@pytest.fixture(scope="session")
+def short_texts(tmp_path_factory):
+    """Forty short files and two long ones, of words that the other corpus knows too."""
+    folder = tmp_path_factory.mktemp("short")
+    for at in range(40):
+        (folder / f"{at:02}.txt").write_text("ba de fi " * (at + 1))
+    for at in range(2):
+        (folder / f"long{at}.txt").write_text("go ku bal " * 150)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ids_of(tokenizer):
+    return lambda folder: [tokenizer(text)["input_ids"] for _, text in read_texts(str(folder))]
+
+
+def test_long_batches_are_the_documents_in_the_order_of_seed_and_epoch(stream_of, source, corpus, ids_of):
+    stream = stream_of(source(corpus), length=48, seed=5)
+    rows = [ids[at : at + 48] for ids in ids_of(corpus) for at in range(0, len(ids) - 47, 48)]
+    assert len(stream) == len(rows)
+    for epoch in (0, 1, 3):
+        order = np.random.default_rng([5, epoch]).permutation(len(rows))
+        batch = stream.batch(range(epoch * len(rows), (epoch + 1) * len(rows)))
+        np.testing.assert_array_equal(batch.ids, [rows[at] for at in order])
+        np.testing.assert_array_equal(batch.labels[:, :-1], batch.ids[:, 1:])
+        assert (batch.labels[:, -1] == -100).all()
+        assert batch.positions is None
+        assert not batch.packed
+        assert batch.ids.dtype == batch.labels.dtype == np.int64
+
+
+@pytest.mark.parametrize("positions", ["full", "pose", "randomized"])
+def test_any_batch_is_the_same_whenever_it_is_asked_for(stream_of, source, corpus, short_texts, positions):
+    def stream():
+        kinds = ("long", "concat") if positions != "full" else ("long", "packed")
+        sources = [source(folder, sequences=kind) for folder, kind in zip((corpus, short_texts), kinds, strict=True)]
+        return stream_of(*sources, positions=positions, window=200)
+
+    read_on = stream()
+    whole = joined([read_on.batch(range(at, at + 7)) for at in range(0, 2100, 7)])
+    jumping = stream()
+    for at, size in ((1990, 30), (3, 1), (997, 8), (0, 2), (2000, 100)):
+        batch = jumping.batch(range(at, at + size))
+        for name, expected in zip(("ids", "labels", "positions"), whole, strict=True):
+            np.testing.assert_array_equal(getattr(batch, name), expected[at : at + size])
+
+
+def test_sources_have_their_weights_and_each_epoch_all_their_sequences(stream_of, source, corpus, short_texts):
+    long, packed = source(corpus, weight=3), source(short_texts, weight=1, sequences="packed")
+    stream, alone = stream_of(long, packed), [stream_of(long), stream_of(packed)]
+    assert len(stream) == sum(map(len, alone))
+    of_each = [sorted(map(tuple, one.batch(range(len(one))).ids.tolist())) for one in alone]
+    assert not set(of_each[0]) & set(of_each[1])  # guards: a sequence tells its source
+    batch = stream.batch(range(4000))
+    is_packed = np.array([tuple(row) in set(of_each[1]) for row in batch.ids.tolist()])
+    assert is_packed.reshape(4, 1000).sum(axis=1).tolist() == [250] * 4
+    for rows, expected in ((batch.ids[~is_packed], of_each[0]), (batch.ids[is_packed], of_each[1])):
+        for start in range(0, len(rows) - len(expected) + 1, len(expected)):
+            assert sorted(map(tuple, rows[start : start + len(expected)].tolist())) == expected
+    assert (batch.positions[~is_packed] == np.arange(16)).all()
+    assert (batch.positions[is_packed][:, 1:] == 0).any()
+
+
+def test_packed_rows_hold_every_document(stream_of, source, short_texts, ids_of):
+    stream = stream_of(source(short_texts, sequences="packed"), length=200)
+    batch = stream.batch(range(len(stream)))
+    found = []
+    for ids, labels, positions in zip(batch.ids, batch.labels, batch.positions, strict=True):
+        borders = [*np.flatnonzero(positions == 0), len(ids)]
+        for start, stop in pairwise(borders):
+            assert labels[stop - 1] == -100
+            if (labels[start : stop - 1] == -100).all():  # padding
+                assert (ids[start:stop] == END).all()
+                continue
+            found.append(ids[start:stop].tolist())
+            assert labels[start : stop - 1].tolist() == ids[start + 1 : stop].tolist()
+    expected = [ids[at : at + 200] for ids in ids_of(short_texts) for at in range(0, len(ids), 200)]
+    assert sorted(found) == sorted(ids for ids in expected if len(ids) > 1)
+    assert stream.packed
+    assert batch.packed
+
+
+class TestSeparators:
+    def text_of(self, stream):
+        """The sequences of `concat` are consecutive in its layout; here in that order."""
+        part = stream._parts[0]
+        return [token for index in range(len(part)) for token in part.row(index).ids.tolist()]
+
+    def test_an_end_stands_between_documents(self, stream_of, source, short_texts, ids_of):
+        text = self.text_of(stream_of(source(short_texts, sequences="concat")))
+        documents = ids_of(short_texts)
+        assert not any(END in ids for ids in documents)  # guards: it comes from us
+        found = "".join(map(chr, text)).split(chr(END))
+        whole = {"".join(map(chr, ids)) for ids in documents}
+        assert len(found) in (42, 43)
+        assert set(found[:-1]) <= whole
+        assert len(set(found)) > 38  # all documents, but the last, which may be cut
+
+    @pytest.mark.parametrize("template", ["<s> $A", "$A <s>"])
+    def test_a_tokenizer_that_marks_documents_itself_is_enough(
+        self, stream_of, source, short_texts, tokenizer, template
+    ):
+        own = copy.deepcopy(tokenizer)
+        own.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[("<s>", 0)])
+        stream = stream_of(source(short_texts, sequences="concat"), tokenizer=own)
+        text = self.text_of(stream)
+        assert text.count(END) in (41, 42)
+        assert (END, END) not in pairwise(text)
+
+    def test_without_an_end_documents_follow_each_other(self, stream_of, source, short_texts, tokenizer, ids_of):
+        own = copy.deepcopy(tokenizer)
+        own.eos_token = None
+        text = self.text_of(stream_of(source(short_texts, sequences="concat"), tokenizer=own))
+        assert END not in text
+        tokens = sum(map(len, ids_of(short_texts)))
+        assert tokens - 16 < len(text) <= tokens
+
+
+class TestSelection:
+    def test_budget_and_share_come_from_the_source(self, stream_of, source, short_texts):
+        long = stream_of(source(short_texts, sequences="packed", long_from=200, keep_short=0.0))
+        assert re.search(r"from 2 of 42 documents.*95\.2% of the documents are not drawn", long.summary()[0])
+        budget = stream_of(source(short_texts, sequences="packed", max_tokens=160))
+        assert len(budget) <= 11
+
+    def test_max_documents_ends_the_reading(self, stream_of, source, short_texts):
+        read = []
+
+        def reading(name, **options):
+            for item in read_texts(name, **options):
+                read.append(item[0])
+                yield item
+
+        stream = stream_of(source(short_texts, sequences="packed", max_documents=5), read=reading)
+        assert read == [f"{at:02}.txt" for at in range(5)]
+        assert "5 of 5 documents" in stream.summary()[0]
+
+    def test_a_share_of_short_documents_needs_to_know_what_is_short(self, stream_of, source, corpus):
+        with pytest.raises(RecipeError, match=r"keep_short: 0\.5 needs long_from"):
+            stream_of(source(corpus, keep_short=0.5))
+
+
+class TestRefusals:
+    def test_documents_that_are_all_too_short(self, stream_of, source, corpus, ids_of):
+        longest = max(map(len, ids_of(corpus)))
+        with pytest.raises(
+            DataError,
+            match=rf"No document is as long as 100000 tokens; the longest of 12 has {longest}\. Ask for fewer",
+        ):
+            stream_of(source(corpus), length=100_000)
+
+    def test_documents_that_make_no_sequence_together(self, stream_of, source, corpus, ids_of):
+        tokens = sum(map(len, ids_of(corpus)))
+        with pytest.raises(DataError, match=rf"the {tokens} tokens of 12 documents fill no sequence of 9{{7}}"):
+            stream_of(source(corpus, sequences="concat"), length=9_999_999)
+
+    def test_a_budget_below_a_sequence(self, stream_of, source, corpus):
+        with pytest.raises(DataError, match=r"the 40 tokens of 1 documents fill no sequence of 48.*max_tokens: 40"):
+            stream_of(source(corpus, max_tokens=40), length=48)
+
+    def test_no_document_drawn(self, stream_of, source, corpus):
+        with pytest.raises(DataError, match=r"Of 12 documents 0 are too short, keep_short left out 12\. Use more"):
+            stream_of(source(corpus, long_from=10**6, keep_short=0.0))
+
+    def test_an_empty_source(self, stream_of, source, tmp_path):
+        (tmp_path / "rows.jsonl").write_text("")
+        with pytest.raises(DataError, match=r"rows\.jsonl holds no document"):
+            stream_of(source(tmp_path / "rows.jsonl"))
+
+    def test_a_source_that_cannot_be_read(self, stream_of, source, tmp_path):
+        (tmp_path / "rows.jsonl").write_text('{"body": "a"}\n')
+        with pytest.raises(DataError, match=r"^rows\.jsonl: row 0 has no text in column 'text'; its columns: body\.$"):
+            stream_of(source(tmp_path / "rows.jsonl"))
+        with pytest.raises(DataError, match="No file or folder"):
+            stream_of(source(tmp_path / "absent.txt"))
+
+    def test_a_window_shorter_than_the_sequence(self, stream_of, source, corpus):
+        with pytest.raises(RecipeError, match="sequences of 48 tokens into a window of 32"):
+            stream_of(source(corpus), length=48, window=32, positions="pose")
+
+
+class TestCache:
+    @pytest.fixture
+    def counted(self, tokenizer, monkeypatch, tmp_path):
+        """(tokenizer, texts that it was given), over a cache of its own."""
+        monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "cache"))
+        given = []
+
+        class Counted(type(tokenizer)):
+            def __call__(self, text, **options):
+                given.extend([text] if isinstance(text, str) else text)
+                return super().__call__(text, **options)
+
+        return Counted(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="<s>"), given
+
+    def test_the_second_run_tokenizes_nothing(self, stream_of, source, corpus, counted):
+        tokenizer, given = counted
+        first = stream_of(source(corpus), tokenizer=tokenizer)
+        assert len(given) == 12
+        other = stream_of(source(corpus, max_tokens=5000), length=100, seed=3, tokenizer=tokenizer)
+        again = stream_of(source(corpus), tokenizer=tokenizer)
+        assert len(given) == 12
+        assert other.fingerprint() != first.fingerprint() == again.fingerprint()
+
+    def test_a_changed_file_is_tokenized_again(self, stream_of, source, counted, tmp_path):
+        tokenizer, given = counted
+        path = tmp_path / "a.txt"
+        path.write_text("ba de fi " * 40)
+        before = stream_of(source(path), tokenizer=tokenizer)
+        path.write_text("go ku go " * 40)
+        after = stream_of(source(path), tokenizer=tokenizer)
+        assert len(given) == 2
+        assert (after.batch(range(1)).ids != before.batch(range(1)).ids).any()
+        assert after.fingerprint() != before.fingerprint()
+
+    def test_another_column_or_number_of_documents_is_another_text(self, stream_of, source, counted, tmp_path):
+        tokenizer, given = counted
+        path = tmp_path / "rows.jsonl"
+        path.write_text((json.dumps({"text": "ba de fi " * 40, "body": "go ku go " * 40}) + "\n") * 3)
+        fingerprints = {
+            stream_of(source(path, **keys), tokenizer=tokenizer).fingerprint()
+            for keys in ({}, {"text_column": "body"}, {"max_documents": 1})
+        }
+        assert len(fingerprints) == 3
+        assert len(given) == 3 + 3 + 1
+
+    def test_another_tokenizer_makes_other_tokens(self, stream_of, source, corpus, counted):
+        tokenizer, given = counted
+        stream_of(source(corpus), tokenizer=tokenizer)
+        own = copy.deepcopy(tokenizer)
+        own.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        stream = stream_of(source(corpus), tokenizer=own)
+        assert len(given) == 24
+        assert END in stream.batch(range(len(stream))).ids
+
+    def test_the_main_process_goes_first_at_every_source(self, stream_of, source, corpus, short_texts):
+        entered = []
+
+        @contextmanager
+        def first():
+            entered.append("in")
+            yield
+            entered.append("out")
+
+        def reading(name, **options):
+            assert entered[-1] == "in"
+            return read_texts(name, **options)
+
+        stream_of(source(corpus), source(short_texts), first=first, read=reading)
+        assert entered == ["in", "out"] * 2
+
+
+class TestFingerprint:
+    def test_it_does_not_know_where_the_text_lies(self, stream_of, source, corpus, tmp_path, monkeypatch):
+        shutil.copytree(corpus, tmp_path / "copy")
+        here = stream_of(source(corpus)).fingerprint()
+        monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "cache"))
+        assert stream_of(source(tmp_path / "copy")).fingerprint() == here
+
+    def test_everything_that_changes_a_batch_changes_it(self, stream_of, source, corpus, short_texts, tokenizer):
+        own = copy.deepcopy(tokenizer)
+        own.eos_token = None
+        streams = [
+            stream_of(source(corpus)),
+            stream_of(source(corpus), seed=1),
+            stream_of(source(corpus), length=17),
+            stream_of(source(short_texts)),
+            stream_of(source(corpus), source(short_texts)),
+            stream_of(source(corpus), source(short_texts, weight=2.0)),
+            stream_of(source(short_texts), source(corpus)),
+            stream_of(source(corpus, sequences="packed")),
+            stream_of(source(corpus, sequences="concat")),
+            stream_of(source(corpus, sequences="concat"), tokenizer=own),
+            stream_of(source(corpus, max_tokens=500)),
+            stream_of(source(corpus, max_documents=5)),
+            stream_of(source(corpus, long_from=10**6, keep_short=0.5)),
+            stream_of(source(corpus, long_from=10**6, keep_short=0.6)),
+            stream_of(source(corpus), positions="pose"),
+            stream_of(source(corpus), positions="pose", pose_chunks=3),
+            stream_of(source(corpus), positions="pose", window=65),
+            stream_of(source(corpus), positions="randomized"),
+        ]
+        assert len({stream.fingerprint() for stream in streams}) == len(streams)
+
+    def test_a_window_that_nothing_reaches_does_not_change_it(self, stream_of, source, corpus):
+        assert stream_of(source(corpus)).fingerprint() == stream_of(source(corpus), window=999).fingerprint()
+
+
+class TestSummary:
+    def test_documents_used_dropped_and_cut_are_told(self, stream_of, source, short_texts, ids_of):
+        lengths = np.array([len(ids) for ids in ids_of(short_texts)])
+        enough, cut = (lengths >= 48).sum(), ((lengths >= 48) & (lengths != 48)).sum()
+        left = (lengths % 48)[lengths >= 48].sum() / lengths[lengths >= 48].sum()
+        sequences = (lengths // 48).sum()
+        (said,) = stream_of(source(short_texts), length=48).summary()
+        assert said == (
+            f"{short_texts}: {sequences} sequences (long) from {enough} of 42 documents, {enough / 42:.1%}; "
+            f"{1 - enough / 42:.1%} of the documents are too short; {cut / enough:.1%} of those used are cut; "
+            f"{left:.1%} of their tokens fill no sequence."
+        )
+
+    def test_padding_is_told(self, stream_of, source, short_texts):
+        stream = stream_of(source(short_texts, sequences="packed"), length=400)
+        batch = stream.batch(range(len(stream)))
+        padding = (batch.ids == END).mean()
+        assert padding > 0.001  # guards: the tiny tokenizer's texts have no <s> of their own
+        assert f"; {padding:.1%} of the sequences is padding." in stream.summary()[0]
+
+    def test_shares_of_a_mixture_are_told(self, stream_of, source, corpus, short_texts):
+        said = stream_of(source(corpus, weight=7), source(short_texts, weight=3, sequences="packed")).summary()
+        assert "; 70.0% of the stream" in said[0]
+        assert "; 30.0% of the stream" in said[1]

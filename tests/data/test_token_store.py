@@ -1,0 +1,310 @@
+"""Tokens on disk: made once, the tokenizer's own, found again by what they hang on; errors in plain words."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ropecli.data import store as stores
+from ropecli.data.identity import source_identity, tokenizer_digest
+from ropecli.data.store import Store, cache_folder, open_store
+from ropecli.errors import DataError, OutputError
+
+TEXTS = [("a", "ba de fi go ku " * 40), ("b", ""), ("c", "ku go " * 25), ("d", "de")]
+
+
+class Counting:
+    """A tokenizer of a token a character, which counts the texts that it is given."""
+
+    is_fast = False
+
+    def __init__(self):
+        self.texts = 0
+
+    def __call__(self, texts, **options):
+        self.texts += len(texts)
+        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def rows_of(store: Store):
+    return [store.read(document, 0, int(length)).tolist() for document, length in enumerate(store.lengths)]
+
+
+def test_documents_are_the_tokenizers_own_ids(cache, tokenizer):
+    store = open_store("key", lambda: iter(TEXTS), tokenizer)
+    assert rows_of(store) == [tokenizer(text)["input_ids"] for _, text in TEXTS]
+    assert store.lengths.dtype == store.read(0, 0, 3).dtype == np.int64
+    assert len(store) == 4
+
+
+@pytest.mark.parametrize("row_tokens", [1, 7, 300, 10**6])
+def test_any_part_of_any_document_is_read(cache, monkeypatch, row_tokens):
+    monkeypatch.setattr(stores, "_ROW_TOKENS", row_tokens)
+    texts = [(str(at), "".join(chr(97 + (at * 7 + i) % 26) for i in range(at * 5 % 43))) for at in range(60)]
+    store = open_store("key", lambda: iter(texts), Counting())
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        document = int(draw.integers(60))
+        start, stop = sorted(draw.integers(0, len(texts[document][1]) + 1, 2).tolist())
+        assert store.read(document, start, stop).tolist() == [ord(letter) for letter in texts[document][1][start:stop]]
+
+
+def test_the_digest_is_of_the_documents_alone(cache, monkeypatch):
+    def digest(key, texts, row_tokens=10**6):
+        monkeypatch.setattr(stores, "_ROW_TOKENS", row_tokens)
+        return open_store(key, lambda: iter(texts), Counting()).digest
+
+    whole = digest("a", TEXTS)
+    assert digest("b", TEXTS) == digest("c", TEXTS, row_tokens=10) == whole
+    monkeypatch.setenv("ROPECLI_CACHE", str(cache / "elsewhere"))
+    assert digest("a", TEXTS) == whole
+    assert digest("d", TEXTS[::-1]) != whole
+    assert digest("e", TEXTS[:-1]) != whole
+    assert digest("f", [("a", TEXTS[0][1] + "ku go "), ("b", ""), ("c", "ku go " * 24), TEXTS[3]]) != whole
+
+
+def test_a_second_opening_neither_reads_nor_tokenizes(cache):
+    tokenizer = Counting()
+    first = open_store("key", lambda: iter(TEXTS), tokenizer)
+    assert tokenizer.texts == 4
+    again = open_store("key", lambda: pytest.fail("the text is read again"), tokenizer)
+    assert tokenizer.texts == 4
+    assert rows_of(again) == rows_of(first)
+    assert again.digest == first.digest
+
+
+def test_tokens_are_mapped_and_not_held(cache):
+    """2,000 documents of 8,000 tokens are 64 MB on disk; what is read from them takes little of this process's own."""
+    import tracemalloc
+
+    import pyarrow
+
+    text = "abcdefgh" * 1000
+    open_store("key", lambda: ((str(at), text) for at in range(2000)), Counting())
+    held = pyarrow.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        store = open_store("key", lambda: iter(()), Counting())
+        assert {int(store.read(document, 7992, 8000)[0]) for document in range(2000)} == {ord("a")}
+        assert tracemalloc.get_traced_memory()[1] < 4e6
+    finally:
+        tracemalloc.stop()
+    assert store.lengths.sum() == 16_000_000
+    assert pyarrow.total_allocated_bytes() - held < 4e6
+
+
+def test_text_is_read_as_it_is_tokenized(cache):
+    """No more than a batch of documents lies between reading and tokenizing."""
+    tokenizer, ahead = Counting(), []
+
+    def texts():
+        for at in range(500):
+            ahead.append(at - tokenizer.texts)
+            yield str(at), "ba de"
+
+    open_store("key", texts, tokenizer)
+    assert max(ahead) <= 32
+
+
+def test_a_source_without_documents_is_a_store_without_documents(cache):
+    assert len(open_store("key", lambda: iter(()), Counting())) == 0
+
+
+class TestWhatGoesWrong:
+    def test_errors_of_the_source_come_through_as_they_are(self, cache):
+        def texts():
+            yield TEXTS[0]
+            raise DataError("rows.jsonl: row 1 has no text")
+
+        with pytest.raises(DataError, match=r"^rows\.jsonl: row 1 has no text$"):
+            open_store("key", texts, Counting())
+
+    @pytest.mark.parametrize("error", [ValueError("of the tokenizer"), OSError("of the source's disk")])
+    def test_so_do_all_others(self, cache, error):
+        def texts():
+            yield TEXTS[0]
+            raise error
+
+        with pytest.raises(type(error), match=str(error)):
+            open_store("key", texts, Counting())
+
+    def test_what_failed_is_made_anew(self, cache):
+        def texts():
+            yield TEXTS[0]
+            raise DataError("gone")
+
+        with pytest.raises(DataError):
+            open_store("key", texts, Counting())
+        assert len(open_store("key", lambda: iter(TEXTS), Counting())) == 4
+
+    def test_an_interrupt_is_no_error_and_leaves_nothing(self, cache):
+        def texts():
+            yield TEXTS[0]
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            open_store("key", texts, Counting())
+        assert not list(cache.rglob("*.arrow"))
+        assert len(open_store("key", lambda: iter(TEXTS), Counting())) == 4
+
+    def test_a_cache_that_cannot_be_made_is_named(self, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "file" / "cache"))
+        with pytest.raises(OutputError, match=r"file/cache/tokens: .*ROPECLI_CACHE"):
+            open_store("key", lambda: iter(TEXTS), Counting())
+
+    def test_a_token_that_cannot_be_stored_is_refused(self, cache):
+        class Huge(Counting):
+            def __call__(self, texts, **options):
+                return {"input_ids": [[1 << 31] for _ in texts]}
+
+        with pytest.raises(DataError, match=r"a: token id 2147483648"):
+            open_store("key", lambda: iter(TEXTS), Huge())
+
+
+class TestSilence:
+    def test_nothing_is_printed(self, cache, tmp_path):
+        code = (
+            "from ropecli.data.store import open_store\n"
+            "class Letters:\n"
+            "    is_fast = False\n"
+            "    def __call__(self, texts, **options):\n"
+            "        return {'input_ids': [[ord(letter) for letter in text] for text in texts]}\n"
+            "for _ in range(2):\n"
+            "    open_store('key', lambda: ((str(at), 'ba' * 99) for at in range(99)), Letters())\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    def test_what_is_global_is_as_before(self, cache):
+        import datasets
+
+        logger = logging.getLogger("datasets")
+        for silent in (False, True):
+            (datasets.disable_progress_bars if silent else datasets.enable_progress_bars)()
+            logger.setLevel(logging.INFO)
+            open_store(f"key{silent}", lambda: iter(TEXTS), Counting())
+            assert datasets.are_progress_bars_disabled() == silent
+            assert logger.level == logging.INFO
+
+
+class TestFolder:
+    def test_the_user_says_where(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "mine"))
+        assert cache_folder() == tmp_path / "mine"
+
+    def test_else_the_desktop_says_where(self, monkeypatch, tmp_path):
+        monkeypatch.delenv("ROPECLI_CACHE")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert cache_folder() == tmp_path / "ropecli"
+
+    def test_else_it_lies_at_home(self, monkeypatch, tmp_path):
+        monkeypatch.delenv("ROPECLI_CACHE")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert cache_folder() == tmp_path / ".cache" / "ropecli"
+
+
+class TestIdentity:
+    def of(self, source, tmp_path, split="train"):
+        return json.dumps(source_identity(str(source), split, tmp_path / "cache"))
+
+    def test_a_file_is_its_path_size_and_time(self, tmp_path):
+        (tmp_path / "a.txt").write_text("some text")
+        before = self.of(tmp_path / "a.txt", tmp_path)
+        assert self.of(tmp_path / "a.txt", tmp_path) == before
+        os.utime(tmp_path / "a.txt", ns=(1, 1))
+        assert self.of(tmp_path / "a.txt", tmp_path) != before
+        (tmp_path / "b.txt").write_text("some text")
+        os.utime(tmp_path / "b.txt", ns=(1, 1))
+        assert self.of(tmp_path / "b.txt", tmp_path) != self.of(tmp_path / "a.txt", tmp_path)
+
+    def test_a_folder_is_the_files_that_are_read(self, tmp_path):
+        folder = tmp_path / "texts"
+        (folder / "below").mkdir(parents=True)
+        (folder / "below" / "a.txt").write_text("some text")
+        seen = [self.of(folder, tmp_path)]
+        (folder / "picture.png").write_text("")
+        assert self.of(folder, tmp_path) == seen[0]
+        (folder / "b.md").write_text("more")
+        seen.append(self.of(folder, tmp_path))
+        (folder / "b.md").unlink()
+        assert self.of(folder, tmp_path) == seen[0] != seen[1]
+
+    def test_the_demo_is_this_python(self, tmp_path, monkeypatch):
+        before = self.of("demo-train", tmp_path)
+        assert sys.version in json.loads(before)
+        monkeypatch.setattr(sys, "version", "4.0")
+        assert self.of("demo-train", tmp_path) != before
+
+    def test_a_dataset_is_its_commit_and_offline_the_one_seen_last(self, tmp_path, monkeypatch):
+        import huggingface_hub
+
+        def hub(commit):
+            def dataset_info(self, dataset, timeout):
+                assert dataset == "owner/name"
+                if commit is None:
+                    raise OSError("no network")
+                return type("Info", (), {"sha": commit})()
+
+            monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+
+        hub(None)
+        alone = self.of("owner/name", tmp_path)
+        assert "owner/name" in alone
+        hub("abc")
+        known = self.of("owner/name", tmp_path)
+        assert "abc" in known
+        hub(None)
+        assert self.of("owner/name", tmp_path) == known != alone
+        hub("def")
+        assert self.of("owner/name", tmp_path) not in (known, alone)
+        assert self.of("owner/name", tmp_path, split="test") != self.of("owner/name", tmp_path)
+
+    @pytest.mark.parametrize("source", ["", "no-such-thing", "x" * 300, "a\0b"])
+    def test_a_name_that_is_nothing_here_is_no_fault_yet(self, source, tmp_path):
+        assert self.of(source, tmp_path)
+
+
+class TestTokenizers:
+    def test_what_was_asked_of_it_last_does_not_matter(self, tokenizer):
+        import copy
+
+        mine = copy.deepcopy(tokenizer)
+        before = tokenizer_digest(mine)
+        mine.pad_token = "<s>"
+        mine(["ba de fi"], truncation=True, max_length=2, padding="max_length")
+        assert "max_length" in mine.backend_tokenizer.to_str()  # guards: the call has left its trace
+        assert tokenizer_digest(mine) == before == tokenizer_digest(tokenizer)
+
+    def test_what_it_puts_around_the_text_does(self, tokenizer):
+        import copy
+
+        from tokenizers.processors import TemplateProcessing
+
+        mine = copy.deepcopy(tokenizer)
+        mine.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        assert tokenizer_digest(mine) != tokenizer_digest(tokenizer)
+
+    def test_a_slow_one_is_its_files(self):
+        class Slow:
+            is_fast = False
+
+            def __init__(self, words):
+                self.words = words
+
+            def save_pretrained(self, folder):
+                (Path(folder) / "vocab.json").write_text(json.dumps(self.words))
+
+        assert tokenizer_digest(Slow(["a"])) == tokenizer_digest(Slow(["a"])) != tokenizer_digest(Slow(["b"]))
