@@ -34,9 +34,12 @@ class SplitModel:
         self.vocabulary, _ = self.head.weight.shape
         self.plain_head = self._probe()
 
-    def decode(self, ids: torch.Tensor) -> Any:
-        """ids: shape (batch, tokens). The decoder's output; last_hidden_state: shape (batch, tokens, width)."""
-        return self.decoder(input_ids=ids, use_cache=False)
+    def decode(self, ids: torch.Tensor, **others: torch.Tensor) -> Any:
+        """ids: shape (batch, tokens). The decoder's output; last_hidden_state: shape (batch, tokens, width).
+
+        others: position_ids and attention_mask, as transformers takes them.
+        """
+        return self.decoder(input_ids=ids, use_cache=False, **others)
 
     def decode_on(self, ids: torch.Tensor, cache: Any) -> Any:
         """As decode, for tokens that follow those in `cache` (None for none); past_key_values holds them all then."""

@@ -4,37 +4,141 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ropecli.errors import RecipeError
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Tokens = Annotated[int, Field(ge=2)]
+Layout = Literal["long", "packed", "concat"]
 
 
-class Recipe(BaseModel):
-    """What `ropecli finetune` does. Lengths in tokens; one step is one update of the weights."""
-
+class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    data: str = Field(description="a source: demo-train, a file or folder, or a Hub dataset id")
+
+class _Text(_Keys):
+    """Which documents of a source are used, and how. Lengths in tokens."""
+
     text_column: str = Field("text", description="of tables, the column that holds the text")
     split: str | None = Field(None, description="of a Hub dataset")
-    max_documents: int | None = Field(None, ge=1, description="use at most so many documents")
-    length: int | None = Field(None, ge=2, description="of a sequence; the checkpoint's extended window by default")
+    sequences: Literal["long", "packed", "concat"] = Field(
+        "long",
+        description="long: documents of at least a sequence, cut into such. packed: documents side by side, each "
+        "attending to itself alone. concat: the same, attending to all that stands before",
+    )
+    max_documents: int | None = Field(None, ge=1, description="read at most so many documents")
+    max_tokens: int | None = Field(None, ge=2, description="use at most so many tokens, of documents in a seeded order")
+    long_from: int | None = Field(None, ge=2, description="documents of so many tokens are all used, and of the ...")
+    keep_short: float = Field(1.0, ge=0, le=1, description="... shorter ones this share, drawn by the seed")
+
+
+class Source(_Text):
+    """One source of a mixture."""
+
+    data: str = Field(description="demo-train, a file or folder, or a Hub dataset id")
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="share of the sequences, over all weights")
+
+
+class Patch(_Keys):
+    """The patch that a stage begins with, as `ropecli patch` would make it."""
+
+    method: str
+    factor: float | None = Field(None, ge=1, allow_inf_nan=False, description="target window ÷ pretraining window")
+    target_length: int | None = Field(None, ge=1, description="tokens; in place of a factor")
+    original_length: int | None = Field(None, ge=1, description="the pretraining window, where config.json lies")
+    params: dict[str, Any] = Field(default_factory=dict, description="what `--set` sets")
+
+
+class Recipe(_Text):
+    """What `ropecli finetune` does. Lengths in tokens; one step is one update of the weights."""
+
+    data: str | None = Field(None, description="a source: demo-train, a file or folder, or a Hub dataset id")
+    mixture: tuple[Source, ...] = Field((), description="in place of data: several sources")
+
+    patch: Patch | None = Field(None, description="patch the checkpoint first")
+    length: Tokens | None = Field(None, description="of a sequence; the extended window by default")
+    positions: Literal["full", "pose", "randomized"] = Field(
+        "full", description="full: 0, 1, 2 ... pose, randomized: with gaps that reach through the window"
+    )
+    window: Tokens | None = Field(None, description="that positions with gaps reach; the extended window by default")
+    pose_chunks: int = Field(2, ge=2, description="runs of consecutive positions in a sequence")
+
     steps: int = Field(100, ge=1)
     batch_size: int = Field(1, ge=1, description="sequences per process and forward pass")
     gradient_accumulation: int = Field(4, ge=1, description="passes per step")
     learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False)
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine"] = Field("constant", description="cosine ends at a tenth")
     warmup_steps: int = Field(20, ge=0)
+    optimizer: Literal["adamw", "adamw-8bit"] = Field("adamw", description="adamw-8bit needs bitsandbytes")
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+    adapter: Literal["none", "lora", "lora-plus", "qlora"] = Field(
+        "none", description="none: all parameters. lora-plus: also embeddings and norms. qlora: a base in 4 bits"
+    )
+    lora_rank: int = Field(8, ge=1)
+    lora_alpha: float = Field(16, gt=0, allow_inf_nan=False)
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    lora_targets: tuple[str, ...] = Field((), description="names of modules; the attention's projections by default")
+    save: Literal["merged", "adapter"] = Field("merged", description="merged: a whole checkpoint")
+
     mixed_precision: Literal["bf16", "none"] = "bf16"  # not Accelerate's "no", which YAML reads as false
+    attn: str = Field("auto", description="the attention implementation, as transformers names it")
     gradient_checkpointing: bool = True
+    offload_activations: bool = Field(False, description="keep what checkpointing keeps in the CPU's memory")
+
     save_every: int = Field(50, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)
+    eval_data: str | None = Field(None, description="a source to measure perplexity on while training")
+    eval_every: int = Field(50, ge=1, description="steps between measurements")
+    eval_lengths: tuple[Tokens, ...] = Field((), description="by default the pretraining window and the sequences'")
+    eval_documents: int = Field(16, ge=1)
+    max_loss_rise: float = Field(2.0, gt=0, description="nats per token above the best so far that end the run")
+    tracker: Literal["auto", "none", "tensorboard", "wandb"] = Field("auto", description="auto: TensorBoard if there")
     seed: int = Field(0, ge=0, lt=2**63)
+
+    stages: tuple[dict[str, Any], ...] = Field((), description="runs one after the other; each overrides keys above")
+
+    @model_validator(mode="after")
+    def _is_one_whole(self) -> "Recipe":
+        if self.stages:
+            return self  # each stage is checked with the keys that it inherits
+        if (self.data is None) == (not self.mixture):
+            raise ValueError("give either data or mixture")
+        if self.mixture and (alone := sorted(self.model_fields_set & set(_Text.model_fields))):
+            raise ValueError(f"{alone[0]} belongs to each source of the mixture")
+        if self.offload_activations and not self.gradient_checkpointing:
+            raise ValueError("offload_activations moves what gradient_checkpointing keeps; switch that on too")
+        if self.save == "adapter" and self.adapter == "none":
+            raise ValueError("save: adapter needs an adapter")
+        if any(source.keep_short < 1 and source.long_from is None for source in self.sources):
+            raise ValueError("keep_short leaves short documents out; long_from must say which are long")
+        if self.positions != "full" and any(source.sequences == "packed" for source in self.sources):
+            raise ValueError(f"positions: {self.positions} and sequences: packed exclude each other")
+        return self
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The mixture; a single source is a mixture of one."""
+        if self.data is None:
+            return self.mixture
+        return (Source(data=self.data, **{key: getattr(self, key) for key in _Text.model_fields}),)
+
+    @property
+    def runs(self) -> tuple["Recipe", ...]:
+        """The stages as whole recipes, each with a seed of its own; this recipe alone where it has none."""
+        if not self.stages:
+            return (self,)
+        return tuple(Recipe(**self._keys_of(number)) for number in range(len(self.stages)))
+
+    def _keys_of(self, number: int) -> dict[str, Any]:
+        stage = self.stages[number]
+        shared = self.model_dump(exclude={"stages"}, exclude_unset=True)
+        if stage.keys() & {"data", "mixture"}:  # text of its own replaces the shared text
+            shared = {key: value for key, value in shared.items() if key not in (*Source.model_fields, "mixture")}
+        return {**shared, "seed": self.seed + number, **stage}
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -48,30 +152,61 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
-    """The recipe file's keys, overridden by the options that are not None. Raises RecipeError listing all faults."""
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            loaded = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
-        if not isinstance(loaded, dict):
-            raise RecipeError(f"{path} holds {type(loaded).__name__}; a recipe is a mapping of keys to values.")
-        values = loaded
-    values = {**values, **{key: value for key, value in options.items() if value is not None}}
+    """The recipe file's keys, overridden by the options that are not None, in all stages.
+
+    Raises RecipeError listing all faults.
+    """
+    values = _read(path) if path else {}
+    given = {key: value for key, value in options.items() if value is not None}
+    values = {**values, **given}
+    if isinstance(stages := values.get("stages"), list):
+        values["stages"] = [
+            {key: value for key, value in stage.items() if key not in given} if isinstance(stage, dict) else stage
+            for stage in stages
+        ]
     try:
-        return Recipe(**values)
+        recipe = Recipe(**values)
     except ValidationError as error:
-        raise RecipeError(_all_faults(error, path)) from error
+        raise RecipeError(_all_faults(path, _faults(error))) from error
     except TypeError as error:  # keys that are no strings
         raise RecipeError(f"{path}: every key must be a word: {error}") from error
+    _check_stages(path, recipe)
+    return recipe
 
 
-def _all_faults(error: ValidationError, path: Path | None) -> str:
-    lines = [f"The recipe{f' {path}' if path else ''} has {error.error_count()} fault(s):"]
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(loaded, dict):
+        raise RecipeError(f"{path} holds {type(loaded).__name__}; a recipe is a mapping of keys to values.")
+    return loaded
+
+
+def _check_stages(path: Path | None, recipe: Recipe) -> None:
+    faults = []
+    for number, stage in enumerate(recipe.stages):
+        if "stages" in stage:
+            faults.append(f"  stages.{number}: a stage has no stages of its own")
+            continue
+        try:
+            Recipe(**recipe._keys_of(number))
+        except ValidationError as error:
+            faults += _faults(error, f"stages.{number}.")
+    if faults:
+        raise RecipeError(_all_faults(path, faults))
+
+
+def _faults(error: ValidationError, prefix: str = "") -> list[str]:
+    lines = []
     for fault in error.errors():
-        key = ".".join(str(part) for part in fault["loc"])
-        given = "" if fault["type"] == "missing" else f" (given: {fault['input']!r})"
-        lines.append(f"  {key}: {fault['msg']}{given}")
-    lines.append(f"Known keys: {', '.join(Recipe.model_fields)}.")
-    return "\n".join(lines)
+        key = (prefix + ".".join(str(part) for part in fault["loc"])).strip(".") or "as a whole"
+        whole = fault["type"] == "missing" or isinstance(fault["input"], dict)
+        lines.append(f"  {key}: {fault['msg']}" + ("" if whole else f" (given: {fault['input']!r})"))
+    return lines
+
+
+def _all_faults(path: Path | None, faults: list[str]) -> str:
+    lines = [f"The recipe{f' {path}' if path else ''} has {len(faults)} fault(s):", *faults]
+    return "\n".join([*lines, f"Known keys: {', '.join(Recipe.model_fields)}."])

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from ropecli.checkpoint.heads import SplitModel
 from ropecli.finetune import loss as loss_module
-from ropecli.finetune.loss import NextTokenLoss
+from ropecli.finetune.loss import UNSCORED, NextTokenLoss
 
 ARCHITECTURES = {
     "llama": {"head_dim": 32},
@@ -26,6 +26,16 @@ def model(request, build):
 
     folder = build(request.param.split()[0], **ARCHITECTURES[request.param])
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+
+
+def mean(loss_of):
+    """The loss of a module that sums over labels, per token, on ids alone."""
+
+    def of(ids):
+        labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+        return loss_of(ids, labels) / ids[:, 1:].numel()
+
+    return of
 
 
 def loss_and_gradients(model, loss_of):
@@ -50,7 +60,7 @@ def test_the_loss_and_its_gradients_are_those_of_a_plain_cross_entropy(model, ch
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     try:
-        ours, our_gradients = loss_and_gradients(model, chunked)
+        ours, our_gradients = loss_and_gradients(model, mean(chunked))
     finally:
         model.gradient_checkpointing_disable()
     assert ours == pytest.approx(loss, abs=1e-4)
@@ -74,7 +84,7 @@ def test_the_whole_logits_never_exist(model, monkeypatch):
     ids = IDS.repeat(3, 1)  # short sequences, whose attention is smaller than their logits
     chunked = NextTokenLoss(model)
     with Largest() as largest:
-        chunked(ids).backward()
+        mean(chunked)(ids).backward()
     assert largest.numbers < ids.numel() * 512 / 2
 
 
@@ -94,6 +104,70 @@ def test_a_cap_that_does_not_show_yet_is_not_taken_for_none(build):
 
 def test_mixed_precision_leaves_the_loss_in_float32(model):
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = NextTokenLoss(model)(IDS)
+        loss = mean(NextTokenLoss(model))(IDS)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(plain(model)(IDS).item(), rel=0.02)
+
+
+def test_labels_that_are_not_scored_count_for_nothing(model):
+    labels = IDS.roll(-1, 1)
+    labels[:, -1] = labels[0, 10:40] = UNSCORED
+    loss, gradients = loss_and_gradients(model, lambda ids: NextTokenLoss(model)(ids, labels))
+    logits = lambda ids: model(input_ids=ids).logits.flatten(0, 1)  # noqa: E731
+    whole, expected = loss_and_gradients(
+        model, lambda ids: cross_entropy(logits(ids), labels.flatten(), reduction="sum")
+    )
+    assert loss == pytest.approx(whole, rel=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-4)
+
+
+def test_packed_documents_are_read_as_if_each_stood_alone(model):
+    together = IDS[:1]
+    positions = torch.cat([torch.arange(30), torch.arange(60)])[None]
+    labels = together.roll(-1, 1)
+    labels[0, [29, 89]] = UNSCORED
+    loss = NextTokenLoss(model)(together, labels, positions, packed=True)
+    alone = sum(
+        cross_entropy(model(input_ids=part).logits[0, :-1], part[0, 1:], reduction="sum")
+        for part in (together[:, :30], together[:, 30:])
+    )
+    assert loss.item() == pytest.approx(alone.item(), rel=1e-5)
+
+
+def test_gaps_in_the_positions_leave_all_that_stands_before_in_sight(model):
+    """Positions far apart, against the same computed with a mask that transformers takes as it is."""
+    positions = torch.cat([torch.arange(40), torch.arange(50) + 77])[None].expand(3, -1)
+    labels = torch.nn.functional.pad(IDS[:, 1:], (0, 1), value=UNSCORED)
+    loss = NextTokenLoss(model)(IDS, labels, positions)
+    everything = torch.zeros(1, 1, 90, 90).masked_fill(torch.ones(90, 90).triu(1).bool(), torch.finfo().min)
+    logits = model(input_ids=IDS, position_ids=positions, attention_mask=everything).logits
+    assert loss.item() == pytest.approx(
+        cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item(), rel=1e-5
+    )
+    assert loss.item() != pytest.approx(NextTokenLoss(model)(IDS, labels).item(), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+def test_activations_kept_elsewhere_give_the_same_gradients_and_are_a_hidden_state_a_layer(model, monkeypatch):
+    kept = []
+
+    class Elsewhere(torch.autograd.graph.saved_tensors_hooks):
+        """Stands in for the GPU's copies, which a CPU does not make."""
+
+        def __init__(self, pin_memory):
+            super().__init__(lambda tensor: kept.append(tensor.shape) or tensor.clone(), lambda tensor: tensor)
+
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", Elsewhere)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    try:
+        loss, gradients = loss_and_gradients(model, mean(NextTokenLoss(model)))
+        assert kept == []
+        ours, our_gradients = loss_and_gradients(model, mean(NextTokenLoss(model, offload=True)))
+    finally:
+        model.gradient_checkpointing_disable()
+    assert ours == loss
+    assert all(torch.equal(our_gradients[name], gradient) for name, gradient in gradients.items())
+    layers, hidden = model.config.num_hidden_layers, (*IDS.shape, model.config.hidden_size)
+    assert layers <= kept.count(hidden) <= layers + 4  # and what the embedding and the last norm save
+    assert max(shape.numel() for shape in kept if len(shape) > 2) == torch.Size(hidden).numel()

@@ -1,11 +1,12 @@
 """Recipes: every fault is named at once, options come before the file, and nothing unknown passes."""
 
+import json
 import math
 
 import pytest
 
 from ropecli.errors import RecipeError
-from ropecli.finetune.recipe import Recipe, make_recipe
+from ropecli.finetune.recipe import Recipe, Source, make_recipe
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_all_faults_are_listed_at_once(recipe_file):
     message = str(caught.value)
     assert str(path) in message
     faults = [line.strip().split(":")[0] for line in message.splitlines() if line.startswith("  ")]
-    assert sorted(faults) == ["batch_size", "data", "learning_rate", "lenght", "schedule", "steps"]
+    assert sorted(faults) == ["batch_size", "learning_rate", "lenght", "schedule", "steps"]
     assert all(key in message.splitlines()[-1] for key in Recipe.model_fields)
 
 
@@ -104,3 +105,57 @@ def test_a_file_that_is_no_recipe_is_refused(recipe_file, text, message):
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"absent\.yaml"):
         make_recipe(tmp_path / "absent.yaml", {})
+
+
+MIXTURE = [{"data": "books", "weight": 3, "sequences": "packed"}, {"data": "code"}]
+
+
+def test_a_single_source_is_a_mixture_of_one():
+    recipe = make_recipe(None, {"data": "corpus", "split": "train", "long_from": 4096, "keep_short": 0.1})
+    assert recipe.sources == (Source(data="corpus", split="train", long_from=4096, keep_short=0.1),)
+    assert make_recipe(None, {"mixture": MIXTURE}).sources == (Source(**MIXTURE[0]), Source(data="code"))
+
+
+NOT_WHOLE = {
+    "no data": ({}, "either data or mixture"),
+    "data twice": ({"data": "corpus", "mixture": MIXTURE}, "either data or mixture"),
+    "an empty mixture": ({"mixture": []}, "either data or mixture"),
+    "a source's key beside a mixture": ({"mixture": MIXTURE, "split": "train"}, "split belongs to each source"),
+    "a key that no source has": ({"mixture": [{"data": "a", "wieght": 2}]}, r"mixture\.0\.wieght"),
+    "a source without weight": ({"mixture": [{"data": "a", "weight": 0}]}, r"mixture\.0\.weight"),
+    "gaps in packed documents": ({"mixture": MIXTURE, "positions": "pose"}, "exclude each other"),
+    "offloading what is not kept": (
+        {"data": "a", "offload_activations": True, "gradient_checkpointing": False},
+        "gradient_checkpointing",
+    ),
+    "short documents that none is shorter than": ({"data": "a", "keep_short": 0.5}, "long_from"),
+    "an adapter's file without one": ({"data": "a", "save": "adapter"}, "needs an adapter"),
+    "a patch without a method": ({"data": "a", "patch": {"factor": 2}}, r"patch\.method"),
+    "stages of stages": ({"data": "a", "stages": [{"stages": []}]}, r"stages\.0: a stage has no stages"),
+    "a fault in a stage": ({"data": "a", "stages": [{"steps": 1}, {"steps": 0}]}, r"stages\.1\.steps"),
+    "a stage without data": ({"stages": [{"data": "a"}, {"steps": 3}]}, r"stages\.1: .*either data or mixture"),
+    "a stage that is no mapping": ({"data": "a", "stages": [3]}, r"stages\.0"),
+}
+
+
+@pytest.mark.parametrize(("values", "message"), NOT_WHOLE.values(), ids=NOT_WHOLE.keys())
+def test_keys_that_do_not_go_together_are_refused(recipe_file, values, message):
+    with pytest.raises(RecipeError, match=message):
+        make_recipe(recipe_file(json.dumps(values)), {})
+
+
+def test_a_stage_takes_over_what_it_does_not_set(recipe_file):
+    stages = [{"steps": 5, "length": 64}, {"mixture": MIXTURE, "seed": 9}, {"data": "other"}]
+    values = {"data": "corpus", "split": "train", "seed": 3, "steps": 7, "stages": stages}
+    recipe = make_recipe(recipe_file(json.dumps(values)), {})
+    runs = recipe.runs
+    assert [(run.steps, run.length, run.seed) for run in runs] == [(5, 64, 3), (7, None, 9), (7, None, 5)]
+    assert [run.sources[0].data for run in runs] == ["corpus", "books", "other"]
+    assert [run.sources[0].split for run in runs] == ["train", None, None]  # text of its own has keys of its own
+    assert not any(run.stages for run in runs)
+    assert make_recipe(None, {"data": "corpus"}).runs == (make_recipe(None, {"data": "corpus"}),)
+
+
+def test_an_option_holds_in_every_stage(recipe_file):
+    path = recipe_file("data: corpus\nsteps: 7\nstages:\n  - steps: 400\n  - steps: 200\n    length: 64\n")
+    assert [(run.steps, run.length) for run in make_recipe(path, {"steps": 2}).runs] == [(2, None), (2, 64)]
