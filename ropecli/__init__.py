@@ -32,6 +32,9 @@ _API = {
     "read_reports": "ropecli.report.reading",
     "make_recipe": "ropecli.finetune.recipe",
     "finetune_checkpoint": "ropecli.finetune.training",
+    "plan_stages": "ropecli.finetune.stages",
+    "run_stages": "ropecli.finetune.stages",
+    "merge_to": "ropecli.finetune.merging",
 }
 __all__ = list(_API)
 

@@ -7,6 +7,7 @@ RopecliError
 │   └── ProofError    the written patch does not show in the live model
 ├── DataError         a data source that does not give what was asked of it
 ├── NotFiniteError    a loss or a gradient that is not finite
+├── DivergedError     a training whose loss has left its best far behind
 ├── OutputError       an output that exists already, or that cannot be written
 └── RecipeError       a recipe with faults, or a request that is not the one to be gone on with; all of them listed
 """
@@ -35,6 +36,9 @@ class DataError(RopecliError): ...
 
 
 class NotFiniteError(RopecliError): ...
+
+
+class DivergedError(RopecliError): ...
 
 
 class OutputError(RopecliError): ...

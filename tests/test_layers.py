@@ -152,9 +152,10 @@ def test_nothing_imports_in_a_circle():
         visit(name)
 
 
-def test_finetuning_takes_from_evaluation_how_a_model_is_loaded_and_no_more():
+def test_finetuning_takes_from_evaluation_how_a_model_is_loaded_and_what_is_scored():
     taken = {imported for name in below(["finetune"]) for imported in own_imports(name)}
-    assert {imported for imported in taken if part_of(imported) == "evaluate"} <= {"evaluate.loading"}
+    measured = {"evaluate.loading", "evaluate.memory", "evaluate.protocols"}
+    assert {imported for imported in taken if part_of(imported) == "evaluate"} <= measured
 
 
 @pytest.mark.parametrize("name", MODULES)

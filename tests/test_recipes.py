@@ -1,28 +1,128 @@
-"""Every recipe can be used as it is, and explains each of its keys."""
+"""Every recipe can be used as it is, and explains each of its keys; dry runs reach the windows of its source."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.finetune.recipe import Recipe, make_recipe
+from ropecli.finetune.stages import describe, plan_stages
 
 ROOT = Path(__file__).parent.parent / "recipes"
-RECIPES = sorted(ROOT.rglob("*.yaml"))
-recipes = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT).as_posix())
+RECIPES = sorted((ROOT / "finetune").rglob("*.yaml"))
+recipes = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+
+LLAMA_2_7B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "vocab_size": 32000,
+}
+LLAMA_3_8B = {
+    **LLAMA_2_7B,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "vocab_size": 128256,
+}
+QWEN_2_5_7B_INSTRUCT = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+    "max_window_layers": 28,
+    "vocab_size": 152064,
+}
+K = 1024
+# The model, processes that read different sequences, and of each stage: method, factor, rope_theta, window, length,
+# steps, tokens per step.
+EXPECTED = {
+    "yarn-64k": (LLAMA_2_7B, 8, [("yarn", 16, 1e4, 64 * K, 64 * K, 400, 64 * 64 * K)]),
+    "yarn-128k": (
+        LLAMA_2_7B,
+        8,
+        [
+            ("yarn", 16, 1e4, 64 * K, 64 * K, 400, 64 * 64 * K),
+            ("yarn", 32, 1e4, 128 * K, 64 * K, 200, 64 * 64 * K),
+        ],
+    ),
+    "pi-32k": (LLAMA_2_7B, 8, [("linear", 8, 1e4, 32 * K, 32 * K, 1000, 128 * 32 * K)]),
+    "abf-llama2-long": (LLAMA_2_7B, 8, [("abf", 8, 5e5, 32 * K, 32 * K, 1000, 4 * K * K)]),
+    "longlora-32k": (LLAMA_2_7B, 8, [("linear", 8, 1e4, 32 * K, 32 * K, 1000, 64 * 32 * K)]),
+    "pose-32k": (LLAMA_2_7B, 8, [("yarn", 8, 1e4, 32 * K, 4 * K, 1000, 64 * 4 * K)]),
+    "drope-recalibrate": (LLAMA_2_7B, 8, [("nope", 8, 1e4, 32 * K, 4 * K, 5000, 512 * 4 * K)]),
+    "qwen2.5-yarn-128k": (QWEN_2_5_7B_INSTRUCT, 8, [("yarn", 4, 1e6, 128 * K, 128 * K, 200, 16 * 128 * K)]),
+    "prolong-64k": (LLAMA_3_8B, 8, [("abf", 8, 8e6, 64 * K, 64 * K, 5000, 4 * K * K)]),
+    "prolong-512k": (
+        LLAMA_3_8B,
+        8,
+        [
+            ("abf", 8, 8e6, 64 * K, 64 * K, 5000, 4 * K * K),
+            ("abf", 64, 128e6, 512 * K, 512 * K, 2500, 8 * K * K),
+        ],
+    ),
+    "easycontext-1m": (
+        LLAMA_2_7B,
+        1,  # eight GPUs share each sequence
+        [
+            ("abf", 8, 1e6, 32 * K, 32 * K, 1000, K * K),
+            ("abf", 16, 5e6, 64 * K, 64 * K, 1000, K * K),
+            ("abf", 62.5, 1e7, 256_000, 256_000, 500, 1_024_000),
+            ("abf", 62.5, 25e6, 256_000, 256_000, 500, 1_024_000),
+            ("abf", 62.5, 5e7, 256_000, 256_000, 150, 1_024_000),
+            ("abf", 125, 1e8, 512_000, 512_000, 300, 1_024_000),
+            ("abf", 125, 25e7, 512_000, 512_000, 90, 1_024_000),
+        ],
+    ),
+}
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """bare(config) -> a checkpoint that is a config.json alone."""
+
+    def write(config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return open_checkpoint(tmp_path)
+
+    return write
 
 
 def test_there_are_recipes():
-    assert RECIPES
+    assert {path.stem for path in RECIPES} == {*EXPECTED, "demo"}
     assert not list(ROOT.rglob("*.yml"))
 
 
 @recipes
 def test_a_recipe_loads_with_every_value_it_names(path):
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    recipe = make_recipe(path, {}).model_dump(mode="json")
-    assert {key: recipe[key] for key in values} == values
-    assert recipe.keys() == Recipe.model_fields.keys()
+    recipe = make_recipe(path, {}).model_dump(mode="json", exclude_unset=True)
+    assert recipe == values
+
+
+@recipes
+def test_every_stage_of_a_recipe_has_the_values_it_names(path):
+    recipe = make_recipe(path, {})
+    for stage, run in zip(recipe.stages, recipe.runs, strict=False):
+        whole = run.model_dump(mode="json", exclude_unset=True)
+        assert {key: whole[key] for key in stage} == stage
+        assert whole.keys() <= Recipe.model_fields.keys()
 
 
 @recipes
@@ -32,21 +132,94 @@ def test_a_recipe_begins_with_what_it_is_and_its_source(path):
         if not line.startswith("#"):
             break
         header.append(line)
-    assert "arXiv:" in "".join(header)
+    assert re.search(r"arXiv:\d{4}\.\d{5}|https://github\.com/[\w-]+/[\w-]+", "".join(header))
+
+
+def bare_keys(text):
+    """Keys, dotted, that no comment beside or above explains. Of those in a list the first one speaks for all."""
+    parents, explained, bare = [], set(), []
+    above = False
+    for line in text.splitlines():
+        found = re.match(r"( *(?:- )?)([\w.]+):", line)
+        if found:
+            indent, key = len(found[1]), found[2]
+            parents = [(depth, name) for depth, name in parents if depth < indent]
+            dotted = ".".join([*(name for _, name in parents), key])
+            if above or " #" in line:
+                explained.add(dotted)
+            elif dotted not in explained:
+                bare.append(dotted)
+            parents.append((indent, key))
+        above = line.lstrip().startswith("#")
+    return bare
+
+
+def test_the_reader_of_comments_sees_what_is_missing():
+    text = "# why\na: 1\nb: 2\nc:  # why\n  d: 1\nm:  # why\n  - e: 1  # why\n    f: 1\n  - e: 2\n    g: 3  # why\n"
+    assert bare_keys(text) == ["b", "c.d", "m.f"]
+    names = {key for path in RECIPES for key in bare_keys(re.sub(r" *#.*", "", path.read_text(encoding="utf-8")))}
+    assert {"steps", "patch.method", "mixture.weight", "stages.patch.params.rope_theta"} <= names
 
 
 @recipes
 def test_every_key_of_a_recipe_has_a_comment_above_it_or_at_its_side(path):
-    lines = path.read_text(encoding="utf-8").splitlines()
-    bare = []
-    for number, line in enumerate(lines):
-        if line and not line.startswith(("#", " ", "-")):
-            above = number > 0 and lines[number - 1].lstrip().startswith("#")
-            if not above and " #" not in line:
-                bare.append(line.split(":")[0])
-    assert bare == []
+    assert bare_keys(path.read_text(encoding="utf-8")) == []
 
 
 @recipes
 def test_the_index_names_the_recipe(path):
-    assert path.relative_to(ROOT).as_posix() in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"(finetune/{path.name})" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_index_names_nothing_that_is_not_there():
+    links = re.findall(r"\]\(([\w/.-]+\.yaml)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+    assert {ROOT / link for link in links} == set(ROOT.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_dry_run_reaches_what_the_source_names(bare, name):
+    config, processes, expected = EXPECTED[name]
+    stages = plan_stages(bare(config), make_recipe(ROOT / "finetune" / f"{name}.yaml", {}))
+    found = [
+        (
+            stage.plan.spec.method,
+            stage.plan.spec.factor,
+            stage.plan.ropes[None].rope_theta,
+            stage.plan.target_length,
+            stage.length,
+            stage.recipe.steps,
+            stage.tokens_per_step(processes),
+        )
+        for stage in stages
+    ]
+    assert found == expected
+    assert [stage.window for stage in stages] == [target for _, _, _, target, *_ in expected]
+    for sentence, (method, _, _, window, _, steps, tokens) in zip(describe(stages, processes), expected, strict=True):
+        for part in (method, f"{window:,} tokens", f"{steps:,} steps", f"{tokens:,} tokens a step"):
+            assert part in sentence
+
+
+def test_prolong_has_the_shares_of_its_source():
+    """30% code, 30% books, 40% short texts, in both stages."""
+    for run in make_recipe(ROOT / "finetune" / "prolong-512k.yaml", {}).runs:
+        shares = {}
+        for source in run.sources:
+            shares[source.data] = shares.get(source.data, 0) + source.weight
+        assert sum(shares.values()) == pytest.approx(1)
+        assert shares["codeparrot/codeparrot-clean"] == pytest.approx(0.3)
+        assert shares["emozilla/pg19"] == pytest.approx(0.3)
+    alone = make_recipe(ROOT / "finetune" / "prolong-64k.yaml", {})
+    [first, _] = make_recipe(ROOT / "finetune" / "prolong-512k.yaml", {}).runs
+    assert alone.sources == first.sources
+
+
+def test_the_demo_is_dry_run_by_the_command(ropecli, tmp_path):
+    patched, output = tmp_path / "patched", tmp_path / "out"
+    assert ropecli("patch", "demo", "--method", "yarn", "--factor", 4, "--output", patched).code == 0
+    recipe = ROOT / "finetune" / "demo.yaml"
+    outcome = ropecli("finetune", patched, "--recipe", recipe, "--dry-run", "--output", output)
+    assert outcome.code == 0, outcome.err
+    assert "sequences of 1,024 tokens, from demo-train (long)" in outcome.out
+    assert "100 steps of 8 sequences: 8,192 tokens a step, 819,200 in all" in outcome.out
+    assert not output.exists()

@@ -75,7 +75,8 @@ class SplitModel:
         # far from zero, where a cap that does not show yet does
         far = hidden / hidden.abs().max().clamp_min(1e-6) * _FAR
         capped = self.logits(outputs, far)
-        plain = torch.nn.functional.linear(far, weight).float()
+        # an adapter may train a tied head in another precision than the decoder's
+        plain = torch.nn.functional.linear(far.to(weight.dtype), weight).float()
         if getattr(self.head, "bias", None) is not None or not plain.isfinite().all():
             return False
         return torch.allclose(plain, capped, rtol=1e-2, atol=1e-3 * plain.abs().max().item())

@@ -134,11 +134,19 @@ def open_checkpoint(name: str | Path, *, weights: bool = False, revision: str | 
     folder = fetched.folder
     if not is_own_file(folder / CONFIG):
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. A checkpoint's folder holds one.")
+    _refuse_adapter(name, folder)
     checkpoint = Checkpoint(str(name), folder, read_json(folder / CONFIG), fetched.revision, fetched.commit)
     if weights:  # what a command would refuse after hours is refused before
         _refuse_kernels(checkpoint)
         checkpoint.files()
     return checkpoint
+
+
+def _refuse_adapter(name: str | Path, folder: Path) -> None:
+    """Its config.json alone would pass for a checkpoint's."""
+    alone = all(path.name == "adapter_model.safetensors" for path in folder.glob(WEIGHTS))
+    if is_own_file(folder / "adapter_config.json") and alone:
+        raise CheckpointError(f"{name} is an adapter; make it whole first: ropecli merge {name} --output DIR.")
 
 
 def _local(name: str | Path) -> hub.Fetched | None:

@@ -9,7 +9,21 @@ import sys
 
 import typer
 
-from ropecli.cli import compare, eval_ppl, export, finetune, inspect, methods, needle, passkey, patch, plot, report
+from ropecli.cli import (
+    compare,
+    eval_ppl,
+    export,
+    finetune,
+    inspect,
+    merge,
+    methods,
+    needle,
+    passkey,
+    patch,
+    plan,
+    plot,
+    report,
+)
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError
 from ropecli.version import VERSION
@@ -30,7 +44,9 @@ app.command("passkey")(passkey.command)
 app.command("needle")(needle.command)
 app.command("plot")(plot.command)
 app.command("report")(report.command)
+app.command("plan")(plan.command)
 app.command("finetune")(finetune.command)
+app.command("merge")(merge.command)
 app.command("export")(export.command)
 
 

@@ -1,6 +1,7 @@
 """Loads a checkpoint's model and tokenizer with stock transformers, and turns its failures into clear messages."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from ropecli.checkpoint.quiet import quiet_transformers
@@ -42,12 +43,20 @@ def settle(dtype: str = "auto", device: str = "auto") -> tuple[str, str]:
     return dtype, device
 
 
-def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "auto", attn: str = "auto"):
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    attn: str = "auto",
+    options: Mapping[str, Any] | None = None,
+):
     """The causal LM in evaluation mode.
 
     dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way, because
     the dtype is given at loading and not cast afterwards. attn: the attention implementation; 'auto' is what
-    transformers chooses. Raises CheckpointError, also for weights that do not fill the model: stock transformers would
+    transformers chooses. options: more for from_pretrained; with a device_map among them, `device` is passed over.
+    Raises CheckpointError, also for weights that do not fill the model: stock transformers would
     leave the rest random.
     """
     import torch
@@ -65,6 +74,7 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "au
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 **({} if attn == "auto" else {"attn_implementation": attn}),
+                **(options or {}),
             )
     except Exception as error:  # damaged weights and configs surface as many kinds
         raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
@@ -74,7 +84,9 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "au
         raise CheckpointError(f"{checkpoint.name}: {name} is {tuple(there)}; config.json asks for {tuple(expected)}.")
     if found["missing_keys"]:
         raise CheckpointError(f"{checkpoint.name}: the weights lack {sorted(found['missing_keys'])[0]}.")
-    return model.to(device).eval()
+    if not (options or {}).get("device_map"):
+        model.to(device)
+    return model.eval()
 
 
 def load_tokenizer(checkpoint: Checkpoint):

@@ -1,30 +1,32 @@
-"""A run's folder: what was asked, how far it came, and checkpoints that are there whole or not at all.
+"""A run's folder: what was asked, and how far it came.
 
-OUTPUT/run.yaml          recipe and source; a run is resumed only with the same
-OUTPUT/metrics.jsonl     a line a step
-OUTPUT/checkpoints/N/    everything needed to go on after step N; removed when the run is done
+OUTPUT/run.yaml        recipe and source; a run is resumed only with the same
+OUTPUT/metrics.jsonl   a line a step, and one a measurement
+OUTPUT/checkpoints/    everything needed to go on (checkpoints.py); removed when the run is done
 """
 
 import contextlib
 import json
-import shutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from safetensors import SafetensorError
 
 from ropecli.atomic import new_file, partial_file, refuse_existing, sole_use
-from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.errors import OutputError, RecipeError, reason_of
+from ropecli.errors import OutputError, RecipeError
 
 RUN = "run.yaml"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
-# other ways to the same files, as the digest shows
-_MAY_CHANGE = {"source.checkpoint", "source.revision", "source.commit"}
+_ABSENT = object()
+# Other ways to the same files, as the digest shows; and what does not touch the weights.
+_MAY_CHANGE = re.compile(
+    r"source\.(checkpoint|revision|commit)"
+    r"|(recipe\.)?(stages\.\d+\.)?(save_every|keep_checkpoints|tracker|max_loss_rise|eval_.+)"
+)
 
 
 def refuse_foreign(output: Path, resume: bool) -> None:
@@ -62,42 +64,11 @@ def begin(output: Path, asked: dict[str, Any], resume: bool) -> None:
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise OutputError(f"{path} cannot be read ({error}); the run cannot be resumed.") from error
     flat_now = _flatten(asked)
-    changed = [key for key in flat_now if flat_before.get(key) != flat_now[key] and key not in _MAY_CHANGE]
+    keys = [*flat_now, *(key for key in flat_before if key not in flat_now)]
+    changed = [key for key in keys if _other(flat_before, flat_now, key) and not _MAY_CHANGE.fullmatch(key)]
     if changed:
-        lines = [f"  {key}: {flat_before.get(key)!r} then, {flat_now[key]!r} now" for key in changed]
+        lines = [f"  {key}: {_shown(flat_before, key)} then, {_shown(flat_now, key)} now" for key in changed]
         raise RecipeError(f"{output} was begun with other settings; resume with the same:\n" + "\n".join(lines))
-
-
-def last_checkpoint(output: Path) -> tuple[int, Path] | None:
-    """(step, folder) of the newest whole checkpoint."""
-    found = [path for path in (output / CHECKPOINTS).glob("*") if path.name.isdigit()]
-    newest = max(found, key=lambda path: int(path.name), default=None)
-    return (int(newest.name), newest) if newest else None
-
-
-def save_checkpoint(accelerator, output: Path, step: int, keep: int) -> None:
-    """Saves model, optimizer and random state after `step`, and drops all but the last `keep` checkpoints."""
-    folder = output / CHECKPOINTS
-    partial = folder / f"{step}.partial"
-    if accelerator.is_main_process:
-        shutil.rmtree(partial, ignore_errors=True)
-    accelerator.wait_for_everyone()
-    try:
-        with quiet_transformers():
-            accelerator.save_state(str(partial))
-    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk shows as any of these
-        shutil.rmtree(partial, ignore_errors=True)
-        raise OutputError(
-            f"{partial} could not be written; is the disk full? ({reason_of(error)}) --resume goes on."
-        ) from error
-    accelerator.wait_for_everyone()
-    if not accelerator.is_main_process:
-        return
-    shutil.rmtree(folder / str(step), ignore_errors=True)
-    partial.rename(folder / str(step))
-    whole = sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
-    for path in [*whole[:-keep], *folder.glob("*.partial")]:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 class MetricsLog:
@@ -125,13 +96,24 @@ def _step_of(line: str) -> float:
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """By dotted keys; lists of mappings by their numbers."""
     flat = {}
     for key, value in values.items():
+        if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+            value = dict(enumerate(value))
         if isinstance(value, dict):
             flat.update(_flatten(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _other(before: dict[str, Any], now: dict[str, Any], key: str) -> bool:
+    return before.get(key, _ABSENT) != now.get(key, _ABSENT)
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "absent"
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -1,5 +1,7 @@
 """ropecli finetune: options, recipe file and --set make one recipe, and what is wrong is one message."""
 
+import json
+
 import pytest
 import yaml
 
@@ -28,7 +30,7 @@ def test_options_and_settings_come_before_the_recipe_file(finetune, tmp_path, co
 def test_what_is_used_and_left_out_is_said_on_standard_error(finetune):
     outcome = finetune("--length", 32, "--steps", 1, "--set", "mixed_precision=none")
     assert outcome.code == 0
-    assert "sequences of 32 tokens from 12 documents" in outcome.err
+    assert "336 sequences (long) from 12 of 12 documents" in outcome.err
     assert len(outcome.out.splitlines()) == 1
 
 
@@ -70,4 +72,66 @@ def test_no_library_speaks_on_standard_error(llama, corpus, tmp_path):
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.strip()]
     assert len(said) == 1, said
-    assert said[0].startswith("336 sequences of 32 tokens")
+    assert "336 sequences (long)" in said[0]
+
+
+STAGES = """
+data: {corpus}
+mixed_precision: none
+tracker: none
+warmup_steps: 0
+stages:
+  - patch: {{method: yarn, factor: 2}}
+    steps: 2
+    length: 32
+  - patch: {{method: yarn, factor: 4}}
+    steps: 1
+    length: 48
+"""
+
+
+def test_a_dry_run_says_what_each_stage_would_do_and_writes_nothing(finetune, tmp_path, corpus):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(STAGES.format(corpus=corpus))
+    outcome = finetune("--recipe", recipe, "--dry-run", data=None)
+    assert outcome.code == 0, outcome.err
+    first, second = outcome.out.splitlines()
+    assert "stage 1 of 2: yarn ×2 to 128 tokens; sequences of 32 tokens" in first
+    assert "stage 2 of 2: yarn ×4 to 256 tokens; sequences of 48 tokens" in second
+    assert "2 steps of 4 sequences: 128 tokens a step, 256 in all" in first
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_a_fault_in_the_last_stage_shows_in_the_dry_run(finetune, tmp_path, corpus):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(STAGES.format(corpus=corpus).replace("factor: 4", "factor: 4, params: {beta: 1}"))
+    outcome = finetune("--recipe", recipe, "--dry-run", data=None)
+    assert outcome.code == 2
+    assert "stage 2 of 2" in outcome.err
+    assert "beta" in outcome.err
+
+
+def test_stages_run_from_the_command_line_and_leave_each_checkpoint(finetune, tmp_path, corpus):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(STAGES.format(corpus=corpus))
+    outcome = finetune("--recipe", recipe, data=None)
+    assert outcome.code == 0, outcome.err
+    assert "3 steps" in outcome.out
+    windows = [
+        json.loads((tmp_path / "run" / folder / "config.json").read_text())["max_position_embeddings"]
+        for folder in ("stages/1", ".")
+    ]
+    assert windows == [128, 256]
+
+
+def test_an_adapter_is_no_checkpoint_until_it_is_merged(finetune, ropecli, tmp_path, corpus):
+    options = ["--adapter", "lora", "--set", "save=adapter", "--set", "tracker=none", "--length", 32, "--steps", 1]
+    outcome = finetune(*options)
+    assert outcome.code == 0, outcome.err
+    assert "lora trains" in outcome.err
+    refused = ropecli("eval-ppl", tmp_path / "run", "--data", corpus, "--lengths", "32")
+    assert refused.code == 2
+    assert f"ropecli merge {tmp_path / 'run'}" in refused.err
+    whole = ropecli("merge", tmp_path / "run", "--output", tmp_path / "whole")
+    assert whole.code == 0, whole.err
+    assert ropecli("eval-ppl", tmp_path / "whole", "--data", corpus, "--lengths", "32").code == 0

@@ -15,6 +15,7 @@ KEYS = {
     "save_every": 2,
     "mixed_precision": "none",
     "gradient_checkpointing": False,
+    "tracker": "none",
 }
 
 

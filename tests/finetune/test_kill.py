@@ -8,15 +8,32 @@ import time
 
 import pytest
 
-# Runs the command line in forked children, the first killed before its first renaming or amid its first removal of
-# a folder, the second at its second, and so on until one ends by itself. Forking spares importing torch for each.
-KILLER = """
-import os, pathlib, shutil, signal, sys
+# Runs the command line in forked children: that spares importing torch for each.
+FORKING = """
+import os, pathlib, random, shutil, signal, sys, time
 import accelerate, torch._dynamo, transformers.models.llama.modeling_llama
-import ropecli.finetune.training
+import ropecli.finetune.stages, ropecli.finetune.training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from ropecli.cli.app import main
 
+def live(arguments, prepare=lambda: None):
+    child = os.fork()
+    if not child:
+        prepare()
+        sys.argv = ["ropecli", *arguments]
+        main()
+        os._exit(0)
+    return child
+
+def end_of(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+# The first child is killed before its first renaming or amid its first removal of a folder, the second at its second,
+# and so on until one ends by itself.
+AT_RENAMINGS = (
+    FORKING
+    + """
 count = 0
 
 def die_at(moment, function, harms, before=lambda *arguments: None):
@@ -34,20 +51,64 @@ def remove_a_part(folder, *arguments):
     for path in files[:1]:
         path.unlink()
 
+def prepare():
+    for name in ("rename", "replace"):
+        setattr(pathlib.Path, name, die_at(moment, getattr(pathlib.Path, name), lambda path: True))
+    shutil.rmtree = die_at(moment, shutil.rmtree, os.path.exists, remove_a_part)
+
 arguments, folder = sys.argv[1:], sys.argv[sys.argv.index("--output") + 1]
 for moment in range(1, 200):
-    child = os.fork()
-    if not child:
-        for name in ("rename", "replace"):
-            setattr(pathlib.Path, name, die_at(moment, getattr(pathlib.Path, name), lambda path: True))
-        shutil.rmtree = die_at(moment, shutil.rmtree, os.path.exists, remove_a_part)
-        arguments[arguments.index("--output") + 1] = os.path.join(folder, str(moment))
-        sys.argv = ["ropecli", *arguments]
-        main()
-        os._exit(0)
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
+    arguments[arguments.index("--output") + 1] = os.path.join(folder, str(moment))
+    if end_of(live(arguments, prepare)) != -signal.SIGKILL:
         break
 """
+)
+
+# One run in twenty lives and more: each is killed at a random moment of its beginning, or of one of its first steps.
+# Should a life reach the end of the run first, the next one begins another run.
+AT_RANDOM = (
+    FORKING
+    + """
+def writings(child, log):
+    # when the log is begun by this life, and when it grows
+    before, run = None, log.parent
+    if log.exists():
+        before = (log.stat().st_ino, log.stat().st_size)
+    while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        if log.exists() and (now := (log.stat().st_ino, log.stat().st_size)) != before:
+            before = now
+            yield time.monotonic()
+        time.sleep(0.0005)
+
+random.seed(0)
+arguments, folder = sys.argv[1:], pathlib.Path(sys.argv[sys.argv.index("--output") + 1])
+spans, kills, runs = None, 0, 0
+while kills < 20:
+    run = folder / str(runs)
+    arguments[arguments.index("--output") + 1] = str(run)
+    begun, clock = time.monotonic(), time.time()
+    child = live([*arguments, "--resume"])
+    times = writings(child, run / "metrics.jsonl")
+    if spans is None:  # the first one shows how long the beginning and a step take
+        seen = [time for _, time in zip(range(6), times)]
+        spans = [seen[0] - begun, (seen[-1] - seen[1]) / (len(seen) - 2)]
+    step = random.randrange(5)
+    for _ in zip(range(step), times):
+        pass
+    time.sleep(random.uniform(0, spans[step > 0]))
+    os.kill(child, signal.SIGKILL)
+    if end_of(child) == -signal.SIGKILL:
+        kills += 1
+        partial = any(path.stat().st_mtime > clock for path in run.glob("checkpoints/*.partial"))
+        print(f"run {runs}: killed after writing {step}", "while saving" * partial)
+    else:
+        runs += 1
+"""
+)
+
+
+def untimed(lines):
+    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
 
 
 def faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_of):
@@ -57,7 +118,7 @@ def faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_
         return [outcome.err]
     alike = {
         "weights": weights_of(run) == weights_of(uninterrupted),
-        "steps": [line["step"] for line in metrics(run)] == [line["step"] for line in metrics(uninterrupted)],
+        "metrics": untimed(metrics(run)) == untimed(metrics(uninterrupted)),
         "files": {path.name for path in run.iterdir()} == {path.name for path in uninterrupted.iterdir()},
     }
     return [name for name, same in alike.items() if not same]
@@ -67,7 +128,7 @@ def test_killed_before_any_renaming_or_amid_any_removal(
     ropecli, command_line, patched_llama, tmp_path, uninterrupted, metrics, weights_of
 ):
     arguments = command_line(patched_llama, tmp_path)
-    done = subprocess.run([sys.executable, "-c", KILLER, *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", AT_RENAMINGS, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     runs = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
     # run.yaml, three checkpoints, the weights, config.json; and what is removed between them
@@ -78,6 +139,23 @@ def test_killed_before_any_renaming_or_amid_any_removal(
         arguments = command_line(patched_llama, run)
         faults[run.name] = faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_of)
     assert {moment: found for moment, found in faults.items() if found} == {}
+
+
+# A step is saved as soon as it is made, so that many kills come amid a saving.
+SHORT_STEPS = {"steps": 90, "save_every": 1}
+
+
+def test_killed_twenty_times_at_random_moments(
+    ropecli, command_line, patched_llama, tmp_path, tune, metrics, weights_of
+):
+    arguments = command_line(patched_llama, tmp_path / "lives", **SHORT_STEPS)
+    done = subprocess.run([sys.executable, "-c", AT_RANDOM, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("killed") == 20
+    uninterrupted = tune(patched_llama, tmp_path / "uninterrupted", **SHORT_STEPS)
+    for run in (tmp_path / "lives").iterdir():
+        arguments = command_line(patched_llama, run, **SHORT_STEPS)
+        assert faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_of) == []
 
 
 def started(arguments):
@@ -121,15 +199,19 @@ def test_killed_and_resumed_until_it_is_done(
     assert faults_of_resuming(ropecli, arguments, run, long_run, metrics, weights_of) == []
 
 
-def test_an_interrupted_run_can_be_resumed(
-    ropecli, command_line, patched_llama, tmp_path, long_run, metrics, weights_of
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_stops(
+    ropecli, command_line, patched_llama, tmp_path, long_run, metrics, weights_of, number, status
 ):
     run = tmp_path / "run"
     arguments = command_line(patched_llama, run, **SLOWER)
     process = started(arguments)
     wait_for_step(process, run, 3)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     _, errors = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == status
     assert "Traceback" not in errors
+    assert "Saved after step" in errors
+    (saved,) = (run / "checkpoints").iterdir()  # none was due yet
+    assert int(saved.name[:6]) >= 3
     assert faults_of_resuming(ropecli, arguments, run, long_run, metrics, weights_of) == []

@@ -8,11 +8,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ropecli.data.documents import read_documents
-from ropecli.data.sequences import Sequences
 from ropecli.data.sources import read_texts
-from ropecli.errors import CheckpointError, DataError, OutputError, RopecliError
-from ropecli.finetune.recipe import Recipe
-from ropecli.finetune.training import learning_rate_at
+from ropecli.data.stream import open_stream
+from ropecli.errors import CheckpointError, DataError, DivergedError, OutputError, RopecliError
+from ropecli.finetune.recipe import Recipe, make_recipe
+from ropecli.finetune.schedule import learning_rate_at
 
 
 def rates(**keys):
@@ -49,11 +49,11 @@ def by_hand(patched_llama, corpus, tokenizer):
         others = [value for name, value in model.named_parameters() if "norm" in name]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
-        sequences = Sequences(read_documents(read_texts(str(corpus)), tokenizer, 48), 48, seed=0)
+        stream = open_stream(make_recipe(None, {"data": str(corpus)}), tokenizer, 48, 48)
         losses = []
         for step in range(steps):
             optimizer.zero_grad()
-            rows = torch.from_numpy(sequences.batch(range(step * batch, (step + 1) * batch)))
+            rows = torch.from_numpy(stream.batch(range(step * batch, (step + 1) * batch)).ids)
             parts = []
             for row in rows[:, None]:
                 logits = model(input_ids=row).logits[0, :-1]
@@ -204,3 +204,13 @@ def test_the_log_of_a_full_disk_is_an_output_error(tune, patched_llama, tmp_path
             tune(patched_llama, on_step=fill_the_disk)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_run_that_diverges_ends_and_keeps_a_checkpoint_of_before(tune, patched_llama, tmp_path):
+    """The rate is too high by far; checkpoints of every step would have pushed the good ones out."""
+    keys = {"steps": 60, "learning_rate": 0.3, "warmup_steps": 12, "save_every": 1, "keep_checkpoints": 1}
+    with pytest.raises(DivergedError, match="is of before, and is kept") as caught:
+        tune(patched_llama, **keys, max_loss_rise=0.7)
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert len(kept) == 2
+    assert f"checkpoints/{kept[0]} is of before" in str(caught.value)

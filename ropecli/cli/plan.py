@@ -1,0 +1,214 @@
+"""ropecli plan: what fine-tuning takes in memory, operations and time, and which settings fit, before it runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ropecli.cli.options import AsJson, Checkpoint, Revision
+
+if TYPE_CHECKING:
+    from ropecli.finetune.budget.fitting import Option
+
+
+def command(
+    checkpoint: Checkpoint,
+    length: Annotated[int | None, typer.Option(help="Tokens per sequence; the recipe's, or the window.")] = None,
+    gpus: Annotated[int, typer.Option(help="Of one kind, on which the training runs.")] = 1,
+    gpu_memory: Annotated[str, typer.Option(help="Of one GPU: 80GB is 80 × 10⁹ bytes, 80GiB 80 × 2³⁰.")] = "80GB",
+    recipe_file: Annotated[Path | None, typer.Option("--recipe", "-r", help="A YAML recipe; see recipes/.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe; repeatable.")
+    ] = None,
+    mfu: Annotated[float, typer.Option(help="Model FLOP utilisation, 0 to 1; 0.4 is usual for long sequences.")] = 0.4,
+    gpu: Annotated[str, typer.Option(help="Whose operations a second: a100, h100, h200, b200, l40s ...")] = "h100",
+    gpu_flops: Annotated[float | None, typer.Option(help="In place of --gpu: bfloat16 operations a second.")] = None,
+    revision: Revision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what fine-tuning takes before it runs: memory part by part, operations, time, and which settings fit.
+
+    Needs config.json alone: no weights are read and no memory is taken. GB are 10⁹ bytes. A recipe with stages is
+    planned by its longest stage.
+    """
+    from ropecli.checkpoint.plan import window_in_effect
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.cli.terminal import parse_settings, print_json, warn
+    from ropecli.errors import RecipeError
+    from ropecli.finetune.budget.compute import GPUS
+    from ropecli.finetune.budget.units import read_bytes
+    from ropecli.finetune.recipe import make_recipe
+
+    memory = read_bytes(gpu_memory, "--gpu-memory")
+    if not 1 <= gpus <= 65536:
+        raise RecipeError(f"--gpus is {gpus}; a number from 1 on was expected.")
+    if not 0 < mfu <= 1:
+        raise RecipeError(f"--mfu is {mfu:g}; a share above 0, at most 1, was expected.")
+    if length is not None and not 2 <= length <= 2**31:
+        raise RecipeError(f"--length is {length}; a number of tokens from 2 on was expected.")
+    if gpu_flops is None and gpu.lower() not in GPUS:
+        raise RecipeError(f"--gpu {gpu} is not known; give one of {', '.join(GPUS)}, or --gpu-flops.")
+    flops = GPUS[gpu.lower()] if gpu_flops is None else gpu_flops
+    if not 0 < flops < float("inf"):
+        raise RecipeError(f"--gpu-flops is {flops:g}; a number above 0 was expected, as 989e12.")
+    given = {**parse_settings(settings), **({} if length is None else {"length": length})}
+    # no data is read: without a recipe any name stands for it
+    named = {} if recipe_file or given.keys() & {"data", "mixture"} else {"data": "DATA"}
+    opened = open_checkpoint(checkpoint, revision=revision)
+    window = window_in_effect(opened)
+    runs = make_recipe(recipe_file, {**named, **given}).runs
+    recipe = max(runs, key=lambda run: run.length or window)
+    tokens = recipe.length or window
+    if tokens > window:
+        warn(f"{tokens} tokens exceed the window of {opened.name}, {window}: patch it first.")
+    report = _plan(opened, recipe, tokens, gpus, memory, flops, mfu, recipe_file, given)
+    if as_json:
+        print_json(report)
+        return
+    _show(report)
+
+
+def _plan(opened, recipe, length, gpus, memory, flops, mfu, recipe_file, given) -> dict[str, Any]:
+    from ropecli.errors import RecipeError
+    from ropecli.finetune.budget import fitting
+    from ropecli.finetune.budget.cache import kv_cache
+    from ropecli.finetune.budget.compute import compute_of
+    from ropecli.finetune.budget.peak import Foresight
+    from ropecli.finetune.budget.reading import read_config
+    from ropecli.finetune.budget.units import in_gb
+
+    config = read_config(opened)
+    foresight = Foresight(config)
+    found = fitting.options(foresight, recipe, length, gpus, memory)
+    chosen = fitting.best(found)
+    if chosen is None:
+        least = min((one for one in found if not one.refused), key=lambda one: one.budget.total)
+        more = fitting.gpus_that_would_do(foresight, recipe, length, gpus, memory)
+        hint = "No number of GPUs up to 4096 would do; shorten the sequences."
+        if more:
+            hint = f"{more.world} GPUs would do ({_named(more)}), or a shorter --length."
+        raise RecipeError(
+            f"Nothing fits: training at {length} tokens takes at least {in_gb(least.budget.total)} on each of {gpus} "
+            f"GPU{'s'[: gpus > 1]} ({_named(least)}); one has {in_gb(memory)}. {hint}"
+        )
+    compute = compute_of(foresight.anatomy, chosen.recipe, length, chosen.data_ranks)
+    seconds = compute.seconds(gpus, flops, mfu)
+    budget = chosen.budget
+    return {
+        "checkpoint": opened.name,
+        "length": length,
+        "gpus": gpus,
+        "gpu_memory": memory,
+        "parameters": {
+            "total": foresight.anatomy.total,
+            "trained": budget.trained,
+            "active_per_token": foresight.anatomy.active,
+        },
+        "kv_cache": kv_cache(config, foresight.anatomy, length),
+        "setting": _named(chosen),
+        "memory": {**budget.parts(), "total": budget.total, "moment": budget.moment, "host": budget.host},
+        "activations": _activations(foresight, chosen, length),
+        "tokens_per_step": compute.tokens,
+        "tokens": compute.tokens * recipe.steps,
+        "steps": recipe.steps,
+        "flops_per_step": compute.flops,
+        "flops": compute.flops * recipe.steps,
+        "recomputed_flops_per_step": compute.recomputed,
+        "mfu": mfu,
+        "gpu_flops": flops,
+        "seconds_per_step": seconds,
+        "seconds": seconds * recipe.steps,
+        "options": [_row(one) for one in found],
+        "command": fitting.command(chosen, opened.name, length, str(recipe_file) if recipe_file else None, given),
+    }
+
+
+def _activations(foresight, chosen: "Option", length: int) -> dict[str, int]:
+    """Bytes that the layers keep on a GPU, by what is done about them."""
+    sets = {
+        "plain": {"gradient_checkpointing": False, "offload_activations": False},
+        "checkpointing": {"gradient_checkpointing": True, "offload_activations": False},
+        "offload": {"gradient_checkpointing": True, "offload_activations": True},
+    }
+    own = -(-length // chosen.world) if chosen.engine == "ulysses" else length
+    kept = {}
+    for name, keys in sets.items():
+        seen = foresight.trace(chosen.recipe.model_copy(update=keys), own, True)
+        kept[name] = min(seen.kept, seen.hidden) if name == "offload" else seen.kept
+    return kept
+
+
+def _row(option: "Option") -> dict[str, Any]:
+    return {
+        "adapter": option.changes.get("adapter", option.recipe.adapter),
+        "engine": option.engine,
+        "changes": option.changes,
+        "bytes": None if option.refused else option.budget.total,
+        "host": None if option.refused else option.budget.host,
+        "fits": option.fits,
+        "refused": option.refused,
+    }
+
+
+def _named(option: "Option") -> str:
+    ways = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
+    return ", ".join([ways[option.recipe.adapter], _ENGINES[option.engine], *_changes(option.changes)])
+
+
+_ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "ulysses": "Ulysses"}
+
+
+def _changes(changes: dict[str, Any]) -> list[str]:
+    words = {
+        "gradient_checkpointing": "checkpointing",
+        "offload_activations": "offload",
+        "optimizer": "8-bit AdamW",
+    }
+    return [words[key] for key in changes if key in words]
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ropecli.cli.terminal import out
+    from ropecli.finetune.budget.units import in_gb
+
+    title = f"{report['checkpoint']} at {report['length']:,} tokens on {report['gpus']} × {in_gb(report['gpu_memory'])}"
+    table = Table(title=escape(title), title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    counts, memory = report["parameters"], report["memory"]
+    for name, key in (("parameters", "total"), ("trained", "trained"), ("active per token", "active_per_token")):
+        table.add_row(name, f"{counts[key]:,}")
+    table.add_section()
+    for name, size in memory.items():
+        if name not in ("total", "moment", "host"):
+            table.add_row(name, in_gb(size))
+    table.add_row(f"on each GPU, at {memory['moment']}", in_gb(memory["total"]))
+    if memory["host"]:
+        table.add_row("in the CPU's memory, per process", in_gb(memory["host"]))
+    table.add_section()
+    for name, size in report["activations"].items():
+        table.add_row(f"activations, {name}", in_gb(size))
+    table.add_row("KV cache of inference, bfloat16", in_gb(report["kv_cache"]))
+    table.add_section()
+    table.add_row("tokens per step", f"{report['tokens_per_step']:,}")
+    table.add_row(f"tokens in {report['steps']} steps", f"{report['tokens']:,}")
+    table.add_row("FLOPs per step", f"{report['flops_per_step']:.3g}")
+    table.add_row(f"time per step, MFU {report['mfu']:g}", _time(report["seconds_per_step"]))
+    table.add_row("time in all", _time(report["seconds"]))
+    out.print(table)
+    ways = Table("", "engine", "changes", "memory", "fits")
+    for row in report["options"]:
+        size = "" if row["bytes"] is None else in_gb(row["bytes"])
+        changes = row["refused"] or ", ".join(_changes(row["changes"])) or "none"
+        ways.add_row(row["adapter"], _ENGINES[row["engine"]], changes, size, "yes" if row["fits"] else "no")
+    out.print(ways)
+    out.print(f"{report['setting']}:\n{report['command']}", markup=False, soft_wrap=True)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"

@@ -1,0 +1,174 @@
+"""Holds what `ropecli plan` foresees of a training step's memory against what real steps take on a CPU.
+
+    python scripts/bench_plan.py            # a table of predicted, measured and their ratio; exit 1 beyond 20%
+    python scripts/bench_plan.py --json
+    python scripts/bench_plan.py --resident   # and the growth of the process's resident set beside
+
+Every configuration runs in a process of its own: two whole steps (clipping and AdamW's update with them) through our
+own loss and optimizer, of a model with random weights. Measured is the largest sum of bytes that torch's allocator has
+given out, each allocation and release read off torch.profiler's memory events, from before the model is built. It
+repeats to the byte, which a process's resident set does not: that also holds what the C library has not given back and
+what oneDNN works with; it is the growth after a first small training has loaded all code. Compared is tensor memory
+alone; the planner's allowance for CUDA itself (Budget.runtime) has no place on a CPU. SDPA's kernel for a CPU takes no
+tokens × tokens scores for causal attention, as those for a GPU; Gemma 2, which caps its scores, does without SDPA and
+takes them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+_SMALL = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+_PLAIN = {"mixed_precision": "none", "gradient_accumulation": 1}
+CASES: dict[str, dict[str, Any]] = {
+    "llama, 4096 tokens": {"type": "llama", "vocab": 2048, "layers": 6, "length": 4096, "recipe": {}},
+    "llama, 2048, no checkpointing": {
+        "type": "llama", "vocab": 8192, "layers": 4, "length": 2048, "recipe": {"gradient_checkpointing": False},
+    },
+    "llama, bf16": {"type": "llama", "vocab": 8192, "layers": 6, "length": 2048, "recipe": {"mixed_precision": "bf16"}},
+    "llama, bf16, no checkpointing": {
+        "type": "llama", "vocab": 2048, "layers": 4, "length": 1024,
+        "recipe": {"mixed_precision": "bf16", "gradient_checkpointing": False},
+    },
+    "llama, 131072 words": {"type": "llama", "vocab": 131072, "layers": 2, "length": 4096, "recipe": {}},
+    "llama, batch 4, accumulation 2": {
+        "type": "llama", "vocab": 16384, "layers": 3, "length": 512,
+        "recipe": {"batch_size": 4, "gradient_accumulation": 2},
+    },
+    "llama, LoRA": {"type": "llama", "vocab": 8192, "layers": 4, "length": 2048, "recipe": {"adapter": "lora"}},
+    "qwen2, tied, 65536 words": {
+        "type": "qwen2", "vocab": 65536, "layers": 2, "length": 1024, "more": {"tie_word_embeddings": True},
+        "recipe": {"gradient_accumulation": 2},
+    },
+    "gemma2, capped logits": {"type": "gemma2", "vocab": 32768, "layers": 2, "length": 1024, "recipe": {}},
+    "phi3, bf16": {
+        "type": "phi3", "vocab": 16384, "layers": 4, "length": 2048, "recipe": {"mixed_precision": "bf16"},
+    },
+    "qwen3_moe": {
+        "type": "qwen3_moe", "vocab": 4096, "layers": 2, "length": 1024, "recipe": {},
+        "more": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 352},
+    },
+}  # fmt: skip
+
+
+def config_of(case: dict[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    settings = {**_SMALL, "max_position_embeddings": 8192, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    settings |= {"vocab_size": case["vocab"], "num_hidden_layers": case["layers"], **case.get("more", {})}
+    return CONFIG_MAPPING[case["type"]](**settings)
+
+
+def recipe_of(case: dict[str, Any]) -> Any:
+    from ropecli.finetune.recipe import Recipe
+
+    return Recipe(data="none is read", **{**_PLAIN, **case["recipe"]})
+
+
+def predict(case: dict[str, Any]) -> Any:
+    from ropecli.finetune.budget.peak import expected_peak
+
+    return expected_peak(config_of(case), recipe_of(case), case["length"], gpu=False)
+
+
+def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
+    """Whole steps as the loop makes them, on random tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from ropecli.finetune.adapters import attach
+    from ropecli.finetune.loss import NextTokenLoss
+    from ropecli.finetune.optimizers import make_optimizer
+
+    recipe = recipe_of(case)
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if recipe.adapter != "none" and device != "cpu" else torch.float32
+    model = AutoModelForCausalLM.from_config(config_of(case), dtype=dtype)
+    loss_of = NextTokenLoss(attach(model, recipe)).to(device)
+    model.train()
+    if recipe.gradient_checkpointing:
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    optimizer = make_optimizer(loss_of.named_parameters(), recipe)
+    ids = torch.randint(case["vocab"], (recipe.batch_size, case["length"] + 1), device=device)
+    for _ in range(steps):
+        for _ in range(recipe.gradient_accumulation):
+            with torch.autocast(device, torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
+                loss = loss_of(ids[:, :-1], ids[:, 1:])
+            (loss / ids.numel()).backward()
+            del loss
+        torch.nn.utils.clip_grad_norm_([one for one in loss_of.parameters() if one.requires_grad], 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def allocated(case: dict[str, Any]) -> int:
+    """Bytes at the peak of what torch's allocator for the CPU gave out while the case was trained."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        train(case)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def _only(name: str, way: str) -> None:
+    import torch
+
+    from ropecli.evaluate.memory import peak_memory, reset_peak
+
+    torch.set_num_threads(2)
+    if way == "allocated":
+        sys.stdout.write(f"{allocated(CASES[name])}\n")
+        return
+    cpu = torch.device("cpu")
+    train({**CASES[name], "vocab": 512, "layers": 1, "length": 64})
+    reset_peak(cpu)
+    before = peak_memory(cpu)
+    train(CASES[name])
+    sys.stdout.write(f"{peak_memory(cpu) - before}\n")
+
+
+def _in_new_process(name: str, way: str) -> int:
+    # large tensors go back to the system at once, as CUDA's own would to its pool
+    alone = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    words = [sys.executable, __file__, "--only", name, way]
+    run = subprocess.run(words, capture_output=True, text=True, check=True, env=alone)
+    return int(run.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    if "--only" in sys.argv:
+        _only(*sys.argv[-2:])
+        return
+    rows = []
+    for name, case in CASES.items():
+        budget = predict(case)
+        row = {"case": name, "predicted": budget.total, "measured": _in_new_process(name, "allocated")}
+        row |= {"ratio": row["predicted"] / row["measured"], "moment": budget.moment}
+        if "--resident" in sys.argv:
+            row["resident"] = _in_new_process(name, "resident")
+        rows.append(row)
+        if "--json" not in sys.argv:
+            sizes = "".join(f"{row[key] / 2**20:10.1f}" for key in ("predicted", "measured", "resident") if key in row)
+            sys.stdout.write(f"{name:34}{sizes} MiB  ratio {row['ratio']:.3f}  at {row['moment']}\n")
+            sys.stdout.flush()
+    if "--json" in sys.argv:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    if any(abs(row["ratio"] - 1) > 0.2 for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

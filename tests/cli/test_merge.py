@@ -1,0 +1,176 @@
+"""ropecli merge: an adapter's folder and its base become a whole checkpoint."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+IDS = torch.arange(40)[None] * 7 % 512
+
+
+def train(checkpoint, output, adapter="lora-plus", save="adapter", seed=0):
+    """A run's end: the checkpoint with an adapter of random values, as write_result leaves it."""
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.evaluate.loading import load_model
+    from ropecli.finetune.adapters import attach, trainable
+    from ropecli.finetune.recipe import make_recipe
+    from ropecli.finetune.writing import write_result
+
+    opened = open_checkpoint(checkpoint)
+    recipe = make_recipe(None, {"data": "demo-train", "adapter": adapter, "save": save})
+    model = attach(load_model(opened, dtype="float32", device="cpu"), recipe)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in trainable(model):
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    asked = {"source": opened.origin(), "recipe": recipe.model_dump(mode="json")}
+    write_result(opened, model, recipe, output, asked)
+    return output
+
+
+@pytest.fixture(scope="module")
+def patched(llama, tmp_path_factory) -> Path:
+    from ropecli.checkpoint.plan import make_plan
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.writing import patch_to
+    from ropecli.rope import ScalingSpec
+
+    output = tmp_path_factory.mktemp("patched") / "yarn"
+    patch_to(make_plan(open_checkpoint(llama), ScalingSpec("yarn", 2.0)), output)
+    return output
+
+
+@pytest.fixture(scope="module")
+def adapter(patched, tmp_path_factory) -> Path:
+    return train(patched, tmp_path_factory.mktemp("runs") / "adapter")
+
+
+@torch.no_grad()
+def logits(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
+
+
+def test_it_is_what_merging_at_once_would_have_written(ropecli, patched, llama, adapter, contents, tmp_path):
+    """The adapter names the base as it was before the patch, and brings the patch."""
+    at_once = train(patched, tmp_path / "at-once", save="merged")
+    outcome = ropecli("merge", adapter, "--output", tmp_path / "whole", "--json")
+    assert outcome.code == 0, outcome.err
+    assert not outcome.err
+    printed = json.loads(outcome.out)
+    assert printed["base"]["checkpoint"] == str(llama)
+    assert printed["matrices"] == 8
+    whole, expected = contents(tmp_path / "whole"), contents(at_once)
+    assert whole.keys() == expected.keys()
+    assert {name for name in whole if whole[name] != expected[name]} == {"ropecli.yaml"}
+    assert (logits(tmp_path / "whole") - logits(patched)).abs().max() > 1e-2
+
+
+def test_the_result_is_a_checkpoint_like_any(ropecli, adapter, tmp_path):
+    ropecli("merge", adapter, "-o", tmp_path / "whole")
+    described = json.loads(ropecli("inspect", tmp_path / "whole", "--json").out)
+    assert described["max_position_embeddings"] == 128
+    again = ropecli("patch", tmp_path / "whole", "-m", "yarn", "--factor", "4", "-o", tmp_path / "further", "--json")
+    assert again.code == 0, again.err
+    assert json.loads(again.out)["target_length"] == 256
+
+
+def test_another_base_is_said(ropecli, build, patched, adapter, tmp_path):
+    same = ropecli("merge", adapter, "-o", tmp_path / "same", "--base", patched)
+    assert same.code == 0
+    assert "warning" not in same.err
+    other = Path(shutil.copytree(patched, tmp_path / "base"))
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(other / "model.safetensors")
+    (other / "model.safetensors").unlink()
+    save_file({name: tensor * 1.01 for name, tensor in tensors.items()}, other / "model.safetensors", {"format": "pt"})
+    outcome = ropecli("merge", adapter, "-o", tmp_path / "other", "--base", other)
+    assert outcome.code == 0
+    assert "trained beside other weights" in outcome.err
+
+
+@pytest.mark.parametrize("settings", [{"hidden_size": 128}, {"vocab_size": 600}, {"num_hidden_layers": 1}])
+def test_a_base_that_does_not_fit_is_refused(ropecli, build, adapter, tmp_path, settings):
+    other = build("llama", **{"head_dim": 32, **settings})
+    plain = Path(shutil.copytree(adapter, tmp_path / "adapter"))
+    (plain / "config.json").unlink()  # so that the base's own is taken, as with peft's own folders
+    outcome = ropecli("merge", plain, "-o", tmp_path / "whole", "--base", other)
+    assert outcome.code == 2
+    assert "does not fit" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "whole").exists()
+
+
+def test_weights_that_do_not_fill_the_adapters_config_are_refused(ropecli, build, adapter, tmp_path):
+    outcome = ropecli("merge", adapter, "-o", tmp_path / "whole", "--base", build("llama", hidden_size=128))
+    assert outcome.code == 2
+    assert "config.json asks for" in outcome.err
+    assert not (tmp_path / "whole").exists()
+
+
+def test_pefts_own_folder_is_merged_too(ropecli, llama, tmp_path):
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    model.save_pretrained(tmp_path / "adapter")
+    outcome = ropecli("merge", tmp_path / "adapter", "-o", tmp_path / "whole", "--base", llama)
+    assert outcome.code == 0, outcome.err
+    base = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    with torch.no_grad():
+        expected = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()(IDS).logits
+    assert (logits(tmp_path / "whole") - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_what_is_no_adapter_is_refused(ropecli, llama, adapter, tmp_path):
+    outcome = ropecli("merge", llama, "-o", tmp_path / "whole")
+    assert (outcome.code, "must hold adapter_config.json" in outcome.err) == (2, True)
+    broken = Path(shutil.copytree(adapter, tmp_path / "broken"))
+    (broken / "adapter_model.safetensors").write_bytes(b"nothing")
+    outcome = ropecli("merge", broken, "-o", tmp_path / "whole")
+    assert (outcome.code, "no adapter that can be read" in outcome.err) == (2, True)
+    for key, value in {
+        "peft_type": "IA3",
+        "init_lora_weights": "pissa",
+        "megatron_config": {"x": 1},
+        "layer_replication": [[0, 2]],
+    }.items():
+        folder = Path(shutil.copytree(adapter, tmp_path / key))
+        config = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps({**config, key: value}))
+        outcome = ropecli("merge", folder, "-o", tmp_path / "whole")
+        assert (outcome.code, "merged" in outcome.err) == (2, True), outcome.err
+    assert not (tmp_path / "whole").exists()
+
+
+def test_tensors_missing_or_too_many_are_refused(ropecli, adapter, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    one = next(name for name in tensors if "lora_A" in name)
+    without = {name: tensor for name, tensor in tensors.items() if name != one}
+    more = {**tensors, one.replace("layers.0", "layers.7"): tensors[one].clone()}
+    for number, changed in enumerate((without, more)):
+        folder = Path(shutil.copytree(adapter, tmp_path / str(number)))
+        save_file(changed, folder / "adapter_model.safetensors", {"format": "pt"})
+        outcome = ropecli("merge", folder, "-o", tmp_path / "whole")
+        assert (outcome.code, "does not fit" in outcome.err) == (2, True), outcome.err
+
+
+def test_an_output_that_exists_is_refused_before_anything_is_read(ropecli, tmp_path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "notes").write_text("mine")
+    outcome = ropecli("merge", tmp_path / "no-such-adapter", "-o", tmp_path / "whole")
+    assert outcome.code == 2
+    assert "exists and is not empty" in outcome.err
+
+
+def test_a_revision_goes_with_a_hub_id(ropecli, llama, adapter, tmp_path):
+    outcome = ropecli("merge", adapter, "-o", tmp_path / "whole", "--base", llama, "--revision", "main")
+    assert outcome.code == 2
+    assert "Leave --revision out" in outcome.err

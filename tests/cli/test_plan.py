@@ -1,0 +1,135 @@
+"""`ropecli plan`: needs a config alone, says what fits, and prints a command that our own `finetune` reads."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from ropecli.errors import RopecliError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def plan(capsys, monkeypatch):
+    """plan(folder, ...) -> (standard output, standard error); what goes wrong is raised."""
+    from ropecli.cli import plan as module
+
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(module.command)
+
+    def call(*arguments: object) -> tuple[str, str]:
+        monkeypatch.setenv("COLUMNS", "200")
+        capsys.readouterr()
+        app([str(argument) for argument in arguments], standalone_mode=False)
+        return tuple(capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def config_alone(llama, tmp_path) -> Path:
+    """The tiny Llama's config.json, and nothing else."""
+    folder = tmp_path / "config-alone"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((llama / "config.json").read_bytes())
+    return folder
+
+
+def options_of_finetune(line: str) -> dict:
+    """What our command line reads of the printed command's own part."""
+    from typer.main import get_command
+
+    from ropecli.cli.app import app
+
+    words = shlex.split(line)
+    words = words[words.index("finetune") + 1 :]
+    context = get_command(app).commands["finetune"].make_context("finetune", words)
+    return context.params
+
+
+def test_numbers_from_a_config_alone(config_alone, plan):
+    report = json.loads(plan(config_alone, "--length", 64, "--gpus", 1, "--json")[0])
+    # embeddings and head, then a layer's attention, its MLP, its norms, and the last norm
+    layer = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96 + 2 * 64
+    assert report["parameters"]["total"] == 2 * 512 * 64 + 2 * layer + 64
+    assert report["kv_cache"] == 2 * 2 * 32 * 2 * 64
+    memory = report["memory"]
+    parts = ("weights", "gradients", "optimizer", "activations", "working", "loss", "engine", "runtime")
+    assert memory["total"] == sum(memory[name] for name in parts)
+    assert report["tokens_per_step"] == 4 * 64
+    assert report["seconds"] == pytest.approx(report["flops"] / (report["mfu"] * report["gpu_flops"]))
+
+
+def test_the_table_says_the_same(config_alone, plan):
+    out, _ = plan(config_alone, "--length", 64)
+    for words in (
+        "parameters",
+        "activations, checkpointing",
+        "KV cache",
+        "FLOPs per step",
+        "one GPU",
+        "accelerate launch",
+    ):
+        assert words in out
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
+    out, _ = plan(config_alone, "--length", 64, "--gpus", gpus, "--set", "batch_size=2", "--json")
+    report = json.loads(out)
+    params = options_of_finetune(report["command"])
+    assert (params["checkpoint"], params["length"]) == (str(config_alone), 64)
+    assert "batch_size=2" in params["settings"]
+    words = shlex.split(report["command"])
+    if "--config_file" in words:
+        assert (ROOT / words[words.index("--config_file") + 1]).is_file()
+    assert ("--num_processes" in words) == (gpus == 2) or "--multi_gpu" in words
+
+
+def test_the_recipe_is_followed(config_alone, plan, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("data: demo-train\nlength: 32\nsteps: 7\nbatch_size: 3\ngradient_accumulation: 1\n")
+    report = json.loads(plan(config_alone, "--recipe", path, "--json")[0])
+    assert (report["length"], report["steps"], report["tokens_per_step"]) == (32, 7, 96)
+    assert str(path) in report["command"]
+
+
+def test_memory_decides_what_fits(config_alone, plan):
+    wide = json.loads(plan(config_alone, "--length", 64, "--gpu-memory", "80GB", "--json")[0])
+    assert all(row["fits"] for row in wide["options"] if not row["refused"])
+    assert wide["memory"]["total"] <= wide["gpu_memory"] == 80 * 10**9
+    assert json.loads(plan(config_alone, "--gpu-memory", "80GiB", "--json")[0])["gpu_memory"] == 80 * 2**30
+
+
+def test_a_length_beyond_the_window_is_warned_of(config_alone, plan):
+    out, err = plan(config_alone, "--length", 128, "--json")
+    assert "patch it first" in err
+    assert json.loads(out)["length"] == 128
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gpus", 0], "--gpus is 0"),
+        (["--gpus", -2], "--gpus is -2"),
+        (["--length", 0], "--length is 0"),
+        (["--length", -5], "--length is -5"),
+        (["--gpu-memory", "80 bananas"], "80GB"),
+        (["--gpu-memory", "80"], "80GB"),
+        (["--gpu-memory", "-80GB"], "80GB"),
+        (["--gpu-memory", "0GB"], "80GB"),
+        (["--mfu", 0], "--mfu is 0"),
+        (["--mfu", 1.5], "--mfu is 1.5"),
+        (["--mfu", "nan"], "--mfu is nan"),
+        (["--gpu", "abacus"], "--gpu abacus"),
+        (["--gpu-flops", -1], "--gpu-flops"),
+        (["--set", "nothing=1"], "nothing"),
+        (["--gpu-memory", "1MB"], "Nothing fits"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_message(options, words, config_alone, plan):
+    with pytest.raises(RopecliError, match=words):
+        plan(config_alone, "--length", 64, *options)

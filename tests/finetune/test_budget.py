@@ -1,0 +1,196 @@
+"""What `ropecli plan` foresees: counts and sizes by hand, and real steps of training held against the foreseen peak."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropecli.finetune.budget.anatomy import anatomy, build
+from ropecli.finetune.budget.cache import kv_cache
+from ropecli.finetune.budget.compute import compute_of
+from ropecli.finetune.budget.fitting import best, gpus_that_would_do, options
+from ropecli.finetune.budget.peak import Foresight, expected_peak
+from ropecli.finetune.recipe import Recipe
+
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_plan.py"
+_SPEC = importlib.util.spec_from_file_location("scripts_bench_plan", _SCRIPT)
+bench = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(bench)
+
+WITHIN = 0.2
+
+
+def recipe(**keys) -> Recipe:
+    return Recipe(data="none is read", **keys)
+
+
+@pytest.fixture(scope="module")
+def config_of():
+    """config_of("llama", key=value, ...) -> a config of transformers."""
+    from transformers import CONFIG_MAPPING
+
+    return lambda model_type, **settings: CONFIG_MAPPING[model_type](**settings)
+
+
+@pytest.fixture(scope="module")
+def llama2_7b(config_of):
+    return config_of("llama", vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32)
+
+
+@pytest.fixture(scope="module")
+def llama3_8b(config_of):
+    return config_of(
+        "llama",
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    )
+
+
+@pytest.fixture(scope="module")
+def foresight(llama2_7b):
+    return Foresight(llama2_7b)
+
+
+def anatomy_of(config):
+    with torch.device("meta"):
+        return anatomy(build(config))
+
+
+def test_parameters_of_llama_2_7b(foresight):
+    layer = 4 * 4096**2 + 3 * 4096 * 11008
+    assert foresight.anatomy.total == foresight.anatomy.active == 6_738_415_616
+    assert foresight.anatomy.matmul == 32 * layer + 32000 * 4096
+    assert foresight.anatomy.kinds == (0,) * 32
+
+
+def test_a_token_goes_through_some_experts_alone(config_of):
+    """Mixtral 8x7B: 46.7 billion parameters, 12.9 billion of them active (arXiv:2401.04088, section 1)."""
+    found = anatomy_of(config_of("mixtral"))
+    assert found.total == 46_702_792_704
+    assert found.active == 12_879_925_248
+
+
+def test_kv_cache_of_llama_2_7b_at_4096_is_2_gib(llama2_7b, foresight):
+    assert kv_cache(llama2_7b, foresight.anatomy, 4096) == 2 * 2**30
+
+
+def test_kv_cache_of_llama_3_8b_at_131072_is_16_gib(llama3_8b):
+    assert kv_cache(llama3_8b, anatomy_of(llama3_8b), 131072) == 16 * 2**30
+
+
+def test_kv_cache_of_deepseek_v3_is_its_latent(config_of):
+    """512 values and 64 that turn, a token and layer, in two bytes."""
+    config = config_of("deepseek_v3")
+    assert kv_cache(config, anatomy_of(config), 1000) == (512 + 64) * 2 * 61 * 1000
+
+
+def test_kv_cache_of_sliding_layers_is_their_window(config_of):
+    config = config_of(
+        "gemma3_text", num_hidden_layers=6, num_key_value_heads=2, head_dim=32, sliding_window=128, hidden_size=64
+    )
+    tokens = 5 * 128 + 4096  # five layers slide, the sixth sees all
+    assert kv_cache(config, anatomy_of(config), 4096) == 2 * 2 * 32 * 2 * tokens
+
+
+def test_operations_of_a_step(foresight):
+    work = compute_of(foresight.anatomy, recipe(gradient_accumulation=1), 4096, 1)
+    assert work.tokens == 4096
+    assert work.matmul == 6 * foresight.anatomy.matmul * 4096
+    assert work.attention == 12 * 32 * 32 * 128 * 4096 / 2 * 4096
+    assert work.recomputed == pytest.approx(work.flops / 3)
+    assert work.seconds(8, 1e15, 0.5) == pytest.approx(work.flops / 4e15)
+
+
+def test_full_training_holds_sixteen_bytes_a_parameter(foresight):
+    budget = foresight.budget(recipe(), 4096)
+    assert budget.weights + budget.gradients + budget.optimizer == 16 * 6_738_415_616
+    assert budget.total == sum(budget.parts().values())
+
+
+def test_what_changes_the_peak_changes_it_so(foresight):
+    def total(length=65536, engine="one", world=1, **keys):
+        return foresight.budget(recipe(**keys), length, engine, world).total
+
+    assert total(65536) > total(32768) > total(16384)
+    assert total(gradient_checkpointing=False) > total()
+    assert total(optimizer="adamw-8bit") < total()
+    assert total(batch_size=2) > total()
+    assert total(offload_activations=True) < total()
+    assert total(adapter="qlora") < total(adapter="lora") < total(adapter="none")
+    assert total(engine="ddp", world=8) > total() > total(engine="fsdp2", world=2) > total(engine="fsdp2", world=8)
+    assert total(engine="ulysses", world=8) < total(engine="fsdp2", world=8)
+
+
+def test_no_mask_of_tokens_by_tokens_is_foreseen_where_sdpa_needs_none(foresight):
+    """Four times the tokens keep four times the bytes, not sixteen times."""
+    short, long = (foresight.trace(recipe(), length, True) for length in (4096, 16384))
+    assert long.kept == pytest.approx(4 * short.kept, rel=0.01)
+    assert long.working < 4.01 * short.working
+
+
+def test_checkpointing_keeps_a_hidden_state_a_layer(foresight):
+    one = 4096 * 4096 * 4
+    assert 32 * one <= foresight.trace(recipe(), 4096, True).kept < 40 * one
+
+
+def test_the_smallest_change_that_fits_is_found(foresight):
+    found = options(foresight, recipe(), 4096, 8, 80 * 10**9)
+    chosen = best(found)
+    assert (chosen.engine, chosen.changes) == ("fsdp2", {})
+    assert chosen.budget.total <= 80 * 10**9
+    assert not any(one.fits for one in found if one.recipe.adapter == "none" and one.engine == "ddp")
+
+
+def test_more_gpus_are_named_where_nothing_fits(foresight):
+    asked = recipe(adapter="qlora")
+    assert best(options(foresight, asked, 4096, 1, 3 * 10**9)) is None
+    full = recipe()
+    more = gpus_that_would_do(foresight, full, 2**20, 1, 40 * 10**9)
+    assert more.world > 1
+    assert best(options(foresight, full, 2**20, more.world // 2, 40 * 10**9)) is None
+
+
+def test_sliding_windows_rule_ulysses_out(config_of):
+    config = config_of("gemma3_text", num_hidden_layers=6, hidden_size=64, intermediate_size=96, vocab_size=512)
+    found = options(Foresight(config), recipe(), 1024, 2, 10**12)
+    assert next(one.refused for one in found if one.engine == "ulysses") == "its sliding windows would be dropped"
+
+
+_SMALL = {
+    "llama": {"type": "llama", "vocab": 512, "layers": 3, "length": 512, "recipe": {}},
+    "no checkpointing": {
+        "type": "llama",
+        "vocab": 512,
+        "layers": 2,
+        "length": 512,
+        "recipe": {"gradient_checkpointing": False},
+    },
+    "bf16": {"type": "qwen2", "vocab": 2048, "layers": 2, "length": 512, "recipe": {"mixed_precision": "bf16"}},
+    "many words": {"type": "llama", "vocab": 16384, "layers": 1, "length": 256, "recipe": {"gradient_accumulation": 2}},
+    "batch": {"type": "phi3", "vocab": 1024, "layers": 2, "length": 128, "recipe": {"batch_size": 4}},
+    "capped": {"type": "gemma2", "vocab": 4096, "layers": 2, "length": 256, "recipe": {}},
+    "lora": {"type": "llama", "vocab": 1024, "layers": 2, "length": 512, "recipe": {"adapter": "lora"}},
+}
+
+
+@pytest.mark.parametrize("name", _SMALL)
+def test_a_real_step_takes_what_was_foreseen(name):
+    case = _SMALL[name]
+    assert bench.predict(case).total == pytest.approx(bench.allocated(case), rel=WITHIN)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama, bf16", "llama, 131072 words", "llama, LoRA", "gemma2, capped logits"])
+def test_a_real_step_on_a_gpu_takes_what_was_foreseen(name):
+    case = bench.CASES[name]
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    bench.train(case, "cuda")
+    measured = torch.cuda.max_memory_allocated() - before
+    budget = expected_peak(bench.config_of(case), bench.recipe_of(case), case["length"], gpu=True)
+    assert budget.total - budget.runtime == pytest.approx(measured, rel=WITHIN)

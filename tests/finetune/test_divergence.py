@@ -1,0 +1,119 @@
+"""A run whose loss has left its best behind is ended; one that is merely rough is not."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ropecli.errors import DivergedError
+from ropecli.finetune.divergence import Divergence, losses_until
+
+
+def ends_at(losses, max_rise, output, known=0):
+    """The step at which a run of these losses is ended, or None. known: so many come from before it was resumed."""
+    divergence = Divergence.from_losses(dict(enumerate(losses[:known], 1)), max_rise, output)
+    for step, loss in enumerate(losses[known:], known + 1):
+        try:
+            divergence.add(step, loss)
+        except DivergedError:
+            return step
+    return None
+
+
+def rough(steps, seed=0):
+    """Losses as of small batches: falling from 4 to 3 nats, a quarter of a nat apart."""
+    return 3 + np.exp(-np.arange(steps) / 20) + np.random.default_rng(seed).normal(0, 0.25, steps)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rough_losses_are_no_divergence(tmp_path, seed):
+    assert ends_at(rough(500, seed), 1.0, tmp_path) is None
+
+
+@pytest.mark.parametrize("spikes", [1, 2, 3])
+def test_spikes_are_no_divergence(tmp_path, spikes):
+    losses = rough(100)
+    losses[50 : 50 + spikes] = 1e6
+    assert ends_at(losses, 1.0, tmp_path) is None
+
+
+def test_a_loss_that_stays_up_ends_the_run_within_the_window(tmp_path):
+    losses = rough(100)
+    losses[50:] += 5
+    assert 54 <= ends_at(losses, 2.0, tmp_path) <= 56
+    assert ends_at(losses, 6.0, tmp_path) is None
+
+
+def test_a_slow_rise_is_held_against_the_best_and_not_the_last(tmp_path):
+    losses = np.concatenate([np.full(20, 3.0), 3 + 0.05 * np.arange(100)])
+    step = ends_at(losses, 2.0, tmp_path)
+    assert losses[step - 1] == pytest.approx(5.0, abs=0.3)
+
+
+def test_a_run_that_is_lost_in_its_first_steps_is_seen(tmp_path):
+    assert ends_at([3.0, 3.0, 3.0, 3.0, *[11.0] * 8], 2.0, tmp_path) is not None
+
+
+def test_one_easy_sequence_at_the_beginning_is_no_measure(tmp_path):
+    assert ends_at([0.1, *rough(50)], 2.0, tmp_path) is None
+
+
+@pytest.mark.parametrize("known", [0, 1, 5, 30, 49, 53])
+def test_a_resumed_run_is_ended_at_the_same_step(tmp_path, known):
+    losses = rough(100)
+    losses[50:] += 5
+    assert ends_at(losses, 2.0, tmp_path, known) == ends_at(losses, 2.0, tmp_path)
+
+
+def test_a_run_that_is_resumed_beyond_its_end_is_ended_at_once(tmp_path):
+    losses = [*rough(50), *[9.0] * 20]
+    assert ends_at(losses, 2.0, tmp_path, known=65) == 66
+
+
+def test_a_checkpoint_half_way_up_does_not_count_as_good(tmp_path):
+    divergence = Divergence(2.0, tmp_path)
+    assert divergence.last_good([4]) == 4
+    for step, loss in enumerate([3.0] * 10 + [4.5, 4.5] + [3.0] * 3 + [9.0] + [3.0] * 3, 1):
+        divergence.add(step, loss)
+    # two of the latest three are up in steps 12 and 13; a single spike changes nothing
+    assert [step for step in range(1, 20) if divergence.last_good([step]) is None] == [12, 13]
+    assert divergence.last_good([4, 8, 12]) == 8
+    assert divergence.last_good([12, 13]) is None
+
+
+def rise(divergence):
+    for step in range(11, 30):
+        divergence.add(step, 9.0)
+
+
+def test_the_error_says_all_and_names_the_checkpoint_of_before(tmp_path):
+    for name in ("000008", "000010", "000012", "000011.partial", "000013-002"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    divergence = Divergence.from_losses(dict.fromkeys(range(1, 11), 3.0), 1.0, tmp_path)
+    with pytest.raises(DivergedError) as caught:
+        rise(divergence)
+    message = str(caught.value)
+    # four steps of 3 and four of 9
+    assert "6.000 nats per token around step 14, and was 3.000" in message
+    assert str(tmp_path / "checkpoints" / "000010") in message
+    assert "learning_rate" in message
+    assert "max_loss_rise, 1," in message
+
+
+def test_the_error_says_that_there_is_no_checkpoint(tmp_path):
+    divergence = Divergence.from_losses(dict.fromkeys(range(1, 11), 3.0), 1.0, tmp_path)
+    with pytest.raises(DivergedError, match="No checkpoint"):
+        rise(divergence)
+
+
+def test_losses_are_read_back_to_the_bit(tmp_path):
+    losses = dict(enumerate(rough(6).tolist(), 1))
+    lines = [json.dumps({"step": step, "loss": loss}) for step, loss in losses.items()]
+    lines.insert(3, json.dumps({"step": 3, "ppl": {"64": 9.5}}))
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 7, "lo']))
+    assert losses_until(tmp_path, 6) == losses
+    assert losses_until(tmp_path, 4) == {step: losses[step] for step in (1, 2, 3, 4)}
+
+
+def test_a_run_that_begins_has_no_losses(tmp_path):
+    assert losses_until(tmp_path, 0) == {}

@@ -1,0 +1,178 @@
+"""DeepSpeed: ZeRO and Ulysses on two CPU processes do what one process does, and go on where they were stopped.
+
+The real command line, in an environment with DeepSpeed, which pytest's cache keeps.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+pytestmark = pytest.mark.slow
+
+# what DeepSpeed needs besides, ropecli needs too, and is taken from this environment
+PINNED = ["deepspeed==0.19.8", "einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2", "py-cpuinfo==9.0.0"]
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "recipes" / "accelerate" / "8-gpu-ulysses.yaml"
+KEYS = {
+    "steps": 6,
+    "batch_size": 2,
+    "gradient_accumulation": 2,
+    "learning_rate": 5e-4,
+    "save_every": 3,
+    "gradient_checkpointing": True,
+}
+
+
+@pytest.fixture(scope="module")
+def python(request) -> Path:
+    """The interpreter of an environment with DeepSpeed. Skips where it cannot be had, and says why."""
+    home = Path(request.config.cache.mkdir("deepspeed"))
+    found = home / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    ready = home / "ready"
+    if not ready.is_file() or ready.read_text() != "\n".join(PINNED):
+        venv.create(home / "venv", with_pip=True, clear=True)
+        install = [found, "-m", "pip", "install", "--quiet", "--no-deps", *PINNED]
+        result = subprocess.run(install, capture_output=True, text=True)
+        if result.returncode:
+            pytest.skip(f"DeepSpeed cannot be had here: {result.stderr.strip()[-800:]}")
+        ready.write_text("\n".join(PINNED))
+    return found
+
+
+@pytest.fixture(scope="module")
+def launch(python, tmp_path_factory):
+    """launch(arguments, zero_stage=..., sp_size=...) -> two processes of the command line, started by Accelerate."""
+
+    def start(arguments, zero_stage, sp_size) -> subprocess.Popen:
+        config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+        config["num_processes"] = 2
+        config["deepspeed_config"]["zero_stage"] = zero_stage
+        config["parallelism_config"]["parallelism_config_sp_size"] = sp_size
+        config["parallelism_config"]["parallelism_config_dp_replicate_size"] = 2 // sp_size
+        path = tmp_path_factory.mktemp("config") / "two.yaml"
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        environment = {
+            **os.environ,
+            "DS_ACCELERATOR": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *(entry for entry in sys.path if entry)]),
+            "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),  # DeepSpeed calls ninja
+        }
+        command = [python, "-m", "accelerate.commands.launch", "--config_file", path, "-m", "ropecli", *arguments]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+        )
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def run_two(launch, command_line, tmp_path_factory):
+    """run_two(checkpoint, zero_stage=..., sp_size=..., key=value, ...) -> the folder of the finished run."""
+
+    def run(checkpoint, zero_stage, sp_size, **keys) -> Path:
+        output = tmp_path_factory.mktemp("two") / "run"
+        process = launch(command_line(checkpoint, output, **{**KEYS, **keys}), zero_stage, sp_size)
+        _, err = process.communicate()
+        assert process.returncode == 0, err[-4000:]
+        return output
+
+    return run
+
+
+@pytest.fixture
+def assert_equal(metrics, patched_llama):
+    """assert_equal(run, run): losses and norms step by step, and the weights."""
+
+    def check(two: Path, one: Path) -> None:
+        from safetensors.torch import load_file
+
+        steps = [[line for line in metrics(folder) if "loss" in line] for folder in (two, one)]
+        assert len(steps[0]) == len(steps[1]) == KEYS["steps"]
+        np.testing.assert_allclose(*[[line["loss"] for line in lines] for lines in steps], rtol=0, atol=1e-5)
+        # AdamW's own steps hardly depend on how long the gradient is
+        np.testing.assert_allclose(*[[line["grad_norm"] for line in lines] for lines in steps], rtol=1e-4)
+        before, *states = [load_file(folder / "model.safetensors") for folder in (patched_llama, two, one)]
+        assert before.keys() == states[0].keys() == states[1].keys()
+        for name, value in states[0].items():
+            # as a whole: where a gradient all but vanishes, AdamW makes a step of its rounding
+            moved = np.linalg.norm(states[1][name] - before[name])
+            assert np.linalg.norm(value - states[1][name]) < 0.002 * moved
+
+    return check
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_two_processes_that_share_each_sequence_equal_one(zero_stage, run_two, patched_llama, tune, assert_equal):
+    assert_equal(run_two(patched_llama, zero_stage, 2), tune(patched_llama, **KEYS))
+
+
+def test_gaps_in_the_positions_are_shared_out_too(run_two, patched_llama, tune, assert_equal):
+    keys = {"positions": "pose", "window": 128}
+    assert_equal(run_two(patched_llama, 2, 2, **keys), tune(patched_llama, **{**KEYS, **keys}))
+
+
+def test_two_processes_with_split_weights_equal_one(run_two, patched_llama, tune, assert_equal):
+    two = run_two(patched_llama, 3, 1)
+    assert_equal(two, tune(patched_llama, **{**KEYS, "gradient_accumulation": 4}))
+
+
+def test_evaluation_shares_sequences_too(run_two, patched_llama, tune, corpus, metrics):
+    keys = {"eval_data": str(corpus), "eval_every": 3, "eval_lengths": [48, 96], "eval_documents": 3}
+    two, one = run_two(patched_llama, 3, 2, **keys), tune(patched_llama, **{**KEYS, **keys})
+    measured = [[line["ppl"] for line in metrics(folder) if "ppl" in line] for folder in (two, one)]
+    assert len(measured[0]) == len(measured[1]) == 3  # before the first step, after 3 and after 6
+    for lines in zip(*measured, strict=True):
+        np.testing.assert_allclose(*[list(line.values()) for line in lines], rtol=1e-4)
+        assert abs(lines[0]["48"] / lines[0]["96"] - 1) > 1e-3
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
+    launch, run_two, command_line, patched_llama, tmp_path, assert_equal, metrics
+):
+    whole = run_two(patched_llama, 3, 2)
+    arguments = command_line(patched_llama, tmp_path / "run", **KEYS)
+    process = launch(arguments, 3, 2)
+    log = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (log.exists() and log.read_text()):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode != 0
+    assert "Saved after step" in err
+    assert not (tmp_path / "run" / "config.json").exists()
+    process = launch([*arguments, "--resume"], 3, 2)
+    _, err = process.communicate()
+    assert process.returncode == 0, err[-4000:]
+    assert "going on after step" in err
+    assert_equal(tmp_path / "run", whole)
+    assert len(metrics(tmp_path / "run")) == KEYS["steps"]
+
+
+def test_sliding_windows_are_refused_where_sequences_are_shared(launch, command_line, build, tmp_path):
+    mistral = build("mistral", head_dim=32, sliding_window=32)
+    process = launch(command_line(mistral, tmp_path / "run", **KEYS), 2, 2)
+    _, err = process.communicate()
+    assert process.returncode != 0
+    assert "sliding_attention" in err
+    assert "Traceback" not in err.split("sliding_attention")[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_float32_weights_are_saved_as_the_optimizer_keeps_them(run_two, patched_llama):
+    """DeepSpeed's model itself is in bfloat16 then."""
+    from safetensors.torch import load_file
+
+    state = load_file(run_two(patched_llama, 3, 2, mixed_precision="bf16") / "model.safetensors")
+    for name, value in state.items():
+        assert value.dtype == torch.float32
+        assert (value != value.bfloat16().float()).float().mean() > 0.5, name

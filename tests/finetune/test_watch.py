@@ -1,0 +1,279 @@
+"""Perplexity while training is what eval-ppl measures, and leaves no trace in what is trained."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ropecli.errors import DataError, NotFiniteError, RecipeError, RopecliError
+
+WINDOW, EXTENDED = 64, 128
+
+
+@pytest.fixture(scope="session")
+def prepared():
+    """prepared(checkpoint, say=..., key=value, ...) -> (evaluation, accelerator, the loss in training mode)."""
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.evaluate.loading import load_model, load_tokenizer
+    from ropecli.finetune.engine import make_accelerator
+    from ropecli.finetune.loss import NextTokenLoss
+    from ropecli.finetune.recipe import make_recipe
+    from ropecli.finetune.watch import make_evaluation
+
+    def make(folder: Path, say=lambda message: None, **keys):
+        recipe = make_recipe(None, {"data": "demo-train", "mixed_precision": "none", **keys})
+        checkpoint = open_checkpoint(folder)
+        accelerator = make_accelerator(recipe)
+        evaluation = make_evaluation(recipe, checkpoint, load_tokenizer(checkpoint), EXTENDED, accelerator, say)
+        loss_of = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
+        return evaluation, accelerator, accelerator.prepare(loss_of.train())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def as_eval_ppl(corpus):
+    """as_eval_ppl(checkpoint, lengths, documents) -> perplexity by length, as `ropecli eval-ppl --protocol tail`."""
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.data.documents import read_documents
+    from ropecli.data.sources import read_texts
+    from ropecli.evaluate.loading import load_model, load_tokenizer
+    from ropecli.evaluate.perplexity import evaluate_perplexity
+
+    def measure(folder: Path, lengths, documents):
+        checkpoint = open_checkpoint(folder)
+        text = read_documents(read_texts(str(corpus)), load_tokenizer(checkpoint), max(lengths), most=documents)
+        rows = evaluate_perplexity(load_model(checkpoint, device="cpu"), text, lengths, protocol="tail")
+        return {str(row.length): row.ppl for row in rows}, rows[0].tokens
+
+    return measure
+
+
+@pytest.mark.parametrize("lengths", [(), (32, 96, 128), (100,)], ids=str)
+def test_it_is_what_eval_ppl_measures(prepared, as_eval_ppl, patched_llama, corpus, lengths):
+    evaluation, *run = prepared(patched_llama, eval_data=str(corpus), eval_lengths=lengths, eval_documents=3)
+    measured = evaluation.run(*run, 50)
+    expected, tokens = as_eval_ppl(patched_llama, lengths or (WINDOW, EXTENDED), 3)
+    assert measured["ppl"] == pytest.approx(expected, rel=1e-5)
+    assert {**measured, "ppl": {}} == {"step": 50, "ppl": {}, "protocol": "tail", "documents": 3, "tokens": tokens}
+    json.dumps(measured, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("gemma2", {"head_dim": 32, "final_logit_softcapping": 3.0}),
+        ("llama", {"head_dim": 32, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+    ],
+    ids=["capped", "dynamic"],
+)
+def test_so_it_is_of_models_that_cap_their_logits_or_follow_the_length(
+    build, prepared, as_eval_ppl, corpus, model_type, settings
+):
+    folder = build(model_type, **settings)
+    lengths = (32, 128)
+    evaluation, *run = prepared(folder, eval_data=str(corpus), eval_lengths=lengths, eval_documents=2)
+    expected, _ = as_eval_ppl(folder, lengths, 2)
+    assert evaluation.run(*run, 1)["ppl"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_model_that_remembers_the_longest_pass_still_remembers_its_own(build, prepared, corpus):
+    import torch
+
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    folder = build("llama", head_dim=32, rope_parameters=rope)
+    evaluation, accelerator, loss_of = prepared(folder, eval_data=str(corpus), eval_lengths=(32, 128))
+    rotary = loss_of.model.model.rotary_emb
+    ids = torch.arange(96)[None]
+    loss_of(ids, ids)
+    before = {name: value.clone() for name, value in rotary.named_buffers()}
+    remembered = rotary.max_seq_len_cached
+    assert remembered == 96
+    evaluation.run(accelerator, loss_of, 1)
+    assert rotary.max_seq_len_cached == remembered
+    assert all(torch.equal(value, before[name]) for name, value in rotary.named_buffers())
+
+
+def test_the_model_is_left_as_it_was(build, prepared, corpus):
+    import torch
+
+    folder = build("llama", head_dim=32, attention_dropout=0.5)
+    evaluation, accelerator, loss_of = prepared(folder, eval_data=str(corpus))
+    loss_of.model.model.layers[0].eval()  # as parts of a model are that do not train
+    modes = [module.training for module in loss_of.modules()]
+    loss_of.model.activation_checkpointing_enable()
+    random = torch.get_rng_state()
+    twice = [evaluation.run(accelerator, loss_of, 1)["ppl"] for _ in range(2)]
+    assert twice[0] == twice[1]  # no dropout
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [module.training for module in loss_of.modules()] == modes
+    assert not all(modes)
+    assert any(modes)
+    assert all(parameter.grad is None for parameter in loss_of.parameters())
+
+
+@pytest.mark.parametrize("rope", ["default", "dynamic"])
+def test_a_model_that_is_measured_trains_to_the_same_bits(build, prepared, corpus, rope):
+    import torch
+
+    parameters = {"rope_type": rope, "rope_theta": 1e4, **({"factor": 2.0} if rope == "dynamic" else {})}
+    folder = build("llama", head_dim=32, attention_dropout=0.3, rope_parameters=parameters)
+    trained = []
+    for measures in (False, True):
+        evaluation, accelerator, loss_of = prepared(folder, eval_data=str(corpus), eval_documents=2)
+        optimizer = accelerator.prepare(torch.optim.AdamW(loss_of.parameters(), lr=1e-3))
+        torch.manual_seed(0)
+        for step in range(3):
+            if measures:
+                evaluation.run(accelerator, loss_of, step)
+            ids = torch.randint(0, 500, (2, 48))
+            accelerator.backward(loss_of(ids, ids))
+            optimizer.step()
+            optimizer.zero_grad()
+        trained.append([parameter.detach().clone() for parameter in loss_of.parameters()])
+    assert all(map(torch.equal, *trained))
+
+
+def test_it_is_due_before_at_each_interval_and_at_the_end(prepared, patched_llama, corpus):
+    evaluation, *_ = prepared(patched_llama, eval_data=str(corpus), eval_every=4, steps=10)
+    assert [step for step in range(11) if evaluation.due(step)] == [0, 4, 8, 10]
+
+
+def test_without_eval_data_there_is_none(prepared, patched_llama):
+    assert prepared(patched_llama)[0] is None
+
+
+def test_lengths_without_documents_are_left_out_and_said_so(prepared, patched_llama, tmp_path):
+    (tmp_path / "a.txt").write_text("ba de fi " * 40)
+    said = []
+    evaluation, *_ = prepared(patched_llama, said.append, eval_data=str(tmp_path), eval_lengths=(32, 64, 4096, 8192))
+    assert evaluation.lengths == (32, 64)
+    assert [length for length in (8192, 4096) if any(f"not measured at {length}" in line for line in said)] == [
+        8192,
+        4096,
+    ]
+    with pytest.raises(DataError, match="eval_data: No document is as long as 4096 tokens"):
+        prepared(patched_llama, pytest.fail, eval_data=str(tmp_path), eval_lengths=(4096, 8192))
+
+
+@pytest.mark.parametrize(
+    ("trained", "measured", "warned"),
+    [
+        ("text", "text", True),
+        ("text", "text/../text", True),
+        ("text", "text/a.txt", True),
+        ("text/a.txt", "text", True),
+        ("text/a.txt", "text/b.txt", False),
+        ("demo-train", "text", False),
+    ],
+)
+def test_text_that_is_trained_on_is_warned_of_once(
+    prepared, patched_llama, tmp_path, monkeypatch, trained, measured, warned
+):
+    (tmp_path / "text").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "text" / name).write_text("ba de fi " * 200)
+    monkeypatch.chdir(tmp_path)
+    said = []
+    prepared(patched_llama, said.append, data=trained, eval_data=measured)
+    assert sum("not held out" in line for line in said) == warned
+
+
+def test_a_model_that_is_broken_ends_the_run(prepared, patched_llama, corpus):
+    import torch
+
+    evaluation, accelerator, loss_of = prepared(patched_llama, eval_data=str(corpus))
+    with torch.no_grad():
+        loss_of.model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(NotFiniteError, match="After step 7"):
+        evaluation.run(accelerator, loss_of, 7)
+    assert loss_of.training
+
+
+def test_memory_that_does_not_suffice_is_said(prepared, patched_llama, corpus, monkeypatch):
+    import torch
+
+    evaluation, accelerator, loss_of = prepared(patched_llama, eval_data=str(corpus))
+
+    def refuse(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loss_of.model.model, "forward", refuse)
+    with pytest.raises(RopecliError, match="64 tokens"):
+        evaluation.run(accelerator, loss_of, 7)
+
+
+class Grouped:
+    """Processes of which each group of two shares its sequences."""
+
+    class parallelism_config:  # noqa: N801
+        sp_size, cp_size, sp_enabled, cp_enabled = 2, 1, True, False
+
+
+def test_what_a_group_cannot_share_is_refused(build, patched_llama):
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.finetune.watch import _refuse_unshared
+
+    checkpoint = open_checkpoint(patched_llama)
+    _refuse_unshared((64, 128), checkpoint, Grouped())
+    with pytest.raises(RecipeError, match="99 tokens"):
+        _refuse_unshared((64, 99), checkpoint, Grouped())
+    dropping = open_checkpoint(build("llama", head_dim=32, attention_dropout=0.1))
+    with pytest.raises(RecipeError, match="attention_dropout"):
+        _refuse_unshared((64, 128), dropping, Grouped())
+
+
+def test_attention_that_is_shared_stays_in_training_mode_and_dropout_does_not():
+    import torch
+
+    from ropecli.finetune.watch import _set_at_rest
+
+    inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+    loss_of = torch.nn.Sequential(inner).train()
+    _set_at_rest(loss_of, shared=True)
+    assert [module.training for module in (loss_of, inner, inner[1])] == [True, True, False]
+    _set_at_rest(loss_of, shared=False)
+    assert not any(module.training for module in loss_of.modules())
+
+
+TWO = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from test_watch import *
+make = prepared.__wrapped__() if hasattr(prepared, "__wrapped__") else prepared.__pytest_wrapped__.obj()
+for documents in (4, 3):
+    evaluation, *run = make(Path(sys.argv[2]), eval_data=sys.argv[3], eval_documents=documents)
+    measured = evaluation.run(*run, 5)
+    if run[0].is_main_process:
+        print("MEASURED" + json.dumps(measured))
+run[0].end_training()
+"""
+
+
+def test_two_processes_measure_what_one_does(prepared, patched_llama, corpus, tmp_path):
+    """Four documents are shared; three are not, which gives the same."""
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    arguments = [str(Path(__file__).parent), str(patched_llama), str(corpus)]
+    done = subprocess.run([*launcher, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line.partition("MEASURED")[2]) for line in done.stdout.splitlines() if "MEASURED" in line]
+    assert len(lines) == 2
+    for documents, line in zip((4, 3), lines, strict=True):
+        evaluation, *run = prepared(patched_llama, eval_data=str(corpus), eval_documents=documents)
+        alone = evaluation.run(*run, 5)
+        assert line["ppl"] == pytest.approx(alone["ppl"], rel=1e-6)
+        assert line["documents"] == documents
+
+
+def test_a_run_that_is_watched_ends_in_the_same_bits(tune, patched_llama, corpus, uninterrupted, metrics, weights_of):
+    run = tune(patched_llama, eval_data=str(corpus), eval_every=4, eval_documents=2, max_loss_rise=0.5)
+    assert weights_of(run) == weights_of(uninterrupted)
+    lines = metrics(run)
+    assert [line["step"] for line in lines if "ppl" in line and line["step"] > 0] == [4, 6]
+    losses = [[line["loss"] for line in one if "loss" in line] for one in (lines, metrics(uninterrupted))]
+    assert losses[0] == losses[1]
