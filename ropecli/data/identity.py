@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ropecli.checkpoint.reading import HUB_ID
-from ropecli.data.sources import TABLE_FILES, TEXT_FILES, DEMO_TRAIN
+from ropecli.data.sources import DEMO_TRAIN, TABLE_FILES, TEXT_FILES
 from ropecli.demo import corpus
 
 _HUB_PATIENCE = 10.0

@@ -23,7 +23,7 @@ def make_optimizer(
     vectors = [parameter for parameter in parameters if parameter.ndim < 2]
     decays = ((matrices, recipe.weight_decay), (vectors, 0.0))
     groups = [{"params": members, "weight_decay": decay} for members, decay in decays if members]
-    kind: Any = torch.optim.AdamW
+    rates: dict[str, Any] = {"lr": recipe.learning_rate, "betas": recipe.betas}
     if recipe.optimizer == "adamw-8bit":
-        kind = load_bitsandbytes("optimizer: adamw-8bit", "optimizer: adamw").optim.AdamW8bit
-    return kind(groups, lr=recipe.learning_rate, betas=recipe.betas)
+        return load_bitsandbytes("optimizer: adamw-8bit", "optimizer: adamw").optim.AdamW8bit(groups, **rates)
+    return torch.optim.AdamW(groups, **rates, fused=True)  # which needs no copies of what it updates

@@ -169,10 +169,10 @@ def test_sliding_windows_are_refused_where_sequences_are_shared(launch, command_
 
 
 def test_float32_weights_are_saved_as_the_optimizer_keeps_them(run_two, patched_llama):
-    """DeepSpeed's model itself is in bfloat16 then."""
+    """The model itself is in bfloat16 then, and what no step has touched was rounded to that at the start."""
     from safetensors.torch import load_file
 
     state = load_file(run_two(patched_llama, 3, 2, mixed_precision="bf16") / "model.safetensors")
-    for name, value in state.items():
-        assert value.dtype == torch.float32
-        assert (value != value.bfloat16().float()).float().mean() > 0.5, name
+    assert {value.dtype for value in state.values()} == {torch.float32}
+    for name in (name for name in state if "proj" in name):
+        assert (state[name] != state[name].bfloat16().float()).float().mean() > 0.5, name

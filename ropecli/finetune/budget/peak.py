@@ -147,15 +147,7 @@ class Foresight:
         if seen.embeddings_trained:
             beyond = self._beyond(matrix, first_pass)
             yield replace(fixed, moment="the embeddings' gradient", working=max(0, seen.embedding + beyond), host=host)
-        if engine == "ulysses":
-            working = 0
-        elif gpu:
-            working = 4 * seen.trained // (world if engine == "fsdp2" else 1)  # the square roots of all at once
-        else:
-            working = 8 * seen.largest  # of one tensor after another
-        yield replace(
-            fixed, moment="the optimizer's step", working=working if recipe.optimizer == "adamw" else 0, host=host
-        )
+        yield replace(fixed, moment="the optimizer's step", host=host)
 
     def _loss(self, tokens: int, matrix: int, seen: Trace, gpu: bool) -> tuple[int, int]:
         """Bytes while the loss is computed, and while its gradient comes to the head."""
