@@ -56,8 +56,28 @@ class SourceSequences:
 
     def at(self, position: int) -> Row:
         """The sequence at a position of this source's endless stream."""
+        return self.row(self._sequence(position))
+
+    def skipping_at(self, position: int, positions: np.ndarray) -> Row:
+        """The same, whose text skips as far ahead in its document as `positions` do, or as the document reaches.
+
+        positions: shape (length,), int64, rising from 0 by one or more. A label is the token that follows in the
+        document. A sequence of several documents is given without skipping.
+        """
+        pieces = list(self.layout.pieces(self._sequence(position)))
+        document, start, stop = pieces[0]
+        tokens = int(self.selection.lengths[document])
+        if len(pieces) > 1 or stop > tokens:  # beyond its tokens there is a separator
+            return self.at(position)
+        text = self._store.read(int(self.selection.documents[document]), start, min(tokens, start + positions[-1] + 2))
+        ahead = np.arange(self.length) + np.minimum(positions - np.arange(self.length), tokens - stop)
+        followed = ahead + 1 < len(text)
+        labels = np.where(followed, text[(ahead + 1) * followed], UNSCORED)
+        return Row(text[ahead], labels, positions)
+
+    def _sequence(self, position: int) -> int:
         epoch, index = divmod(position, len(self))
-        return self.row(int(_order(self._seeds, epoch, len(self))[index]))
+        return int(_order(self._seeds, epoch, len(self))[index])
 
     def row(self, sequence: int) -> Row:
         """A label is the next token of the same sequence; packed, of the same document."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from ropecli.data.identity import source_identity, tokenizer_digest
 from ropecli.data.mixture import Mixture
 from ropecli.data.positions import positions_of, refuse_impossible
 from ropecli.data.selection import Selection, select
-from ropecli.data.sequences import SourceSequences
+from ropecli.data.sequences import Row, SourceSequences
 from ropecli.data.sources import TO_TRAIN, Texts, read_texts
 from ropecli.data.store import FORMAT, Store, cache_folder, open_store
 from ropecli.data.wording import none_left, none_long_enough, sentence
@@ -92,27 +92,24 @@ class Stream:
 
     def batch(self, positions: range) -> Batch:
         """The sequences at these positions of the endless stream."""
-        rows = []
-        for position in positions:
-            source, index = self._mixture.at(position)
-            rows.append(self._parts[source].at(index))
+        rows = [self._row(position) for position in positions]
+        gaps = self.packed or self._recipe.positions != "full"
         return Batch(
             np.stack([row.ids for row in rows]),
             np.stack([row.labels for row in rows]),
-            self._positions(positions, [row.positions for row in rows]),
+            np.stack([row.positions for row in rows]) if gaps else None,
             self.packed,
         )
 
-    def _positions(self, at: range, rows: list[np.ndarray]) -> np.ndarray | None:
+    def _row(self, at: int) -> Row:
         recipe = self._recipe
-        if recipe.positions != "full":
-            rows = [
-                positions_of(recipe.positions, self.length, self._window, recipe.pose_chunks, recipe.seed, position)
-                for position in at
-            ]
-        elif not self.packed:
-            return None
-        return np.stack(rows)
+        source, index = self._mixture.at(at)
+        part = self._parts[source]
+        if recipe.positions == "full":
+            return part.at(index)
+        positions = positions_of(recipe.positions, self.length, self._window, recipe.pose_chunks, recipe.seed, at)
+        row = part.skipping_at(index, positions) if recipe.positions == "pose" else part.at(index)
+        return replace(row, positions=positions)
 
     def fingerprint(self) -> str:
         """sha256 of what the stream is made of: the tokens, how they are chosen and laid out, how they are mixed.
