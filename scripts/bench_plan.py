@@ -49,6 +49,10 @@ CASES: dict[str, dict[str, Any]] = {
         "recipe": {"gradient_accumulation": 2},
     },
     "gemma2, capped logits": {"type": "gemma2", "vocab": 32768, "layers": 2, "length": 1024, "recipe": {}},
+    "llama, eager": {"type": "llama", "vocab": 512, "layers": 2, "length": 1024, "recipe": {"attn": "eager"}},
+    "llama, packed": {
+        "type": "llama", "vocab": 512, "layers": 2, "length": 2048, "recipe": {"sequences": "packed"},
+    },
     "phi3, bf16": {
         "type": "phi3", "vocab": 16384, "layers": 4, "length": 2048, "recipe": {"mixed_precision": "bf16"},
     },
@@ -91,17 +95,20 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
     recipe = recipe_of(case)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if recipe.adapter != "none" and device != "cpu" else torch.float32
-    model = AutoModelForCausalLM.from_config(config_of(case), dtype=dtype)
+    attention = {} if recipe.attn == "auto" else {"attn_implementation": recipe.attn}
+    model = AutoModelForCausalLM.from_config(config_of(case), dtype=dtype, **attention)
     loss_of = NextTokenLoss(attach(model, recipe)).to(device)
     model.train()
     if recipe.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     optimizer = make_optimizer(loss_of.named_parameters(), recipe)
     ids = torch.randint(case["vocab"], (recipe.batch_size, case["length"] + 1), device=device)
+    packed = recipe.sequences == "packed"  # documents of a quarter
+    positions = (torch.arange(case["length"], device=device) % (case["length"] // 4)).expand_as(ids[:, 1:])
     for _ in range(steps):
         for _ in range(recipe.gradient_accumulation):
             with torch.autocast(device, torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
-                loss = loss_of(ids[:, :-1], ids[:, 1:])
+                loss = loss_of(ids[:, :-1], ids[:, 1:], positions if packed else None, packed)
             (loss / ids.numel()).backward()
             del loss
         torch.nn.utils.clip_grad_norm_([one for one in loss_of.parameters() if one.requires_grad], 1.0)

@@ -31,13 +31,13 @@ def command(
     Needs config.json alone: no weights are read and no memory is taken. GB are 10⁹ bytes. A recipe with stages is
     planned by its longest stage.
     """
-    from ropecli.checkpoint.plan import window_in_effect
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.cli.terminal import parse_settings, print_json, warn
     from ropecli.errors import RecipeError
     from ropecli.finetune.budget.compute import GPUS
     from ropecli.finetune.budget.units import read_bytes
     from ropecli.finetune.recipe import make_recipe
+    from ropecli.finetune.stages import plan_stages
 
     memory = read_bytes(gpu_memory, "--gpu-memory")
     if not 1 <= gpus <= 65536:
@@ -55,13 +55,11 @@ def command(
     # no data is read: without a recipe any name stands for it
     named = {} if recipe_file or given.keys() & {"data", "mixture"} else {"data": "DATA"}
     opened = open_checkpoint(checkpoint, revision=revision)
-    window = window_in_effect(opened)
-    runs = make_recipe(recipe_file, {**named, **given}).runs
-    recipe = max(runs, key=lambda run: run.length or window)
-    tokens = recipe.length or window
-    if tokens > window:
-        warn(f"{tokens} tokens exceed the window of {opened.name}, {window}: patch it first.")
-    report = _plan(opened, recipe, tokens, gpus, memory, flops, mfu, recipe_file, given)
+    stages = plan_stages(opened, make_recipe(recipe_file, {**named, **given}))
+    stage = max(stages, key=lambda one: one.length)
+    if stage.length > stage.window:
+        warn(f"{stage.length} tokens exceed the window of {opened.name}, {stage.window}: patch it first.")
+    report = _plan(opened, stage.recipe, stage.length, gpus, memory, flops, mfu, recipe_file, given)
     if as_json:
         print_json(report)
         return
@@ -133,7 +131,7 @@ def _activations(foresight, chosen: "Option", length: int) -> dict[str, int]:
     own = -(-length // chosen.world) if chosen.engine == "ulysses" else length
     kept = {}
     for name, keys in sets.items():
-        seen = foresight.trace(chosen.recipe.model_copy(update=keys), own, True)
+        seen = foresight.trace(chosen.recipe.model_copy(update=keys), own, chosen.engine)
         kept[name] = min(seen.kept, seen.hidden) if name == "offload" else seen.kept
     return kept
 
@@ -199,7 +197,7 @@ def _show(report: dict[str, Any]) -> None:
     table.add_row(f"time per step, MFU {report['mfu']:g}", _time(report["seconds_per_step"]))
     table.add_row("time in all", _time(report["seconds"]))
     out.print(table)
-    ways = Table("", "engine", "changes", "memory", "fits")
+    ways = Table("adapter", "engine", "changes", "memory", "fits")
     for row in report["options"]:
         size = "" if row["bytes"] is None else in_gb(row["bytes"])
         changes = row["refused"] or ", ".join(_changes(row["changes"])) or "none"

@@ -19,6 +19,7 @@ _HUB_PATIENCE = 10.0
 def source_identity(source: str, split: str, cache: Path) -> list[Any]:
     """JSON: the files of a local source with their sizes and times, or the commit of a dataset on the Hub.
 
+    Times are of the last change of content and of attributes: the first can be set back (cp -p, tar, rsync -t).
     cache: the folder where the commit seen last is kept, which stands in where the Hub cannot be reached.
     """
     if source == DEMO_TRAIN:
@@ -45,7 +46,9 @@ def tokenizer_digest(tokenizer) -> str:
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
         # what the last call asked for, not how text becomes tokens
         backend = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
-        sha.update(json.dumps(backend, sort_keys=True).encode())
+        # transformers keeps to itself whether special tokens in the text count as such
+        split = bool(getattr(tokenizer, "split_special_tokens", False))
+        sha.update(json.dumps([backend, split], sort_keys=True).encode())
         return sha.hexdigest()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
@@ -56,7 +59,7 @@ def tokenizer_digest(tokenizer) -> str:
 
 def _stamp(path: Path) -> list[Any]:
     status = path.stat()
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _commit(dataset: str, cache: Path) -> str | None:

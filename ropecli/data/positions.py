@@ -3,9 +3,10 @@
 `pose`: Zhu et al. 2023, arXiv:2309.10400, section 3.2, equations 3 and 4. A sequence is N chunks of random lengths;
 chunk i has its positions moved up by a skipping bias u_i, drawn evenly from {u_{i-1}, ..., window − length}, with
 u_0 = 0. The paper leaves open how the chunks' lengths are drawn; here every way to cut the sequence into N is equally
-likely (the authors' code for N = 2 keeps the first chunk to the first half). Of the text (equation 5) nothing is
-skipped, v_i = 0, so that a document need only fill a sequence; they skip text too, by biases of its own, and found
-4.60 against 4.68 for v_i = 0 (perplexity at 16k, GovReport, appendix A).
+likely (the authors' code for N = 2 keeps the first chunk to the first half). The text (equation 5) is skipped along,
+v_i = u_i, which the paper names as an alternative to biases of the text's own; so text stands at the distances that
+its positions say. Here the bias is limited by the document's end (`SourceSequences.skipping_at`), since a document
+need only fill a sequence and not the window.
 
 `randomized`: Ruoss et al. 2023, arXiv:2305.16843, section 3: as many positions of the window as the sequence has
 tokens, drawn without replacement and sorted. Moved so that the first is 0: RoPE sees differences alone, and

@@ -1,6 +1,6 @@
 """Training sequences of one source, each put together from its pieces when it is asked for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -25,7 +25,8 @@ class Row:
 class SourceSequences:
     """The sequences of one source, every epoch in an order of its own. number: of the source in the mixture.
 
-    separator: token between documents of `concat`, None for none. padding: token that fills a packed sequence up.
+    separator: token between documents of `concat`, None for none. padding: token that fills a packed sequence up;
+    None for layouts other than `packed`.
     """
 
     def __init__(
@@ -35,14 +36,13 @@ class SourceSequences:
         layout: Layout,
         length: int,
         *,
-        packed: bool = False,
         separator: int | None = None,
-        padding: int = 0,
+        padding: int | None = None,
         seed: int = 0,
         number: int = 0,
     ) -> None:
         self.selection, self.layout, self.length = selection, layout, length
-        self._store, self._packed, self._separator, self._padding = store, packed, separator, padding
+        self._store, self._separator, self._padding = store, separator, padding
         # the first source's order is that of a recipe with this source alone
         self._seeds = (seed, number) if number else (seed,)
 
@@ -59,21 +59,20 @@ class SourceSequences:
         return self.row(self._sequence(position))
 
     def skipping_at(self, position: int, positions: np.ndarray) -> Row:
-        """The same, whose text skips as far ahead in its document as `positions` do, or as the document reaches.
+        """The same at other positions; its text skips as far ahead in its document as they do, or as that reaches.
 
         positions: shape (length,), int64, rising from 0 by one or more. A label is the token that follows in the
-        document. A sequence of several documents is given without skipping.
+        document, also before a skip. A sequence that is not of one document alone is given without skipping.
         """
-        pieces = list(self.layout.pieces(self._sequence(position)))
-        document, start, stop = pieces[0]
+        sequence = self._sequence(position)
+        document, start, stop = self.layout.pieces(sequence)[0]
         tokens = int(self.selection.lengths[document])
-        if len(pieces) > 1 or stop > tokens:  # beyond its tokens there is a separator
-            return self.at(position)
-        text = self._store.read(int(self.selection.documents[document]), start, min(tokens, start + positions[-1] + 2))
+        if stop - start < self.length or stop > tokens:  # another document, padding or a separator follows
+            return replace(self.row(sequence), positions=positions)
         ahead = np.arange(self.length) + np.minimum(positions - np.arange(self.length), tokens - stop)
-        followed = ahead + 1 < len(text)
-        labels = np.where(followed, text[(ahead + 1) * followed], UNSCORED)
-        return Row(text[ahead], labels, positions)
+        end = min(tokens, start + int(ahead[-1]) + 2)
+        text = np.append(self._store.read(int(self.selection.documents[document]), start, end), UNSCORED)
+        return Row(text[ahead], text[ahead + 1], positions)
 
     def _sequence(self, position: int) -> int:
         epoch, index = divmod(position, len(self))
@@ -81,7 +80,8 @@ class SourceSequences:
 
     def row(self, sequence: int) -> Row:
         """A label is the next token of the same sequence; packed, of the same document."""
-        ids = np.full(self.length, self._padding)
+        packed = self._padding is not None
+        ids = np.full(self.length, self._padding or 0)
         labels = np.full(self.length, UNSCORED)
         positions = np.arange(self.length)
         end = 0
@@ -94,10 +94,10 @@ class SourceSequences:
             )
             if stop > tokens:
                 ids[end - 1] = self._separator
-            if self._packed:
+            if packed:
                 labels[begin : end - 1] = ids[begin + 1 : end]
                 positions[begin:end] = np.arange(end - begin)
-        if self._packed:
+        if packed:
             positions[end:] = np.arange(self.length - end)  # padding is a document of its own
         else:
             labels[:-1] = ids[1:]

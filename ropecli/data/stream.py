@@ -108,8 +108,9 @@ class Stream:
         if recipe.positions == "full":
             return part.at(index)
         positions = positions_of(recipe.positions, self.length, self._window, recipe.pose_chunks, recipe.seed, at)
-        row = part.skipping_at(index, positions) if recipe.positions == "pose" else part.at(index)
-        return replace(row, positions=positions)
+        if recipe.positions == "pose":
+            return part.skipping_at(index, positions)
+        return replace(part.at(index), positions=positions)
 
     def fingerprint(self) -> str:
         """sha256 of what the stream is made of: the tokens, how they are chosen and laid out, how they are mixed.
@@ -117,8 +118,9 @@ class Stream:
         Two streams of one fingerprint give the same batches, wherever the text and the cache lie.
         """
         recipe = self._recipe
-        gaps = None if recipe.positions == "full" else [recipe.positions, self._window, recipe.pose_chunks]
-        whole = [FORMAT, self.length, recipe.seed, gaps, list(self._made_of)]
+        gaps = None if recipe.positions == "full" else [recipe.positions, self._window]
+        chunks = recipe.pose_chunks if recipe.positions == "pose" else None
+        whole = [FORMAT, self.length, recipe.seed, gaps, chunks, self._mixture.shares, list(self._made_of)]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
 
     def summary(self) -> list[str]:
@@ -155,9 +157,10 @@ def open_stream(
         with first():
             store = _open_store(source, tokenizer, digest, read)
         separator = _separator(tokenizer) if source.sequences == "concat" else None
-        parts.append(_sequences(source, number, store, tokenizer, length, recipe.seed, separator))
-        chosen = [source.weight, source.sequences, source.long_from, source.keep_short, source.max_tokens]
-        made_of.append([store.digest, separator, *chosen])
+        padding = (tokenizer.eos_token_id or 0) if source.sequences == "packed" else None
+        parts.append(_sequences(source, number, store, length, recipe.seed, separator, padding))
+        chosen = [source.sequences, source.long_from, source.keep_short, source.max_tokens]
+        made_of.append([store.digest, separator, padding, *chosen])
     return Stream(recipe, length, window, parts, made_of)
 
 
@@ -185,7 +188,13 @@ def _separator(tokenizer) -> int | None:
 
 
 def _sequences(
-    source: TextSource, number: int, store: Store, tokenizer, length: int, seed: int, separator: int | None
+    source: TextSource,
+    number: int,
+    store: Store,
+    length: int,
+    seed: int,
+    separator: int | None,
+    padding: int | None,
 ) -> SourceSequences:
     least = {"long": length, "packed": layouts.SHORTEST, "concat": 1}[source.sequences]
     if not len(store):
@@ -204,15 +213,13 @@ def _sequences(
     layout = _lay_out(source.sequences, selection, length, generator(seed, "concat", number), separator is not None)
     if not len(layout):
         raise DataError(none_left(source.data, selection, length, source.max_tokens))
-    padding = tokenizer.eos_token_id if source.sequences == "packed" else None
     return SourceSequences(
         store,
         selection,
         layout,
         length,
-        packed=source.sequences == "packed",
         separator=separator,
-        padding=padding or 0,
+        padding=padding,
         seed=seed,
         number=number,
     )

@@ -1,7 +1,5 @@
 """Whether a run's loss has left its best far behind. Needs the losses alone: no model, no random state."""
 
-import contextlib
-import json
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -10,7 +8,7 @@ from statistics import median
 
 from ropecli.errors import DivergedError
 from ropecli.finetune.checkpoints import found
-from ropecli.finetune.state import CHECKPOINTS, METRICS
+from ropecli.finetune.state import CHECKPOINTS, metrics_until
 
 _STEPS = 8
 _FEWEST = 4
@@ -49,7 +47,7 @@ class Divergence:
         if len(self._last) == _STEPS and now > self._best + self._max_rise:
             raise DivergedError(
                 f"The loss is {now:.3f} nats per token around step {step}, and was {self._best:.3f} at its best: more "
-                f"than max_loss_rise, {self._max_rise:g}, above. {self._kept()} Begin again with a lower learning_rate "
+                f"than max_loss_rise, {self._max_rise:g}, above. {self.kept()} Begin again with a lower learning_rate "
                 "or more warmup_steps, into another --output; or, if it may rise so far, --resume with a higher "
                 "max_loss_rise."
             )
@@ -66,22 +64,14 @@ class Divergence:
         latest = median(list(self._last)[-_LATEST:])
         self._good[step] = latest <= self._best + self._max_rise / 2
 
-    def _kept(self) -> str:
+    def kept(self) -> str:
+        """A sentence that names the checkpoint which a run that goes wrong leaves."""
         folders = {position.step: path for position, path in sorted(found(self._output / CHECKPOINTS))}
         step = self.last_good(folders)
         return "No checkpoint was saved before." if step is None else f"{folders[step]} is of before, and is kept."
 
 
 def losses_until(output: Path, step: int) -> dict[int, float]:
-    """The losses by step, up to `step`, that a run's metrics.jsonl holds."""
-    try:
-        lines = (output / METRICS).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return {}
-    losses = {}
-    for line in lines:
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # the line that a kill cut short
-            values = json.loads(line)
-            if values["step"] <= step:
-                losses[int(values["step"])] = float(values["loss"])  # lines of evaluations have none
-    return losses
+    """The losses by step, up to `step`, that a run's metrics.jsonl holds. Raises OutputError."""
+    losses = ((values["step"], values.get("loss")) for values in metrics_until(output, step))  # evaluations have none
+    return {at: loss for at, loss in losses if isinstance(loss, float) and math.isfinite(loss)}

@@ -4,6 +4,7 @@ A step is one update of the weights, made of `gradient_accumulation` passes on e
 mean over all its scored tokens on all processes, however they are spread over passes and processes.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from ropecli.finetune.divergence import Divergence, losses_until
 from ropecli.finetune.engine import averaged_over, clip, data_ranks, sharing
 from ropecli.finetune.interrupt import Interrupt
 from ropecli.finetune.loss import UNSCORED
+from ropecli.finetune.memory import within_memory
 from ropecli.finetune.recipe import Recipe
 from ropecli.finetune.schedule import learning_rate_at
 from ropecli.finetune.state import MetricsLog
@@ -55,7 +57,10 @@ class Loop:
     on_step: Callable[[Progress], None]
 
     def train(self) -> None:
-        """Trains from the newest checkpoint, or from the start. Raises DivergedError, NotFiniteError, or to stop."""
+        """Trains from the newest checkpoint, or from the start.
+
+        Raises DivergedError, NotFiniteError, RopecliError where memory does not suffice, or to stop.
+        """
         position, summed = restore_newest(self.accelerator, self.wrapped, self.output, self.say)
         if position != Position(0):
             self.say(f"going on after {position}")
@@ -69,7 +74,8 @@ class Loop:
         self._begun, self._tokens = time.monotonic(), 0
         for step in range(position.step, self.recipe.steps):
             part, begun = (position.part, summed) if step == position.step else (0, 0.0)
-            loss, grad_norm = self._update(step, part, begun)
+            with self._within_memory():
+                loss, grad_norm = self._update(step, part, begun)
             self._report(Progress(step + 1, loss, learning_rate_at(step, self.recipe), grad_norm, self._speed()))
             self._keep(step + 1)
 
@@ -99,11 +105,19 @@ class Loop:
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NotFiniteError(
                 f"The loss is {loss:g} and the gradient {grad_norm:g} at step {step + 1}; the step was not made. "
-                "Lower learning_rate, or raise warmup_steps."
+                f"{self._divergence.kept()} Begin again with a lower learning_rate or more warmup_steps, into another "
+                "--output."
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, grad_norm
+
+    def _within_memory(self) -> contextlib.AbstractContextManager[None]:
+        return within_memory(
+            f"A pass over {self.recipe.batch_size} × {self.stream.length} tokens",
+            "Begin again with a smaller batch_size, an adapter or shorter sequences, into another --output; `ropecli "
+            "plan` says what fits.",
+        )
 
     def _batch(self, step: int, part: int) -> Batch:
         """This process's sequences of one pass: processes side by side, passes one after the other."""

@@ -53,11 +53,13 @@ class NextTokenLoss(torch.nn.Module):
         """
         with self._kept_elsewhere(ids.device):
             outputs = self.hidden(ids, positions, packed)
-        # the loss in float32, whatever the decoder's precision
+        # logits in the head's own precision, and the loss in float32
         with torch.autocast(ids.device.type, enabled=False):
+            # autocast may leave another precision than a frozen head's
+            hidden = outputs.last_hidden_state.to(self._split.head.weight.dtype)
             if self._split.plain_head:
-                return self._of_plain_head(outputs.last_hidden_state.flatten(0, 1), labels.flatten())
-            return self._recomputed(outputs, outputs.last_hidden_state.float(), labels)
+                return self._of_plain_head(hidden.flatten(0, 1), labels.flatten())
+            return self._recomputed(outputs, hidden, labels)
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor | None, packed: bool) -> Any:
         """The decoder's output; last_hidden_state: shape (batch, tokens, width)."""
@@ -90,7 +92,7 @@ class NextTokenLoss(torch.nn.Module):
             logits = self._split.logits(outputs, part)
             return cross_entropy(logits.flatten(0, 1), part_labels.flatten(), ignore_index=UNSCORED, reduction="sum")
 
-        total = hidden.new_zeros(())
+        total = hidden.new_zeros((), dtype=torch.float32)
         step = max(1, self._chunk // len(hidden))
         for start in range(0, hidden.shape[1], step):
             part, part_labels = hidden[:, start : start + step], labels[:, start : start + step]

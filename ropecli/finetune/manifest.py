@@ -37,6 +37,8 @@ def fault_in(folder: Path, *, digests: bool = True) -> str | None:
         sha256 = {folder / name: file["sha256"] for name, file in listed.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"its {MANIFEST} is missing or cannot be read"
+    if not listed:
+        return f"its {MANIFEST} names no file"
     for path, size in sizes.items():
         if not path.is_file():
             return f"{path.relative_to(folder)} is missing"

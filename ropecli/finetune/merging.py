@@ -1,7 +1,8 @@
 """Makes an adapter and its base one whole checkpoint."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from ropecli.checkpoint.files import CONFIG, PROVENANCE, is_own_file
 from ropecli.checkpoint.provenance import read_record
 from ropecli.checkpoint.reading import Checkpoint, open_checkpoint
 from ropecli.checkpoint.writing import place
-from ropecli.errors import CheckpointError, OutputError
+from ropecli.errors import CheckpointError, OutputError, reason_of
 from ropecli.finetune.adapter_files import (
     ADAPTER_CONFIG,
     ADAPTER_NOTE,
@@ -54,8 +55,7 @@ def merge_to(
     trained_beside = (record.get(ADAPTER_NOTE) or {}).get("weights")
     if trained_beside and trained_beside != weights_digest(source):
         say(f"the adapter was trained beside other weights than those of {source.name}.")
-    with tempfile.TemporaryDirectory(prefix="ropecli-merge-") as temporary:
-        whole = _with_files_of(source, adapter, Path(temporary))
+    with _with_files_of(source, adapter) as whole:
         model = merged(whole, config, tensors)
         notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
         with new_folder(output) as folder:
@@ -63,11 +63,26 @@ def merge_to(
                 write_beside(whole, folder, notes, lambda partial: save_weights(whole, model, partial))
             except SafetensorError as error:
                 raise OutputError(f"{output} could not be written: {error}. Make room.") from error
-    return Merge(source, sum(".lora_A" in name for name in tensors))
+    return Merge(source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors))
 
 
-def _with_files_of(source: Checkpoint, adapter: Path, folder: Path) -> Checkpoint:
-    """The base's weights, and its small files where the adapter has none of its own, as one folder of links."""
+@contextmanager
+def _with_files_of(source: Checkpoint, adapter: Path) -> Iterator[Checkpoint]:
+    """For as long as it takes, a folder of links to the base's weights, with copies of the small files: the base's
+    where the adapter has none of its own. Raises OutputError."""
+    with ExitStack() as stack:
+        try:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ropecli-merge-")))
+            _fill(folder, source, adapter)
+        except OSError as error:
+            raise OutputError(
+                f"The temporary folder could not be written: {reason_of(error)}. Make room there, or set the "
+                "environment variable TMPDIR to a folder that can be written to."
+            ) from error
+        yield Checkpoint(source.name, folder, open_checkpoint(folder).config)
+
+
+def _fill(folder: Path, source: Checkpoint, adapter: Path) -> None:
     own = Checkpoint(str(adapter), adapter, {})
     files = {file.name: file for file in source.files()}
     files |= {file.name: file for file in own.files() if file.suffix != ".safetensors" and file.name != ADAPTER_CONFIG}
@@ -79,5 +94,3 @@ def _with_files_of(source: Checkpoint, adapter: Path, folder: Path) -> Checkpoin
             (folder / name).symlink_to(file.resolve())
         else:
             place(file, folder / name, link=False)
-    opened = open_checkpoint(folder)
-    return Checkpoint(source.name, folder, opened.config)

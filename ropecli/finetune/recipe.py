@@ -10,7 +10,6 @@ from ropecli.errors import RecipeError
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Tokens = Annotated[int, Field(ge=2)]
-Layout = Literal["long", "packed", "concat"]
 
 
 class _Keys(BaseModel):
@@ -43,7 +42,7 @@ class Source(_Text):
 class Patch(_Keys):
     """The patch that a stage begins with, as `ropecli patch` would make it."""
 
-    method: str
+    method: str = Field(description="as `ropecli methods` lists them")
     factor: float | None = Field(None, ge=1, allow_inf_nan=False, description="target window ÷ pretraining window")
     target_length: int | None = Field(None, ge=1, description="tokens; in place of a factor")
     original_length: int | None = Field(None, ge=1, description="the pretraining window, where config.json lies")
@@ -64,40 +63,41 @@ class Recipe(_Text):
     window: Tokens | None = Field(None, description="that positions with gaps reach; the extended window by default")
     pose_chunks: int = Field(2, ge=2, description="runs of consecutive positions in a sequence")
 
-    steps: int = Field(100, ge=1)
+    steps: int = Field(100, ge=1, description="updates of the weights")
     batch_size: int = Field(1, ge=1, description="sequences per process and forward pass")
     gradient_accumulation: int = Field(4, ge=1, description="passes per step")
-    learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False, description="at its peak")
     schedule: Literal["constant", "cosine"] = Field("constant", description="cosine ends at a tenth")
-    warmup_steps: int = Field(20, ge=0)
+    warmup_steps: int = Field(20, ge=0, description="steps in which the rate rises to its peak")
     optimizer: Literal["adamw", "adamw-8bit"] = Field("adamw", description="adamw-8bit needs bitsandbytes")
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
-    max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=False)
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's")
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="of matrices alone")
+    max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="longer gradients are shortened to it")
 
     adapter: Literal["none", "lora", "lora-plus", "qlora"] = Field(
         "none", description="none: all parameters. lora-plus: also embeddings and norms. qlora: a base in 4 bits"
     )
-    lora_rank: int = Field(8, ge=1)
-    lora_alpha: float = Field(16, gt=0, allow_inf_nan=False)
-    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    lora_rank: int = Field(8, ge=1, description="of the matrices beside the frozen ones")
+    lora_alpha: float = Field(16, gt=0, allow_inf_nan=False, description="they count alpha ÷ rank times")
+    lora_dropout: float = Field(0.0, ge=0, lt=1, description="before them, while training")
     lora_targets: tuple[str, ...] = Field((), description="names of modules; the attention's projections by default")
     save: Literal["merged", "adapter"] = Field("merged", description="merged: a whole checkpoint")
 
-    mixed_precision: Literal["bf16", "none"] = "bf16"  # not Accelerate's "no", which YAML reads as false
+    # not Accelerate's "no", which YAML reads as false
+    mixed_precision: Literal["bf16", "none"] = Field("bf16", description="of products; weights stay in float32")
     attn: str = Field("auto", description="the attention implementation, as transformers names it")
-    gradient_checkpointing: bool = True
+    gradient_checkpointing: bool = Field(True, description="compute layers again in the backward pass")
     offload_activations: bool = Field(False, description="keep what checkpointing keeps in the CPU's memory")
 
     save_every: int = Field(50, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(2, ge=1, description="the last so many, while the run goes on")
     eval_data: str | None = Field(None, description="a source to measure perplexity on while training")
     eval_every: int = Field(50, ge=1, description="steps between measurements")
     eval_lengths: tuple[Tokens, ...] = Field((), description="by default the pretraining window and the sequences'")
-    eval_documents: int = Field(16, ge=1)
+    eval_documents: int = Field(16, ge=1, description="documents measured on")
     max_loss_rise: float = Field(2.0, gt=0, description="nats per token above the best so far that end the run")
     tracker: Literal["auto", "none", "tensorboard", "wandb"] = Field("auto", description="auto: TensorBoard if there")
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(0, ge=0, lt=2**63, description="of the sequences' order, and all that is drawn")
 
     stages: tuple[dict[str, Any], ...] = Field((), description="runs one after the other; each overrides keys above")
 

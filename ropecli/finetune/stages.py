@@ -160,7 +160,7 @@ def run_stages(
 def _tell(checkpoint: Checkpoint, stages: list[Stage], output: Path, say: Callable[[str], None]) -> None:
     if kept := len(stages) - 1:
         size = sum(path.stat().st_size for path in checkpoint.weight_files()) / 2**30
-        say(f"The checkpoints of the {kept} earlier stages are kept in {output / STAGES}: {kept} × {size:.3g} GiB.")
+        say(f"Each earlier stage's checkpoint is kept in {output / STAGES}: {kept} × {size:.3g} GiB.")
     for stage in stages:
         for warning in stage.plan.warnings if stage.plan else ():
             say(f"warning: {f'stage {stage.number}: ' if kept else ''}{warning}")
@@ -190,9 +190,8 @@ def _run(
             source = _patched(source, stage, patched_folder(folder), first, say)
             counted = partial(_count_on, on_step, steps)
             # the folder is this run's own, so what is there is gone on with
-            finetune_checkpoint(source, stage.recipe, folder, resume=True, say=say, on_step=counted)
-            if finished_step(folder) is None:  # asked to stop
-                return
+            more = stage.number < len(stages)
+            finetune_checkpoint(source, stage.recipe, folder, resume=True, more=more, say=say, on_step=counted)
         if first:
             tidy(folder, keep_patched=stage.recipe.save == "adapter")
         steps, trained = steps + stage.recipe.steps, folder

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ropecli.atomic import new_file, partial_file, refuse_existing, sole_use
-from ropecli.errors import OutputError, RecipeError
+from ropecli.errors import OutputError, RecipeError, reason_of
 
 RUN = "run.yaml"
 METRICS = "metrics.jsonl"
@@ -59,11 +59,7 @@ def begin(output: Path, asked: dict[str, Any], resume: bool) -> None:
     if not path.exists():
         _write_text(path, yaml.safe_dump(asked, sort_keys=False))
         return
-    try:
-        flat_before = _flatten(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        raise OutputError(f"{path} cannot be read ({error}); the run cannot be resumed.") from error
-    flat_now = _flatten(asked)
+    flat_before, flat_now = _flatten(_read_settings(path)), _flatten(asked)
     keys = [*flat_now, *(key for key in flat_before if key not in flat_now)]
     changed = [key for key in keys if _other(flat_before, flat_now, key) and not _MAY_CHANGE.fullmatch(key)]
     if changed:
@@ -76,9 +72,7 @@ class MetricsLog:
 
     def __init__(self, output: Path, step: int) -> None:
         self._path = output / METRICS
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        kept = [line for line in lines if _step_of(line) <= step]
-        _write_text(self._path, "".join(f"{line}\n" for line in kept))
+        _write_text(self._path, "".join(f"{json.dumps(values)}\n" for values in metrics_until(output, step)))
 
     def write(self, values: dict[str, Any]) -> None:
         try:
@@ -88,11 +82,38 @@ class MetricsLog:
             raise OutputError(f"{self._path} could not be written: {error.strerror}. --resume goes on.") from error
 
 
-def _step_of(line: str) -> float:
+def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
+    """What metrics.jsonl says, up to `step`, but for lines that a kill or a hand has spoilt. Raises OutputError."""
+    path = output / METRICS
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):  # the line that a kill cut short
-        return float("inf")
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror}. Move it away; --resume then goes on.") from error
+    return [values for values in map(_parsed, lines) if values and values["step"] <= step]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        fault = "" if isinstance(settings, dict) else "it is no mapping of keys to values"
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        fault = reason_of(error)
+    if fault:
+        raise OutputError(
+            f"{path} cannot be read as the settings of a run: {fault}. Put a sound copy back, or begin anew with "
+            "another --output."
+        )
+    return settings
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -42,14 +42,17 @@ def finetune_checkpoint(
     output: Path,
     *,
     resume: bool = False,
+    more: bool = False,
     say: Say = lambda message: None,
     on_step: Callable[[Progress], None] = lambda progress: None,
 ) -> None:
     """One run of a recipe without stages, into the folder `output`, which stock transformers then loads.
 
     say: told in sentences what is used and left out. on_step: called after each step. Both on the main process alone.
-    SIGTERM and Ctrl-C save and stop: SystemExit 143, KeyboardInterrupt. Raises CheckpointError, DataError, OutputError,
-    RecipeError, and DivergedError or NotFiniteError for a loss that leaves its best far behind.
+    SIGTERM and Ctrl-C save and stop: SystemExit 143, KeyboardInterrupt. One that comes in the last pass lets the run
+    finish; more: another stage follows, and then it stops here. Raises CheckpointError, DataError, OutputError,
+    RecipeError, DivergedError or NotFiniteError for a loss that leaves its best far behind, and RopecliError where
+    memory does not suffice.
     """
     if any(source.data == sources.DEMO for source in recipe.sources):
         raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
@@ -102,6 +105,9 @@ def finetune_checkpoint(
         if state is not None:
             write_result(checkpoint, model, recipe, output, asked, state)
         accelerator.wait_for_everyone()
+        if more and interrupt.agreed(accelerator):
+            accelerator.end_training()
+            interrupt.stop(f"Saved in {output}; the same command with --resume goes on with the next stage.")
 
 
 def _load(checkpoint: Checkpoint, recipe: Recipe) -> "PreTrainedModel":

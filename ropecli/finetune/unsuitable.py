@@ -7,7 +7,7 @@ one, and tables that follow the length would follow each process's own part of i
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ropecli.checkpoint.live import rotary_tables, switches_with_length
 from ropecli.errors import PatchError, RecipeError
@@ -100,47 +100,63 @@ def _refuse_sizes(sizes: Any, accelerator: "Accelerator", kind: Any) -> None:
 
 def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", recipe: Recipe, length: int) -> None:
     """length: of the sequences, tokens. Raises RecipeError with all faults."""
-    faults = [*_of_weights(accelerator, model, recipe), *_of_sequences(accelerator, model, recipe, length)]
+    from accelerate import DistributedType
+
+    kind, sizes = accelerator.distributed_type, accelerator.parallelism_config
+    integers = any(not parameter.is_floating_point() for parameter in model.parameters())
+    faults: list[str] = []
+    if kind == DistributedType.FSDP:
+        faults += of_split_weights(recipe, "FSDP2", integers=integers)
+    if kind == DistributedType.DEEPSPEED and accelerator.state.deepspeed_plugin.zero_stage == 3:
+        faults += of_split_weights(recipe, "ZeRO-3", integers=integers)
+    if sizes and (sizes.sp_enabled or sizes.cp_enabled):
+        name, size = ("sp_size", sizes.sp_size) if sizes.sp_enabled else ("cp_size", sizes.cp_size)
+        varies = follows_length(model, max(length, _window(model)))
+        faults += of_shared_sequences(model, recipe, length, name, size, varies=varies)
     if faults:
         raise RecipeError("This cannot be trained as it was launched:\n" + "\n".join(f"  {fault}" for fault in faults))
 
 
-def _of_weights(accelerator: "Accelerator", model: "PreTrainedModel", recipe: Recipe) -> Iterator[str]:
-    from accelerate import DistributedType
+def of_split_weights(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
+    """What cannot be trained where each process holds a part of every weight, a sentence each.
 
-    kind = accelerator.distributed_type
-    if kind == DistributedType.FSDP and recipe.optimizer == "adamw-8bit":
+    integers: whether some weights are, as those in 4 bits.
+    """
+    if engine == "FSDP2" and recipe.optimizer == "adamw-8bit":
         # its state and kernels know nothing of sharded tensors: bitsandbytes issue 1633, illegal memory access
         yield "optimizer adamw-8bit does not work on FSDP2's sharded weights. Take adamw, or DeepSpeed."
-    whole_numbers = any(not parameter.is_floating_point() for parameter in model.parameters())
-    if kind == DistributedType.DEEPSPEED and accelerator.state.deepspeed_plugin.zero_stage == 3 and whole_numbers:
-        # peft's guide to DeepSpeed: under ZeRO-3, bnb_4bit_quant_storage must be a floating dtype
-        yield f"adapter {recipe.adapter} keeps weights as integers, which ZeRO-3 does not split. Set zero_stage to 2."
+    if integers:
+        # peft's guides to both: bnb_4bit_quant_storage must be a floating dtype
+        other = "Set zero_stage to 2." if engine == "ZeRO-3" else "Take DDP (MULTI_GPU), or lora."
+        yield f"adapter {recipe.adapter} keeps weights as integers, which {engine} does not split. {other}"
 
 
-def _of_sequences(accelerator: "Accelerator", model: "PreTrainedModel", recipe: Recipe, length: int) -> Iterator[str]:
-    sizes = accelerator.parallelism_config
-    if not (sizes and (sizes.sp_enabled or sizes.cp_enabled)):
-        return
-    name, size = ("sp_size", sizes.sp_size) if sizes.sp_enabled else ("cp_size", sizes.cp_size)
+def of_shared_sequences(
+    model: "PreTrainedModel", recipe: Recipe, length: int, name: str, size: int, *, varies: bool
+) -> Iterator[str]:
+    """What cannot be trained where processes share a sequence, a sentence each. The model needs no values.
+
+    name: sp_size or cp_size, whose value is size. varies: whether rotary frequencies follow the length.
+    """
+    ulysses = name == "sp_size"
     other = f"Take {name} 1."
     # context parallelism gives each process an early and a late part, so that all have as much to attend to
-    parts = size if sizes.sp_enabled else 2 * size
+    parts = size if ulysses else 2 * size
     if length % parts:
         yield f"length {length} cannot be shared evenly under {name} {size}. Give a multiple of {parts}."
     if any(source.sequences == "packed" for source in recipe.sources):
         # both drop the mask that keeps packed documents apart (ulysses_sp.py; accelerate/big_modeling.py)
         yield f"sequences: packed needs a mask, which {name} {size} drops. Take long or concat."
-    if follows_length(model, max(length, _window(model))):
+    if varies:
         # every process would turn by the largest position of its own part
         yield f"the model's rotary frequencies follow the length; under {name} {size} processes differ in it. {other}"
-    for kind in sorted(_narrow_layers(model, length if sizes.sp_enabled else None)):
+    for kind in sorted(_narrow_layers(model, length if ulysses else None)):
         yield f"the model has layers of type {kind}, which {name} {size} would run with full attention. {other}"
     if _carries_state(model):
         # accelerate/big_modeling.py: every process would begin its part with an empty state
         yield f"the model's layers carry a state along the sequence, which {name} {size} does not hand on. {other}"
-    attention = model.config._attn_implementation
-    if sizes.sp_enabled:
+    attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
+    if ulysses:
         yield from _of_heads(model, size, other)
         if recipe.positions != "full" and attention != "sdpa":
             # flash attention takes gaps for borders of documents, and Ulysses drops the mask that says otherwise

@@ -19,10 +19,11 @@ from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import TO_MEASURE, read_texts
 from ropecli.data.stream import Batch
-from ropecli.errors import DataError, NotFiniteError, RecipeError, RopecliError
+from ropecli.errors import DataError, NotFiniteError, RecipeError
 from ropecli.evaluate.protocols import Protocol
 from ropecli.finetune.engine import data_ranks, sequence_ranks, sharing
 from ropecli.finetune.loss import UNSCORED
+from ropecli.finetune.memory import within_memory
 from ropecli.finetune.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -79,11 +80,12 @@ class Evaluation:
     ) -> float:
         """Mean over all documents, nats per token."""
         total = torch.zeros(2, dtype=torch.float64)
+        remedy = f"Leave {length} out of eval_lengths."
         for document in self._share(accelerator):
             for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1]):
                 fresh()
                 batch = _batch(window.ids, window.targets)
-                with sharing(accelerator, batch) as part, _within_memory(length):
+                with sharing(accelerator, batch) as part, within_memory(f"Perplexity at {length} tokens", remedy):
                     nll = wrapped(part.ids, part.labels, part.positions, part.packed)
                 total += torch.tensor([float(nll), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
         if accelerator.num_processes > 1:
@@ -134,9 +136,9 @@ def _read(
     """The lengths that there are documents for, and the documents. Raises DataError where none is left."""
     left_out = []
     while True:
-        texts = read_texts(recipe.eval_data or "", text_column=recipe.text_column, splits=TO_MEASURE)
         longest = lengths[-1]
         try:
+            texts = read_texts(recipe.eval_data or "", text_column=recipe.text_column, splits=TO_MEASURE)
             documents = read_documents(texts, tokenizer, longest, most=recipe.eval_documents, cut=longest)
         except DataError as error:
             if len(lengths) == 1:
@@ -218,16 +220,6 @@ def _share_out_again(wrapped: torch.nn.Module) -> None:
         for module in wrapped.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-
-
-@contextlib.contextmanager
-def _within_memory(length: int) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise RopecliError(
-            f"Perplexity at {length} tokens does not fit into the device's memory. Leave {length} out of eval_lengths."
-        ) from error
 
 
 def _perplexity(nll: float) -> float:

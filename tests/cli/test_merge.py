@@ -1,7 +1,10 @@
 """ropecli merge: an adapter's folder and its base become a whole checkpoint."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,15 +115,27 @@ def test_weights_that_do_not_fill_the_adapters_config_are_refused(ropecli, build
     assert not (tmp_path / "whole").exists()
 
 
-def test_pefts_own_folder_is_merged_too(ropecli, llama, tmp_path):
+@pytest.mark.parametrize(
+    ("keys", "matrices"),
+    [
+        ({"target_modules": ["q_proj"]}, 2),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, 3),
+        ({"target_modules": ["q_proj"], "use_dora": True}, 2),
+        ({"target_modules": ["q_proj"], "use_rslora": True, "rank_pattern": {"0.self_attn.q_proj": 3}}, 2),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, 2),
+    ],
+    ids=["lora", "embeddings", "dora", "rslora", "head"],
+)
+def test_pefts_own_folder_is_merged_too(ropecli, llama, tmp_path, keys, matrices):
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
-    model.save_pretrained(tmp_path / "adapter")
+    model = get_peft_model(base, LoraConfig(r=4, init_lora_weights=False, **keys))
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
     outcome = ropecli("merge", tmp_path / "adapter", "-o", tmp_path / "whole", "--base", llama)
     assert outcome.code == 0, outcome.err
+    assert f": {matrices} matrices" in outcome.out
     base = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
     with torch.no_grad():
         expected = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()(IDS).logits
@@ -168,6 +183,45 @@ def test_an_output_that_exists_is_refused_before_anything_is_read(ropecli, tmp_p
     outcome = ropecli("merge", tmp_path / "no-such-adapter", "-o", tmp_path / "whole")
     assert outcome.code == 2
     assert "exists and is not empty" in outcome.err
+
+
+UNDER_A_LIMIT = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (@, @))
+from ropecli.cli.app import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"), [(100, "set the environment variable TMPDIR"), (100_000, "whole could not be written")]
+)
+def test_a_full_disk_is_said_and_leaves_nothing(adapter, tmp_path, limit, said):
+    """Room for no small file in the temporary folder; for these, and not for the weights."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNDER_A_LIMIT.replace("@", str(limit)), "merge", adapter, "-o", tmp_path / "whole"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_nothing(ropecli, adapter, tmp_path, monkeypatch):
+    from ropecli.finetune import merging
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(merging, "save_weights", interrupted)
+    assert ropecli("merge", adapter, "-o", tmp_path / "above" / "whole").code == 130
+    assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
 
 
 def test_a_revision_goes_with_a_hub_id(ropecli, llama, adapter, tmp_path):

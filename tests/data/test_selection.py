@@ -72,6 +72,15 @@ def test_the_budget_is_used_up_and_the_last_document_cut(lengths, least, budget,
     assert chosen.too_short == (lengths < least).sum()
 
 
+def test_the_seed_and_the_source_decide_what_the_budget_takes():
+    def taken(**keys):
+        return set(select(LENGTHS, 1, max_tokens=20_000, **keys).documents.tolist())
+
+    assert taken(seed=1) == taken(seed=1)
+    assert taken(seed=1) != taken(seed=2)
+    assert taken(seed=1) != taken(seed=1, source=1)
+
+
 def test_a_larger_budget_takes_the_same_documents_first():
     small, large = (set(select(LENGTHS, 1, max_tokens=budget).documents.tolist()) for budget in (5_000, 50_000))
     assert small < large

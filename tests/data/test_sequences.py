@@ -18,7 +18,7 @@ def long(store, length=8, **options):
 
 def packed(store, length=8, **options):
     chosen = select(store.lengths, 2)
-    return SourceSequences(store, chosen, pack(chosen.lengths, length), length, packed=True, padding=END, **options)
+    return SourceSequences(store, chosen, pack(chosen.lengths, length), length, padding=END, **options)
 
 
 def concat(store, length=8, separator=END):

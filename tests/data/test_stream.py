@@ -248,6 +248,16 @@ class TestCache:
         assert len(fingerprints) == 3
         assert len(given) == 3 + 3 + 1
 
+    def test_another_split_is_another_text(self, stream_of, source, counted):
+        tokenizer, given = counted
+
+        def reading(name, *, split, **options):
+            yield "a", f"{split} ba de fi " * 40
+
+        for split in ("train", "validation", "train"):
+            stream_of(source("owner/name", split=split), tokenizer=tokenizer, read=reading)
+        assert [text.split()[0] for text in given if len(text) > 1] == ["train", "validation"]
+
     def test_another_tokenizer_makes_other_tokens(self, stream_of, source, corpus, counted):
         tokenizer, given = counted
         stream_of(source(corpus), tokenizer=tokenizer)
@@ -284,6 +294,8 @@ class TestFingerprint:
     def test_everything_that_changes_a_batch_changes_it(self, stream_of, source, corpus, short_texts, tokenizer):
         own = copy.deepcopy(tokenizer)
         own.eos_token = None
+        other_end = copy.deepcopy(tokenizer)
+        other_end.eos_token = tokenizer.convert_ids_to_tokens(5)
         streams = [
             stream_of(source(corpus)),
             stream_of(source(corpus), seed=1),
@@ -303,11 +315,21 @@ class TestFingerprint:
             stream_of(source(corpus), positions="pose", pose_chunks=3),
             stream_of(source(corpus), positions="pose", window=65),
             stream_of(source(corpus), positions="randomized"),
+            stream_of(source(short_texts, sequences="packed")),
+            stream_of(source(short_texts, sequences="packed"), tokenizer=other_end),
         ]
         assert len({stream.fingerprint() for stream in streams}) == len(streams)
 
-    def test_a_window_that_nothing_reaches_does_not_change_it(self, stream_of, source, corpus):
-        assert stream_of(source(corpus)).fingerprint() == stream_of(source(corpus), window=999).fingerprint()
+    def test_what_changes_no_batch_does_not_change_it(self, stream_of, source, corpus, short_texts):
+        def same(one, other):
+            np.testing.assert_array_equal(one.batch(range(50)).ids, other.batch(range(50)).ids)
+            return one.fingerprint() == other.fingerprint()
+
+        assert same(stream_of(source(corpus)), stream_of(source(corpus), window=999))
+        assert same(stream_of(source(corpus)), stream_of(source(corpus, weight=3.0)))
+        mixtures = ([source(corpus, weight=3 * by), source(short_texts, weight=by)] for by in (1.0, 2.0))
+        assert same(*(stream_of(*mixture) for mixture in mixtures))
+        assert same(*(stream_of(source(corpus), positions="randomized", pose_chunks=chunks) for chunks in (2, 3)))
 
 
 class TestSummary:

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +231,17 @@ class TestIdentity:
         os.utime(tmp_path / "b.txt", ns=(1, 1))
         assert self.of(tmp_path / "b.txt", tmp_path) != self.of(tmp_path / "a.txt", tmp_path)
 
+    def test_another_text_of_one_size_is_not_hidden_by_a_time_set_back(self, tmp_path):
+        """As cp -p, tar and rsync -t set it."""
+        path = tmp_path / "a.txt"
+        path.write_text("some text")
+        os.utime(path, ns=(1, 1))
+        before = self.of(path, tmp_path)
+        time.sleep(0.02)  # the file system's clock ticks every few milliseconds
+        path.write_text("more text")
+        os.utime(path, ns=(1, 1))
+        assert self.of(path, tmp_path) != before
+
     def test_a_folder_is_the_files_that_are_read(self, tmp_path):
         folder = tmp_path / "texts"
         (folder / "below").mkdir(parents=True)
@@ -295,6 +307,14 @@ class TestTokenizers:
 
         mine = copy.deepcopy(tokenizer)
         mine.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        assert tokenizer_digest(mine) != tokenizer_digest(tokenizer)
+
+    def test_whether_special_tokens_in_the_text_count_does(self, tokenizer):
+        import copy
+
+        mine = copy.deepcopy(tokenizer)
+        mine.split_special_tokens = True
+        assert mine("<s>ba")["input_ids"] != tokenizer("<s>ba")["input_ids"]  # guards: it is another tokenizer
         assert tokenizer_digest(mine) != tokenizer_digest(tokenizer)
 
     def test_a_slow_one_is_its_files(self):

@@ -128,6 +128,45 @@ def test_stock_peft_reads_the_adapter(checkpoint_of, tmp_path, kind, adapter):
     assert finished_step(tmp_path) == 3
 
 
+def mixed(source, folder, shard):
+    """A copy in bfloat16 with its norms in float32; shard: of at most this size, with an index."""
+    from safetensors.torch import load_file, save_file
+
+    Path(shutil.copytree(source, folder) / "model.safetensors").unlink()
+    tensors = load_file(source / "model.safetensors")
+    tensors = {name: tensor if "norm" in name else tensor.bfloat16() for name, tensor in tensors.items()}
+    if shard:
+        files = {name: f"model-{number:05}-of-{len(tensors):05}.safetensors" for number, name in enumerate(tensors, 1)}
+        index = {"metadata": {}, "weight_map": files}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        files = dict.fromkeys(tensors, "model.safetensors")
+    for file in set(files.values()):
+        held = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+        save_file(held, folder / file, {"format": "pt"})
+    return {name: tensor.dtype for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize("kind", ["tied", "phi3"])
+def test_a_base_of_several_files_and_dtypes_is_merged_as_it_is_read(checkpoint_of, tmp_path, kind, shards):
+    """And an adapter of a rank above the width; phi3's queries, keys and values are one matrix."""
+    from safetensors.torch import load_file
+
+    dtypes = mixed(checkpoint_of(kind).folder, tmp_path / "base", shards)
+    checkpoint = open_checkpoint(tmp_path / "base")
+    recipe = recipe_of("lora-plus", learning_rate=1e-2, lora_rank=100)
+    model = trained(checkpoint, recipe)
+    write_result(checkpoint, model, recipe, tmp_path / "run", {"recipe": {"steps": 3}})
+    written = load_file(tmp_path / "run" / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in written.items()} == dtypes
+    assert not list((tmp_path / "run").glob("*-of-*"))
+    assert not list((tmp_path / "run").glob("*.index.json"))
+    difference = (logits(stock(tmp_path / "run")) - logits(model)).abs().max() / logits(model).abs().max()
+    assert difference < 0.02  # the rounding of bfloat16
+    assert (logits(stock(tmp_path / "base")) - logits(model)).abs().max() / logits(model).abs().max() > 0.1
+
+
 def test_an_adapter_carries_the_patch(patched_llama, llama, tmp_path):
     """The base as it was before the patch, and the adapter's folder alone, are the extended model."""
     from peft import PeftConfig, PeftModel

@@ -88,6 +88,44 @@ def test_the_whole_logits_never_exist(model, monkeypatch):
     assert largest.numbers < ids.numel() * 512 / 2
 
 
+@pytest.mark.parametrize(("bound", "value"), [("_CHUNK", 100), ("_LOGITS", 100 * 512)])
+def test_no_more_logits_are_there_at_once_than_a_chunk_and_none_wait_for_the_backward_pass(
+    model, monkeypatch, bound, value
+):
+    made, kept = [], []
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            result = function(*arguments, **(options or {}))
+            made.extend(leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+            return result
+
+    def tokens(shapes):
+        return [shape.numel() // 512 for shape in shapes if shape and shape[-1] == 512]
+
+    monkeypatch.setattr(loss_module, bound, value)
+    loss_of = mean(NextTokenLoss(model))
+    if model.config.model_type == "llama":  # torch's own function does not show what it makes, only what it is told
+        torchs, told = loss_module.linear_cross_entropy, []
+        monkeypatch.setattr(
+            loss_module,
+            "linear_cross_entropy",
+            lambda *given, **options: told.append(options) or torchs(*given, **options),
+        )
+        loss_of(IDS)
+        assert [options["options"].batch_chunk_size for options in told] == [100]
+        return
+    keeping = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.shape) or tensor, lambda tensor: tensor
+    )
+    with Made():
+        with keeping:
+            loss = loss_of(IDS.repeat(3, 1))
+        loss.backward()
+    assert 60 < max(tokens(made)) <= 100
+    assert sum(tokens(kept)) <= 100  # the head's matrix may be, turned round
+
+
 def test_heads_that_are_one_matrix_are_told_from_others(model):
     assert SplitModel(model).plain_head == (model.config.model_type == "llama")
 
@@ -107,6 +145,61 @@ def test_mixed_precision_leaves_the_loss_in_float32(model):
         loss = mean(NextTokenLoss(model))(IDS)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(plain(model)(IDS).item(), rel=0.02)
+
+
+def test_mixed_precision_ends_at_the_head(model):
+    """Logits in bfloat16 would be off by a hundredth."""
+    loss_of = NextTokenLoss(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, outputs = mean(loss_of)(IDS), loss_of.hidden(IDS, None, False)
+    logits = SplitModel(model).logits(outputs, outputs.last_hidden_state.float())
+    expected = cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "gpt_neox"])
+def test_a_frozen_head_in_bfloat16_is_given_its_own_precision(build, name, autocast):
+    """As adapters leave it. What autocast makes of the last norm may be float32, which no kernel multiplies by it."""
+    from transformers import AutoModelForCausalLM
+
+    folder = build(name.split()[0], **ARCHITECTURES.get(name, {}))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).requires_grad_(False)
+    model.get_decoder().layers[0].requires_grad_(True)
+    loss_of, given = NextTokenLoss(model), []
+    for path in ("_of_plain_head", "_recomputed"):
+        run = getattr(loss_of, path)
+        setattr(loss_of, path, lambda *parts, run=run: given.append(parts[-2].dtype) or run(*parts))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = mean(loss_of)(IDS)
+        loss.backward()
+        expected = plain(model)(IDS)
+    assert given == [torch.bfloat16]
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
+    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("unscored", [slice(0, 3), slice(1, 2)], ids=["no label at all", "a row without one"])
+def test_where_nothing_is_scored_there_is_no_loss_and_no_gradient(model, unscored, monkeypatch):
+    monkeypatch.setattr(loss_module, "_CHUNK", 30)
+    labels = IDS.roll(-1, 1)
+    labels[unscored] = UNSCORED
+    loss, gradients = loss_and_gradients(model, lambda ids: NextTokenLoss(model)(ids, labels))
+    expected = 0.0
+    if (labels != UNSCORED).any():
+        logits = model(input_ids=IDS).logits.flatten(0, 1)
+        expected = cross_entropy(logits, labels.flatten(), reduction="sum").item()
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    assert any(gradient.any() for gradient in gradients.values()) == (expected > 0)
+
+
+def test_more_sequences_than_a_chunk_has_tokens(model, monkeypatch):
+    monkeypatch.setattr(loss_module, "_CHUNK", 2)
+    ids = IDS[:, :20]
+    loss = mean(NextTokenLoss(model))(ids)
+    assert loss.item() == pytest.approx(plain(model)(ids).item(), abs=1e-4)
 
 
 def test_labels_that_are_not_scored_count_for_nothing(model):

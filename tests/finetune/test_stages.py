@@ -1,6 +1,8 @@
 """Stages: each begins with the last one's result, patched from the true window; a kill anywhere loses nothing."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -163,7 +165,7 @@ def test_steps_are_counted_over_all_stages(staged, tmp_path):
     staged(tmp_path / "run", on_step=lambda progress: steps.append(progress.step), said=said)
     assert steps == [1, 2, 3, 4, 5]
     assert any(message.startswith("stage 2 of 2: yarn ×4") for message in said)
-    assert any("earlier stages are kept" in message for message in said)
+    assert any("earlier stage's checkpoint is kept" in message for message in said)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
@@ -177,6 +179,24 @@ def test_a_run_stopped_after_any_step_goes_on(staged, tmp_path, finished, weight
     run = staged(tmp_path / "run", resume=True)
     assert weights_of(run) == weights_of(finished)
     assert files(run) == files(finished)
+
+
+@pytest.mark.parametrize(("number", "stopped"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_in_a_stages_last_step_keeps_the_next_one_from_beginning(
+    staged, tmp_path, finished, weights_of, number, stopped
+):
+    steps, said = [], []
+
+    def ask(progress):
+        steps.append(progress.step)
+        if progress.step == 2:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(stopped):
+        staged(tmp_path / "run", on_step=ask, said=said)
+    assert steps == [1, 2]
+    assert "--resume" in said[-1]
+    assert weights_of(staged(tmp_path / "run", resume=True)) == weights_of(finished)
 
 
 # Forks a run for each renaming, or removal of a folder, there is, and kills it there, until one ends by itself.

@@ -16,6 +16,7 @@ import yaml
 
 from ropecli.errors import OutputError, RecipeError
 from ropecli.finetune.checkpoints import Position, restore_newest, save_checkpoint
+from ropecli.finetune.divergence import losses_until
 from ropecli.finetune.state import MetricsLog, begin
 
 PASSES = 3
@@ -139,6 +140,10 @@ def cut_the_manifest(folder):
     (folder / "manifest.json").write_bytes((folder / "manifest.json").read_bytes()[:-9])
 
 
+def name_no_files(folder):
+    (folder / "manifest.json").write_text("{}")
+
+
 def cut_a_file(folder):
     (folder / "optimizer.bin").write_bytes((folder / "optimizer.bin").read_bytes()[:-1])
 
@@ -159,6 +164,7 @@ DAMAGES = {
     remove_the_gradients: "gradients_0.safetensors is missing",
     remove_the_manifest: "manifest.json is missing",
     cut_the_manifest: "manifest.json is missing or cannot be read",
+    name_no_files: "manifest.json names no file",
     cut_a_file: "optimizer.bin has",
     flip_a_bit: "random_states_0.pkl has other bytes",
     empty_it: "manifest.json is missing",
@@ -437,3 +443,50 @@ def test_the_log_is_cut_back_to_the_step_whatever_its_lines_are(output):
     MetricsLog(output, Position(2, 1).step)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": step, key: value} for step in (1, 2) for key, value in (("loss", 1.0), ("ppl", 2.0))]
+
+
+SPOILT = [
+    b'{"step": 3, "lo',
+    b"\xff\xfe",
+    b'{"step": "1", "loss": 1.0}',
+    b'{"step": null, "loss": 1.0}',
+    b'{"step": -Infinity, "loss": 1.0}',
+    b'{"loss": 1.0}',
+    b"[1]",
+    b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("spoilt", SPOILT, ids=lambda line: line[:20].decode(errors="replace"))
+def test_lines_that_are_none_of_a_run_are_left_out(output, spoilt):
+    lines = [b'{"step": 1, "loss": 2.5}', spoilt, b'{"step": 2, "loss": 1.5}']
+    output.mkdir()
+    (output / "metrics.jsonl").write_bytes(b"\n".join(lines))
+    assert losses_until(output, 2) == {1: 2.5, 2: 1.5}
+    MetricsLog(output, 1)
+    assert (output / "metrics.jsonl").read_bytes() == lines[0] + b"\n"
+
+
+@pytest.mark.parametrize("loss", ["NaN", "Infinity", '"2.5"', "null"])
+def test_a_loss_that_is_no_number_is_no_loss(output, loss):
+    output.mkdir()
+    (output / "metrics.jsonl").write_text(f'{{"step": 1, "loss": {loss}}}')
+    assert losses_until(output, 1) == {}
+
+
+def test_metrics_that_cannot_be_read_are_named(output):
+    (output / "metrics.jsonl").mkdir(parents=True)
+    for read in (MetricsLog, losses_until):
+        with pytest.raises(OutputError, match=r"metrics\.jsonl cannot be read: .*--resume"):
+            read(output, 1)
+
+
+@pytest.mark.parametrize("text", ["", "a word", "[1]", "a: {", "\0", "[" * 1000, "{a: 1, 2: [{b: 1}]}\n---\n"])
+def test_a_run_whose_settings_cannot_be_read_is_not_resumed(output, text):
+    output.mkdir()
+    (output / "run.yaml").write_text(text)
+    with pytest.raises(OutputError) as caught:
+        begin(output, asked(), resume=True)
+    assert f"{output / 'run.yaml'} cannot be read as the settings of a run" in str(caught.value)
+    assert "--output" in str(caught.value)
+    assert "object" not in str(caught.value)

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 from ropecli.data.documents import read_documents
 from ropecli.data.sources import read_texts
 from ropecli.data.stream import open_stream
-from ropecli.errors import CheckpointError, DataError, DivergedError, OutputError, RopecliError
+from ropecli.errors import CheckpointError, DataError, DivergedError, NotFiniteError, OutputError, RopecliError
+from ropecli.finetune.loss import NextTokenLoss
 from ropecli.finetune.recipe import Recipe, make_recipe
 from ropecli.finetune.schedule import learning_rate_at
 
@@ -214,3 +215,21 @@ def test_a_run_that_diverges_ends_and_keeps_a_checkpoint_of_before(tune, patched
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert len(kept) == 2
     assert f"checkpoints/{kept[0]} is of before" in str(caught.value)
+
+
+def test_a_step_that_is_not_finite_is_not_made_and_the_last_checkpoint_is_named(tune, patched_llama, tmp_path):
+    with pytest.raises(NotFiniteError) as caught:
+        tune(patched_llama, learning_rate=1e30, warmup_steps=0, save_every=1)
+    last = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert "the step was not made" in str(caught.value)
+    assert f"{last} is of before" in str(caught.value)
+    assert "--output" in str(caught.value)
+
+
+def test_memory_that_does_not_suffice_is_said(tune, patched_llama, monkeypatch):
+    def refuse(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr(NextTokenLoss, "forward", refuse)
+    with pytest.raises(RopecliError, match=r"A pass over 2 × 48 tokens does not fit .*ropecli plan"):
+        tune(patched_llama)

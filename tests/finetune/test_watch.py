@@ -277,3 +277,8 @@ def test_a_run_that_is_watched_ends_in_the_same_bits(tune, patched_llama, corpus
     assert [line["step"] for line in lines if "ppl" in line and line["step"] > 0] == [4, 6]
     losses = [[line["loss"] for line in one if "loss" in line] for one in (lines, metrics(uninterrupted))]
     assert losses[0] == losses[1]
+
+
+def test_eval_data_that_is_not_there_is_named_by_its_key(prepared, patched_llama):
+    with pytest.raises(DataError, match="eval_data: No file or folder"):
+        prepared(patched_llama, pytest.fail, eval_data="nowhere/", eval_lengths=(32, 64))

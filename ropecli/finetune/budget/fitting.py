@@ -7,6 +7,8 @@ from typing import Any
 
 from ropecli.finetune.budget.peak import Budget, Engine, Foresight
 from ropecli.finetune.recipe import Recipe
+from ropecli.finetune.unsuitable import of_shared_sequences, of_split_weights
+from ropecli.scaling.registry import get_method
 
 _CHANGES: tuple[dict[str, Any], ...] = (
     {},
@@ -17,6 +19,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
 _MOST = 4096
+_BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,7 @@ def _launch(option: Option) -> Iterator[str]:
     if option.engine == "ddp":
         yield from ("--multi_gpu", "--num_processes", str(count), "--num_machines", "1")
     else:
-        names = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
-        yield from ("--config_file", f"recipes/accelerate/{names[option.engine]}.yaml")
+        yield from ("--config_file", f"recipes/accelerate/{_BY_CONFIG[option.engine]}.yaml")
         if count not in (1, 8):
             yield from ("--num_processes", str(count))
         if option.engine == "ulysses" and count != 8:
@@ -109,11 +111,13 @@ def _adapters(recipe: Recipe) -> tuple[str, ...]:
 def _smallest(
     foresight: Foresight, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int, memory: int
 ) -> Option:
-    refused = _why_not(foresight, recipe, adapter, engine, length, gpus)
-    if refused:
-        return Option(engine, gpus, {}, recipe.model_copy(update={"adapter": adapter}), Budget(), False, refused)
+    own = recipe.model_copy(update={"adapter": adapter})
+    if refused := next(_why_not(foresight, own, engine, length, gpus), ""):
+        return Option(engine, gpus, {}, own, Budget(), False, refused)
     tried = []
     for change in _CHANGES:
+        if any(_why_not(foresight, own.model_copy(update=change), engine, length, gpus)):
+            continue
         asked = {"adapter": adapter, **change}
         changes = {key: value for key, value in asked.items() if getattr(recipe, key) != value}
         changed = recipe.model_copy(update=changes)
@@ -124,19 +128,12 @@ def _smallest(
     return fitting[0] if fitting else min(tried, key=lambda one: one.budget.total)
 
 
-def _why_not(foresight: Foresight, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int) -> str:
-    if adapter == "qlora" and engine in ("fsdp2", "ulysses"):
-        return "a base in 4 bits is not split"
-    if engine != "ulysses":
-        return ""
-    text = foresight.config.get_text_config()
-    heads, groups = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    if any(window for _, window in foresight.anatomy.attention):
-        return "its sliding windows would be dropped"
-    if heads % gpus or (groups % gpus and gpus % groups):
-        return f"{heads} heads ({groups} of keys) do not go into {gpus} parts"
-    if length % gpus:
-        return f"{length} tokens do not go into {gpus} parts"
-    if any(source.sequences == "packed" for source in recipe.sources):
-        return "sequences are packed"
-    return ""
+def _why_not(foresight: Foresight, recipe: Recipe, engine: Engine, length: int, gpus: int) -> Iterator[str]:
+    """What `finetune` would refuse, as it says it."""
+    integers = recipe.adapter == "qlora"
+    if engine == "fsdp2":
+        yield from of_split_weights(recipe, "FSDP2", integers=integers)
+    if engine == "ulysses":
+        yield from of_split_weights(recipe, "ZeRO-3", integers=integers)
+        varies = get_method(recipe.patch.method).depends_on_length if recipe.patch else foresight.varies
+        yield from of_shared_sequences(foresight.model, recipe, length, "sp_size", gpus, varies=varies)

@@ -6,13 +6,15 @@ the chunked loss and AdamW hold is written down here, as scripts/bench_plan.py m
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
 
 from ropecli.checkpoint.heads import SplitModel
-from ropecli.errors import CheckpointError, RopecliError, reason_of
+from ropecli.checkpoint.live import rotary_tables
+from ropecli.errors import CheckpointError, PatchError, RopecliError, reason_of
 from ropecli.finetune import loss as chunked
 from ropecli.finetune.budget.anatomy import Anatomy, anatomy, build
 from ropecli.finetune.budget.trace import Trace, trace
@@ -59,15 +61,19 @@ class Budget:
 
 
 class Foresight:
-    """What training a model takes, foreseen from its config alone. Raises CheckpointError where it cannot be."""
+    """What training a model takes, foreseen from its config alone. Raises CheckpointError where it cannot be.
+
+    model: without values. varies: whether its rotary frequencies follow the length.
+    """
 
     def __init__(self, config: Any) -> None:
         self.config = config
         with torch.device("meta"):
-            model = build(config)
+            self.model = build(config)
             try:
-                self.anatomy: Anatomy = anatomy(model)
-                self.plain_head = _is_plain(model)
+                self.anatomy: Anatomy = anatomy(self.model)
+                self.plain_head = _Weightless(self.model).plain_head
+                self.varies = _follows_length(self.model)
             except RopecliError:
                 raise
             except Exception as error:  # some configs refuse to be asked, some heads to run alone
@@ -77,20 +83,25 @@ class Foresight:
     def budget(self, recipe: Recipe, length: int, engine: Engine = "one", world: int = 1, gpu: bool = True) -> Budget:
         """length: tokens of a whole sequence. gpu: whether adapters' bases are in bfloat16, and more, as on a GPU."""
         parted = -(-length // world) if engine == "ulysses" else length
-        seen = self.trace(recipe, parted, gpu)
+        seen = self.trace(recipe, parted, engine, gpu)
         fixed = self._fixed(seen, recipe, engine, world, gpu)
         return max(self._moments(fixed, seen, recipe, parted, engine, world, gpu), key=lambda budget: budget.total)
 
-    def trace(self, recipe: Recipe, length: int, gpu: bool) -> Trace:
-        base = torch.bfloat16 if gpu else torch.float32
+    def trace(self, recipe: Recipe, length: int, engine: Engine = "one", gpu: bool = True) -> Trace:
+        """length: tokens on one process."""
+        frozen = gpu and recipe.adapter != "none"
+        # gathered weights are in the dtype of products, and what goes from layer to layer with them
+        gathered = engine in ("fsdp2", "ulysses") and recipe.mixed_precision == "bf16"
+        dtype = torch.bfloat16 if frozen or gathered else torch.float32
         adapter = "lora" if recipe.adapter == "qlora" else recipe.adapter
         key = (
             *(adapter, recipe.lora_rank, recipe.lora_targets, recipe.gradient_checkpointing, recipe.batch_size),
-            *(recipe.mixed_precision, recipe.attn, length, base),
+            *(recipe.mixed_precision, recipe.attn, length, dtype),
+            any(source.sequences == "packed" for source in recipe.sources),
         )
         if key not in self._traces:
             asked = recipe.model_copy(update={"adapter": adapter})
-            self._traces[key] = trace(self.config, self.anatomy, asked, length, base)
+            self._traces[key] = trace(self.config, self.anatomy, asked, length, dtype)
         return self._traces[key]
 
     def _fixed(self, seen: Trace, recipe: Recipe, engine: Engine, world: int, gpu: bool) -> Budget:
@@ -235,5 +246,7 @@ _PLAIN = {
 }
 
 
-def _is_plain(model: Any) -> bool:
-    return _Weightless(model).plain_head
+def _follows_length(model: Any) -> bool:
+    with suppress(PatchError):  # no rotary tables at all
+        return any(table.rope_type in ("dynamic", "longrope") for table in rotary_tables(model))
+    return False

@@ -33,8 +33,8 @@ class Trace:
     copies of weights). working: above kept, while the backward pass goes through the layers. embedding: above
     nothing, while it goes through the embeddings. hidden: the decoder's output, whose dtype has output_itemsize bytes.
 
-    And numbers of values: trained; largest, of the largest trained tensor; quantizable, of frozen matrices in layers;
-    layer, of the largest layer; outside, of what is in no layer. head_trained: whether the head's matrix is.
+    And numbers of values: trained; quantizable, of frozen matrices in layers; layer, of the largest layer; outside, of
+    what is in no layer. head_trained: whether the head's matrix is.
     """
 
     kept: int
@@ -44,7 +44,6 @@ class Trace:
     hidden: int
     output_itemsize: int
     trained: int
-    largest: int
     quantizable: int
     layer: int
     outside: int
@@ -52,13 +51,13 @@ class Trace:
     embeddings_trained: bool
 
 
-def trace(config: Any, anatomy: Anatomy, recipe: Recipe, length: int, base: torch.dtype = torch.float32) -> Trace:
-    """base: the dtype of weights that are not trained. Raises CheckpointError where the pass cannot be made so."""
+def trace(config: Any, anatomy: Anatomy, recipe: Recipe, length: int, dtype: torch.dtype = torch.float32) -> Trace:
+    """dtype: of the weights, an adapter's own aside. Raises CheckpointError where the pass cannot be made so."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         with quiet_transformers(), torch.device("meta"):
-            model = build(_at_every_length(config), torch.float32 if recipe.adapter == "none" else base)
+            model = build(_at_every_length(config), dtype)
             kinds = keep_one_of_each(model, anatomy.kinds)
             attach(model, recipe)
         with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
@@ -105,22 +104,28 @@ def _move(model: "PreTrainedModel") -> None:
 
 
 def _attend_as_in_training(model: "PreTrainedModel", recipe: Recipe) -> None:
-    """Lets SDPA do without a mask where it does so in training.
+    """The recipe's attention, and its masks of tokens × tokens where there are such in training.
 
-    transformers makes masks of tokens × tokens when it meets tensors without values, in which it cannot see that no
-    documents are packed. flash_attention makes none for sliding windows either.
+    transformers makes one when it meets tensors without values, in which it cannot see whether documents are packed.
+    Of causal attention alone SDPA needs none; others than SDPA and eager, as flash attention, never do. Their kernels
+    may not be here, and keep as much as SDPA's.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
-    def mask(**arguments: Any) -> Any:
-        return None if recipe.attn.startswith("flash") else sdpa_mask(**{**arguments, "allow_is_causal_skip": True})
+    attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
+    if attention == "eager":
+        model.set_attn_implementation("eager")
+        return
+    packed = any(source.sequences == "packed" for source in recipe.sources)
 
-    if model.config._attn_implementation == "sdpa" and recipe.attn != "eager":
-        AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
-        AttentionMaskInterface.register(_ATTENTION, mask)
-        model.set_attn_implementation(_ATTENTION)
+    def mask(**arguments: Any) -> Any:
+        return sdpa_mask(**{**arguments, "allow_is_causal_skip": not packed}) if attention == "sdpa" else None
+
+    AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
+    AttentionMaskInterface.register(_ATTENTION, mask)
+    model.set_attn_implementation(_ATTENTION)
 
 
 def _pass(model: "PreTrainedModel", recipe: Recipe, length: int, counts: list[int]) -> Trace:
@@ -129,6 +134,8 @@ def _pass(model: "PreTrainedModel", recipe: Recipe, length: int, counts: list[in
     gradients = [parameter.grad for _, parameter in trainable(model) if parameter.grad is not None]
     ledger = Ledger([*model.parameters(), *model.buffers(), *gradients, ids])
     _name_owners(model, ledger)
+    if recipe.gradient_checkpointing:
+        _hold_outputs(model)
     layers_done = _Moment()
     with ledger:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
@@ -166,7 +173,6 @@ def _values(model: "PreTrainedModel", counts: list[int]) -> dict[str, Any]:
     head = model.get_output_embeddings()
     return {
         "trained": sum(one.numel() * times.get(id(one), 1) for one in trained),
-        "largest": max(one.numel() for one in trained),
         "quantizable": sum(one.numel() * times[id(one)] for one in matrices if not one.requires_grad),
         "layer": max(sum(one.numel() for one in layer.parameters()) for layer in layers),
         "outside": sum(one.numel() for one in model.parameters() if id(one) not in times),
@@ -198,6 +204,20 @@ def _name_owners(model: "PreTrainedModel", ledger: Ledger) -> None:
     for index, layer in enumerate(layers_of(model)[2]):
         layer.register_forward_pre_hook(_owner(ledger, index))
         layer.register_forward_hook(_owner(ledger, OUTSIDE))
+
+
+def _hold_outputs(model: "PreTrainedModel") -> None:
+    """Until the gradient comes to it: a layer's output is what the next layer keeps, and here there may be none."""
+    held: dict[int, torch.Tensor | None] = {}
+
+    def hook(layer: Any, arguments: Any, output: Any) -> None:
+        hidden = output if isinstance(output, torch.Tensor) else output[0]
+        if torch.is_grad_enabled() and hidden.requires_grad and id(layer) not in held:
+            held[id(layer)] = hidden
+            hidden.register_hook(lambda gradient: held.update({id(layer): None}))
+
+    for layer in layers_of(model)[2]:
+        layer.register_forward_hook(hook)
 
 
 def _owner(ledger: Ledger, owner: int) -> Any:
