@@ -77,10 +77,10 @@ def recipe_of(case: dict[str, Any]) -> Any:
     return Recipe(data="none is read", **{**_PLAIN, **case["recipe"]})
 
 
-def predict(case: dict[str, Any]) -> Any:
-    from ropecli.finetune.budget.peak import expected_peak
+def predict(case: dict[str, Any], gpu: bool = False) -> Any:
+    from ropecli.finetune.budget.peak import Foresight
 
-    return expected_peak(config_of(case), recipe_of(case), case["length"], gpu=False)
+    return Foresight(config_of(case)).budget(recipe_of(case), case["length"], gpu=gpu)
 
 
 def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:

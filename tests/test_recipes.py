@@ -2,13 +2,14 @@
 
 import json
 import re
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 import yaml
 
 from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.finetune.recipe import Recipe, make_recipe
+from ropecli.finetune.recipe import Patch, Recipe, Source, make_recipe
 from ropecli.finetune.stages import describe, plan_stages
 
 ROOT = Path(__file__).parent.parent / "recipes"
@@ -71,7 +72,7 @@ EXPECTED = {
     "prolong-64k": (LLAMA_3_8B, 8, [("abf", 8, 8e6, 64 * K, 64 * K, 5000, 4 * K * K)]),
     "prolong-512k": (
         LLAMA_3_8B,
-        8,
+        1,  # eight GPUs share each sequence
         [
             ("abf", 8, 8e6, 64 * K, 64 * K, 5000, 4 * K * K),
             ("abf", 64, 128e6, 512 * K, 512 * K, 2500, 8 * K * K),
@@ -127,12 +128,12 @@ def test_every_stage_of_a_recipe_has_the_values_it_names(path):
 
 @recipes
 def test_a_recipe_begins_with_what_it_is_and_its_source(path):
-    header = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        header.append(line)
-    assert re.search(r"arXiv:\d{4}\.\d{5}|https://github\.com/[\w-]+/[\w-]+", "".join(header))
+    assert re.search(r"arXiv:\d{4}\.\d{5}|https://github\.com/[\w-]+/[\w-]+", _header(path))
+
+
+def _header(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(takewhile(lambda line: line.startswith("#"), lines))
 
 
 def bare_keys(text):
@@ -211,7 +212,29 @@ def test_prolong_has_the_shares_of_its_source():
         assert shares["emozilla/pg19"] == pytest.approx(0.3)
     alone = make_recipe(ROOT / "finetune" / "prolong-64k.yaml", {})
     [first, _] = make_recipe(ROOT / "finetune" / "prolong-512k.yaml", {}).runs
-    assert alone.sources == first.sources
+    shared = [source.model_copy(update={"sequences": "concat"}) for source in alone.sources]
+    assert [
+        source if source.sequences == "long" else joined for source, joined in zip(alone.sources, shared, strict=True)
+    ] == list(first.sources)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_recipe_fits_where_it_says(name, tmp_path):
+    """On eight GPUs of 80 GB, in every stage, by the engine that it names, which does not refuse it."""
+    from transformers import AutoConfig
+
+    from ropecli.finetune.budget.fitting import refusals
+    from ropecli.finetune.budget.peak import Foresight
+
+    path = ROOT / "finetune" / f"{name}.yaml"
+    engine = "ulysses" if "recipes/accelerate/8-gpu-ulysses.yaml" in _header(path) else "fsdp2"
+    config, processes, _ = EXPECTED[name]
+    assert processes == (1 if engine == "ulysses" else 8)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    foresight = Foresight(AutoConfig.from_pretrained(tmp_path))
+    for stage in plan_stages(open_checkpoint(tmp_path), make_recipe(path, {})):
+        assert list(refusals(foresight, stage.recipe, stage.length, engine, 8)) == []
+        assert foresight.budget(stage.recipe, stage.length, engine, 8).total < 80 * 10**9
 
 
 def test_the_demo_is_dry_run_by_the_command(ropecli, tmp_path):
@@ -223,3 +246,28 @@ def test_the_demo_is_dry_run_by_the_command(ropecli, tmp_path):
     assert "sequences of 1,024 tokens, from demo-train (long)" in outcome.out
     assert "100 steps of 8 sequences: 8,192 tokens a step, 819,200 in all" in outcome.out
     assert not output.exists()
+
+
+def key_table(kind, beside=()):
+    """The keys of a part of the schema but those of `beside`, as recipes/README.md has them."""
+    from pydantic_core import PydanticUndefined
+
+    lines = ["| key | default | meaning |", "| --- | --- | --- |"]
+    for name, field in kind.model_fields.items():
+        if name in beside:
+            continue
+        plain = field.default in (None, (), PydanticUndefined)
+        default = "" if plain else yaml.safe_dump(field.default, default_flow_style=True).splitlines()[0]
+        lines.append(f"| `{name}` | {default} | {field.description} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "beside"),
+    [(Recipe, ()), (Source, {*Recipe.model_fields} - {"data"}), (Patch, ())],
+    ids=["recipe", "source", "patch"],
+)
+def test_the_index_says_what_every_key_means(kind, beside):
+    assert all(field.description for field in kind.model_fields.values())
+    table = key_table(kind, beside)
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8"), table

@@ -113,8 +113,12 @@ def _run(opened: "Opened", recipe: "Recipe", output: Path, resume: bool, console
 
 
 def _leave_processes() -> None:
-    """Of a launch of several: torch complains of processes that end without it."""
+    """Of a launch of several: one that ends while others still speak to it may abort, or make them abort."""
+    import gc
+
     from torch import distributed
 
     if distributed.is_available() and distributed.is_initialized():
+        gc.collect()  # what holds on to the group
+        distributed.barrier()
         distributed.destroy_process_group()

@@ -50,6 +50,11 @@ class SourceSequences:
         return len(self.layout)
 
     @property
+    def largest_id(self) -> int:
+        """Of all tokens of the source."""
+        return self._store.largest_id
+
+    @property
     def whole_lengths(self) -> np.ndarray:
         """Tokens of each selected document, whatever is used of it."""
         return self._store.lengths[self.selection.documents]

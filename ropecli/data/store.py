@@ -29,12 +29,16 @@ _ROW_TOKENS = 1 << 20
 
 
 class Store:
-    """Documents of tokens, by number. lengths: shape (documents,), int64. digest: sha256 of all lengths and ids."""
+    """Documents of tokens, by number. lengths: shape (documents,), int64. digest: sha256 of all lengths and ids.
+
+    largest_id: of all tokens, -1 where there are none.
+    """
 
     def __init__(self, rows: list[tuple[np.ndarray, np.ndarray]], digest: str) -> None:
         self.digest = digest
         self.lengths = np.concatenate([lengths for lengths, _ in rows] or [np.empty(0, dtype=np.int64)])
         self._rows = [ids for _, ids in rows]
+        self.largest_id = max((int(ids.max()) for ids in self._rows if len(ids)), default=-1)
         self._first_documents = np.cumsum([0, *(len(lengths) for lengths, _ in rows)]).tolist()
         self._first_tokens = np.cumsum([0, *(len(ids) for _, ids in rows)]).tolist()
         self._starts = np.cumsum(self.lengths) - self.lengths

@@ -90,6 +90,11 @@ class Stream:
         """Distinct sequences of all sources."""
         return sum(len(part) for part in self._parts)
 
+    @property
+    def largest_id(self) -> int:
+        """Of all tokens of all sources."""
+        return max(part.largest_id for part in self._parts)
+
     def batch(self, positions: range) -> Batch:
         """The sequences at these positions of the endless stream."""
         rows = [self._row(position) for position in positions]
@@ -200,7 +205,7 @@ def _sequences(
     if not len(store):
         raise DataError(f"{source.data} holds no document.")
     if store.lengths.max() < least:
-        raise DataError(none_long_enough(least, store.lengths))
+        raise DataError(f"{source.data}: {none_long_enough(least, store.lengths)}")
     selection = select(
         store.lengths,
         least,

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ropecli.errors import RecipeError
+from ropecli.errors import RecipeError, shown
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Tokens = Annotated[int, Field(ge=2)]
+Tokens = Annotated[int, Field(ge=2, le=2**40)]
+_MOST = 10**6
 
 
 class _Keys(BaseModel):
@@ -61,14 +62,14 @@ class Recipe(_Text):
         "full", description="full: 0, 1, 2 ... pose, randomized: with gaps that reach through the window"
     )
     window: Tokens | None = Field(None, description="that positions with gaps reach; the extended window by default")
-    pose_chunks: int = Field(2, ge=2, description="runs of consecutive positions in a sequence")
+    pose_chunks: int = Field(2, ge=2, le=_MOST, description="runs of consecutive positions in a sequence")
 
-    steps: int = Field(100, ge=1, description="updates of the weights")
-    batch_size: int = Field(1, ge=1, description="sequences per process and forward pass")
-    gradient_accumulation: int = Field(4, ge=1, description="passes per step")
+    steps: int = Field(100, ge=1, le=_MOST, description="updates of the weights")
+    batch_size: int = Field(1, ge=1, le=_MOST, description="sequences per process and forward pass")
+    gradient_accumulation: int = Field(4, ge=1, le=_MOST, description="passes per step")
     learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False, description="at its peak")
     schedule: Literal["constant", "cosine"] = Field("constant", description="cosine ends at a tenth")
-    warmup_steps: int = Field(20, ge=0, description="steps in which the rate rises to its peak")
+    warmup_steps: int = Field(20, ge=0, le=_MOST, description="steps in which the rate rises to its peak")
     optimizer: Literal["adamw", "adamw-8bit"] = Field("adamw", description="adamw-8bit needs bitsandbytes")
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's")
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="of matrices alone")
@@ -77,7 +78,7 @@ class Recipe(_Text):
     adapter: Literal["none", "lora", "lora-plus", "qlora"] = Field(
         "none", description="none: all parameters. lora-plus: also embeddings and norms. qlora: a base in 4 bits"
     )
-    lora_rank: int = Field(8, ge=1, description="of the matrices beside the frozen ones")
+    lora_rank: int = Field(8, ge=1, le=2**16, description="of the matrices beside the frozen ones")
     lora_alpha: float = Field(16, gt=0, allow_inf_nan=False, description="they count alpha ÷ rank times")
     lora_dropout: float = Field(0.0, ge=0, lt=1, description="before them, while training")
     lora_targets: tuple[str, ...] = Field((), description="names of modules; the attention's projections by default")
@@ -199,14 +200,20 @@ def _check_stages(path: Path | None, recipe: Recipe) -> None:
 
 
 def _faults(error: ValidationError, prefix: str = "") -> list[str]:
-    lines = []
+    lines, unknown = [], set()
     for fault in error.errors():
         key = (prefix + ".".join(str(part) for part in fault["loc"])).strip(".") or "as a whole"
         whole = fault["type"] == "missing" or isinstance(fault["input"], dict)
-        lines.append(f"  {key}: {fault['msg']}" + ("" if whole else f" (given: {fault['input']!r})"))
-    return lines
+        lines.append(f"  {key}: {fault['msg']}" + ("" if whole else f" (given: {shown(fault['input'])})"))
+        if fault["type"] == "extra_forbidden":
+            unknown.add(str(fault["loc"][0]) if len(fault["loc"]) > 1 else "")
+    kinds: dict[str, type[_Keys]] = {"": Recipe, "mixture": Source, "patch": Patch}
+    known = [
+        f"  known keys{f' of {name}' if name else ''}: {', '.join(kinds[name].model_fields)}"
+        for name in sorted(unknown)
+    ]
+    return lines + known
 
 
 def _all_faults(path: Path | None, faults: list[str]) -> str:
-    lines = [f"The recipe{f' {path}' if path else ''} has {len(faults)} fault(s):", *faults]
-    return "\n".join([*lines, f"Known keys: {', '.join(Recipe.model_fields)}."])
+    return "\n".join([f"The recipe{f' {path}' if path else ''} cannot be followed:", *faults])

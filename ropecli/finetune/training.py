@@ -16,6 +16,7 @@ from ropecli.data import sources
 from ropecli.data.stream import Stream, open_stream
 from ropecli.errors import DataError
 from ropecli.evaluate.loading import load_model, load_tokenizer, settle
+from ropecli.evaluate.scoring import refuse_unknown_ids
 from ropecli.finetune import adapters
 from ropecli.finetune.borders import prove_positions
 from ropecli.finetune.engine import make_accelerator, prepare, refuse_unsuitable, state_to_save
@@ -65,6 +66,7 @@ def finetune_checkpoint(
     tokenizer = load_tokenizer(checkpoint)
     stream = open_stream(recipe, tokenizer, length, window, first=accelerator.local_main_process_first)
     model = _load(checkpoint, recipe)
+    refuse_unknown_ids(stream.largest_id, model)
     loss_of = _loss_of(model, recipe, stream)
     refuse_unsuitable(accelerator, model, recipe, length)
     reach = length if recipe.positions == "full" else window

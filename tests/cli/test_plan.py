@@ -89,12 +89,46 @@ def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
     assert ("--num_processes" in words) == (gpus == 2) or "--multi_gpu" in words
 
 
+@pytest.mark.parametrize("gpus", [1, 4, 8])
+@pytest.mark.parametrize("precision", ["bf16", "none"])
+def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alone):
+    from accelerate.commands.launch import launch_command_parser
+    from transformers import AutoConfig
+
+    from ropecli.finetune.budget.fitting import command, options
+    from ropecli.finetune.budget.peak import Foresight
+    from ropecli.finetune.recipe import Recipe
+
+    recipe = Recipe(data="none is read", mixed_precision=precision)
+    for one in options(Foresight(AutoConfig.from_pretrained(config_alone)), recipe, 64, gpus, 10**12):
+        words = shlex.split(command(one, str(config_alone), 64, None, {}))
+        assert words[:2] == ["accelerate", "launch"]
+        read = launch_command_parser().parse_args(words[2:])
+        assert (read.module, read.training_script) == (True, "ropecli")
+        assert read.training_script_args[0] == "finetune"
+        if one.engine != "one":
+            assert read.num_processes == (gpus if gpus != 8 or one.engine == "ddp" else None)
+        if one.engine == "ulysses" and gpus != 8:
+            assert read.parallelism_config_sp_size == gpus
+
+
 def test_the_recipe_is_followed(config_alone, plan, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("data: demo-train\nlength: 32\nsteps: 7\nbatch_size: 3\ngradient_accumulation: 1\n")
     report = json.loads(plan(config_alone, "--recipe", path, "--json")[0])
     assert (report["length"], report["steps"], report["tokens_per_step"]) == (32, 7, 96)
     assert str(path) in report["command"]
+
+
+def test_stages_are_planned_by_the_longest_and_keep_their_own_lengths(config_alone, plan, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    stage = "  - patch: {{method: yarn, factor: {0}}}\n    length: {1}\n"
+    path.write_text("data: demo-train\nstages:\n" + stage.format(4, 128) + stage.format(2, 96))
+    out, err = plan(config_alone, "--recipe", path, "--json")
+    report = json.loads(out)
+    assert report["length"] == 128
+    assert err == ""  # the recipe patches it first
+    assert "--length" not in report["command"]
 
 
 def test_memory_decides_what_fits(config_alone, plan):

@@ -129,7 +129,8 @@ with stop_on_signals() as wish:
     try:
         wish.stop("")
     except SystemExit as stop:
-        print(f"process {accelerator.process_index} ends with {stop.code}", flush=True)
+        # in one piece: two processes that print to one pipe may end their lines in turn
+        os.write(1, f"process {accelerator.process_index} ends with {stop.code}\\n".encode())
 accelerator.end_training()
 """
 

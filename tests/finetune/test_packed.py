@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ropecli.data.stream import open_stream
-from ropecli.errors import RecipeError
+from ropecli.errors import DataError, RecipeError
 from ropecli.finetune.loss import UNSCORED
 from ropecli.finetune.recipe import make_recipe
 
@@ -99,3 +99,10 @@ def test_a_mixture_reads_each_source_in_its_share(tune, patched_llama, corpus, t
     assert len(metrics(tmp_path / "run")) == 2
     summary = [sentence for sentence in told if "75" in sentence or "25" in sentence]
     assert len(summary) == 2, told
+
+
+def test_tokens_that_the_model_has_no_row_for_are_refused_before_training(tune, build, tmp_path):
+    """As by a tokenizer of another model."""
+    with pytest.raises(DataError, match="do not match"):
+        tune(build("llama", head_dim=32, vocab_size=200))
+    assert list(tmp_path.iterdir()) == []

@@ -73,7 +73,8 @@ def command(option: Option, checkpoint: str, length: int, recipe_file: str | Non
         words += ["--recipe", recipe_file]
     elif "data" not in given:
         words += ["--data", "DATA"]
-    words += ["--length", str(length)]
+    if not recipe_file or "length" in given:  # else the recipe's, which may differ from stage to stage
+        words += ["--length", str(length)]
     for key, value in {**given, **option.changes}.items():
         if key != "length":
             words += ["--set", f"{key}={_yaml(value)}"]
@@ -112,11 +113,11 @@ def _smallest(
     foresight: Foresight, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int, memory: int
 ) -> Option:
     own = recipe.model_copy(update={"adapter": adapter})
-    if refused := next(_why_not(foresight, own, engine, length, gpus), ""):
+    if refused := next(refusals(foresight, own, length, engine, gpus), ""):
         return Option(engine, gpus, {}, own, Budget(), False, refused)
     tried = []
     for change in _CHANGES:
-        if any(_why_not(foresight, own.model_copy(update=change), engine, length, gpus)):
+        if any(refusals(foresight, own.model_copy(update=change), length, engine, gpus)):
             continue
         asked = {"adapter": adapter, **change}
         changes = {key: value for key, value in asked.items() if getattr(recipe, key) != value}
@@ -128,7 +129,7 @@ def _smallest(
     return fitting[0] if fitting else min(tried, key=lambda one: one.budget.total)
 
 
-def _why_not(foresight: Foresight, recipe: Recipe, engine: Engine, length: int, gpus: int) -> Iterator[str]:
+def refusals(foresight: Foresight, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
     """What `finetune` would refuse, as it says it."""
     integers = recipe.adapter == "qlora"
     if engine == "fsdp2":

@@ -178,25 +178,6 @@ class Foresight:
         return (0 if first_pass else matrix) + (0 if self.plain_head else matrix)
 
 
-def expected_peak(
-    model_or_config: Any,
-    recipe: Recipe,
-    length: int,
-    world: int = 1,
-    *,
-    engine: Engine | None = None,
-    gpu: bool | None = None,
-) -> Budget:
-    """The peak of one process's memory in a step of training at `length` tokens, among `world` processes.
-
-    engine: by default DDP for several processes. gpu: by default whether there is one. Raises CheckpointError.
-    """
-    config = getattr(model_or_config, "config", model_or_config)
-    chosen: Engine = engine or ("ddp" if world > 1 else "one")
-    on_gpu = torch.cuda.is_available() if gpu is None else gpu
-    return Foresight(config).budget(recipe, length, chosen, world, on_gpu)
-
-
 class _Output:
     """A decoder's output of hidden states; whatever else is asked of it is None."""
 
