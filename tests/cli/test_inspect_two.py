@@ -22,8 +22,14 @@ def gemma(build):
     return build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Folders of tests have long names."""
+    monkeypatch.setattr(terminal.out, "width", 400)
+
+
 @pytest.fixture
-def narrow(monkeypatch):
+def narrow(wide, monkeypatch):
     monkeypatch.setattr(terminal.out, "width", 80)
 
 
