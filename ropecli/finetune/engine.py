@@ -75,6 +75,9 @@ def make_accelerator(recipe: Recipe, **options: Any) -> "Accelerator":
         # else transformers would load the weights in parts under ZeRO-3, and the head is tried on whole ones
         unset_hf_deepspeed_config()
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # it writes to standard output
+    if cuda and recipe.mixed_precision == "bf16":
+        # the head's products stay in float32, and would take as long as a good part of all others
+        torch.set_float32_matmul_precision("high")
     return accelerator
 
 

@@ -72,10 +72,9 @@ def finetune_checkpoint(
     reach = length if recipe.positions == "full" else window
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
     evaluation = make_evaluation(recipe, checkpoint, tokenizer, reach, accelerator, say)
-    for sentence in [*stream.summary(), *_about(model, recipe)]:
+    warnings = _warnings(checkpoint, recipe, length, window)
+    for sentence in [*stream.summary(), *_about(model, recipe), *(f"warning: {warning}" for warning in warnings)]:
         say(sentence)
-    for warning in _warnings(checkpoint, recipe, length, window):
-        say(f"warning: {warning}")
     asked = {
         "source": checkpoint.origin(),
         "data": stream.fingerprint(),
