@@ -104,7 +104,7 @@ class Loop:
         grad_norm = clip(self.accelerator, self.wrapped, self.recipe.max_grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NotFiniteError(
-                f"The loss is {loss:g} and the gradient {grad_norm:g} at step {step + 1}; the step was not made. "
+                f"The loss is {loss:g} and the gradient {grad_norm:g} at step {step + 1}, and the run ends. "
                 f"{self._divergence.kept()} Begin again with a lower learning_rate or more warmup_steps, into another "
                 "--output."
             )

@@ -1,6 +1,8 @@
 """Short runs of tiny models, in this process, in float32, so that numbers can be compared exactly."""
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,31 @@ def weights_of():
 def uninterrupted(patched_llama, tmp_path_factory, tune_into):
     """The run that every interrupted one must equal."""
     return tune_into(patched_llama, tmp_path_factory.mktemp("runs") / "uninterrupted")
+
+
+@pytest.fixture
+def stop_and_resume(command_line, patched_llama, tmp_path):
+    """stop_and_resume(start, key=value, ...) -> the folder of a run, stopped by SIGTERM and then gone on with.
+
+    start: takes the arguments of `ropecli`, gives the process of what launches them.
+    """
+
+    def call(start, **keys):
+        run = tmp_path / "run"
+        arguments = command_line(patched_llama, run, **keys)
+        process = start(arguments)
+        log = run / "metrics.jsonl"
+        while process.poll() is None and not (log.exists() and log.read_text()):
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate()
+        assert process.returncode != 0
+        assert "Saved after step" in err
+        assert not (run / "config.json").exists()
+        process = start([*arguments, "--resume"])
+        _, err = process.communicate()
+        assert process.returncode == 0, err[-4000:]
+        assert "going on after step" in err
+        return run
+
+    return call

@@ -1,9 +1,7 @@
 """Two processes do what one does with twice the gradient accumulation, and go on where they were stopped."""
 
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -53,22 +51,9 @@ def test_two_processes_equal_one(two, patched_llama, tune, metrics):
 
 
 def test_two_processes_stopped_by_a_signal_go_on_as_if_they_had_not_been(
-    two, start, command_line, patched_llama, tmp_path, metrics, weights_of
+    two, start, stop_and_resume, metrics, weights_of
 ):
-    arguments = command_line(patched_llama, tmp_path / "run", **KEYS)
-    process = start(arguments)
-    log = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (log.exists() and log.read_text()):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate()
-    assert process.returncode != 0
-    assert "Saved after step" in err
-    assert not (tmp_path / "run" / "config.json").exists()
-    process = start([*arguments, "--resume"])
-    _, err = process.communicate()
-    assert process.returncode == 0, err
-    assert "going on after step" in err
-    assert weights_of(tmp_path / "run") == weights_of(two)
-    for line, expected in zip(metrics(tmp_path / "run"), metrics(two), strict=True):
+    run = stop_and_resume(start, **KEYS)
+    assert weights_of(run) == weights_of(two)
+    for line, expected in zip(metrics(run), metrics(two), strict=True):
         assert {**line, "tokens_per_second": 0} == {**expected, "tokens_per_second": 0}

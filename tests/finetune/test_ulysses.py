@@ -4,10 +4,8 @@ The real command line, in an environment with DeepSpeed, which pytest's cache ke
 """
 
 import os
-import signal
 import subprocess
 import sys
-import time
 import venv
 from pathlib import Path
 
@@ -137,25 +135,12 @@ def test_evaluation_shares_sequences_too(run_two, patched_llama, tune, corpus, m
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
-    launch, run_two, command_line, patched_llama, tmp_path, assert_equal, metrics
+    launch, run_two, patched_llama, stop_and_resume, assert_equal, metrics
 ):
     whole = run_two(patched_llama, 3, 2)
-    arguments = command_line(patched_llama, tmp_path / "run", **KEYS)
-    process = launch(arguments, 3, 2)
-    log = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (log.exists() and log.read_text()):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate()
-    assert process.returncode != 0
-    assert "Saved after step" in err
-    assert not (tmp_path / "run" / "config.json").exists()
-    process = launch([*arguments, "--resume"], 3, 2)
-    _, err = process.communicate()
-    assert process.returncode == 0, err[-4000:]
-    assert "going on after step" in err
-    assert_equal(tmp_path / "run", whole)
-    assert len(metrics(tmp_path / "run")) == KEYS["steps"]
+    run = stop_and_resume(lambda arguments: launch(arguments, 3, 2), **KEYS)
+    assert_equal(run, whole)
+    assert len(metrics(run)) == KEYS["steps"]
 
 
 def test_sliding_windows_are_refused_where_sequences_are_shared(launch, command_line, build, tmp_path):
