@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Fine-tune a checkpoint on long sequences; start it with `accelerate launch -m ropecli` for several processes."""
     from ropecli.checkpoint.reading import open_checkpoint
-    from ropecli.cli.terminal import err, out, speak_from_first_process
+    from ropecli.cli.terminal import err, out, speak_from_first_process, warn
 
     speak_from_first_process()
     options = {
@@ -66,8 +66,11 @@ def command(
     if dry_run:
         from ropecli.finetune.stages import describe, plan_stages
 
-        for sentence in describe(plan_stages(opened, recipe), int(os.environ.get("WORLD_SIZE", "1"))):
+        stages = plan_stages(opened, recipe)
+        for sentence in describe(stages, int(os.environ.get("WORLD_SIZE", "1"))):
             out.print(sentence, markup=False, soft_wrap=True)
+        for warning in [f"stage {stage.number}: {warning}" for stage in stages for warning in stage.warnings]:
+            warn(warning)
         return
     _run(opened, recipe, output, resume, err)
     total = sum(run.steps for run in recipe.runs)

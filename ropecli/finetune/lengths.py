@@ -22,6 +22,15 @@ def settle_lengths(recipe: Recipe, checkpoint: Checkpoint, plan: PatchPlan | Non
     return length, window
 
 
+def beyond_window(recipe: Recipe, length: int, window: int, extended: int) -> list[str]:
+    """Sentences for sequences, or positions with gaps, that reach beyond the extended window; all in tokens."""
+    if recipe.positions != "full" and window > extended:
+        return [f"positions up to {window} exceed the checkpoint's window, {extended}: patch it for that first."]
+    if length > extended:
+        return [f"sequences of {length} tokens exceed the checkpoint's window, {extended}: patch it first."]
+    return []
+
+
 def _pretraining_window(checkpoint: Checkpoint) -> int:
     ropes = original_settings(checkpoint)[1].ropes
     rope = next((rope for rope in ropes if rope.far), ropes[0])

@@ -204,7 +204,10 @@ def _faults(error: ValidationError, prefix: str = "") -> list[str]:
     for fault in error.errors():
         key = (prefix + ".".join(str(part) for part in fault["loc"])).strip(".") or "as a whole"
         whole = fault["type"] == "missing" or isinstance(fault["input"], dict)
-        lines.append(f"  {key}: {fault['msg']}" + ("" if whole else f" (given: {shown(fault['input'])})"))
+        lines.append(
+            f"  {key}: {fault['msg'].removeprefix('Value error, ')}"
+            + ("" if whole else f" (given: {shown(fault['input'])})")
+        )
         if fault["type"] == "extra_forbidden":
             unknown.add(str(fault["loc"][0]) if len(fault["loc"]) > 1 else "")
     kinds: dict[str, type[_Keys]] = {"": Recipe, "mixture": Source, "patch": Patch}

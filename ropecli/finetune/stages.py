@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropecli.checkpoint.plan import PatchPlan, make_plan
+from ropecli.checkpoint.plan import PatchPlan, make_plan, window_in_effect
 from ropecli.checkpoint.reading import Checkpoint, open_checkpoint
 from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import MethodError, PatchError, RecipeError, RopecliError
-from ropecli.finetune.lengths import settle_lengths
+from ropecli.finetune.lengths import beyond_window, settle_lengths
 from ropecli.finetune.recipe import Patch, Recipe, Source
 from ropecli.finetune.stage_folders import STAGES, move_up, patched_folder, stage_folder, tidy, wait_for
 from ropecli.rope import ScalingSpec
@@ -31,7 +31,7 @@ from ropecli.rope import ScalingSpec
 class Stage:
     """One run. number: from 1. plan: the patch that it begins with, if any.
 
-    length: of a sequence; window: that its positions reach; both in tokens.
+    length: of a sequence; window: that its positions reach; both in tokens. warnings: what to say of it beforehand.
     """
 
     number: int
@@ -39,6 +39,7 @@ class Stage:
     plan: PatchPlan | None
     length: int
     window: int
+    warnings: tuple[str, ...] = ()
 
     def sequences_per_step(self, processes: int = 1) -> int:
         """processes: those that read different sequences."""
@@ -66,7 +67,9 @@ def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
                 raise RecipeError("save: adapter leaves the next stage no whole checkpoint to begin with; use merged.")
         except RopecliError as error:
             raise error if len(runs) == 1 else type(error)(f"stage {number} of {len(runs)}: {error}") from error
-        stages.append(Stage(number, run, plan, length, window))
+        extended = in_effect.target_length if in_effect else window_in_effect(checkpoint)
+        warnings = (*(plan.warnings if plan else ()), *beyond_window(run, length, window, extended))
+        stages.append(Stage(number, run, plan, length, window, warnings))
     return stages
 
 

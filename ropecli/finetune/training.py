@@ -21,7 +21,7 @@ from ropecli.finetune import adapters
 from ropecli.finetune.borders import prove_positions
 from ropecli.finetune.engine import make_accelerator, prepare, refuse_unsuitable, state_to_save
 from ropecli.finetune.interrupt import stop_on_signals
-from ropecli.finetune.lengths import settle_lengths
+from ropecli.finetune.lengths import beyond_window, settle_lengths
 from ropecli.finetune.loop import Loop, Progress
 from ropecli.finetune.loss import NextTokenLoss
 from ropecli.finetune.optimizers import make_optimizer
@@ -142,11 +142,7 @@ def _warnings(checkpoint: Checkpoint, recipe: Recipe, length: int, window: int) 
     warnings = []
     if recipe.warmup_steps >= recipe.steps:
         warnings.append(f"{recipe.warmup_steps} warm-up steps of {recipe.steps}: the full rate is not reached.")
-    extended = window_in_effect(checkpoint)
-    if length > extended:
-        warnings.append(f"sequences of {length} tokens exceed the checkpoint's window, {extended}: patch it first.")
-    if recipe.positions != "full" and window > extended:
-        warnings.append(f"positions up to {window} exceed the checkpoint's window, {extended}: patch it first.")
+    warnings += beyond_window(recipe, length, window, window_in_effect(checkpoint))
     if recipe.offload_activations and not torch.cuda.is_available():
         warnings.append("offload_activations changes nothing without a GPU.")
     if section_of(checkpoint.config).get("router_aux_loss_coef"):

@@ -135,3 +135,11 @@ def test_an_adapter_is_no_checkpoint_until_it_is_merged(finetune, ropecli, tmp_p
     whole = ropecli("merge", tmp_path / "run", "--output", tmp_path / "whole")
     assert whole.code == 0, whole.err
     assert ropecli("eval-ppl", tmp_path / "whole", "--data", corpus, "--lengths", "32").code == 0
+
+
+def test_a_dry_run_warns_of_positions_that_the_patch_does_not_reach(finetune):
+    outcome = finetune(
+        "--positions", "pose", "--set", "window=500", "--set", "patch={method: yarn, factor: 2}", "--dry-run"
+    )
+    assert outcome.code == 0, outcome.err
+    assert "stage 1: positions up to 500 exceed the checkpoint's window, 128" in outcome.err
