@@ -230,3 +230,10 @@ def _master_weights(wrapped: Any, *, keep: bool) -> dict[str, torch.Tensor]:
         if keep and whole is not None:
             masters[name] = whole.view(getattr(parameter, "ds_shape", parameter.shape)).cpu()
     return masters
+
+
+def leave(accelerator: "Accelerator") -> None:
+    """Parts from the other processes, before this one ends: gloo's threads may abort one that does not."""
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()

@@ -18,7 +18,7 @@ from ropecli.data.stream import Batch, Stream
 from ropecli.errors import NotFiniteError
 from ropecli.finetune.checkpoints import Position, restore_newest, save_checkpoint
 from ropecli.finetune.divergence import Divergence, losses_until
-from ropecli.finetune.engine import averaged_over, clip, data_ranks, sharing
+from ropecli.finetune.engine import averaged_over, clip, data_ranks, leave, sharing
 from ropecli.finetune.interrupt import Interrupt
 from ropecli.finetune.loss import UNSCORED
 from ropecli.finetune.memory import within_memory
@@ -184,9 +184,7 @@ class Loop:
         )
 
     def _stop(self, position: Position) -> NoReturn:
-        self.accelerator.free_memory()
-        self.accelerator.wait_for_everyone()
-        self.accelerator.end_training()  # processes that end amid the others' last words may abort
+        leave(self.accelerator)
         self.interrupt.stop(f"Saved after {position}; the same command with --resume goes on.")
 
     @property

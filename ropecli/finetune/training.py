@@ -19,7 +19,7 @@ from ropecli.evaluate.loading import load_model, load_tokenizer, settle
 from ropecli.evaluate.scoring import refuse_unknown_ids
 from ropecli.finetune import adapters
 from ropecli.finetune.borders import prove_positions
-from ropecli.finetune.engine import make_accelerator, prepare, refuse_unsuitable, state_to_save
+from ropecli.finetune.engine import leave, make_accelerator, prepare, refuse_unsuitable, state_to_save
 from ropecli.finetune.interrupt import stop_on_signals
 from ropecli.finetune.lengths import beyond_window, settle_lengths
 from ropecli.finetune.loop import Loop, Progress
@@ -107,7 +107,7 @@ def finetune_checkpoint(
             write_result(checkpoint, model, recipe, output, asked, state)
         accelerator.wait_for_everyone()
         if more and interrupt.agreed(accelerator):
-            accelerator.end_training()
+            leave(accelerator)
             interrupt.stop(f"Saved in {output}; the same command with --resume goes on with the next stage.")
 
 

@@ -250,6 +250,8 @@ for documents in (4, 3):
     measured = evaluation.run(*run, 5)
     if run[0].is_main_process:
         print("MEASURED" + json.dumps(measured))
+run[0].free_memory()
+run[0].wait_for_everyone()
 run[0].end_training()
 """
 
