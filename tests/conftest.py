@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,12 @@ def token_cache(tmp_path_factory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("ROPECLI_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c() -> None:
+    """A shell has what it starts in its background pass over Ctrl-C; these tests press it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

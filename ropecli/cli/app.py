@@ -64,7 +64,7 @@ def root(
 
 
 def main() -> None:
-    """Runs the command line. Exit status 2: the user can mend it; 130: interrupted (typer); 1: a fault of ours."""
+    """Runs the command line. Exit status 2: the user can mend it; 130 and 143: interrupted; 1: a fault of ours."""
     # Idle OpenMP threads that spin make two jobs on one machine several times slower; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
@@ -75,7 +75,17 @@ def main() -> None:
     except SystemExit as stop:
         if stop.code == 130:
             fail("interrupted")
+        _end_among_others(stop.code)
         raise
     except RopecliError as error:
         fail(str(error))
+        _end_among_others(2)
         sys.exit(2)
+
+
+def _end_among_others(status: int | str | None) -> None:
+    """One of several processes ends at once: threads of torch's process group abort some that tidy up first."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not isinstance(status, str):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status or 0)
