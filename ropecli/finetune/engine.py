@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, reason_of
-from ropecli.finetune.loss import UNSCORED
 from ropecli.finetune.recipe import Recipe
 from ropecli.finetune.unsuitable import asked_for, refuse_engine, refuse_without_gpu
-from ropecli.finetune.unsuitable import refuse_unsuitable as refuse_unsuitable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

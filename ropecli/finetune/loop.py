@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 
 import torch
 
+from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch, Stream
 from ropecli.errors import NotFiniteError
 from ropecli.finetune.checkpoints import Position, restore_newest, save_checkpoint
 from ropecli.finetune.divergence import Divergence, losses_until
 from ropecli.finetune.engine import averaged_over, clip, data_ranks, leave, sharing
 from ropecli.finetune.interrupt import Interrupt
-from ropecli.finetune.loss import UNSCORED
 from ropecli.finetune.memory import within_memory
 from ropecli.finetune.recipe import Recipe
 from ropecli.finetune.schedule import learning_rate_at

@@ -9,12 +9,10 @@ from torch.nn.functional import cross_entropy, linear_cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from ropecli.checkpoint.heads import SplitModel
+from ropecli.data.sequences import UNSCORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-UNSCORED = -100
-"""The label of a token whose successor is not scored, as in torch."""
 
 _CHUNK = 512
 """Tokens whose logits exist at once, at most; fewer where the vocabulary is large."""

@@ -19,7 +19,7 @@ from ropecli.evaluate.loading import load_model, load_tokenizer, settle
 from ropecli.evaluate.scoring import refuse_unknown_ids
 from ropecli.finetune import adapters
 from ropecli.finetune.borders import prove_positions
-from ropecli.finetune.engine import leave, make_accelerator, prepare, refuse_unsuitable, state_to_save
+from ropecli.finetune.engine import leave, make_accelerator, prepare, state_to_save
 from ropecli.finetune.interrupt import stop_on_signals
 from ropecli.finetune.lengths import beyond_window, settle_lengths
 from ropecli.finetune.loop import Loop, Progress
@@ -28,6 +28,7 @@ from ropecli.finetune.optimizers import make_optimizer
 from ropecli.finetune.recipe import Recipe
 from ropecli.finetune.state import begin, own_folder, refuse_foreign
 from ropecli.finetune.trackers import choose_tracker, open_trackers
+from ropecli.finetune.unsuitable import refuse_unsuitable
 from ropecli.finetune.watch import make_evaluation
 from ropecli.finetune.writing import clear_finished, finished_step, write_result
 

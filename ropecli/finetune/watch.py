@@ -17,12 +17,12 @@ from ropecli.checkpoint.live import reset_tables, restored, rotary_tables, switc
 from ropecli.checkpoint.plan import effective_ropes, main_rope
 from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.data.documents import Document, Documents, read_documents
+from ropecli.data.sequences import UNSCORED
 from ropecli.data.sources import TO_MEASURE, read_texts
 from ropecli.data.stream import Batch
 from ropecli.errors import DataError, NotFiniteError, RecipeError
 from ropecli.evaluate.protocols import Protocol
 from ropecli.finetune.engine import data_ranks, sequence_ranks, sharing
-from ropecli.finetune.loss import UNSCORED
 from ropecli.finetune.memory import within_memory
 from ropecli.finetune.recipe import Recipe
 

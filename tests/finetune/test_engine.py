@@ -9,10 +9,10 @@ import pytest
 import torch
 import yaml
 
+from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError
 from ropecli.finetune.engine import averaged_over, data_ranks, make_accelerator, sharing, state_to_save
-from ropecli.finetune.loss import UNSCORED
 from ropecli.finetune.recipe import make_recipe
 from ropecli.finetune.unsuitable import refuse_engine, refuse_unsuitable
 

@@ -8,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ropecli.checkpoint.heads import SplitModel
+from ropecli.data.sequences import UNSCORED
 from ropecli.finetune import loss as loss_module
-from ropecli.finetune.loss import UNSCORED, NextTokenLoss
+from ropecli.finetune.loss import NextTokenLoss
 
 ARCHITECTURES = {
     "llama": {"head_dim": 32},

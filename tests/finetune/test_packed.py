@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import open_stream
 from ropecli.errors import DataError, RecipeError
-from ropecli.finetune.loss import UNSCORED
 from ropecli.finetune.recipe import make_recipe
 
 
