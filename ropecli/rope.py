@@ -1,11 +1,11 @@
-"""What a rotary position embedding is, in numbers: RopeGeometry, ScalingSpec, ScaledRope.
+"""What a rotary position embedding is, in numbers: RopeGeometry, ScalingSpec, ScaledRope; Remapping, Branch.
 
 Owns the base frequencies. Knows no method, config or model.
 Source: Su et al. 2021 (arXiv:2104.09864), section 3.2.2: θ_i = b^(-2i/d).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,6 +56,49 @@ class ScalingSpec:
     params: Mapping[str, object] = field(default_factory=dict)
 
 
+Positions = Callable[[np.ndarray], np.ndarray]
+"""Takes positions, shape (tokens,), int64, and gives one for each: whole numbers, or fractions of tokens."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The keys that a query sees in one way: at n it sees those at m, start(n) <= m < stop(n), query(n) - key(m) away.
+
+    start and stop: whole numbers from 0 on, at most n + 1, which never fall as n grows; no key where stop(n) is not
+    above start(n). query, key: None for the positions as they are, so that the distance is n - m.
+    """
+
+    start: Positions
+    stop: Positions
+    query: Positions | None = None
+    key: Positions | None = None
+
+
+@dataclass(frozen=True)
+class Remapping:
+    """Which keys a query sees, and at which distance ρ(n, m): n - m in plain attention, over all m <= n.
+
+    branches: no key is in two of them for any query; one that is in none is masked. params: the method's parameters,
+    every one as it was settled.
+    """
+
+    branches: tuple[Branch, ...]
+    params: Mapping[str, object] = field(default_factory=dict)
+
+    def distances(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """ρ(n, m), tokens, for every query's position n and key's position m; NaN where n does not see m.
+
+        Shape (queries, keys), float64.
+        """
+        seen = np.full((len(queries), len(keys)), np.nan)
+        for branch in self.branches:
+            inside = (keys >= branch.start(queries)[:, None]) & (keys < branch.stop(queries)[:, None])
+            at = queries if branch.query is None else branch.query(queries)
+            of = keys if branch.key is None else branch.key(keys)
+            seen[inside] = (at[:, None] - of[None].astype(np.float64))[inside]
+        return seen
+
+
 @dataclass(frozen=True)
 class ScaledRope:
     """What the mathematics gives.
@@ -63,6 +106,7 @@ class ScaledRope:
     inv_freq: shape (rotary_dim/2,), float64, radians per token, index 0 fastest.
     attention_factor: multiplies cos and sin, so that logits get its square.
     rope_theta: the base to write; differs from the geometry's where the method is nothing but another base.
+    remapping: of methods that change the distances in place of the frequencies.
     """
 
     geometry: RopeGeometry
@@ -70,6 +114,7 @@ class ScaledRope:
     inv_freq: np.ndarray
     attention_factor: float = 1.0
     rope_theta: float = math.nan
+    remapping: Remapping | None = None
 
     def __post_init__(self) -> None:
         if math.isnan(self.rope_theta):

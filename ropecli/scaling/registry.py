@@ -1,7 +1,8 @@
-"""Finds the scaling methods and calls them with checked parameters.
+"""Finds the methods and calls them with checked parameters.
 
-A method is a function `(rope, s, *, parameters) -> ScaledRope`; one that depends on the current sequence
-length takes it third: `(rope, s, length, *, parameters)`. Its keyword-only parameters are its schema.
+A frequency method is a function `(rope, s, *, parameters) -> ScaledRope`; one that depends on the current sequence
+length takes it third: `(rope, s, length, *, parameters)`. A relative-position method is a function `(pretrained,
+target, *, parameters) -> Remapping` of two windows. Its keyword-only parameters are its schema.
 """
 
 import importlib
@@ -11,14 +12,14 @@ import pkgutil
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ropecli.errors import MethodError, did_you_mean, shown
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.rope import Remapping, RopeGeometry, ScaledRope, ScalingSpec
 
 
 class Knob(NamedTuple):
@@ -38,16 +39,18 @@ class ScalingMethod:
     """name: ours. source: paper and section. training: whether the model must be fine-tuned to use it.
 
     rope_type: the native encoding in transformers; None where it has none. depends_on_length: the frequencies
-    change with the current sequence length. other_names: what else it is called.
+    change with the current sequence length. remaps: it changes the distances that attention sees, and no frequency.
+    other_names: what else it is called.
     """
 
     name: str
-    function: Callable[..., ScaledRope]
+    function: Callable[..., Any]
     source: str
     training: str
     rope_type: str | None
     depends_on_length: bool
     other_names: tuple[str, ...]
+    remaps: bool = False
 
     @property
     def summary(self) -> str:
@@ -76,8 +79,14 @@ class ScalingMethod:
 _LARGEST = 1e30
 """longrope factors that stand for a frequency of zero come up to this."""
 
+_LARGEST_COUNT = 10**12
+"""Tokens: no window comes near it."""
+
 LIST = "a list of numbers from 0 on"
 """What a knob is that has a number for each pair; a method may ask for more of them."""
+
+_PACKAGES = (__package__, "ropecli.remapping")
+"""Where methods are: one that is not imported is not registered."""
 
 _METHODS: dict[str, ScalingMethod] = {}
 
@@ -95,12 +104,24 @@ def scaling_method(
     return register
 
 
+def remapping_method(
+    name: str, *, source: str, training: str, other_names: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Remapping]], Callable[..., Remapping]]:
+    """Registers the decorated function as a relative-position method."""
+
+    def register(function: Callable[..., Remapping]) -> Callable[..., Remapping]:
+        _METHODS[name] = ScalingMethod(name, function, source, training, None, False, other_names, remaps=True)
+        return function
+
+    return register
+
+
 @cache
 def scaling_methods() -> dict[str, ScalingMethod]:
-    """All methods by name."""
-    package = importlib.import_module(__package__)
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{__package__}.{module.name}")
+    """All methods by name, of both kinds."""
+    for package in _PACKAGES:
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            importlib.import_module(f"{package}.{module.name}")
     return dict(sorted(_METHODS.items()))
 
 
@@ -125,14 +146,27 @@ def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) 
     if not (math.isfinite(spec.factor) and spec.factor >= 1):
         raise MethodError(f"The factor is {spec.factor:g}; it must be a finite number of at least 1.")
     params = _checked_parameters(method, spec.params)
+    window = geometry.original_max_position_embeddings
+    if method.remaps:
+        return remap(ScaledRope(geometry, spec, geometry.inv_freq()), spec, window, round(window * spec.factor))
     if method.depends_on_length:
-        window = round(geometry.original_max_position_embeddings * spec.factor)
-        scaled = method.function(geometry, spec.factor, length or window, **params)
+        scaled = method.function(geometry, spec.factor, length or round(window * spec.factor), **params)
     else:
         scaled = method.function(geometry, spec.factor, **params)
     if not (np.isfinite(scaled.inv_freq).all() and (scaled.inv_freq >= 0).all()):
         raise MethodError(f"{spec.method} with factor {spec.factor:g} gives frequencies that are not finite.")
     return scaled
+
+
+def remap(rope: ScaledRope, spec: ScalingSpec, pretrained: int, target: int) -> ScaledRope:
+    """`rope` with the distances that `spec`, of a relative-position method, gives; its frequencies stay.
+
+    pretrained: the window that the model was trained to read with these frequencies, target: the one to read, tokens.
+    Raises MethodError.
+    """
+    method = get_method(spec.method)
+    remapping = method.function(pretrained, target, **_checked_parameters(method, spec.params))
+    return replace(rope, spec=spec, remapping=remapping)
 
 
 def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> None:
@@ -174,6 +208,8 @@ def _fits(value: object, annotation: object) -> bool:
         return value is None
     if annotation is bool:
         return isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST_COUNT
     if typing.get_origin(annotation) is Sequence:
         return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_fits_in_a_list, value))
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
@@ -188,6 +224,8 @@ def _describe(annotation: object) -> str:
         return " or ".join(_describe(one) for one in typing.get_args(annotation) if one is not types.NoneType)
     if annotation is bool:
         return "true or false"
+    if annotation is int:
+        return "a whole number from 1 on"
     if typing.get_origin(annotation) is Sequence:
         return LIST
     return f"a positive number of at most {_LARGEST:g}"
