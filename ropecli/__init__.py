@@ -1,10 +1,13 @@
 """ropecli: extends the context window of Hugging Face checkpoints with rotary position embeddings.
 
-The Python API; each name is imported when it is first used, so that `import ropecli` costs nothing.
+The Python API; each name is imported when it is first used, so that `import ropecli` costs nothing. It also makes the
+relative-position methods known to transformers, so that `from_pretrained` loads what `ropecli patch` wrote with them.
 """
 
 import importlib
 from typing import Any
+
+from ropecli.on_import import after_import
 
 _API = {
     "RopeGeometry": "ropecli.rope",
@@ -18,8 +21,8 @@ _API = {
     "make_plan": "ropecli.checkpoint.plan",
     "patch_to": "ropecli.checkpoint.writing",
     "rotary_tables": "ropecli.checkpoint.live",
-    "live_patch": "ropecli.checkpoint.live",
-    "restored": "ropecli.checkpoint.live",
+    "live_patch": "ropecli.checkpoint.in_memory",
+    "unpatched_after": "ropecli.checkpoint.in_memory",
     "export_checkpoint": "ropecli.export.engine",
     "read_texts": "ropecli.data.sources",
     "read_documents": "ropecli.data.documents",
@@ -43,6 +46,15 @@ def __getattr__(name: str) -> Any:
     if name in _API:
         return getattr(importlib.import_module(_API[name]), name)
     raise AttributeError(f"module 'ropecli' has no attribute {name!r}")
+
+
+def _register_attention() -> None:
+    from ropecli.checkpoint.attention import register
+
+    register()
+
+
+after_import("transformers.modeling_utils", _register_attention)
 
 
 def __dir__() -> list[str]:

@@ -79,11 +79,13 @@ class Remapping:
     """Which keys a query sees, and at which distance ρ(n, m): n - m in plain attention, over all m <= n.
 
     branches: no key is in two of them for any query; one that is in none is masked. params: the method's parameters,
-    every one as it was settled.
+    every one as it was settled for a model that was trained to read `pretrained` tokens and is to read `target`.
     """
 
     branches: tuple[Branch, ...]
     params: Mapping[str, object] = field(default_factory=dict)
+    pretrained: int = 0
+    target: int = 0
 
     def distances(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """ρ(n, m), tokens, for every query's position n and key's position m; NaN where n does not see m.

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "ropecli"
 
 # From the ground up. A part imports from lower lines; on its own line only what NEIGHBOURS lists.
 LAYERS = [
-    {"errors", "version", "rope", "demo", "atomic"},
+    {"errors", "version", "rope", "demo", "atomic", "on_import"},
     {"scaling", "theory"},
     {"checkpoint", "remapping", "data"},
     {"evaluate", "export"},
@@ -31,13 +31,25 @@ HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}
 # The only places that load torch with them, because a model goes through their hands; the rest of the model
 # libraries, slower still, are loaded inside functions everywhere.
-TOUCHES_MODELS = ["checkpoint.live", "checkpoint.heads", "remapping", "evaluate", "finetune", "tune"]
+TOUCHES_MODELS = [
+    "checkpoint.live",
+    "checkpoint.heads",
+    "checkpoint.attention",
+    "checkpoint.layout",
+    "checkpoint.remapped",
+    "checkpoint.twin",
+    "remapping.attention",
+    "evaluate",
+    "finetune",
+    "tune",
+]
 # Numbers, JSON and files: a model library may not be named here even inside a function.
 TOUCHES_NONE = [
     "rope",
     "errors",
     "version",
     "atomic",
+    "on_import",
     "scaling",
     "theory",
     "demo",
@@ -45,6 +57,7 @@ TOUCHES_NONE = [
     "checkpoint.hub",
     "checkpoint.reading",
     "checkpoint.fields",
+    "checkpoint.carrier",
     "checkpoint.dialects",
     "checkpoint.encoding",
     "checkpoint.plan",

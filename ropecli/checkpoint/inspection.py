@@ -65,7 +65,7 @@ def _describe(rope: ScaledRope, window: int) -> dict[str, Any]:
         "original_max_position_embeddings": original,
         "method": rope.spec.method,
         "factor": rope.spec.factor,
-        "params": dict(rope.spec.params),
+        "params": dict(rope.remapping.params if rope.remapping else rope.spec.params),
         "attention_factor": rope.attention_factor,
         "shortest_wavelength": float(turning.min()) if turning.size else None,
         "longest_wavelength": float(turning.max()) if turning.size else None,

@@ -57,7 +57,8 @@ def _only_new_dialect(facts: Facts) -> Iterator[Finding]:
     lost = []
     if main.rope_theta != taken and first(section, THETA_KEYS) is None:
         lost.append(f"the base {main.rope_theta:g} (they take {taken:g})")
-    if main.spec.method != "none" and main.rope_theta == main.geometry.rope_theta and not section.get("rope_scaling"):
+    scales = main.spec.method != "none" and main.remapping is None
+    if scales and main.rope_theta == main.geometry.rope_theta and not section.get("rope_scaling"):
         lost.append(f"the scaling by {main.spec.method}")
     head, width = main.geometry.head_dim, main.geometry.rotary_dim
     if width not in (head, int(head * (family.partial_rotary_factor or 1))) and first(section, PARTIAL_KEYS) is None:

@@ -108,25 +108,10 @@ def set_ropes(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope])
         table.set(ropes[table.layer_type])
 
 
-def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Patches a model in memory, by the ropes of a plan (plan.ropes); writes nothing.
-
-    Methods that depend on the length follow it: every forward pass turns by its own largest position, whatever
-    passes came before. Keys that lie in a KV cache keep the rotation they got. `restored` takes it back. Raises
-    PatchError for layer types without a rope, for a model that does not turn by its tables, and for DeepSeek's
-    mscale_all_dim, which is not in the tables.
-    """
+def turn_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
+    """Makes the rotary tables of a model turn by the ropes of a plan, see in_memory.live_patch. Raises PatchError."""
     tables = rotary_tables(model)
     _refuse_softmax_scale(tables, ropes)
-    put_back = _remember(tables)
-    try:
-        _patch_tables(tables, ropes)
-    except PatchError:  # all modules or none
-        put_back()
-        raise
-
-
-def _patch_tables(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
     by_module: dict[int, list[RotaryTable]] = {}
     for table in tables:
         by_module.setdefault(id(table.module), []).append(table)
@@ -179,14 +164,14 @@ def _tensors(given: Any) -> tuple[torch.Tensor, ...]:
 @contextlib.contextmanager
 def restored(tables: list[RotaryTable]) -> Iterator[None]:
     """At the end, every table is again as it was at the beginning."""
-    put_back = _remember(tables)
+    put_back = remember(tables)
     try:
         yield
     finally:
         put_back()
 
 
-def _remember(tables: list[RotaryTable]) -> Callable[[], None]:
+def remember(tables: list[RotaryTable]) -> Callable[[], None]:
     """What makes the tables' modules as they are now."""
     modules = {id(table.module): table.module for table in tables}.values()
     copied = ("_buffers", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")

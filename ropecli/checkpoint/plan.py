@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropecli.checkpoint import warnings
-from ropecli.checkpoint.dialects import MSCALE_PAIR, RopeSettings, read_settings
+from ropecli.checkpoint.carrier import Carrier, read_carrier, write_carrier
+from ropecli.checkpoint.dialects import MSCALE_PAIR, ConfiguredRope, RopeSettings, read_settings
 from ropecli.checkpoint.encoding import write_settings
 from ropecli.checkpoint.provenance import Change, Provenance, diff, read_provenance, unreadable
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import get_method, scale
+from ropecli.scaling.registry import get_method, remap, scale, varies_with_length
 
 _LONGEST = 10**12
 
@@ -56,6 +57,7 @@ def original_settings(
     if provenance is None or provenance.edited:
         settings = read_settings(checkpoint.config, original_length)
         _refuse_unknown_base(checkpoint.name, provenance)
+        _refuse_remapped(checkpoint)
         return copy.deepcopy(checkpoint.config), replace(settings, warnings=_edited(provenance) + settings.warnings)
     return provenance.original, read_settings(provenance.original, original_length or provenance.original_length)
 
@@ -67,15 +69,21 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
     alone would not show what it was before.
     """
     shown = read_settings(checkpoint.config)
-    provenance = read_provenance(checkpoint)
+    provenance, carrier = read_provenance(checkpoint), read_carrier(checkpoint.config)
     if provenance is None or provenance.edited:
         ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in shown.ropes}
+        if carrier is not None:
+            remapping = carrier.remapping()
+            ropes |= {
+                label: replace(ropes[label], spec=carrier.spec, remapping=remapping) for label in far_layers(shown)
+            }
         return ropes, replace(shown, warnings=_edited(provenance) + shown.warnings)
     before = read_settings(provenance.original, provenance.original_length)
     left_open = read_settings(checkpoint.config, provenance.original_length).warnings
     try:
         labels = provenance.layer_types or far_layers(before)
-        return _scale_layers(before, provenance.spec, labels), replace(shown, warnings=left_open)
+        ropes = _scale_layers(before, provenance.spec, labels, provenance.target_length)
+        return ropes, replace(shown, warnings=left_open)
     except MethodError as error:
         raise unreadable(checkpoint.folder, error) from error
 
@@ -131,15 +139,17 @@ def make_plan(
     window = next(rope.geometry for rope in settings.ropes if rope.geometry.layer_type in labels)
     spec = _with_factor(spec, window.original_max_position_embeddings, target_length, choose_factor)
     spec = _with_softmax_scale(spec, settings, labels)
-    ropes = _scale_layers(settings, spec, labels)
     target = target_length or round(window.original_max_position_embeddings * spec.factor)
+    ropes = _scale_layers(settings, spec, labels, target)
     # transformers takes max_position_embeddings for dynamic NTK's original window: raised, it would switch it off.
     keeps_window = get_method(spec.method).rope_type == "dynamic"
     written_window = window.original_max_position_embeddings if keeps_window else target
     scaled = {label: ropes[label] for label in labels}
     patched, unwritable = copy.deepcopy(config), None
     try:
-        write_settings(patched, scaled, written_window)
+        write_settings(patched, _as_written(settings, scaled), written_window)
+        if (carrier := Carrier.of(scaled.values())) is not None:
+            write_carrier(patched, carrier)
     except PatchError as error:
         patched, unwritable = config, str(error)
     return PatchPlan(
@@ -195,14 +205,33 @@ def _with_factor(spec: ScalingSpec, window: int, target_length: int | None, choo
 
 
 def _scale_layers(
-    settings: RopeSettings, spec: ScalingSpec, labels: Sequence[str | None]
+    settings: RopeSettings, spec: ScalingSpec, labels: Sequence[str | None], target: int
 ) -> dict[str | None, ScaledRope]:
-    """Scales the layers of the types in `labels`; the others keep what they have."""
+    """Scales the layers of the types in `labels`; the others keep what they have. target: the window to reach, tokens.
+
+    Relative-position methods leave the frequencies that the checkpoint came with, and the window that these read.
+    """
+    remaps = get_method(spec.method).remaps
     ropes = {}
     for rope in settings.ropes:
         label = rope.geometry.layer_type
-        ropes[label] = scale(rope.geometry, spec if label in labels else rope.spec)
+        ropes[label] = scale(rope.geometry, rope.spec if remaps or label not in labels else spec)
+        if remaps and label in labels:
+            _refuse_varying(ropes[label])
+            ropes[label] = remap(ropes[label], spec, _trained_window(settings, rope), target)
     return ropes
+
+
+def _trained_window(settings: RopeSettings, rope: ConfiguredRope) -> int:
+    """What a checkpoint reads that came with a scaling of its own is its whole window, not the one before that."""
+    original = rope.geometry.original_max_position_embeddings
+    return original if rope.spec.method == "none" else max(original, settings.max_position_embeddings)
+
+
+def _as_written(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope]) -> dict[str | None, ScaledRope]:
+    """What the RoPE fields have to say: of a rope that is remapped, the scaling that the checkpoint came with."""
+    shipped = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
+    return {label: replace(rope, spec=shipped[label]) if rope.remapping else rope for label, rope in scaled.items()}
 
 
 def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Sequence[str | None]) -> ScalingSpec:
@@ -212,6 +241,23 @@ def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Seque
         return spec
     before = next(rope.spec.params for rope in settings.ropes if rope.geometry.layer_type in labels)
     return replace(spec, params={**spec.params, **{key: before[key] for key in MSCALE_PAIR if key in before}})
+
+
+def _refuse_varying(rope: ScaledRope) -> None:
+    if varies_with_length(rope.geometry, rope.spec):
+        raise PatchError(
+            f"The checkpoint comes with {rope.spec.method}, whose frequencies follow the length; a relative-position "
+            "method needs frequencies that stay."
+        )
+
+
+def _refuse_remapped(checkpoint: Checkpoint) -> None:
+    carrier = read_carrier(checkpoint.config)
+    if carrier is not None:
+        raise PatchError(
+            f"{checkpoint.name} carries {carrier.method}, and no ropecli.yaml says what its config.json was before. "
+            "Patch the checkpoint that it was made from."
+        )
 
 
 def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:

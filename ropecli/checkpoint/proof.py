@@ -1,10 +1,17 @@
 """Proof that a written patch took effect: stock transformers builds the model from the written config, without
 weights, and every rotary table is compared with our own float64 mathematics."""
 
+import copy
+import json
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
+from ropecli.checkpoint.carrier import read_carrier, without_carrier, write_carrier
+from ropecli.checkpoint.files import CONFIG
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
 from ropecli.rope import ScaledRope
@@ -62,6 +69,28 @@ def prove(folder: Path, ropes: dict[str | None, ScaledRope]) -> int:
             expected = scale(rope.geometry, rope.spec, length)
             _compare(f"{table.name} at length {length}", *table.at_length(length), expected)
     return len(tables)
+
+
+def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` with what its relative-position method must know of the model: which dimensions of a head turn.
+
+    It is found on a small model of the architecture with random weights, and proved there. A config that carries no
+    such method is given back as it is. Raises PatchError where the architecture does not allow the method.
+    """
+    carrier = read_carrier(config)
+    if carrier is None:
+        return config
+    from ropecli.checkpoint.remapped import find_twins_layout, prove_remapping
+
+    config = copy.deepcopy(config)
+    with TemporaryDirectory() as name:
+        written = Path(name) / CONFIG
+        written.write_text(json.dumps(without_carrier(config)), encoding="utf-8")
+        carrier = replace(carrier, **find_twins_layout(Path(name))._asdict())
+        write_carrier(config, carrier)
+        written.write_text(json.dumps(config), encoding="utf-8")
+        prove_remapping(Path(name), carrier)
+    return config
 
 
 def _compare(name: str, inv_freq: np.ndarray, attention_factor: float, rope: ScaledRope) -> None:

@@ -26,6 +26,7 @@ def of_scaling(
     section = section_of(config)
     return [
         *_of_factor(rope, spec, target),
+        *_of_remapping(rope, target),
         *_of_frequencies(rope, spec),
         *_of_softmax_scale(settings, spec),
         *_of_shipped_parameters(settings, spec, scaled),
@@ -36,6 +37,11 @@ def of_scaling(
 def of_writing(spec: ScalingSpec, rope: ScaledRope, window: int) -> list[str]:
     """What holds for a written patch alone. window: max_position_embeddings to write, tokens."""
     warnings = []
+    if rope.remapping is not None:
+        warnings.append(
+            f"{spec.method} is attention of ropecli's: transformers runs it after `import ropecli`, and refuses to "
+            "load it otherwise; vLLM, SGLang and llama.cpp do not have it."
+        )
     if get_method(spec.method).rope_type == "dynamic":
         warnings.append(
             f"max_position_embeddings stays at {window}: stock readers take it for dynamic NTK's pretraining window."
@@ -57,12 +63,21 @@ def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
     ]
 
 
+def _of_remapping(rope: ScaledRope, target: int) -> list[str]:
+    if rope.remapping is None or target > rope.remapping.pretrained:
+        return []
+    return [
+        f"the checkpoint reads {rope.remapping.pretrained} tokens as it came; a target of {target} extends nothing. "
+        f"Give a --factor above {rope.remapping.pretrained / rope.geometry.original_max_position_embeddings:g}."
+    ]
+
+
 def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
     warnings = []
     geometry = rope.geometry
     if spec.method == "none" and spec.factor > 1:
         warnings.append("none scales nothing: positions beyond the pretraining window stay unseen by the model.")
-    elif spec.factor > 1 and np.array_equal(rope.inv_freq, geometry.inv_freq()):
+    elif spec.factor > 1 and rope.remapping is None and np.array_equal(rope.inv_freq, geometry.inv_freq()):
         warnings.append(f"{spec.method} with these parameters leaves every frequency as it was.")
     if rope.rope_theta < geometry.rope_theta:
         warnings.append(

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 
 from ropecli.atomic import new_folder
 from ropecli.checkpoint.plan import PatchPlan
-from ropecli.checkpoint.proof import prove
+from ropecli.checkpoint.proof import prove, settle_layout
 from ropecli.checkpoint.provenance import (
     PROVENANCE,
     diff,
@@ -43,6 +44,7 @@ def patch_to(
     if plan.unwritable:
         raise PatchError(plan.unwritable)
     plan.source.weight_files()
+    plan = with_layout(plan)
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
         tokenizer_config, lengths = _raise_tokenizer(plan)
@@ -50,6 +52,12 @@ def patch_to(
         proved = prove(folder, plan.ropes) if verify else 0
         place_files(plan.source, folder, tokenizer_config, link=link, say=say)
     return proved
+
+
+def with_layout(plan: PatchPlan) -> PatchPlan:
+    """The plan with what a relative-position method has to find out about the model, see proof.settle_layout."""
+    config = settle_layout(plan.config)
+    return replace(plan, config=config, changes=tuple(diff(plan.source.config, config)))
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

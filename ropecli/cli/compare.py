@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ropecli.cli import evaluation, options
+from ropecli.cli import evaluation, options, scaling
 
 _AS_IS = "as-is"
 
@@ -69,6 +69,8 @@ def command(
     opened = [open_checkpoint(name, weights=True, revision=revision) for name in dict.fromkeys(checkpoints)]
     specs = _specs(methods, parse_numbers(factors, "--factors", float), settings)
     plans = [plan_comparison(one, specs) for one in opened]
+    for plan in (plan for own in plans for plan in own):
+        scaling.refuse_attention(plan, attn)
     for warning in dict.fromkeys(text for one, own in zip(opened, plans, strict=True) for text in _warnings(one, own)):
         warn(warning)
     workers = join_workers(device)
@@ -105,8 +107,6 @@ def command(
 
 def _warnings(checkpoint, plans) -> list[str]:
     """What the plans leave open, and what they take out."""
-    from ropecli.cli import scaling
-
     shipped = scaling.planned(checkpoint).spec
     own = [text for plan in plans if plan for text in plan.settings_warnings]
     if shipped.method != "none" and None not in plans:
@@ -130,8 +130,6 @@ def _compare(checkpoint, plans, run, progress, part: str) -> list:
 
 
 def _report(checkpoint, plan, run, model, rows):
-    from ropecli.cli import scaling
-
     if plan:
         spec, rope = plan.spec, plan.ropes[plan.scaled[0]]
     else:
@@ -141,8 +139,6 @@ def _report(checkpoint, plan, run, model, rows):
 
 def _request(opened, plans, runs) -> dict[str, Any]:
     """What must be the same for a run to be gone on with."""
-    from ropecli.cli import scaling
-
     return {
         "checkpoints": [one.digest() for one in opened],
         "scalings": [[scaling.fingerprint(plan) for plan in own] for own in plans],

@@ -59,6 +59,7 @@ def command(
     subject = scaling.planned(
         open_checkpoint(checkpoint, weights=True, revision=revision), method, factor, params, original_length
     )
+    scaling.refuse_attention(subject.plan, attn)
     base = scaling.planned(open_checkpoint(baseline, weights=True)) if baseline else None
     for warning in [*subject.warnings, *(f"the baseline: {text}" for text in (base.warnings if base else ()))]:
         warn(warning)

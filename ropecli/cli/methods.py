@@ -39,9 +39,14 @@ def command(
 
 
 def written_as(method) -> str:
-    """The rope_type that stock readers find in config.json, or `live only` where it has no words for the method."""
+    """The rope_type that stock readers find in config.json, or `live only` where it has no words for the method.
+
+    `attention`: no rope_type, but an attention of ours that config.json names.
+    """
     if method.rope_type is not None:
         return method.rope_type
+    if method.remaps:
+        return "attention"
     return "live only" if method.depends_on_length else "longrope"
 
 
@@ -103,7 +108,9 @@ def explanation(method):
 
 def _facts(method) -> dict[str, str]:
     written = f"rope_type {written_as(method)!r} in config.json"
-    if written_as(method) == "live only":
+    if method.remaps:
+        written = f"the attention 'ropecli:{method.name}' in config.json, which transformers has after `import ropecli`"
+    elif written_as(method) == "live only":
         written = "nothing: config.json has no words for it; it acts on the model in memory alone"
     elif method.rope_type is None:
         written += ", which holds a factor for each pair: there is no type of its own"

@@ -16,7 +16,7 @@ def command(
             "--method",
             "-m",
             help="One of `ropecli methods`: none, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, longrope, "
-            "p-rope, nope, custom.",
+            "p-rope, nope, custom; rerope, leaky-rerope, self-extend, dual-chunk, lm-infinite, streaming.",
         ),
     ] = None,
     factor: scaling.Factor = None,
@@ -37,7 +37,11 @@ def command(
         bool, typer.Option("--dry-run", help="Print the change of config.json and write nothing.")
     ] = False,
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not prove the patch against the live rotary modules.")
+        bool,
+        typer.Option(
+            "--no-verify",
+            help="Do not prove the patch against the live rotary modules. What changes the attention is proved anyway.",
+        ),
     ] = False,
     revert: Annotated[
         bool, typer.Option("--revert", help="Take all patches back: write the checkpoint as it was before them.")
@@ -49,7 +53,7 @@ def command(
     from ropecli.atomic import refuse_existing
     from ropecli.checkpoint.plan import make_plan
     from ropecli.checkpoint.reading import open_checkpoint
-    from ropecli.checkpoint.writing import patch_to
+    from ropecli.checkpoint.writing import patch_to, with_layout
     from ropecli.cli import reverting
     from ropecli.cli.terminal import print_json, warn
     from ropecli.errors import OutputError, PatchError
@@ -87,7 +91,7 @@ def command(
         raise PatchError(plan.unwritable)
     for warning in plan.warnings:
         warn(warning)
-    proved = 0
+    plan, proved = with_layout(plan), 0
     if output is not None:
         proved = patch_to(plan, output, link=weights == "link", verify=not no_verify, say=warn)
     if as_json:
@@ -145,5 +149,7 @@ def _render(plan, output: Path | None, proved: int) -> None:
     if proved:
         tables = "table agrees" if proved == 1 else "tables agree"
         out.print(f"proved: {proved} live rotary {tables} with the mathematics")
+        if any(rope.remapping for rope in plan.ropes.values()):
+            out.print("proved: on a small model of this architecture, the attention agrees with the model's own")
     else:
         out.print("not proved (--no-verify)")

@@ -69,6 +69,14 @@ def planned(
     return Subject(checkpoint, plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings)
 
 
+def refuse_attention(plan, attn: str) -> None:
+    """Raises MethodError where a method that brings its own attention was asked for with another."""
+    from ropecli.errors import MethodError
+
+    if plan is not None and attn != "auto" and any(rope.remapping for rope in plan.ropes.values()):
+        raise MethodError(f"--attn is {attn!r}, and {plan.spec.method} is an attention of its own. Leave --attn out.")
+
+
 def fingerprint(plan) -> str | None:
     """sha256 of the ropes that a plan gives, to the bit; None for a checkpoint as it is."""
     import hashlib
@@ -78,13 +86,15 @@ def fingerprint(plan) -> str | None:
     sha = hashlib.sha256()
     for label, rope in plan.ropes.items():
         sha.update(repr((label, rope.geometry, rope.spec, rope.attention_factor)).encode())
+        if rope.remapping is not None:
+            sha.update(repr((rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)).encode())
         sha.update(rope.inv_freq.tobytes())
     return sha.hexdigest()
 
 
 def patch_in_memory(model, plan) -> bool:
     """Whether the frequencies then follow the length. plan: None leaves the model as it is."""
-    from ropecli.checkpoint.live import live_patch
+    from ropecli.checkpoint.in_memory import live_patch
     from ropecli.evaluate.comparison import switches
 
     if plan is None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ropecli.checkpoint.live import live_patch, restored, rotary_tables
+from ropecli.checkpoint.in_memory import live_patch, unpatched_after
 from ropecli.checkpoint.plan import PatchPlan, make_plan
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.data.documents import Documents
@@ -45,9 +45,8 @@ def compare_methods(
     part, options: of evaluate_perplexity; each plan is a part of its own.
     """
     results = []
-    tables = rotary_tables(model)
     for index, plan in enumerate(plans):
-        with restored(tables):
+        with unpatched_after(model):
             if plan:
                 live_patch(model, plan.ropes)
             own: dict[str, Any] = {"switching": plan is not None and switches(plan), "part": f"{part}{index}"}

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ropecli.checkpoint.carrier import read_carrier
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.errors import CheckpointError, reason_of
@@ -55,14 +56,19 @@ def load_model(
 
     dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way, because
     the dtype is given at loading and not cast afterwards. attn: the attention implementation; 'auto' is what
-    transformers chooses. options: more for from_pretrained; with a device_map among them, `device` is passed over.
-    Raises CheckpointError, also for weights that do not fill the model: stock transformers would
-    leave the rest random.
+    transformers chooses, or what the checkpoint carries, which nothing replaces. options: more for from_pretrained;
+    with a device_map among them, `device` is passed over. Raises CheckpointError, also for weights that do not fill the
+    model: stock transformers would leave the rest random.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     checkpoint.weight_files()
+    carrier = read_carrier(checkpoint.config)
+    if carrier is not None and attn != "auto":
+        raise CheckpointError(
+            f"{checkpoint.name} attends by {carrier.method}, which {attn} would do away with. Leave the attention out."
+        )
     dtype, device = settle(dtype, device)
     try:
         with quiet_transformers():

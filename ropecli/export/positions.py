@@ -111,6 +111,11 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
         for label, own in written.items()
     }
     _refuse(checkpoint.name, written, parameters)
+    if rope.remapping is not None:
+        raise PatchError(
+            f"{checkpoint.name} attends by {rope.spec.method}, in whose place an engine would run plain attention. "
+            "Read it with transformers, after `import ropecli`."
+        )
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
     return Positions(
         checkpoint=str(demo.FOLDER) if checkpoint.name == demo.NAME else checkpoint.name,

@@ -29,15 +29,24 @@ def leaky_rerope(pretrained: int, target: int, *, window: int | None = None, slo
     """Leaky ReRoPE: ρ = window + (n - m - window) / slope beyond the window, so that far keys keep their order.
 
     window: as in rerope. slope: Su's k; unless given, the one that maps the target's farthest distance to the end of
-    the pretraining window. Raises MethodError for a slope below 1, and where the window leaves no room for it.
+    the pretraining window. Raises MethodError for a slope below 1, for one that leaves distances inside the target
+    above the pretraining window, and where the window leaves no room for any.
     """
     window = check_window("leaky-rerope", "window", window or max(1, pretrained // 2), pretrained)
     room = pretrained - window
-    if slope is None:
-        if room == 0 and target > pretrained:
-            raise MethodError(f"leaky-rerope: window is {window}, the whole pretraining window; give slope, or less.")
-        slope = max(1.0, (target - window) / room) if room else 1.0
+    if room == 0 and target > pretrained:
+        raise MethodError(
+            f"leaky-rerope: window is {window}, the whole pretraining window, which leaves no room for distances that "
+            "grow; give less, or take rerope."
+        )
+    least = max(1.0, (target - window) / room) if room else 1.0
+    slope = least if slope is None else slope
     if slope < 1:
         raise MethodError(f"leaky-rerope: slope is {slope:g}; it must be at least 1.")
+    if slope * room < target - 1 - window:
+        raise MethodError(
+            f"leaky-rerope: slope is {slope:g}; with window {window} it must be at least {least:g} for the distances "
+            f"at {target} tokens to stay in the {pretrained} that the model was trained to read."
+        )
     far = near_and_far(window, lambda n: window + (n - window) / slope, lambda m: m / slope)
     return Remapping(far, {"window": window, "slope": slope})

@@ -158,15 +158,19 @@ def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) 
     return scaled
 
 
-def remap(rope: ScaledRope, spec: ScalingSpec, pretrained: int, target: int) -> ScaledRope:
-    """`rope` with the distances that `spec`, of a relative-position method, gives; its frequencies stay.
+def remapping_of(spec: ScalingSpec, pretrained: int, target: int) -> Remapping:
+    """The distances that `spec`, of a relative-position method, gives.
 
-    pretrained: the window that the model was trained to read with these frequencies, target: the one to read, tokens.
-    Raises MethodError.
+    pretrained: the window that the model was trained to read, target: the one to read, tokens. Raises MethodError.
     """
     method = get_method(spec.method)
     remapping = method.function(pretrained, target, **_checked_parameters(method, spec.params))
-    return replace(rope, spec=spec, remapping=remapping)
+    return replace(remapping, pretrained=pretrained, target=target)
+
+
+def remap(rope: ScaledRope, spec: ScalingSpec, pretrained: int, target: int) -> ScaledRope:
+    """`rope` with the distances that `spec` gives (see remapping_of); its frequencies stay. Raises MethodError."""
+    return replace(rope, spec=spec, remapping=remapping_of(spec, pretrained, target))
 
 
 def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> None:

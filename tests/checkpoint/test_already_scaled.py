@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.checkpoint.live import live_patch
+from ropecli.checkpoint.in_memory import live_patch
 from ropecli.checkpoint.plan import effective_ropes, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to

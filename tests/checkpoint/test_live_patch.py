@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.checkpoint.live import live_patch, restored, rotary_tables
+from ropecli.checkpoint.in_memory import live_patch
+from ropecli.checkpoint.live import restored, rotary_tables
 from ropecli.checkpoint.plan import make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to

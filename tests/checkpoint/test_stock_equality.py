@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.checkpoint.live import live_patch
+from ropecli.checkpoint.in_memory import live_patch
 from ropecli.checkpoint.plan import PatchPlan, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to

@@ -209,7 +209,7 @@ def test_frequencies_that_follow_the_length_want_one_pass(llama, patched, loaded
 
 
 def test_a_method_in_memory_that_follows_the_length_wants_one_pass(llama, loaded, uneven):
-    from ropecli.checkpoint.live import live_patch
+    from ropecli.checkpoint.in_memory import live_patch
     from ropecli.checkpoint.plan import make_plan
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.rope import ScalingSpec

@@ -144,7 +144,7 @@ def test_the_demo_finds_a_key_inside_its_window_and_patched_beyond_it(loaded):
     """128 and 512 tokens; window 256. Measured with 80 prompts each: 100%, 29%, and 100%, 99% with YaRN."""
     from transformers import AutoTokenizer
 
-    from ropecli.checkpoint.live import live_patch
+    from ropecli.checkpoint.in_memory import live_patch
     from ropecli.checkpoint.plan import make_plan
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.data.sources import read_texts

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropecli.checkpoint.live import live_patch
+from ropecli.checkpoint.in_memory import live_patch
 from ropecli.checkpoint.plan import make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.evaluate.retrieval import reading

@@ -1,0 +1,312 @@
+"""Which dimensions of a head turn, and in which pairs, as an attention function of transformers' interface gets them;
+and the proof that turning q and k further there is the same as turning them by other positions in the first place.
+
+Two passes over the same tokens, the second with every frequency doubled: it must give q and k turned once more by their
+own positions. The attention's outputs of the first pass are given again in the second, so that every layer sees the same
+hidden states, and whatever else still goes by the positions shows in the model's output.
+Source of the rotation: Su et al. 2021 (arXiv:2104.09864), section 3.2.2.
+"""
+
+import contextlib
+import math
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ropecli.checkpoint.live import RotaryTable, restored, rotary_tables
+from ropecli.checkpoint.quiet import quiet_transformers
+from ropecli.errors import PatchError, reason_of
+from ropecli.remapping.attention.turning import Rotation
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NAME = "ropecli:layout"
+_TOKENS = 40
+# of a head's norm: what rounding leaves, of cos and sin in the states' own precision
+_ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+# what models hand to an attention function that does not change the attention, or that the methods compute too
+_UNDERSTOOD = {
+    *("sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
+    *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_cache", "deterministic"),
+}
+
+
+class Layout(NamedTuple):
+    """rotary_start: the first dimension of a head that turns. neighbours: pair i is dimensions (2i, 2i + 1) of what
+    turns, in place of (i, i + pairs)."""
+
+    rotary_start: int
+    neighbours: bool
+
+
+class _Call(NamedTuple):
+    """What one layer gave its attention function; query, key and value: shape (batch, heads, tokens, width)."""
+
+    module: Any
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    slides: bool
+
+
+class _Pass(NamedTuple):
+    calls: list[_Call]
+    output: Tensor
+
+
+def find_layout(model: "PreTrainedModel") -> Layout:
+    """How q and k turn in every layer that sees the whole context, proved on this model's own weights.
+
+    The model is afterwards what it was. Raises PatchError with the reason where turning q and k in the attention
+    function is not exact, and where some of the model's positions do not come by there.
+    """
+    tables = rotary_tables(model)
+    probe = _Probe()
+    with torch.no_grad(), quiet_transformers(), _in_evaluation(model), _attending_by(model, probe), restored(tables):
+        first = _run(model, probe)
+        _check_calls(first.calls)
+        _double(tables)
+        second = _run(model, probe.replaying())
+    _check_same(first, second)
+    return _layout(first.calls, second.calls, _frequencies(tables))
+
+
+def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
+    """Which of the rope labels (layer types; {None} where all layers share one) this attention module turns by.
+
+    Raises PatchError where its layer type is none of them.
+    """
+    if set(labels) == {None}:
+        return None
+    types = getattr(module.config, "layer_types", None) or []
+    index = getattr(module, "layer_idx", None)
+    own = getattr(module, "layer_type", None)
+    for label in (own, types[index] if index is not None and index < len(types) else None):
+        if label in labels:
+            return label
+    raise PatchError(
+        f"Layer {index} ({type(module).__name__}) does not say by which of the rotary tables it turns: its type is "
+        f"{own!r}, the tables are {sorted(map(str, labels))}. A method of other distances cannot be used here."
+    )
+
+
+class _Probe:
+    """An attention function that keeps what it gets, and a mask function whose mask it must get."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        self._given: list[Tensor] = []  # outputs, by call
+        self._replays = False
+        self._plain: list[bool] = []  # of each mask, whether it is causal and no more
+
+    def replaying(self) -> "_Probe":
+        self._replays, self.calls, self._plain = True, [], []
+        return self
+
+    def mask(self, *, batch_size: int, mask_function: Any = None, **others: Any) -> Tensor:
+        """The mask function. Its masks carry no mask but a number, by which they are known where they arrive."""
+        from transformers.masking_utils import causal_mask_function
+
+        number = len(self._plain)
+        self._plain.append(mask_function is causal_mask_function)
+        return torch.full((batch_size, 1, 1, 3), number)
+
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """The attention function: plain causal attention, or what it was at the same call of the first pass."""
+        slides = others.get("sliding_window") is not None
+        if not self._replays:
+            self._check(module, query, key, attention_mask, slides, others)
+            self._given.append(_attend(query, key, value, scaling))
+        elif len(self.calls) >= len(self._given):
+            raise PatchError("The attention is called more often when the positions are others.")
+        output = self._given[len(self.calls)]
+        self.calls.append(_Call(module, query.clone(), key.clone(), value.clone(), slides))
+        return output, None
+
+    def _check(self, module: Any, query: Tensor, key: Tensor, mask: Any, slides: bool, others: dict[str, Any]) -> None:
+        name = type(module).__name__
+        unknown = sorted(key for key, value in others.items() if value is not None and key not in _UNDERSTOOD)
+        if unknown:
+            raise PatchError(f"{name} wants of its attention what no other function than its own gives: {unknown}.")
+        if others.get("is_causal") is False or not getattr(module, "is_causal", True):
+            raise PatchError(f"{name} attends in both directions; distances are remapped in causal attention alone.")
+        if query.shape[2] != key.shape[2]:
+            raise PatchError(f"{name} has {key.shape[2]} keys for {query.shape[2]} queries: not causal self-attention.")
+        if mask is None:
+            raise PatchError(f"{name} gives its attention function no mask: padding would be attended to.")
+        if mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, 3) or mask.unique().numel() != 1:
+            raise PatchError(f"{name} changes the mask on its way to the attention, as sparse attention does.")
+        if not (slides or self._plain[mask.flatten()[0]]):
+            raise PatchError(f"{name} does not see the whole context, by its mask, and names no sliding_window.")
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """Causal attention; the output's shape is (batch, tokens, heads, width), as transformers wants it."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    return output.transpose(1, 2).contiguous()
+
+
+@contextlib.contextmanager
+def _attending_by(model: "PreTrainedModel", probe: _Probe) -> Iterator[None]:
+    """The model's attention is the probe's; at the end what it was."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    before = _implementations(model.config)
+    AttentionInterface.register(_NAME, probe)
+    AttentionMaskInterface.register(_NAME, probe.mask)
+    try:
+        model.set_attn_implementation(_NAME)
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        # the interface registers for all models, and takes away for one; this is where it registers
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            interface._global_mapping.pop(_NAME)
+
+
+def _implementations(config: Any) -> Any:
+    """The attention of a config and of its parts, as set_attn_implementation takes them."""
+    own = config._attn_implementation
+    parts = {key: part for key in config.sub_configs if (part := getattr(config, key, None)) is not None}
+    return {"": own, **{key: _implementations(part) for key, part in parts.items()}} if parts else own
+
+
+@contextlib.contextmanager
+def _in_evaluation(model: torch.nn.Module) -> Iterator[None]:
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was in training:
+            module.training = was
+
+
+def _run(model: "PreTrainedModel", probe: _Probe) -> _Pass:
+    embeddings: Any = model.get_input_embeddings()
+    ids = torch.arange(_TOKENS, device=embeddings.weight.device)[None] % embeddings.weight.shape[0]
+    try:
+        output = model(input_ids=ids, use_cache=False).logits
+    except PatchError:
+        raise
+    except Exception as error:  # models raise what they like
+        raise PatchError(
+            f"{type(model).__name__} does not run with another attention function: {reason_of(error)}"
+        ) from error
+    return _Pass(probe.calls, output)
+
+
+def _double(tables: list[RotaryTable]) -> None:
+    for table in tables:
+        doubled = 2 * table.inv_freq
+        geometry = RopeGeometry(2 * doubled.size, 2 * doubled.size, math.nan, _TOKENS)
+        table.set(ScaledRope(geometry, ScalingSpec("custom"), doubled, table.attention_factor))
+
+
+def _frequencies(tables: list[RotaryTable]) -> dict[str | None, np.ndarray]:
+    """By rope label. Raises PatchError where two tables of one label turn differently."""
+    known: dict[str | None, np.ndarray] = {}
+    for table in tables:
+        if not np.array_equal(known.setdefault(table.layer_type, table.inv_freq), table.inv_freq):
+            raise PatchError(f"{table.name} turns by other frequencies than another table of the same layers.")
+    return known
+
+
+def _check_calls(calls: list[_Call]) -> None:
+    if not calls:
+        raise PatchError(
+            "The model attends by code of its own and calls no attention function of transformers' interface "
+            "(falcon is such a model); a method of other distances would change nothing."
+        )
+    if all(call.slides for call in calls):
+        raise PatchError(
+            "Every layer looks back sliding_window tokens and no further; other distances have no meaning there."
+        )
+
+
+def _check_same(first: _Pass, second: _Pass) -> None:
+    """What does not come by the attention function must not know the positions."""
+    for before, after in zip(first.calls, second.calls, strict=True):
+        if _difference(before.value, after.value) > _allowed(before.value):
+            raise PatchError(f"{_name(before)}: the values go by the positions too, not the queries and keys alone.")
+    if _difference(first.output[None], second.output[None]) > _allowed(first.output):
+        raise PatchError(
+            "Some of the model's layers turn by the rotary tables and do not come by the attention function."
+        )
+
+
+def _layout(first: list[_Call], second: list[_Call], frequencies: dict[str | None, np.ndarray]) -> Layout:
+    """The one layout by which all layers turn that see the whole context."""
+    pairs = [pair for pair in zip(first, second, strict=True) if not pair[0].slides]
+    still = [before for before, after in pairs if _stands_still(before, after)]
+    if still:
+        raise PatchError(
+            f"{len(still)} of the {len(pairs)} layers that see the whole context do not turn by the rotary tables "
+            f"({_name(still[0])} is the first): they have no positions, or others. Remapped distances would reach "
+            "the other layers alone."
+        )
+    found = [_fitting(before, after, frequencies) for before, after in pairs]
+    for (before, _), layouts in zip(pairs, found, strict=True):
+        if not layouts:
+            raise PatchError(
+                f"{_name(before)} changes queries or keys after the rotation, as a norm does, or turns them by a rule of "
+                "its own: turning them further in the attention is not the same as other positions."
+            )
+    common = [layout for layout in found[0] if all(layout in others for others in found)]
+    if not common:
+        raise PatchError(f"The layers' heads do not turn alike: {sorted(set(map(tuple, sum(found, []))))}.")
+    return common[0]
+
+
+def _fitting(before: _Call, after: _Call, frequencies: dict[str | None, np.ndarray]) -> list[Layout]:
+    inv_freq = frequencies[layer_label(before.module, frequencies)]
+    by = np.arange(before.query.shape[2], dtype=np.float64)
+    starts = sorted({0, before.query.shape[3] - 2 * inv_freq.size})
+    layouts = [Layout(start, neighbours) for start in starts for neighbours in (False, True)]
+    return [layout for layout in layouts if _turns(before, after, Rotation(inv_freq, *layout), by)]
+
+
+def _turns(before: _Call, after: _Call, rotation: Rotation, by: np.ndarray) -> bool:
+    return all(
+        _difference(rotation.turn(one, by), other) <= _allowed(one)
+        for one, other in ((before.query, after.query), (before.key, after.key))
+    )
+
+
+def _stands_still(before: _Call, after: _Call) -> bool:
+    return all(
+        _difference(one, other) <= _allowed(one)
+        for one, other in ((before.query, after.query), (before.key, after.key))
+    )
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    """The largest over the heads, relative to the head's norm. Shape of both: (batch, heads, tokens, width)."""
+    norm = one.double().norm(dim=(2, 3)).clamp_min(torch.finfo(torch.float32).tiny)
+    return float(((one.double() - other.double()).norm(dim=(2, 3)) / norm).max())
+
+
+def _allowed(states: Tensor) -> float:
+    return _ALLOWED[states.dtype]
+
+
+def _name(call: _Call) -> str:
+    index = getattr(call.module, "layer_idx", None)
+    return type(call.module).__name__ if index is None else f"Layer {index} ({type(call.module).__name__})"

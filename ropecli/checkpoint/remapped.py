@@ -1,0 +1,142 @@
+"""A relative-position method on a live model: put in place and taken away in memory, and proved on the spot.
+
+Proof: short texts, on which every method is plain attention, give the logits that the model gives without it; and
+turning queries and keys further does what turning them further in the model does (layout.py).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ropecli.checkpoint import attention
+from ropecli.checkpoint.carrier import KEY, Carrier
+from ropecli.checkpoint.layout import Layout, find_layout
+from ropecli.checkpoint.quiet import quiet_transformers
+from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
+from ropecli.rope import ScaledRope
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_TOKENS = 48
+_SAME = 1e-4
+_SAME_IN_HALF = 5e-2
+"""Of the largest logit, between two ways of computing them."""
+
+
+def remap_live(model: "PreTrainedModel", carrier: Carrier, ropes: Mapping[str | None, ScaledRope]) -> None:
+    """Makes a model attend as `carrier` says, in memory. ropes: what its tables turn by, by layer type.
+
+    Raises PatchError where its architecture does not allow it.
+    """
+    layout = find_layout(model)
+    before = _logits(model, carrier)
+    inv_freq = {label or "": rope.inv_freq.tolist() for label, rope in ropes.items()}
+    complete = replace(carrier, **layout._asdict(), inv_freq=inv_freq)
+    setattr(model.config.get_text_config(), KEY, complete.as_json())
+    _set_attention(model, carrier.attention)
+    _compare(before, _logits(model, carrier), carrier)
+
+
+def plain_live(model: "PreTrainedModel") -> None:
+    """Takes a relative-position method away from a model; nothing where it has none."""
+    config = model.config.get_text_config()
+    if getattr(config, KEY, None) is not None:
+        delattr(config, KEY)
+        _set_attention(model, "sdpa" if model._supports_sdpa else "eager")
+
+
+def remember_attention(model: "PreTrainedModel") -> Callable[[], None]:
+    """What makes the model attend again as it does now."""
+    config = model.config.get_text_config()
+    name, block = config._attn_implementation, getattr(config, KEY, None)
+
+    def put_back() -> None:
+        config.__dict__.pop(KEY, None)
+        if block is not None:
+            setattr(config, KEY, block)
+        _set_attention(model, name)
+
+    return put_back
+
+
+def _set_attention(model: "PreTrainedModel", name: str) -> None:
+    attention.register()
+    config = model.config.get_text_config()
+    if config._attn_implementation == name:
+        return
+    with quiet_transformers():
+        model.set_attn_implementation(name if config is model.config else {"text_config": name})
+    if config._attn_implementation != name:
+        raise PatchError(f"{type(model).__name__} does not let its attention be set.")
+
+
+def find_twins_layout(folder: Path) -> Layout:
+    """The layout of a checkpoint's heads, found on a small model of its architecture with random weights.
+
+    folder/config.json: of the checkpoint without a relative-position method. Raises PatchError, CheckpointError.
+    """
+    return find_layout(_twin(folder))
+
+
+def prove_remapping(folder: Path, carrier: Carrier) -> None:
+    """Builds a small model of the architecture from folder/config.json as stock transformers does, and proves it.
+
+    Raises ProofError, PatchError, CheckpointError.
+    """
+    model = _twin(folder)
+    if model.config.get_text_config()._attn_implementation != carrier.attention:
+        raise ProofError("Stock transformers does not take the attention that config.json asks for.")
+    remapped = _logits(model, carrier)
+    plain_live(model)
+    _compare(_logits(model, carrier), remapped, carrier)
+
+
+def _twin(folder: Path) -> "PreTrainedModel":
+    from transformers import AutoConfig
+
+    from ropecli.checkpoint.twin import make_twin
+
+    attention.register()
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # config classes raise what they like
+        raise CheckpointError(f"transformers does not read this config: {reason_of(error)}") from error
+    return make_twin(config)
+
+
+@torch.no_grad()
+def _logits(model: "PreTrainedModel", carrier: Carrier) -> torch.Tensor:
+    """Of some tokens, no more than the method leaves at their distances."""
+    rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
+    ids = torch.arange(plain_reach(carrier), device=model.device)[None] * 7 % rows
+    training = model.training
+    model.eval()
+    try:
+        return model(input_ids=ids, use_cache=False).logits
+    finally:
+        model.train(training)
+
+
+def plain_reach(carrier: Carrier, most: int = _TOKENS) -> int:
+    """Tokens up to which the method is plain attention, at most `most`."""
+    at = np.arange(most)
+    distances = carrier.remapping().distances(at, at)
+    plain = at[:, None] - at[None]
+    differs = ((distances != plain) & (plain >= 0)).any(axis=1)
+    return int(differs.argmax()) if differs.any() else most
+
+
+def _compare(expected: torch.Tensor, found: torch.Tensor, carrier: Carrier) -> None:
+    allowed = _SAME if expected.dtype in (torch.float32, torch.float64) else _SAME_IN_HALF
+    error = ((expected - found).abs().max() / expected.abs().max().clamp_min(1e-6)).item()
+    if not error <= allowed:
+        raise PatchError(
+            f"Where {carrier.method} changes nothing, the model's logits differ by {error:.2g} of the largest from "
+            "those without it: its attention does something that is not known here."
+        )

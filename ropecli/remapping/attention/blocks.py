@@ -1,0 +1,92 @@
+"""Attention at remapped distances, a block of queries at a time: extra memory is O(block × keys), never O(n × n).
+
+A block has one softmax over all that its queries see; keys that none of them sees are not computed. The idea is of
+Rabe and Staats 2021 (arXiv:2112.05682). Knows no method, config or model; expects no padding.
+"""
+
+import torch
+from torch import Tensor
+
+from ropecli.remapping.attention.loop import Loop, Sides
+from ropecli.remapping.attention.ranges import count_keys, find_ranges
+from ropecli.remapping.attention.scores import Softmax
+from ropecli.remapping.attention.tables import TurnTable
+from ropecli.remapping.attention.turning import Rotation, computing_dtype
+from ropecli.rope import Positions, Remapping
+
+_SCORES_ON_CPU = 2**21
+"""Scores of a block: so many stay in the cache."""
+
+_SCORES_ELSEWHERE = 2**25
+
+_FEWEST, _MOST = 16, 256
+"""Queries of a block: fewer are slow, however many keys they see; more compute more of what is masked."""
+
+
+class BlockAttention:
+    """Attention as a remapping has it, for heads that arrive turned at their own positions.
+
+    One serves all layers that turn alike, and keeps the angles it has met. rotation: None for a remapping that turns
+    nothing; raises ValueError for any other then.
+    """
+
+    def __init__(self, remapping: Remapping, rotation: Rotation | None) -> None:
+        self.remapping = remapping
+
+        def table(positions: Positions | None) -> TurnTable | None:
+            if positions is None:
+                return None
+            if rotation is None:
+                raise ValueError("This remapping turns heads: it needs to know how the model does.")
+            return TurnTable(positions, rotation)
+
+        self._sides = tuple(Sides(table(branch.query), table(branch.key)) for branch in remapping.branches)
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        first_query: int,
+        first_key: int,
+        scaling: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """query: shape (batch, heads, queries, head_dim); key: (batch, kv heads, keys, head_dim); value: (batch, kv
+        heads, keys, width), all of one device. Query i is at position first_query + i, key j at first_key + j.
+
+        scaling: multiplies the scores. softcap: they become softcap·tanh(score/softcap). sinks: shape (heads,), scores
+        that take part in the softmax and have no value. dropout: of probabilities. Scores and sums are float32, or
+        float64 for such states. Returns shape (batch, heads, queries, width), in value's dtype; zeros for a query that
+        sees no key.
+        """
+        batch, heads, queries, head_dim = query.shape
+        kv_heads, keys, width = value.shape[1:]
+        group = heads // kv_heads
+        ranges = find_ranges(self.remapping, first_query, queries, first_key, keys)
+        counts = count_keys(ranges, queries)
+        if not counts.any():
+            return value.new_zeros(batch, heads, queries, width)
+        query, key, value = query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)
+        if sinks is not None:
+            sinks = sinks.view(kv_heads, group).repeat(batch, 1).to(computing_dtype(query))
+        rows, units = _block_size(group * int(counts.max()), queries, len(query), query.device)
+        loop = Loop(self._sides, ranges, rows, first_query, first_key, scaling, query.device)
+        results = []
+        for at in (slice(first, first + units) for first in range(0, len(query), units)):
+            softmax = Softmax(softcap, None if sinks is None else sinks[at], dropout)
+            results.append(loop.run(query[at], key[at], value[at], softmax))
+        result = torch.cat(results).view(batch, heads, queries, width)
+        if not counts.all():
+            result = result.masked_fill(torch.tensor(counts == 0, device=result.device)[:, None], 0.0)
+        return result
+
+
+def _block_size(scores: int, queries: int, units: int, device: torch.device) -> tuple[int, int]:
+    """Queries and units of a block. scores: of one position in one unit."""
+    most = _SCORES_ON_CPU if device.type == "cpu" else _SCORES_ELSEWHERE
+    rows = min(queries, max(_FEWEST, min(_MOST, most // scores)))
+    return rows, min(units, max(1, most // (scores * rows)))
