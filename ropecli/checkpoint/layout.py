@@ -1,14 +1,13 @@
 """Which dimensions of a head turn, and in which pairs, as an attention function of transformers' interface gets them;
 and the proof that turning q and k further there is the same as turning them by other positions in the first place.
 
-Two passes over the same tokens, the second with every frequency doubled: it must give q and k turned once more by their
-own positions. The attention's outputs of the first pass are given again in the second, so that every layer sees the same
-hidden states, and whatever else still goes by the positions shows in the model's output.
+Two passes over the same tokens, the second at twice the positions: it must give q and k turned once more by their own.
+The attention's outputs of the first pass are given again in the second, so that every layer sees the same hidden
+states, and whatever else goes by the positions shows in the model's output.
 Source of the rotation: Su et al. 2021 (arXiv:2104.09864), section 3.2.2.
 """
 
 import contextlib
-import math
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,13 +19,12 @@ from ropecli.checkpoint.live import RotaryTable, restored, rotary_tables
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.errors import PatchError, reason_of
 from ropecli.remapping.attention.turning import Rotation
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NAME = "ropecli:layout"
-_TOKENS = 40
+_TOKENS = 24
 # of a head's norm: what rounding leaves, of cos and sin in the states' own precision
 _ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 # what models hand to an attention function that does not change the attention, or that the methods compute too
@@ -133,7 +131,7 @@ class _Probe:
             self._check(module, query, key, attention_mask, slides, others)
             self._given.append(_attend(query, key, value, scaling))
         elif len(self.calls) >= len(self._given):
-            raise PatchError("The attention is called more often when the positions are others.")
+            raise PatchError("How often the model attends depends on the positions.")
         output = self._given[len(self.calls)]
         self.calls.append(_Call(module, query.clone(), key.clone(), value.clone(), slides))
         return output, None
@@ -208,16 +206,22 @@ def _run(model: "PreTrainedModel", probe: _Probe) -> _Pass:
         raise
     except Exception as error:  # models raise what they like
         raise PatchError(
-            f"{type(model).__name__} does not run with another attention function: {reason_of(error)}"
+            f"{type(model).__name__} does not run with another attention function, as where sparse attention works on "
+            f"the mask itself: {reason_of(error)}"
         ) from error
     return _Pass(probe.calls, output)
 
 
 def _double(tables: list[RotaryTable]) -> None:
-    for table in tables:
-        doubled = 2 * table.inv_freq
-        geometry = RopeGeometry(2 * doubled.size, 2 * doubled.size, math.nan, _TOKENS)
-        table.set(ScaledRope(geometry, ScalingSpec("custom"), doubled, table.attention_factor))
+    """Every rotary module is given twice the positions: some work out their frequencies anew, whatever the table says."""
+
+    def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if "position_ids" in named:
+            return arguments, {**named, "position_ids": 2 * named["position_ids"]}
+        return (arguments[0], 2 * arguments[1], *arguments[2:]), named
+
+    for module in {id(table.module): table.module for table in tables}.values():
+        module.register_forward_pre_hook(before_pass, with_kwargs=True)
 
 
 def _frequencies(tables: list[RotaryTable]) -> dict[str | None, np.ndarray]:
@@ -232,8 +236,8 @@ def _frequencies(tables: list[RotaryTable]) -> dict[str | None, np.ndarray]:
 def _check_calls(calls: list[_Call]) -> None:
     if not calls:
         raise PatchError(
-            "The model attends by code of its own and calls no attention function of transformers' interface "
-            "(falcon is such a model); a method of other distances would change nothing."
+            "No layer calls an attention function of transformers' interface: the model attends by code of its own, as "
+            "falcon does, or not at all. A method of other distances would change nothing."
         )
     if all(call.slides for call in calls):
         raise PatchError(
@@ -243,6 +247,8 @@ def _check_calls(calls: list[_Call]) -> None:
 
 def _check_same(first: _Pass, second: _Pass) -> None:
     """What does not come by the attention function must not know the positions."""
+    if len(first.calls) != len(second.calls):
+        raise PatchError("How often the model attends depends on the positions.")
     for before, after in zip(first.calls, second.calls, strict=True):
         if _difference(before.value, after.value) > _allowed(before.value):
             raise PatchError(f"{_name(before)}: the values go by the positions too, not the queries and keys alone.")
@@ -266,12 +272,12 @@ def _layout(first: list[_Call], second: list[_Call], frequencies: dict[str | Non
     for (before, _), layouts in zip(pairs, found, strict=True):
         if not layouts:
             raise PatchError(
-                f"{_name(before)} changes queries or keys after the rotation, as a norm does, or turns them by a rule of "
-                "its own: turning them further in the attention is not the same as other positions."
+                f"{_name(before)} changes queries or keys after the rotation, as a norm does, or turns them by a rule "
+                "of its own: turning them further in the attention is not the same as other positions."
             )
     common = [layout for layout in found[0] if all(layout in others for others in found)]
     if not common:
-        raise PatchError(f"The layers' heads do not turn alike: {sorted(set(map(tuple, sum(found, []))))}.")
+        raise PatchError(f"The layers' heads do not turn alike: {list(dict.fromkeys(map(str, found)))}.")
     return common[0]
 
 

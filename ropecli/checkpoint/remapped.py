@@ -7,7 +7,7 @@ turning queries and keys further does what turning them further in the model doe
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from ropecli.checkpoint import attention
 from ropecli.checkpoint.carrier import KEY, Carrier
 from ropecli.checkpoint.layout import Layout, find_layout
 from ropecli.checkpoint.quiet import quiet_transformers
+from ropecli.checkpoint.twin import make_twin
 from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
 from ropecli.rope import ScaledRope
 
@@ -80,34 +81,32 @@ def find_twins_layout(folder: Path) -> Layout:
 
     folder/config.json: of the checkpoint without a relative-position method. Raises PatchError, CheckpointError.
     """
-    return find_layout(_twin(folder))
+    return find_layout(make_twin(_config(folder)))
 
 
 def prove_remapping(folder: Path, carrier: Carrier) -> None:
-    """Builds a small model of the architecture from folder/config.json as stock transformers does, and proves it.
+    """Has stock transformers read folder/config.json, and proves on a small model of the architecture what it asks for.
 
     Raises ProofError, PatchError, CheckpointError.
     """
-    model = _twin(folder)
-    if model.config.get_text_config()._attn_implementation != carrier.attention:
+    config = _config(folder)
+    if config.get_text_config()._attn_implementation != carrier.attention:
         raise ProofError("Stock transformers does not take the attention that config.json asks for.")
-    remapped = _logits(model, carrier)
-    plain_live(model)
-    _compare(_logits(model, carrier), remapped, carrier)
+    model = make_twin(config)
+    before = _logits(model, carrier)
+    _set_attention(model, carrier.attention)
+    _compare(before, _logits(model, carrier), carrier)
 
 
-def _twin(folder: Path) -> "PreTrainedModel":
+def _config(folder: Path) -> Any:
     from transformers import AutoConfig
-
-    from ropecli.checkpoint.twin import make_twin
 
     attention.register()
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # config classes raise what they like
         raise CheckpointError(f"transformers does not read this config: {reason_of(error)}") from error
-    return make_twin(config)
 
 
 @torch.no_grad()

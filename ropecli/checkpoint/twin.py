@@ -5,6 +5,7 @@ the vocabulary, the feed-forward parts, the experts and the number of layers.
 """
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,10 @@ _AT_MOST = {
     # groups of experts, and the layers before the first that has any
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
 }
+# of other parts than the text's, which a model cannot be built without
+_OTHER_LAYERS = dict.fromkeys(("num_hidden_layers", "num_blocks", "encoder_layers", "depth", "num_global_layers"), 2)
+# fields that name layers by their numbers
+_INDICES = ("layer_ids", "layer_indices", "_idxs", "only_layers")
 
 
 def make_twin(config: Any) -> "PreTrainedModel":
@@ -45,74 +50,77 @@ def make_twin(config: Any) -> "PreTrainedModel":
     config = copy.deepcopy(config)
     text = config.get_text_config()
     config = text if type(text) in AutoModelForCausalLM._model_mapping else config
-    for part in (config, text):
-        _shrink(part)
-    with torch.device("meta"):
-        kinds = _kinds(_build(config))
+    _shrink(config)
+    kinds = _kinds(_build(config, "meta"))
     kept = sorted({kind: index for index, kind in reversed(list(enumerate(kinds)))}.values())
-    model = _cut_and_build(config, kept, len(kinds))
-    if _kinds(model) != [kinds[index] for index in kept]:  # some count layers: every fourth, the first ten
-        model = _cut_and_build(config, list(range(kept[-1] + 1)), len(kinds))
+    small = _cut(config, kept, len(kinds))
+    if _kinds(_build(small, "meta")) != [kinds[index] for index in kept]:
+        # some count their layers: every fourth, the first ten
+        small = _cut(config, list(range(kept[-1] + 1)), len(kinds))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        model = _build(small, "cpu")
     _perturb(model)
     _try(model)
     return model
 
 
-def layers_of(model: "PreTrainedModel") -> tuple[nn.Module, str, nn.ModuleList]:
-    """(the module that holds the decoder's layers, under which name, the layers). Raises CheckpointError."""
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, nn.ModuleList) and len(child) == count:
-                return module, name, child
-    raise CheckpointError(f"{type(model).__name__} has no list of {count} layers.")
-
-
 def _shrink(config: Any) -> None:
-    """Everything but the number of layers."""
-    for key, value in list(vars(config).items()):
-        if key.startswith("_"):
-            continue
-        if key in _VOCABULARIES:
-            setattr(config, key, _VOCABULARY)
-        elif key.endswith(("_token_id", "_token_index")):
-            setattr(config, key, _each(value, lambda _: _VOCABULARY - 1))
-        elif "intermediate_size" in key:
-            setattr(config, key, _each(value, lambda size: min(size, _INTERMEDIATE)))
-        elif (most := _AT_MOST.get(key)) is not None:
-            setattr(config, key, _each(value, lambda size, most=most: min(size, most)))
+    """Everything but the number of layers; and that too, of parts that are not the text's."""
+    text = config.get_text_config()
+    for key in config.sub_configs:
+        if (part := getattr(config, key, None)) is not None:
+            _shrink_fields(part, _AT_MOST if part is text else {**_AT_MOST, **_OTHER_LAYERS})
+    _shrink_fields(config, _AT_MOST)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
 
 
-def _each(value: Any, change: Any) -> Any:
+def _shrink_fields(config: Any, most: dict[str, int]) -> None:
+    for key, value in list(vars(config).items()):
+        if key in _VOCABULARIES:
+            setattr(config, key, _VOCABULARY)
+        elif key.endswith(("_token_id", "_token_index")):
+            setattr(config, key, _each(value, lambda _: _VOCABULARY - 1))
+        elif "intermediate_size" in key or key in most:
+            limit = most.get(key, _INTERMEDIATE)
+            setattr(config, key, _each(value, lambda size, limit=limit: min(size, limit)))
+
+
+def _each(value: Any, change: Callable[[int], int]) -> Any:
     """change(value) of a whole number, and of those in a list."""
     if isinstance(value, list | tuple):
         return type(value)(_each(one, change) for one in value)
     return change(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _cut_and_build(config: Any, kept: list[int], layers: int) -> "PreTrainedModel":
-    """The model with the layers `kept` alone, of `layers`."""
+def _cut(config: Any, kept: list[int], layers: int) -> Any:
+    """A copy with the layers `kept` alone, of `layers`; its lists of layers in step. Raises CheckpointError."""
     config = copy.deepcopy(config)
+    if len(kept) == layers:
+        return config
     text = config.get_text_config()
-    for key, value in list(vars(text).items()):
-        if isinstance(value, list | tuple) and len(value) == layers and not key.startswith("_"):
+    fields = {key: value for key, value in vars(text).items() if not key.startswith("_")}
+    counts = [key for key, value in fields.items() if "layer" in key and type(value) is int and value == layers]
+    if not counts:
+        raise CheckpointError(f"No field of {type(text).__name__} says that the model has {layers} layers.")
+    for key, value in fields.items():
+        if key in counts:
+            setattr(text, key, len(kept))
+        elif isinstance(value, list | tuple) and key.endswith(_INDICES):
+            setattr(text, key, type(value)(kept.index(index) for index in value if index in kept))
+        elif isinstance(value, list | tuple) and len(value) == layers:
             setattr(text, key, type(value)(value[index] for index in kept))
-    shared = getattr(text, "num_kv_shared_layers", None)
-    if shared:
+    if shared := fields.get("num_kv_shared_layers"):
         text.num_kv_shared_layers = sum(index >= layers - shared for index in kept)
-    text.num_hidden_layers = len(kept)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        return _build(config)
+    return config
 
 
-def _build(config: Any) -> "PreTrainedModel":
+def _build(config: Any, device: str) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
     try:
-        with quiet_transformers():
+        with quiet_transformers(), torch.device(device):
             return AutoModelForCausalLM.from_config(
                 copy.deepcopy(config), trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
             ).eval()
@@ -127,16 +135,28 @@ def _kinds(model: "PreTrainedModel") -> list[Any]:
             tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters()),
             tuple((name, type(module), _notes(module)) for name, module in layer.named_modules()),
         )
-        for layer in layers_of(model)[2]
+        for layer in _layers_of(model)
     ]
 
 
+def _layers_of(model: "PreTrainedModel") -> nn.ModuleList:
+    """The decoder's layers. Raises CheckpointError."""
+    lists = [module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList)]
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    # where a layer is counted more than once, the longest list of modules is that of the layers
+    found = next((one for one in lists if len(one) == count), None) or max(lists, key=len, default=None)
+    if found is None:
+        raise CheckpointError(f"{type(model).__name__} has no list of layers.")
+    return found
+
+
 def _notes(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """The plain values that a module keeps: a window, a layer type, whether it turns; not which layer it is of."""
+    """The plain values that a module keeps, as its layer type and whether it turns. Of a number, as a window, only that
+    it is there: some are counted up from layer to layer."""
     return tuple(
-        (key, value)
+        (key, type(value) if type(value) in (int, float) else value)
         for key, value in sorted(vars(module).items())
-        if isinstance(value, int | float | str | None) and not key.startswith("_") and "idx" not in key
+        if isinstance(value, int | float | str | None) and not key.startswith("_")
     )
 
 

@@ -15,13 +15,13 @@ from ropecli.scaling.registry import remapping_method
 @remapping_method("dual-chunk", source="An et al. 2024, arXiv:2402.17463, section 3", training="no",
                   other_names=("dual_chunk", "dca", "chunkllama"))  # fmt: skip
 def dual_chunk(pretrained: int, target: int, *, chunk: int | None = None, local_window: int | None = None) -> Remapping:
-    """Dual Chunk Attention: positions start again in every block of c = chunk - local_window tokens; ρ is at most chunk.
+    """Dual Chunk Attention: positions start again in every block of chunk - local_window tokens; ρ stays within chunk.
 
-    Keys are at m mod c. Queries are at n mod c for the keys of their own block, at min(n mod c + c, chunk) for those
-    of the block before, and at chunk for all others: distances up to local_window stay as they are. chunk: tokens;
-    three quarters of the pretraining window unless given. local_window: tokens; an eighth of the pretraining window
-    unless given. The factor sets the window of the model alone. Raises MethodError for a chunk above the pretraining
-    window, not above local_window, or below two of them.
+    With c for the length of a block, keys are at m mod c. Queries are at n mod c for the keys of their own block, at
+    min(n mod c + c, chunk) for those of the block before, and at chunk for all others: distances up to local_window
+    stay as they are. chunk: tokens; three quarters of the pretraining window unless given. local_window: tokens; an
+    eighth of the pretraining window unless given. The factor sets the window of the model alone. Raises MethodError
+    for a chunk above the pretraining window, not above local_window, or below two of them.
     """
     local_window = local_window or max(1, pretrained // 8)
     chunk = check_window("dual-chunk", "chunk", chunk or max(2, 3 * pretrained // 4), pretrained)

@@ -69,7 +69,16 @@ def test_static(method, factor, params, inv_freq, attention_factor):
 
 def test_every_method_is_here():
     elsewhere = {"dynamic", "dynamic-yarn", "llama3"}
-    assert {row[0] for row in STATIC.values()} | elsewhere == set(scaling_methods())
+    of_frequencies = {name for name, method in scaling_methods().items() if not method.remaps}
+    assert {row[0] for row in STATIC.values()} | elsewhere == of_frequencies
+
+
+@pytest.mark.parametrize("method", [name for name, method in scaling_methods().items() if method.remaps])
+def test_a_method_of_other_distances_leaves_the_frequencies(method):
+    ours = scale(replace(GEOMETRY, still_pairs=1), ScalingSpec(method, 4))
+    assert_is(ours, [1, 0.1, 0.01, 0], 1)
+    assert ours.rope_theta == 10_000
+    assert (ours.remapping.pretrained, ours.remapping.target) == (WINDOW, 4 * WINDOW)
 
 
 @pytest.mark.parametrize(("method", "written"), [("ntk", 160_000), ("linear", 10_000), ("p-rope", 10_000)])

@@ -14,6 +14,7 @@ GEOMETRY = RopeGeometry(32, 32, 1e4, 64)
 ONES = [1.0] * 16
 NATIVE = {"default", "linear", "dynamic", "yarn", "llama3", "longrope"}
 WITHOUT_A_TYPE = {"custom", "dynamic-yarn", "nope", "p-rope"}
+REMAPPING = {"dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming"}
 TRAINING = {"no", "a little", "advised", "needed", "needed, at the old window", "by the factors", "by the numbers"}
 
 
@@ -42,13 +43,22 @@ def test_a_source_names_a_year_or_an_arxiv_number(name):
 @pytest.mark.parametrize("name", scaling_methods())
 def test_a_method_has_a_native_type_or_is_known_to_have_none(name):
     rope_type = get_method(name).rope_type
-    assert rope_type is None if name in WITHOUT_A_TYPE else rope_type in NATIVE
+    assert rope_type is None if name in WITHOUT_A_TYPE | REMAPPING else rope_type in NATIVE
+
+
+def test_which_methods_change_the_distances():
+    assert {name for name, method in scaling_methods().items() if method.remaps} == REMAPPING
+
+
+@pytest.mark.parametrize("name", sorted(REMAPPING))
+def test_a_method_of_other_distances_settles_every_parameter(name):
+    assert scale(GEOMETRY, ScalingSpec(name, 4.0)).remapping.params.keys() == get_method(name).parameters.keys()
 
 
 def test_all_the_methods_are_found():
     assert list(scaling_methods()) == [
-        "abf", "custom", "dynamic", "dynamic-yarn", "linear", "llama3", "longrope", "none", "nope", "ntk",
-        "ntk-by-parts", "p-rope", "yarn",
+        "abf", "custom", "dual-chunk", "dynamic", "dynamic-yarn", "leaky-rerope", "linear", "llama3", "lm-infinite",
+        "longrope", "none", "nope", "ntk", "ntk-by-parts", "p-rope", "rerope", "self-extend", "streaming", "yarn",
     ]  # fmt: skip
 
 
@@ -58,7 +68,9 @@ def test_other_names_lead_to_one_method_each_and_hide_none():
     assert not set(others) & set(scaling_methods())
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("pi", "linear"), ("NTK-aware", "ntk"), ("su", "longrope")])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("pi", "linear"), ("NTK-aware", "ntk"), ("su", "longrope"), ("DCA", "dual-chunk")]
+)
 def test_a_name_from_elsewhere_is_refused_with_ours(typed, meant):
     message = refusal(typed)
     assert f"Here it is called {meant!r}." in message

@@ -36,7 +36,7 @@ class TurnTable:
             return self._make(first, stop, place)
         known = self._known.get(place)
         if known is None or len(known.cos) < stop:
-            known = self._known[place] = self._make(0, max(_SMALLEST, 1 << (stop - 1).bit_length()), place)
+            known = self._known[place] = self._make(0, max(_SMALLEST, 1 << int(stop - 1).bit_length()), place)
         return known.rows(first, stop)
 
     def _make(self, first: int, stop: int, place: _Place) -> Turn:

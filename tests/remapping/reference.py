@@ -1,0 +1,79 @@
+"""A model with every attention computed by the formula: in float64, each query and key turned by ρ(n, m) itself.
+
+Nothing of ropecli computes here but the finding of the rotary tables, which are set to zero: queries and keys arrive as
+the projections gave them, and one [queries × keys] matrix per head holds the scores. It reads one document at a time,
+without padding and without a cache.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from naive_distances import distances, plain
+from torch import Tensor
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.masking_utils import AttentionMaskInterface
+
+from ropecli.checkpoint.live import rotary_tables
+
+
+class Reference:
+    """neighbours: pair i of a head is dimensions (2i, 2i + 1), in place of (i, i + pairs); dimension 0 turns."""
+
+    def __init__(self, folder: Path, *, neighbours: bool = False) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+        (table,) = rotary_tables(self.model)
+        self._inv_freq = torch.from_numpy(table.inv_freq)
+        table.module.inv_freq.zero_()
+        self._neighbours = neighbours
+        self._distances = np.zeros((0, 0))
+        name = f"brute-force-{folder.name}"
+        AttentionInterface.register(name, self._attend)
+        AttentionMaskInterface.register(name, lambda **_: None)
+        self.model.set_attn_implementation(name)
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor, method: str | None = None, params: dict | None = None) -> Tensor:
+        """tokens: shape (n,). method: None for plain attention. Returns shape (n, vocabulary), float64."""
+        self._distances = distances(method, len(tokens), params or {}) if method else plain(len(tokens))
+        return self.model(input_ids=tokens[None], use_cache=False).logits[0]
+
+    def continued(self, tokens: Tensor, count: int, method: str, params: dict) -> list[int]:
+        """`count` further tokens, each the likeliest after all before it."""
+        new: list[int] = []
+        for _ in range(count):
+            last = self.logits(torch.cat([tokens, torch.tensor(new, dtype=torch.int64)]), method, params)[-1]
+            first, second = last.topk(2).values
+            assert first - second > 1e-4 * last.abs().max(), "too near a tie to tell anything"
+            new.append(int(last.argmax()))
+        return new
+
+    def _attend(self, module, query, key, value, attention_mask, scaling, **others) -> tuple[Tensor, None]:
+        """As transformers calls an attention function."""
+        assert query.dtype == key.dtype == torch.float64
+        rho = self._distances
+        if (window := others.get("sliding_window")) is not None:
+            near = plain(len(rho))
+            rho = np.where(near < window, near, np.nan)
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = self._scores(query, key, torch.from_numpy(np.nan_to_num(rho))) * scaling
+        if (cap := others.get("softcap")) is not None:
+            scores = cap * torch.tanh(scores / cap)
+        scores = scores.masked_fill(torch.from_numpy(np.isnan(rho)), -torch.inf)
+        return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+    def _scores(self, query: Tensor, key: Tensor, rho: Tensor) -> Tensor:
+        """q·R(-ρ)k for every pair of tokens: of two pairs (a, b) and (c, d), (ac + bd) cos ρθ + (ad - bc) sin ρθ."""
+        width = 2 * len(self._inv_freq)
+        (a, b), (c, d) = self._pairs(query[..., :width]), self._pairs(key[..., :width])
+        angles = rho[..., None] * self._inv_freq
+        along = torch.einsum("bhni,bhmi->bhnmi", a, c) + torch.einsum("bhni,bhmi->bhnmi", b, d)
+        across = torch.einsum("bhni,bhmi->bhnmi", a, d) - torch.einsum("bhni,bhmi->bhnmi", b, c)
+        still = query[..., width:] @ key[..., width:].transpose(-1, -2)
+        return (along * angles.cos() + across * angles.sin()).sum(-1) + still
+
+    def _pairs(self, turning: Tensor) -> tuple[Tensor, Tensor]:
+        if self._neighbours:
+            return turning[..., 0::2], turning[..., 1::2]
+        return turning.chunk(2, -1)

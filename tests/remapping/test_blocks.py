@@ -1,0 +1,275 @@
+"""Blockwise attention against the whole matrix of scores, in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from ropecli.remapping.attention import blocks
+from ropecli.remapping.attention.blocks import BlockAttention
+from ropecli.remapping.attention.turning import Rotation
+from ropecli.rope import Branch, Remapping
+
+TOKENS = 45
+HALVES = Rotation(10_000.0 ** -(np.arange(3) / 3))
+ROTATIONS = {
+    "halves": HALVES,
+    "neighbours": Rotation(HALVES.inv_freq, 0, True),
+    "partial, late": Rotation(HALVES.inv_freq, 2),
+}
+
+
+def _near(window: int) -> Branch:
+    return Branch(lambda n: np.maximum(n - window + 1, 0), lambda n: n + 1)
+
+
+def _far(window: int, query, key) -> Branch:
+    return Branch(np.zeros_like, lambda n: np.maximum(n - window + 1, 0), query, key)
+
+
+def _chunks(size: int) -> tuple[Branch, ...]:
+    """Its own chunk, the one before and all others, each at other distances."""
+    own = Branch(lambda n: n // size * size, lambda n: n + 1)
+    last = Branch(lambda n: np.maximum(n // size - 1, 0) * size, lambda n: n // size * size, lambda n: n % size + size)
+    others = Branch(np.zeros_like, lambda n: np.maximum(n // size - 1, 0) * size, lambda n: 0 * n + 2 * size)
+    return own, last, others
+
+
+REMAPPINGS = {
+    "plain": Remapping((_near(10**6),)),
+    "window": Remapping((_near(7),)),
+    "far at one distance": Remapping((_near(6), _far(6, lambda n: np.full_like(n, 6), np.zeros_like))),
+    "far in fractions": Remapping((_near(9), _far(9, lambda n: 9 + (n - 9) / 3, lambda m: m / 3))),
+    "far in groups": Remapping((_near(8), _far(8, lambda n: n // 4 + 6, lambda m: m // 4))),
+    "first and last": Remapping(
+        (_near(5), Branch(np.zeros_like, lambda n: np.clip(n - 4, 0, 3), lambda n: np.full_like(n, 5), np.zeros_like))
+    ),
+    "chunks": Remapping(_chunks(11)),
+    "keys turned alone": Remapping((_near(5), _far(5, None, lambda m: m + 2))),
+    "blind at first": Remapping((Branch(lambda n: 0 * n, lambda n: np.maximum(n - 12, 0)),)),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """So that even these sizes come in many blocks, of few heads each."""
+    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 400)
+    monkeypatch.setattr(blocks, "_FEWEST", 3)
+
+
+def brute_force(remapping, rotation, query, key, value, first_query, first_key, scaling, softcap=None, sinks=None):
+    """Of heads that are not turned: a query turned by ρ(n, m)·θ, times the key, for every n and m on its own."""
+    group = query.shape[1] // key.shape[1]
+    query, key, value = query.double(), *(one.double().repeat_interleave(group, 1) for one in (key, value))
+    queries, keys = first_query + np.arange(query.shape[2]), first_key + np.arange(key.shape[2])
+    distances = torch.from_numpy(remapping.distances(queries, keys))
+    scores = torch.zeros(*query.shape[:3], key.shape[2], dtype=torch.float64)
+    pairs, turning = len(rotation.inv_freq), set()
+    for pair, frequency in enumerate(rotation.inv_freq):
+        one, two = (2 * pair, 2 * pair + 1) if rotation.neighbours else (pair, pair + pairs)
+        one, two = one + rotation.start, two + rotation.start
+        turning |= {one, two}
+        cos, sin = torch.cos(distances * frequency), torch.sin(distances * frequency)
+        q1, q2, k1, k2 = query[..., one, None], query[..., two, None], key[..., None, :, one], key[..., None, :, two]
+        scores = scores + (q1 * k1 + q2 * k2) * cos.nan_to_num() + (q1 * k2 - q2 * k1) * sin.nan_to_num()
+    still = [dimension for dimension in range(query.shape[-1]) if dimension not in turning]
+    scores = (scores + query[..., still] @ key[..., still].transpose(-1, -2)) * scaling
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = torch.exp(scores) * ~distances.isnan()
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sinks.double())[:, None, None]
+    return (weights / total.where(total > 0, 1.0)) @ value
+
+
+def make_heads(dtype=torch.float64, batch=2, heads=4, kv_heads=2, head_dim=9, width=5, seed=0):
+    made = torch.Generator().manual_seed(seed)
+    shapes = (heads, head_dim), (kv_heads, head_dim), (kv_heads, width)
+    return [
+        torch.randn(batch, one, TOKENS, size, generator=made, dtype=torch.float64).to(dtype) for one, size in shapes
+    ]
+
+
+def turn(rotation, states, first=0):
+    return rotation.turn(states, first + np.arange(states.shape[2]))
+
+
+def attend(kernel, rotation, query, key, value, first_query=0, first_key=0, **options):
+    options = {"first_query": first_query, "first_key": first_key, "scaling": 0.4, **options}
+    return kernel(turn(rotation, query, first_query), turn(rotation, key, first_key), value, **options)
+
+
+@pytest.mark.parametrize("remapping", REMAPPINGS.values(), ids=REMAPPINGS)
+@pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
+def test_equals_brute_force(remapping, rotation):
+    heads = make_heads()
+    expected = brute_force(remapping, rotation, *heads, 0, 0, 0.4)
+    result = attend(BlockAttention(remapping, rotation), rotation, *heads)
+    torch.testing.assert_close(result, expected, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_equals_brute_force_at_random_sizes(seed, monkeypatch):
+    draw = np.random.default_rng(seed)
+    window, slope, limit = (int(draw.integers(1, 30)) for _ in range(3))
+    first, stop = sorted(draw.integers(0, TOKENS + 1, 2))
+    remapping = draw.choice(
+        np.array(
+            [
+                Remapping((_near(window), _far(window, lambda n: window + (n - window) / slope, lambda m: m / slope))),
+                Remapping((_near(window), _far(window + limit, lambda n: n // slope + 7, lambda m: m // slope))),
+                Remapping(_chunks(window)),
+            ]
+        )
+    )
+    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", int(draw.integers(1, 5000)))
+    monkeypatch.setattr(blocks, "_FEWEST", int(draw.integers(1, 20)))
+    kv_heads, group = (int(draw.integers(1, 4)) for _ in range(2))
+    query, key, value = make_heads(seed=seed, heads=kv_heads * group, kv_heads=kv_heads, batch=int(draw.integers(1, 3)))
+    query, key, value = query[:, :, first : stop + 1], key[:, :, limit : stop + 1], value[:, :, limit : stop + 1]
+    expected = brute_force(remapping, HALVES, query, key, value, first, limit, 0.4)
+    kernel = BlockAttention(remapping, HALVES)
+    result = attend(kernel, HALVES, query, key, value, first, limit)
+    torch.testing.assert_close(result, expected, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("remapping", REMAPPINGS.values(), ids=REMAPPINGS)
+@pytest.mark.parametrize("step", [1, 7])
+def test_chunks_with_a_cache_equal_one_pass(remapping, step):
+    query, key, value = make_heads()
+    kernel = BlockAttention(remapping, HALVES)
+    whole = attend(kernel, HALVES, query, key, value)
+    pieces = [
+        attend(kernel, HALVES, query[:, :, n : n + step], key[:, :, : n + step], value[:, :, : n + step], n)
+        for n in range(0, TOKENS, step)
+    ]
+    torch.testing.assert_close(torch.cat(pieces, 2), whole, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 2e-6), (torch.bfloat16, 0.02), (torch.float16, 0.002)])
+def test_other_dtypes(dtype, error):
+    remapping = REMAPPINGS["far at one distance"]
+    turned = [turn(HALVES, one.double()).to(dtype) for one in make_heads()[:2]]
+    value = make_heads()[2].to(dtype)
+    back = [HALVES.turn(one.double(), -np.arange(float(TOKENS))) for one in turned]
+    result = BlockAttention(remapping, HALVES)(*turned, value, first_query=0, first_key=0, scaling=0.4)
+    assert result.dtype == dtype
+    expected = brute_force(remapping, HALVES, *back, value, 0, 0, 0.4)
+    torch.testing.assert_close(result.double(), expected, atol=error, rtol=0)
+
+
+@pytest.mark.parametrize("remapping", ["far in groups", "blind at first"])
+def test_softcap_and_sinks(remapping):
+    heads, options = make_heads(), {"softcap": 1.5, "sinks": torch.tensor([-1.0, 0.5, 2.0, 0.0], dtype=torch.float64)}
+    expected = brute_force(REMAPPINGS[remapping], HALVES, *heads, 0, 0, 0.4, **options)
+    result = attend(BlockAttention(REMAPPINGS[remapping], HALVES), HALVES, *heads, **options)
+    torch.testing.assert_close(result, expected, atol=1e-11, rtol=0)
+
+
+def test_a_query_that_sees_nothing_gives_zeros():
+    query, key, value = (one.requires_grad_() for one in make_heads())
+    result = attend(BlockAttention(REMAPPINGS["blind at first"], HALVES), HALVES, query, key, value)
+    assert not result[:, :, :13].any()
+    result.sum().backward()
+    assert query.grad.isfinite().all()
+    assert not query.grad[:, :, :13].any()
+    nothing = attend(BlockAttention(REMAPPINGS["window"], HALVES), HALVES, query, key, value, first_query=500)
+    assert not nothing.any()
+
+
+@pytest.mark.parametrize("remapping", REMAPPINGS.values(), ids=REMAPPINGS)
+def test_gradients_equal_those_of_brute_force(remapping):
+    heads = [one.requires_grad_() for one in (*make_heads(), torch.tensor([0.1, -1.0, 1.0, 0.0], dtype=torch.float64))]
+    expected = brute_force(remapping, HALVES, *heads[:3], 0, 0, 0.4, 2.0, heads[3])
+    result = attend(BlockAttention(remapping, HALVES), HALVES, *heads[:3], softcap=2.0, sinks=heads[3])
+    torch.testing.assert_close(result, expected, atol=1e-11, rtol=0)
+    weights = torch.randn_like(result)
+    theirs, ours = (torch.autograd.grad((one * weights).sum(), heads) for one in (expected, result))
+    torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
+
+
+def kept_for_backward(remapping, tokens: int) -> int:
+    """How many numbers autograd keeps of a call, the tables of angles with them; each tensor once."""
+    kept = {}
+    made = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 2, tokens, 8, generator=made, requires_grad=True) for _ in range(3))
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = attend(BlockAttention(remapping, HALVES), HALVES, query, key, value)
+    assert result.requires_grad
+    return sum(kept.values())
+
+
+def test_no_scores_are_kept_for_the_backward_pass(monkeypatch):
+    remapping = REMAPPINGS["far at one distance"]
+    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 8192)
+    assert kept_for_backward(remapping, 1024) < 2.2 * kept_for_backward(remapping, 512) < 2 * 512**2 / 2
+
+
+def test_blocks_of_scores_stay_small(monkeypatch):
+    """The largest tensor of a call: n × n matrices would be 16 times as large where there are 4 times the tokens."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for one in result if isinstance(result, tuple | list) else (result,):
+                if isinstance(one, torch.Tensor):
+                    self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
+            return result
+
+    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 2**14)
+    largest = {}
+    for tokens in (512, 2048):
+        heads = [torch.randn(1, 8, tokens, 8) for _ in range(3)]
+        with Largest() as seen, torch.no_grad():
+            attend(BlockAttention(REMAPPINGS["far in groups"], HALVES), HALVES, *heads)
+        largest[tokens] = seen.numbers
+    assert largest[512] < 8 * 512**2 / 10
+    assert largest[2048] <= 4 * largest[512]
+
+
+@pytest.mark.parametrize("recording", [False, True])
+def test_dropout_is_of_probabilities_and_right_on_average(recording, monkeypatch):
+    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 2**16)
+    torch.manual_seed(0)
+    heads = [one.repeat(64, 1, 1, 1).requires_grad_(recording) for one in make_heads(batch=1)]
+    kernel = BlockAttention(REMAPPINGS["far in groups"], HALVES)
+    plain = attend(kernel, HALVES, *heads)
+    runs = torch.stack([attend(kernel, HALVES, *heads, dropout=0.3) for _ in range(8)])
+    assert (runs[0] - plain).abs().max() > 0.1
+    torch.testing.assert_close(runs.mean((0, 1)), plain[0], atol=0.25, rtol=0)
+    if recording:  # what the backward pass computes again must drop the same
+        result = attend(kernel, HALVES, *heads, dropout=0.3)
+        scaled = torch.autograd.grad(result.sum(), heads[2])[0] * heads[2]
+        torch.testing.assert_close(scaled.sum(), result.sum())
+
+
+def test_runs_without_storage_and_in_inference_and_then_in_training():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    kernel = BlockAttention(REMAPPINGS["far in groups"], HALVES)
+    with FakeTensorMode():
+        heads = [torch.empty(2, heads, TOKENS, 8, requires_grad=True) for heads in (4, 2, 2)]
+        result = kernel(*heads, first_query=0, first_key=0, scaling=1.0)
+        assert result.shape == (2, 4, TOKENS, 8)
+        result.sum().backward()
+    heads = make_heads()
+    with torch.inference_mode():
+        inferred = attend(kernel, HALVES, *heads)
+    trained = attend(kernel, HALVES, *(one.requires_grad_() for one in heads))
+    trained.sum().backward()
+    torch.testing.assert_close(inferred, trained.detach(), atol=1e-12, rtol=0)
+
+
+def test_a_remapping_that_turns_needs_a_rotation():
+    BlockAttention(REMAPPINGS["window"], None)
+    with pytest.raises(ValueError, match="how the model"):
+        BlockAttention(REMAPPINGS["far in groups"], None)

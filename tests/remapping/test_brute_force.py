@@ -1,0 +1,156 @@
+"""Every method, on every architecture, is what a brute force in float64 says: however the tokens come to the model."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ropecli.checkpoint.in_memory import live_patch, unpatched_after
+from ropecli.checkpoint.plan import make_plan
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.rope import ScalingSpec
+
+TOKENS = 110
+IDS = torch.from_numpy(np.random.default_rng(3).integers(1, 512, (4, TOKENS)))
+PADDING = (0, 31, 31, 95)
+WITHIN = 1e-4
+"""Of the largest logit."""
+
+METHODS = {
+    "rerope": {"window": 24},
+    "leaky-rerope": {"window": 20, "slope": 7.0},
+    "self-extend": {"window": 15, "group": 6},
+    "lm-infinite": {"window": 30, "global_tokens": 5},
+    "streaming": {"window": 30, "sinks": 3},
+    "dual-chunk": {"chunk": 40, "local_window": 9},
+}
+# the near window is all of the pretraining window
+IDENTITIES = {
+    "rerope": {"window": 64},
+    "leaky-rerope": {"window": 63},
+    "self-extend": {"window": 64},
+    "lm-infinite": {"window": 64},
+    "streaming": {},
+    "dual-chunk": {"chunk": 64},
+}
+
+
+class Case(NamedTuple):
+    """A method on an architecture. model: patched with it. rows: the true logits of every row's own tokens."""
+
+    method: str
+    params: dict[str, Any]
+    subject: Any
+    rows: list[Tensor]
+
+    @property
+    def model(self) -> Any:
+        return self.subject.model
+
+
+def ropes_of(subject: Any, method: str, params: dict[str, Any]) -> dict:
+    return make_plan(open_checkpoint(subject.folder), ScalingSpec(method, 4.0, params)).ropes
+
+
+@pytest.fixture(scope="session", params=METHODS)
+def case(subject, request) -> Iterator[Case]:
+    method, params = request.param, METHODS[request.param]
+    with unpatched_after(subject.model):
+        live_patch(subject.model, ropes_of(subject, method, params))
+        rows = [subject.reference.logits(ids[padding:], method, params) for ids, padding in zip(IDS, PADDING)]
+        yield Case(method, params, subject, rows)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def padded() -> tuple[Tensor, Tensor]:
+    """(ids, mask) of all rows, those that are shorter padded at the left."""
+    mask = (torch.arange(TOKENS) >= torch.tensor(PADDING)[:, None]).long()
+    return IDS * mask, mask
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    return ((found.double() - expected).abs().max() / expected.abs().max()).item()
+
+
+def read_in_pieces(model: Any, ids: Tensor, sizes: list[int], mask: Tensor | None = None) -> Tensor:
+    """The logits of ids, read some at a time with a cache. mask: shape (batch, tokens), of all tokens."""
+    assert sum(sizes) == ids.shape[1]
+    cache, found, done = None, [], 0
+    for size in sizes:
+        seen = {} if mask is None else {"attention_mask": mask[:, : done + size]}
+        output = model(ids[:, done : done + size], past_key_values=cache, use_cache=True, **seen)
+        cache, done = output.past_key_values, done + size
+        found.append(output.logits)
+    return torch.cat(found, 1)
+
+
+def assert_rows(found: Tensor, case: Case) -> None:
+    for row, padding, expected in zip(found, PADDING, case.rows):
+        assert difference(row[padding:], expected) < WITHIN
+
+
+def test_the_brute_force_is_the_plain_model_where_no_distance_is_changed(subject):
+    expected = subject.reference.logits(IDS[0])
+    assert difference(subject.model(IDS[:1], use_cache=False).logits[0], expected) < WITHIN
+    assert difference(subject.reference.logits(IDS[0], "rerope", {"window": TOKENS}), expected) == 0
+
+
+def test_in_one_pass(case):
+    found = case.model(IDS[:1], use_cache=False).logits[0]
+    assert difference(found, case.rows[0]) < WITHIN
+    plain = case.subject.reference.logits(IDS[0])
+    assert difference(found, plain) > 100 * WITHIN, "the method shows"
+
+
+@pytest.mark.parametrize("sizes", [[64, 46], [7, 1, 50, 3, 49]])
+def test_in_chunks_with_a_cache(case, sizes):
+    assert difference(read_in_pieces(case.model, IDS[:1], sizes)[0], case.rows[0]) < WITHIN
+
+
+def test_token_by_token_with_a_cache(case):
+    before = 0 if case.subject.name == "llama" else 90
+    sizes = [before, *[1] * (TOKENS - before)] if before else [1] * TOKENS
+    assert difference(read_in_pieces(case.model, IDS[:1], sizes)[0], case.rows[0]) < WITHIN
+
+
+@pytest.mark.parametrize("with_positions", [True, False])
+def test_in_a_batch_with_left_padding(case, with_positions):
+    """As generate makes the positions: from the mask, so that every row counts from its own first token."""
+    ids, mask = padded()
+    positions = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if with_positions else {}
+    assert_rows(case.model(ids, attention_mask=mask, use_cache=False, **positions).logits, case)
+
+
+def test_in_a_batch_with_left_padding_in_chunks_with_a_cache(case):
+    ids, mask = padded()
+    assert_rows(read_in_pieces(case.model, ids, [20, 60, 1, 29], mask), case)
+
+
+def test_generating(case):
+    count = 4
+    ids, mask = padded()
+    rows = [0, 3]
+    options = {"max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    found = case.model.generate(ids[rows], attention_mask=mask[rows], **options)[:, TOKENS:]
+    for row, new in zip(rows, found, strict=True):
+        reference = case.subject.reference
+        assert new.tolist() == reference.continued(IDS[row, PADDING[row] :], count, case.method, case.params)
+
+
+@pytest.mark.parametrize("method", IDENTITIES)
+def test_identity_parameters_leave_the_model_as_it_is(subject, method):
+    ids = IDS[:1, :64]
+    expected = subject.model(ids, use_cache=False).logits
+    with unpatched_after(subject.model):
+        live_patch(subject.model, ropes_of(subject, method, IDENTITIES[method]))
+        assert "ropecli" in subject.model.config._attn_implementation
+        assert difference(subject.model(ids, use_cache=False).logits, expected) < WITHIN
+        assert difference(read_in_pieces(subject.model, ids, [60, 1, 1, 1, 1]), expected) < WITHIN
