@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _NAME = "ropecli:layout"
 _TOKENS = 24
-# of a head's norm: what rounding leaves, of cos and sin in the states' own precision
-_ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+# of a head's norm. Rounding of cos, sin and states leaves 1e-7, 5e-4 and 4e-3 of it, a wrong layout some 0.5
+_ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 # what models hand to an attention function that does not change the attention, or that the methods compute too
 _UNDERSTOOD = {
     *("sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
@@ -213,7 +213,7 @@ def _run(model: "PreTrainedModel", probe: _Probe) -> _Pass:
 
 
 def _double(tables: list[RotaryTable]) -> None:
-    """Every rotary module is given twice the positions: some work out their frequencies anew, whatever the table says."""
+    """Gives every rotary module twice the positions: some do not turn by their table, but by the same numbers."""
 
     def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if "position_ids" in named:
@@ -264,9 +264,8 @@ def _layout(first: list[_Call], second: list[_Call], frequencies: dict[str | Non
     still = [before for before, after in pairs if _stands_still(before, after)]
     if still:
         raise PatchError(
-            f"{len(still)} of the {len(pairs)} layers that see the whole context do not turn by the rotary tables "
-            f"({_name(still[0])} is the first): they have no positions, or others. Remapped distances would reach "
-            "the other layers alone."
+            f"Of the layers that see the whole context, {len(still)} of {len(pairs)} do not turn by the rotary tables "
+            f"({_name(still[0])} is the first): they have no positions, or others, which cannot be remapped."
         )
     found = [_fitting(before, after, frequencies) for before, after in pairs]
     for (before, _), layouts in zip(pairs, found, strict=True):
@@ -277,23 +276,23 @@ def _layout(first: list[_Call], second: list[_Call], frequencies: dict[str | Non
             )
     common = [layout for layout in found[0] if all(layout in others for others in found)]
     if not common:
-        raise PatchError(f"The layers' heads do not turn alike: {list(dict.fromkeys(map(str, found)))}.")
-    return common[0]
+        raise PatchError(f"The layers' heads do not turn alike: {list(dict.fromkeys(map(str, map(list, found))))}.")
+    return min(common, key=lambda layout: max(others[layout] for others in found))
 
 
-def _fitting(before: _Call, after: _Call, frequencies: dict[str | None, np.ndarray]) -> list[Layout]:
+def _fitting(before: _Call, after: _Call, frequencies: dict[str | None, np.ndarray]) -> dict[Layout, float]:
+    """The layouts by which a layer may turn, and by how much each of them is off."""
     inv_freq = frequencies[layer_label(before.module, frequencies)]
     by = np.arange(before.query.shape[2], dtype=np.float64)
     starts = sorted({0, before.query.shape[3] - 2 * inv_freq.size})
     layouts = [Layout(start, neighbours) for start in starts for neighbours in (False, True)]
-    return [layout for layout in layouts if _turns(before, after, Rotation(inv_freq, *layout), by)]
+    errors = {layout: _error(before, after, Rotation(inv_freq, *layout), by) for layout in layouts}
+    return {layout: error for layout, error in errors.items() if error <= _allowed(before.query)}
 
 
-def _turns(before: _Call, after: _Call, rotation: Rotation, by: np.ndarray) -> bool:
-    return all(
-        _difference(rotation.turn(one, by), other) <= _allowed(one)
-        for one, other in ((before.query, after.query), (before.key, after.key))
-    )
+def _error(before: _Call, after: _Call, rotation: Rotation, by: np.ndarray) -> float:
+    pairs = ((before.query, after.query), (before.key, after.key))
+    return max(_difference(rotation.turn(one, by), other) for one, other in pairs)
 
 
 def _stands_still(before: _Call, after: _Call) -> bool:

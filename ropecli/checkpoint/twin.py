@@ -6,6 +6,7 @@ the vocabulary, the feed-forward parts, the experts and the number of layers.
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
 
 _VOCABULARY = 128
 _TOKENS = 8
-_INTERMEDIATE = 64
+_WIDTH = 64  # of feed-forward parts
+_PARAMETERS = 1_000_000_000  # at most, 4 GB
+_FEW = 4  # layers, which are all kept
 _SEED = 0
 # a norm whose weights are all 1 commutes with a rotation, and so hides itself
 _NOISE = 0.3
 _VOCABULARIES = {"vocab_size", "vocab_size_per_layer_input", "padded_vocab_size"}
+_FEED_FORWARD = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
 _AT_MOST = {
-    **dict.fromkeys(("ffn_dim", "n_inner", "ffn_hidden_size", "ff_hidden_size", "d_ff"), _INTERMEDIATE),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "experts_per_token"), 2),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "zero_expert_num"), 2),
     **dict.fromkeys(("moe_top_k", "moe_topk", "moe_k", "top_k_experts"), 2),
     # groups of experts, and the layers before the first that has any
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
@@ -52,11 +55,15 @@ def make_twin(config: Any) -> "PreTrainedModel":
     config = text if type(text) in AutoModelForCausalLM._model_mapping else config
     _shrink(config)
     kinds = _kinds(_build(config, "meta"))
-    kept = sorted({kind: index for index, kind in reversed(list(enumerate(kinds)))}.values())
+    kept = [index for index, kind in enumerate(kinds) if len(kinds) <= _FEW or kind not in kinds[:index]]
     small = _cut(config, kept, len(kinds))
-    if _kinds(_build(small, "meta")) != [kinds[index] for index in kept]:
+    without_weights = _build(small, "meta")
+    if _kinds(without_weights) != [kinds[index] for index in kept]:
         # some count their layers: every fourth, the first ten
         small = _cut(config, list(range(kept[-1] + 1)), len(kinds))
+        without_weights = _build(small, "meta")
+    if (size := sum(parameter.numel() for parameter in without_weights.parameters())) > _PARAMETERS:
+        raise CheckpointError(f"With one layer of each kind the model would have {size:,} parameters still, too many.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = _build(small, "cpu")
@@ -82,9 +89,11 @@ def _shrink_fields(config: Any, most: dict[str, int]) -> None:
             setattr(config, key, _VOCABULARY)
         elif key.endswith(("_token_id", "_token_index")):
             setattr(config, key, _each(value, lambda _: _VOCABULARY - 1))
-        elif "intermediate_size" in key or key in most:
-            limit = most.get(key, _INTERMEDIATE)
-            setattr(config, key, _each(value, lambda size, limit=limit: min(size, limit)))
+        elif any(part in key for part in _FEED_FORWARD):
+            setattr(config, key, _each(value, partial(min, _WIDTH)))
+    for key, limit in most.items():  # by whichever name the config keeps it
+        if (value := getattr(config, key, None)) is not None:
+            setattr(config, key, _each(value, partial(min, limit)))
 
 
 def _each(value: Any, change: Callable[[int], int]) -> Any:
@@ -141,7 +150,8 @@ def _kinds(model: "PreTrainedModel") -> list[Any]:
 
 def _layers_of(model: "PreTrainedModel") -> nn.ModuleList:
     """The decoder's layers. Raises CheckpointError."""
-    lists = [module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList)]
+    # some types take their head for the decoder
+    lists = _lists(model.get_decoder()) or _lists(model)
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     # where a layer is counted more than once, the longest list of modules is that of the layers
     found = next((one for one in lists if len(one) == count), None) or max(lists, key=len, default=None)
@@ -150,13 +160,17 @@ def _layers_of(model: "PreTrainedModel") -> nn.ModuleList:
     return found
 
 
+def _lists(module: nn.Module) -> list[nn.ModuleList]:
+    return [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+
+
 def _notes(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """The plain values that a module keeps, as its layer type and whether it turns. Of a number, as a window, only that
-    it is there: some are counted up from layer to layer."""
+    """The plain values that a module keeps, as its layer type and whether it turns (0 or 1, in some). Of other numbers
+    only that they are there: a window, or the layer's own number, which is another in each."""
     return tuple(
-        (key, type(value) if type(value) in (int, float) else value)
+        (key, type(value) if isinstance(value, int | float) and value not in (0, 1) else value)
         for key, value in sorted(vars(module).items())
-        if isinstance(value, int | float | str | None) and not key.startswith("_")
+        if isinstance(value, int | float | str | None) and not key.startswith("_") and key != "layer_idx"
     )
 
 

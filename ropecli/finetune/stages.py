@@ -19,8 +19,9 @@ from typing import Any
 
 from ropecli.checkpoint.plan import PatchPlan, make_plan, window_in_effect
 from ropecli.checkpoint.reading import Checkpoint, open_checkpoint
-from ropecli.checkpoint.writing import patch_to
+from ropecli.checkpoint.writing import patch_to, with_layout
 from ropecli.errors import MethodError, PatchError, RecipeError, RopecliError
+from ropecli.finetune.distances import carrier_in_effect, refuse_beside_method, within_plain
 from ropecli.finetune.lengths import beyond_window, settle_lengths
 from ropecli.finetune.recipe import Patch, Recipe, Source
 from ropecli.finetune.stage_folders import STAGES, move_up, patched_folder, stage_folder, tidy, wait_for
@@ -29,7 +30,8 @@ from ropecli.rope import ScalingSpec
 
 @dataclass(frozen=True)
 class Stage:
-    """One run. number: from 1. plan: the patch that it begins with, if any.
+    """One run. number: from 1. plan: the patch that it begins with, if any. in_effect: the patch that it is trained
+    with, its own or an earlier stage's; None for the checkpoint as it is.
 
     length: of a sequence; window: that its positions reach; both in tokens. warnings: what to say of it beforehand.
     """
@@ -40,6 +42,7 @@ class Stage:
     length: int
     window: int
     warnings: tuple[str, ...] = ()
+    in_effect: PatchPlan | None = None
 
     def sequences_per_step(self, processes: int = 1) -> int:
         """processes: those that read different sequences."""
@@ -52,8 +55,9 @@ class Stage:
 def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
     """What the recipe would do, from configs alone; writes nothing.
 
-    Each patch is planned from the true original window, so that a factor means the same in every stage. Raises what
-    make_plan and settle_lengths raise, naming the stage.
+    Each patch is planned from the true original window, so that a factor means the same in every stage; a
+    relative-position method is tried on a small model of the architecture. Raises what make_plan, with_layout and
+    settle_lengths raise, naming the stage, and RecipeError for what such a method does not go with.
     """
     runs = recipe.runs
     stages: list[Stage] = []
@@ -62,14 +66,20 @@ def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
         try:
             plan = _plan_patch(checkpoint, run.patch) if run.patch else None
             in_effect = plan or in_effect
+            carrier = carrier_in_effect(checkpoint, in_effect)
+            refuse_beside_method(run, carrier)
             length, window = settle_lengths(run, checkpoint, in_effect)
             if run.save == "adapter" and number < len(runs):
                 raise RecipeError("save: adapter leaves the next stage no whole checkpoint to begin with; use merged.")
         except RopecliError as error:
             raise error if len(runs) == 1 else type(error)(f"stage {number} of {len(runs)}: {error}") from error
         extended = in_effect.target_length if in_effect else window_in_effect(checkpoint)
-        warnings = (*(plan.warnings if plan else ()), *beyond_window(run, length, window, extended))
-        stages.append(Stage(number, run, plan, length, window, warnings))
+        warnings = (
+            *(plan.warnings if plan else ()),
+            *beyond_window(run, length, window, extended),
+            *within_plain(length, carrier),
+        )
+        stages.append(Stage(number, run, plan, length, window, warnings, in_effect))
     return stages
 
 
@@ -86,7 +96,7 @@ def _plan_patch(checkpoint: Checkpoint, patch: Patch) -> PatchPlan:
     )
     if plan.unwritable:
         raise PatchError(plan.unwritable)
-    return plan
+    return with_layout(plan)
 
 
 def describe(stages: list[Stage], processes: int = 1) -> list[str]:
@@ -113,7 +123,9 @@ def _heading(stage: Stage, count: int) -> str:
 
 
 def _patch_in_words(plan: PatchPlan) -> str:
-    params = ", ".join(f"{key} {value}" for key, value in plan.spec.params.items())
+    remapping = plan.ropes[plan.scaled[0]].remapping
+    settled = remapping.params if remapping else plan.spec.params
+    params = ", ".join(f"{key} {value}" for key, value in settled.items())
     return (
         f"{plan.spec.method} ×{plan.spec.factor:g}{f' ({params})' if params else ''} to {plan.target_length:,} tokens"
     )

@@ -19,6 +19,7 @@ from ropecli.evaluate.loading import load_model, load_tokenizer, settle
 from ropecli.evaluate.scoring import refuse_unknown_ids
 from ropecli.finetune import adapters
 from ropecli.finetune.borders import prove_positions
+from ropecli.finetune.distances import carrier_in_effect, refuse_beside_method, within_plain
 from ropecli.finetune.engine import leave, make_accelerator, prepare, state_to_save
 from ropecli.finetune.interrupt import stop_on_signals
 from ropecli.finetune.lengths import beyond_window, settle_lengths
@@ -61,6 +62,7 @@ def finetune_checkpoint(
     refuse_foreign(output, resume)
     choose_tracker(recipe.tracker)
     length, window = settle_lengths(recipe, checkpoint)
+    refuse_beside_method(recipe, carrier_in_effect(checkpoint))
     accelerator = make_accelerator(recipe)
     if not accelerator.is_main_process:
         say, on_step = (lambda message: None), (lambda progress: None)
@@ -144,6 +146,7 @@ def _warnings(checkpoint: Checkpoint, recipe: Recipe, length: int, window: int) 
     if recipe.warmup_steps >= recipe.steps:
         warnings.append(f"{recipe.warmup_steps} warm-up steps of {recipe.steps}: the full rate is not reached.")
     warnings += beyond_window(recipe, length, window, window_in_effect(checkpoint))
+    warnings += within_plain(length, carrier_in_effect(checkpoint))
     if recipe.offload_activations and not torch.cuda.is_available():
         warnings.append("offload_activations changes nothing without a GPU.")
     if section_of(checkpoint.config).get("router_aux_loss_coef"):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
+from ropecli.checkpoint.carrier import method_of
 from ropecli.checkpoint.live import rotary_tables, switches_with_length
 from ropecli.errors import PatchError, RecipeError
 from ropecli.finetune.recipe import Recipe
@@ -158,6 +159,11 @@ def of_shared_sequences(
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
     if ulysses:
         yield from _of_heads(model, size, other)
+    method = method_of(model.config.get_text_config()._attn_implementation)
+    if method is not None:
+        # its mask function sees a process's own part of the row, and takes it for the whole
+        yield f"{method} needs whole rows in each process, and {name} {size} splits them. {other}"
+    elif ulysses:
         if recipe.positions != "full" and attention != "sdpa":
             # flash attention takes gaps for borders of documents, and Ulysses drops the mask that says otherwise
             yield f"positions: {recipe.positions} under sp_size {size} needs another attention. Take attn: sdpa."

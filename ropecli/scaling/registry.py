@@ -118,11 +118,11 @@ def remapping_method(
 
 @cache
 def scaling_methods() -> dict[str, ScalingMethod]:
-    """All methods by name, of both kinds."""
+    """All methods by name: those of frequencies first, then those of relative positions."""
     for package in _PACKAGES:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
             importlib.import_module(f"{package}.{module.name}")
-    return dict(sorted(_METHODS.items()))
+    return {method.name: method for method in sorted(_METHODS.values(), key=lambda one: (one.remaps, one.name))}
 
 
 def get_method(name: str) -> ScalingMethod:

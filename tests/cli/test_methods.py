@@ -41,6 +41,10 @@ WRITTEN = {
     "ntk-by-parts": "yarn",
     "p-rope": "longrope",
     "yarn": "yarn",
+    **dict.fromkeys(
+        ("dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming"),
+        "attention",
+    ),
 }
 NUMBERS = {"longrope": {"long_factor": [1.0] * 16}, "custom": {"factors": [1.0] * 16}}  # what FILE.json holds
 
@@ -132,6 +136,7 @@ def test_an_explanation_shows_the_defaults(name, key, shown):
         ("yarn", "rope_type 'yarn' in config.json"),
         ("ntk", "rope_type 'default' in config.json"),
         ("p-rope", "rope_type 'longrope' in config.json, which holds a factor for each pair"),
+        ("rerope", "the attention 'ropecli:rerope' in config.json, which transformers has after `import ropecli`"),
         ("dynamic-yarn", "nothing: config.json has no words for it"),
     ],
 )

@@ -12,18 +12,19 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32},
     "mistral": {"head_dim": 32, "sliding_window": None},
     "gemma2": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20, "attn_logit_softcapping": 5.0},
-    "phi3": {"partial_rotary_factor": 0.5},
+    "phi3": {"partial_rotary_factor": 0.5, "original_max_position_embeddings": 64},
     "gpt_neox": {"rotary_pct": 0.25},
     "glm": {"head_dim": 32, "partial_rotary_factor": 0.5},
 }
 
 
 class Subject(NamedTuple):
-    """One architecture. folder: its checkpoint. model: in float32, to be patched and given back."""
+    """One architecture. folder: its checkpoint. plain, patched: models in float32, of which the second gets patched."""
 
     name: str
     folder: Path
-    model: Any
+    plain: Any
+    patched: Any
     reference: Any
 
 
@@ -34,6 +35,6 @@ def subject(request, build) -> Subject:
     from transformers import AutoModelForCausalLM
 
     folder = build(request.param, **ARCHITECTURES[request.param])
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    return Subject(request.param, folder, model, Reference(folder, neighbours=request.param == "glm"))
+    plain, patched = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2))
+    patched.generation_config.eos_token_id = None
+    return Subject(request.param, folder, plain, patched, Reference(folder, neighbours=request.param == "glm"))

@@ -38,16 +38,6 @@ class Reference:
         self._distances = distances(method, len(tokens), params or {}) if method else plain(len(tokens))
         return self.model(input_ids=tokens[None], use_cache=False).logits[0]
 
-    def continued(self, tokens: Tensor, count: int, method: str, params: dict) -> list[int]:
-        """`count` further tokens, each the likeliest after all before it."""
-        new: list[int] = []
-        for _ in range(count):
-            last = self.logits(torch.cat([tokens, torch.tensor(new, dtype=torch.int64)]), method, params)[-1]
-            first, second = last.topk(2).values
-            assert first - second > 1e-4 * last.abs().max(), "too near a tie to tell anything"
-            new.append(int(last.argmax()))
-        return new
-
     def _attend(self, module, query, key, value, attention_mask, scaling, **others) -> tuple[Tensor, None]:
         """As transformers calls an attention function."""
         assert query.dtype == key.dtype == torch.float64

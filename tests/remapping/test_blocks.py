@@ -6,11 +6,13 @@ import torch
 
 from ropecli.remapping.attention import blocks
 from ropecli.remapping.attention.blocks import BlockAttention
+from ropecli.remapping.attention.flex import attend_by_flex, make_block_masks
 from ropecli.remapping.attention.turning import Rotation
 from ropecli.rope import Branch, Remapping
 
 TOKENS = 45
 HALVES = Rotation(10_000.0 ** -(np.arange(3) / 3))
+SINKS = torch.tensor([-1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
 ROTATIONS = {
     "halves": HALVES,
     "neighbours": Rotation(HALVES.inv_freq, 0, True),
@@ -82,11 +84,11 @@ def brute_force(remapping, rotation, query, key, value, first_query, first_key, 
     return (weights / total.where(total > 0, 1.0)) @ value
 
 
-def make_heads(dtype=torch.float64, batch=2, heads=4, kv_heads=2, head_dim=9, width=5, seed=0):
+def make_heads(dtype=torch.float64, batch=2, heads=4, kv_heads=2, head_dim=9, width=5, seed=0, tokens=TOKENS):
     made = torch.Generator().manual_seed(seed)
     shapes = (heads, head_dim), (kv_heads, head_dim), (kv_heads, width)
     return [
-        torch.randn(batch, one, TOKENS, size, generator=made, dtype=torch.float64).to(dtype) for one, size in shapes
+        torch.randn(batch, one, tokens, size, generator=made, dtype=torch.float64).to(dtype) for one, size in shapes
     ]
 
 
@@ -160,7 +162,7 @@ def test_other_dtypes(dtype, error):
 
 @pytest.mark.parametrize("remapping", ["far in groups", "blind at first"])
 def test_softcap_and_sinks(remapping):
-    heads, options = make_heads(), {"softcap": 1.5, "sinks": torch.tensor([-1.0, 0.5, 2.0, 0.0], dtype=torch.float64)}
+    heads, options = make_heads(), {"softcap": 1.5, "sinks": SINKS}
     expected = brute_force(REMAPPINGS[remapping], HALVES, *heads, 0, 0, 0.4, **options)
     result = attend(BlockAttention(REMAPPINGS[remapping], HALVES), HALVES, *heads, **options)
     torch.testing.assert_close(result, expected, atol=1e-11, rtol=0)
@@ -273,3 +275,60 @@ def test_a_remapping_that_turns_needs_a_rotation():
     BlockAttention(REMAPPINGS["window"], None)
     with pytest.raises(ValueError, match="how the model"):
         BlockAttention(REMAPPINGS["far in groups"], None)
+
+
+def fused(kernel, rotation, query, key, value, first_query=0, first_key=0, **options):
+    """The GPU's route, whose mathematics runs anywhere, if not fused."""
+    places = (first_query, query.shape[2], first_key, key.shape[2])
+    sides = [kernel._sides[one.branch] for one in kernel._ranges(*places)]
+    masks = make_block_masks(kernel.remapping, *places, query.device)
+    query, key = turn(rotation, query, first_query), turn(rotation, key, first_key)
+    options = {"softcap": None, "sinks": None, **options}
+    return attend_by_flex(query, key, value, sides, masks, first_query, first_key, scaling=0.4, **options)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("remapping", ["far in groups", "blind at first", "chunks"])
+def test_the_fused_route_equals_brute_force(remapping):
+    query, key, value = make_heads(tokens=300, batch=1)
+    kernel = BlockAttention(REMAPPINGS[remapping], HALVES)
+    whole = brute_force(kernel.remapping, HALVES, query, key, value, 0, 0, 0.4)
+    torch.testing.assert_close(fused(kernel, HALVES, query, key, value), whole, atol=2e-6, rtol=0)
+    later, kept, options = query[:, :, 170:], (key[:, :, 30:], value[:, :, 30:]), {"softcap": 1.5, "sinks": SINKS}
+    expected = brute_force(kernel.remapping, HALVES, later, *kept, 170, 30, 0.4, **options)
+    result = fused(kernel, HALVES, later, *kept, 170, 30, **options)
+    torch.testing.assert_close(result, expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("remapping", ["far in groups", "first and last", "blind at first"])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
+def test_cuda_equals_brute_force_forward_and_backward(remapping, dtype, error):
+    made = make_heads(tokens=300, batch=1, head_dim=64, width=64)
+    heads = [one.to("cuda", dtype).requires_grad_() for one in made]
+    exact = [one.detach().double().cpu().requires_grad_() for one in heads]
+    sinks = SINKS.to("cuda", torch.float32)
+    result = attend(BlockAttention(REMAPPINGS[remapping], HALVES), HALVES, *heads, softcap=5.0, sinks=sinks)
+    expected = brute_force(REMAPPINGS[remapping], HALVES, *exact, 0, 0, 0.4, 5.0, SINKS)
+    torch.testing.assert_close(result.double().cpu(), expected, atol=error, rtol=error)
+    weights = torch.randn_like(expected)
+    ours = torch.autograd.grad((result * weights.to("cuda", dtype)).sum(), heads)
+    for our, their in zip(ours, torch.autograd.grad((expected * weights).sum(), exact), strict=True):
+        torch.testing.assert_close(our.double().cpu(), their, atol=4 * error, rtol=4 * error)
+
+
+def test_blocks_of_keys_are_listed_for_the_fused_kernel():
+    """All that are seen, as whole or as to be asked key by key, and no others."""
+    kernel, tokens = BlockAttention(REMAPPINGS["far in groups"], HALVES), 700
+    for mask, one in zip(
+        kernel._masks(0, tokens, 0, tokens, torch.device("cpu")), kernel._ranges(0, tokens, 0, tokens), strict=True
+    ):
+        keys = np.arange(tokens)
+        inside = (keys >= one.first[:, None]) & (keys < one.stop[:, None])
+        for block in range(6):
+            whole = mask.full_kv_indices[0, 0, block, : mask.full_kv_num_blocks[0, 0, block]].tolist()
+            asked = mask.kv_indices[0, 0, block, : mask.kv_num_blocks[0, 0, block]].tolist()
+            rows = inside[block * 128 : block * 128 + 128]
+            shares = [rows[:, low : low + 128].mean() for low in range(0, tokens, 128)]
+            assert whole == [index for index, share in enumerate(shares) if share == 1]
+            assert asked == [index for index, share in enumerate(shares) if 0 < share < 1]

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from ropecli.checkpoint.carrier import KEY, method_of, parse_carrier
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.errors import CheckpointError, reason_of
 
@@ -23,7 +25,8 @@ class Anatomy:
     """Counts of values, not bytes. total: of parameters, a tied one once. active: those that a token goes through.
 
     matmul: of matrices that a token is multiplied by, the head with them and the embeddings without. attention:
-    per layer that attends, heads × (query width + value width), and the window in tokens or None.
+    per layer that attends, heads × (query width + value width), and the window in tokens or None. sees: of how many
+    keys a relative-position method lets a query see at most; None for all before it.
     kinds: per layer of the decoder, which of the distinct kinds of layers it is.
     """
 
@@ -35,6 +38,7 @@ class Anatomy:
     attention: tuple[tuple[int, int | None], ...]
     kinds: tuple[int, ...]
     tied: bool
+    sees: int | None = None
 
 
 def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
@@ -76,6 +80,7 @@ def anatomy(model: "PreTrainedModel") -> Anatomy:
         attention=tuple(_attention(text, len(kinds))),
         kinds=kinds,
         tied=tied,
+        sees=_seen_by_method(text),
     )
 
 
@@ -129,6 +134,17 @@ def _attention(config: Any, layers: int) -> Iterator[tuple[int, int | None]]:
             continue
         slides = "sliding" in str(label) or (window and not getattr(config, "layer_types", None))
         yield heads * (queries + values), window if slides else None
+
+
+def _seen_by_method(config: Any) -> int | None:
+    method = method_of(config._attn_implementation)
+    if method is None:
+        return None
+    carrier = parse_carrier(getattr(config, KEY, None), method)
+    far = np.array([2 * carrier.target])
+    counts = [branch.stop(far) - branch.start(far) for branch in carrier.remapping().branches]
+    seen = int(sum(np.maximum(count, 0) for count in counts).item())
+    return seen if seen <= carrier.target else None
 
 
 def latent_width(config: Any) -> int | None:

@@ -44,7 +44,7 @@ def compute_of(anatomy: Anatomy, recipe: Recipe, length: int, data_ranks: int) -
     """data_ranks: processes that read different sequences."""
     tokens = recipe.batch_size * recipe.gradient_accumulation * data_ranks * length
     forward = 2.0 * anatomy.matmul * tokens
-    attended = sum(2.0 * width * _seen(length, window) for width, window in anatomy.attention) * tokens
+    attended = sum(2.0 * width * _seen(length, window or anatomy.sees) for width, window in anatomy.attention) * tokens
     passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no gradient of their own
     recomputed = forward + attended if recipe.gradient_checkpointing else 0.0
     return Compute(tokens, passes * forward, 3 * attended, recomputed)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ropecli.checkpoint.carrier import method_of
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.finetune.adapters import attach, trainable
@@ -108,13 +109,16 @@ def _attend_as_in_training(model: "PreTrainedModel", recipe: Recipe) -> None:
 
     transformers makes one when it meets tensors without values, in which it cannot see whether documents are packed.
     Of causal attention alone SDPA needs none; others than SDPA and eager, as flash attention, never do. Their kernels
-    may not be here, and keep as much as SDPA's.
+    may not be here, and keep as much as SDPA's. A relative-position method's attention does its work as in training;
+    on a GPU it may take fused kernels, which work with less.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
+    if method_of(model.config.get_text_config()._attn_implementation) is not None:
+        return
     if attention == "eager":
         model.set_attn_implementation("eager")
         return

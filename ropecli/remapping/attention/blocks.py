@@ -4,13 +4,16 @@ A block has one softmax over all that its queries see; keys that none of them se
 Rabe and Staats 2021 (arXiv:2112.05682). Knows no method, config or model; expects no padding.
 """
 
+from functools import lru_cache, partial
+
 import torch
 from torch import Tensor
 
-from ropecli.remapping.attention.loop import Loop, Sides
+from ropecli.remapping.attention.flex import attend_by_flex, make_block_masks, suits_flex
+from ropecli.remapping.attention.loop import Loop
 from ropecli.remapping.attention.ranges import count_keys, find_ranges
 from ropecli.remapping.attention.scores import Softmax
-from ropecli.remapping.attention.tables import TurnTable
+from ropecli.remapping.attention.tables import Sides, TurnTable
 from ropecli.remapping.attention.turning import Rotation, computing_dtype
 from ropecli.rope import Positions, Remapping
 
@@ -41,6 +44,9 @@ class BlockAttention:
             return TurnTable(positions, rotation)
 
         self._sides = tuple(Sides(table(branch.query), table(branch.key)) for branch in remapping.branches)
+        # What the next layer asks for again.
+        self._ranges = lru_cache(maxsize=4)(partial(find_ranges, remapping))
+        self._masks = lru_cache(maxsize=4)(partial(make_block_masks, remapping))
 
     def __call__(
         self,
@@ -66,14 +72,23 @@ class BlockAttention:
         batch, heads, queries, head_dim = query.shape
         kv_heads, keys, width = value.shape[1:]
         group = heads // kv_heads
-        ranges = find_ranges(self.remapping, first_query, queries, first_key, keys)
+        ranges = self._ranges(first_query, queries, first_key, keys)
         counts = count_keys(ranges, queries)
         if not counts.any():
             return value.new_zeros(batch, heads, queries, width)
+        if suits_flex(query, value, dropout):
+            sides = [self._sides[one.branch] for one in ranges]
+            masks = self._masks(first_query, queries, first_key, keys, query.device)
+            return attend_by_flex(
+                query, key, value, sides, masks, first_query, first_key, scaling=scaling, softcap=softcap, sinks=sinks
+            )
         query, key, value = query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)
         if sinks is not None:
             sinks = sinks.view(kv_heads, group).repeat(batch, 1).to(computing_dtype(query))
-        rows, units = _block_size(group * int(counts.max()), queries, len(query), query.device)
+        most = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
+        scores = group * int(counts.max())
+        rows = min(queries, max(_FEWEST, min(_MOST, most // scores)))
+        units = max(1, most // max(rows * scores, keys * head_dim))  # of one token's block, its turned keys are more
         loop = Loop(self._sides, ranges, rows, first_query, first_key, scaling, query.device)
         results = []
         for at in (slice(first, first + units) for first in range(0, len(query), units)):
@@ -83,10 +98,3 @@ class BlockAttention:
         if not counts.all():
             result = result.masked_fill(torch.tensor(counts == 0, device=result.device)[:, None], 0.0)
         return result
-
-
-def _block_size(scores: int, queries: int, units: int, device: torch.device) -> tuple[int, int]:
-    """Queries and units of a block. scores: of one position in one unit."""
-    most = _SCORES_ON_CPU if device.type == "cpu" else _SCORES_ELSEWHERE
-    rows = min(queries, max(_FEWEST, min(_MOST, most // scores)))
-    return rows, min(units, max(1, most // (scores * rows)))

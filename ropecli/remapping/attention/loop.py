@@ -10,15 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ropecli.remapping.attention.ranges import Range
 from ropecli.remapping.attention.scores import Hidden, Part, Softmax, attend_block
-from ropecli.remapping.attention.tables import TurnTable
+from ropecli.remapping.attention.tables import Sides
 from ropecli.remapping.attention.turning import computing_dtype
-
-
-class Sides(NamedTuple):
-    """How the queries and the keys of a branch are turned; None for as they are."""
-
-    query: TurnTable | None
-    key: TurnTable | None
 
 
 class _Seen(NamedTuple):

@@ -42,3 +42,10 @@ class TurnTable:
     def _make(self, first: int, stop: int, place: _Place) -> Turn:
         positions = np.arange(first, stop)
         return self._rotation.make_turn(self._positions(positions) - positions, *place)
+
+
+class Sides(NamedTuple):
+    """How the queries and the keys of a branch are turned; None for as they are."""
+
+    query: TurnTable | None
+    key: TurnTable | None

@@ -47,15 +47,23 @@ class Rotation:
 
     def apply(self, states: Tensor, turn: Turn) -> Tensor:
         """states: as in turn. Half precision is turned in float32; the result has the states' dtype."""
+        result = torch.empty_like(states)
+        stop = self.start + 2 * len(self.inv_freq)
+        result[..., : self.start] = states[..., : self.start]
+        result[..., stop:] = states[..., stop:]
+        one, two = (half.to(turn.cos.dtype) for half in self._halves(states))
+        first, second = self._halves(result)
+        first.copy_(torch.mul(one, turn.cos).addcmul_(two, turn.sin, value=-1))
+        second.copy_(torch.mul(two, turn.cos).addcmul_(one, turn.sin))
+        return result
+
+    def _halves(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the second dimension of every pair, each of shape (..., pairs)."""
         pairs = len(self.inv_freq)
-        before, turning, after = states.tensor_split((self.start, self.start + 2 * pairs), -1)
-        turning = turning.to(turn.cos.dtype)
-        pair = (turning[..., 0::2], turning[..., 1::2]) if self.neighbours else turning.split(pairs, -1)
-        first = torch.addcmul(pair[0] * turn.cos, pair[1], turn.sin, value=-1)
-        second = torch.addcmul(pair[1] * turn.cos, pair[0], turn.sin)
+        turning = states[..., self.start : self.start + 2 * pairs]
         if self.neighbours:
-            first, second = torch.stack((first, second), -1).flatten(-2).split(pairs, -1)
-        return torch.cat((before, first.to(states.dtype), second.to(states.dtype), after), -1)
+            return turning[..., 0::2], turning[..., 1::2]
+        return turning[..., :pairs], turning[..., pairs:]
 
 
 def computing_dtype(states: Tensor) -> torch.dtype:

@@ -1,0 +1,136 @@
+"""Measures the attention of the relative-position methods against plain SDPA and against whole matrices of scores.
+
+    python scripts/bench_remapping.py            # memory and wall time on the CPU, float32, 8 heads of 64 dimensions
+    python scripts/bench_remapping.py --rounds 9
+
+1. Memory of a call above its inputs, each in a fresh process, against what the scores and the probabilities of all
+   heads would take as matrices of tokens × tokens: that number, and at a size that fits, a call that does make them.
+2. Wall time against F.scaled_dot_product_attention(is_causal=True). All take turns in one process and the best of each
+   counts, so that the ratio holds on a busy machine.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import psutil
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import scaled_dot_product_attention
+
+from ropecli.evaluate.memory import peak_memory, reset_peak
+from ropecli.remapping.attention.blocks import BlockAttention
+from ropecli.remapping.attention.turning import Rotation
+from ropecli.remapping.windows import plain
+from ropecli.scaling.registry import scaling_methods
+
+HEADS, HEAD_DIM = 8, 64
+PRETRAINED, TARGET = 2048, 8192
+THAT_FITS = 4096
+SDPA, MATRICES, PLAIN = "SDPA", "whole matrices", "plain, in blocks"
+Way = Callable[[], torch.Tensor]
+
+
+def make_way(name: str, tokens: int, kv_heads: int) -> Way:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, tokens, HEAD_DIM) for heads in (HEADS, kv_heads, kv_heads))
+    if name == SDPA:
+        return lambda: scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    if name == MATRICES:
+        return lambda: by_matrices(query, key, value)
+    remapping = plain() if name == PLAIN else scaling_methods()[name].function(PRETRAINED, TARGET)
+    kernel = BlockAttention(remapping, Rotation(10_000.0 ** -(np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))))
+    return lambda: kernel(query, key, value, first_query=0, first_key=0, scaling=HEAD_DIM**-0.5)
+
+
+def by_matrices(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Nothing but the scores and the probabilities of plain attention; a method that turns needs more."""
+    group = query.shape[1] // key.shape[1]
+    scores = query @ key.repeat_interleave(group, 1).mT
+    for row, of_heads in enumerate(scores.unbind(2)):
+        of_heads[..., row + 1 :] = -torch.inf
+    return torch.softmax(scores, -1) @ value.repeat_interleave(group, 1)
+
+
+def matrices(tokens: int) -> float:
+    """MiB of the scores and the probabilities of all heads, float32."""
+    return 2 * HEADS * tokens**2 * 4 / 2**20
+
+
+def measure_memory(name: str, tokens: int, kv_heads: int) -> None:
+    make_way(name, 256, kv_heads)()  # what the first call alone takes: threads, code
+    way = make_way(name, tokens, kv_heads)
+    reset_peak(torch.device("cpu"))
+    before = psutil.Process().memory_info().rss
+    way()
+    print(json.dumps((peak_memory(torch.device("cpu")) - before) / 2**20))
+
+
+def extra_memory(name: str, tokens: int, kv_heads: int) -> float:
+    """Peak memory of a call above its inputs, its result included, MiB, in a process of its own."""
+    arguments = ["--only", name, "--tokens", str(tokens), "--kv-heads", str(kv_heads)]
+    run = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
+    if run.returncode:
+        raise SystemExit(run.stderr)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def times(names: Sequence[str], tokens: int, kv_heads: int, rounds: int) -> dict[str, float]:
+    """Wall seconds, the best of each."""
+    ways = {name: make_way(name, tokens, kv_heads) for name in names}
+    best = dict.fromkeys(names, float("inf"))
+    for _ in range(rounds + 1):
+        for name, way in ways.items():
+            begun = time.perf_counter()
+            way()
+            best[name] = min(best[name], time.perf_counter() - begun)
+    return best
+
+
+def compare(names: Sequence[str], kv_heads: int, tokens: int, rounds: int) -> Table:
+    table = Table(
+        title=f"{HEADS} heads of {HEAD_DIM}, {kv_heads} of keys; whole matrices at {tokens:,} tokens: "
+        f"{matrices(tokens):,.0f} MiB",
+        title_justify="left",
+    )
+    sizes = (tokens // 2, tokens, 2 * tokens)
+    columns = ["", *(f"MiB at {size:,}" for size in sizes), f"of matrices at {tokens:,}", "seconds", "of SDPA's"]
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left")
+    seconds = times([SDPA, *names], tokens, kv_heads, rounds)
+    for name in [SDPA, *names]:
+        memory = [extra_memory(name, size, kv_heads) for size in sizes]
+        share = f"1/{matrices(tokens) / memory[1]:.0f}"
+        row = [
+            *(f"{one:,.0f}" for one in memory),
+            share,
+            f"{seconds[name]:.2f}",
+            f"{seconds[name] / seconds[SDPA]:.2f}",
+        ]
+        table.add_row(name, *row)
+    return table
+
+
+@torch.inference_mode()
+def main(only: str = "", tokens: int = TARGET, kv_heads: int = 0, rounds: int = 5) -> None:
+    """Print memory and wall time of every relative-position method."""
+    if only:
+        measure_memory(only, tokens, kv_heads)
+        return
+    console = Console(width=110)
+    names = [PLAIN, *(method.name for method in scaling_methods().values() if method.remaps)]
+    for heads in [kv_heads] if kv_heads else [HEADS, 2]:
+        console.print(compare(names, heads, tokens, rounds))
+    found = extra_memory(MATRICES, THAT_FITS, HEADS)
+    console.print(
+        f"whole matrices, made in truth at {THAT_FITS:,} tokens: {found:,.0f} MiB, computed {matrices(THAT_FITS):,.0f}"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

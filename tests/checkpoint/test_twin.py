@@ -1,0 +1,187 @@
+"""Twins keep what the attention depends on; and through them, what becomes of every causal-LM type of transformers."""
+
+import copy
+import importlib.metadata
+
+import pytest
+import scripts_by_path
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig
+from transformers.utils import logging as transformers_logging
+
+from ropecli.checkpoint.families import family_of
+from ropecli.checkpoint.layout import Layout, find_layout
+from ropecli.checkpoint.twin import make_twin
+from ropecli.errors import CheckpointError, RopecliError
+
+PINNED = "5.23.0"
+coverage = scripts_by_path.load("coverage")
+
+# What a default configuration lacks to run, to attend at all, or to see the whole context.
+SETTINGS = {
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0, "kv_n_heads": 8}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"num_experts_per_tok": 2},
+    "mistral": {"sliding_window": None},
+}
+NEIGHBOURS = {"cohere", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium"}
+# multi-head latent attention: what turns comes after what does not
+LATER_START = {
+    **dict.fromkeys(("axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "longcat_flash", "youtu"), 128),
+    "glm4_moe_lite": 192,
+    "minicpm3": 64,
+}
+WORKS, REFUSES = 100, 30
+NO_POSITIONS = "do not turn by the rotary tables"
+SPARSE = "as where sparse attention works on the mask itself"
+AFTERWARDS = "changes queries or keys after the rotation"
+NO_FUNCTION = "No layer calls an attention function"
+EVERY_LAYER_SLIDES = "Every layer looks back sliding_window tokens"
+REFUSED = {
+    **dict.fromkeys(("afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe"), NO_POSITIONS),
+    **dict.fromkeys(("flint", "kolibri1", "smollm3"), NO_POSITIONS),
+    **dict.fromkeys(("axk2", "deepseek_v32", "doge", "dots3_note", "dots3_note_text", "glm_moe_dsa"), SPARSE),
+    **dict.fromkeys(("hy_v4", "qwen4_exp", "qwen4_exp_text"), SPARSE),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "nanochat"), AFTERWARDS),
+    **dict.fromkeys(("falcon", "gpt_neox_japanese"), NO_FUNCTION),
+    **dict.fromkeys(("ministral", "recurrent_gemma"), EVERY_LAYER_SLIDES),
+    **dict.fromkeys(("llama4", "llama4_text"), "does not see the whole context, by its mask"),
+    "blt": "still, too many",
+    "deepseek_v4": "changes the mask on its way",
+    "gemma4_assistant": "does not build a small model",
+}
+# The others need minutes, all together.
+AT_ONCE = {
+    *("axk2", "bitnet", "doge", "ernie4_5", "gemma2", "glm", "got_ocr2", "granite_swa", "lfm2", "minicpm3"),
+    *("modernbert-decoder", "nanochat", "olmoe", "smollm3", "youtu", "zaya"),
+}
+
+
+def rotary_types():
+    return [name for name in coverage.all_types() if family_of({"model_type": name}).rotary]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet():
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    yield
+    transformers_logging.set_verbosity(verbosity)
+
+
+def config_of(model_type):
+    return coverage.config_of(model_type, **SETTINGS.get(model_type, {}))
+
+
+@pytest.mark.skipif(
+    importlib.metadata.version("transformers") != PINNED, reason=f"other releases than {PINNED} know other types"
+)
+@pytest.mark.parametrize(
+    "model_type", [name if name in AT_ONCE else pytest.param(name, marks=pytest.mark.slow) for name in rotary_types()]
+)
+def test_every_type_is_proved_or_refused_with_its_reason(model_type):
+    if model_type in REFUSED:
+        with pytest.raises(RopecliError) as caught:
+            find_layout(make_twin(config_of(model_type)))
+        assert REFUSED[model_type] in str(caught.value)
+        return
+    known = Layout(LATER_START.get(model_type, 0), model_type in NEIGHBOURS)
+    assert find_layout(make_twin(config_of(model_type))) == known
+
+
+@pytest.mark.skipif(
+    importlib.metadata.version("transformers") != PINNED, reason=f"other releases than {PINNED} know other types"
+)
+def test_the_counts_are_those_that_are_told():
+    types = set(rotary_types())
+    assert set(REFUSED) | NEIGHBOURS | set(LATER_START) | AT_ONCE <= types
+    assert (len(types - set(REFUSED)), len(REFUSED)) == (WORKS, REFUSES)
+
+
+def llama(**settings):
+    small = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50_000}
+    return CONFIG_MAPPING["llama"](**{**small, "eos_token_id": [40_000, 40_001], "bos_token_id": 49_999, **settings})
+
+
+def test_the_attention_is_kept_and_the_rest_is_small():
+    config = llama(head_dim=24, num_hidden_layers=80, intermediate_size=30_000, attention_bias=True)
+    before = copy.deepcopy(config.to_dict())
+    twin = make_twin(config)
+    attention = twin.model.layers[0].self_attn
+    assert attention.q_proj.weight.shape == (4 * 24, 64)
+    assert attention.k_proj.weight.shape == (2 * 24, 64)
+    assert attention.q_proj.bias is not None
+    assert len(twin.model.layers) == 1
+    assert sum(parameter.numel() for parameter in twin.parameters()) < 70_000
+    assert config.to_dict() == before
+    assert not twin.training
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss"])
+def test_no_weights_are_alike_or_left_to_chance(model_type):
+    config = coverage.config_of(model_type, hidden_size=64, head_dim=32, num_attention_heads=2, num_key_value_heads=1)
+    state = torch.random.get_rng_state()
+    weights, again = (dict(make_twin(config).named_parameters()) for _ in range(2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for name, weight in weights.items():
+        assert weight.dtype == torch.float32
+        assert weight.std() > 1e-3, name
+        assert torch.equal(weight, again[name]), name
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "kept"),
+    [
+        ("gemma3_text", {"num_hidden_layers": 26}, ["sliding_attention", "full_attention"]),
+        ("qwen2", {"num_hidden_layers": 9, "use_sliding_window": True, "max_window_layers": 5}, ["full", "sliding"]),
+        ("llama", {"num_hidden_layers": 4}, None),
+        ("smollm3", {"num_hidden_layers": 36}, [1, 0]),
+        ("qwen3_moe", {"num_hidden_layers": 9, "mlp_only_layers": [0, 1, 2]}, ["dense", "moe"]),
+    ],
+)
+def test_one_layer_of_each_kind_stays(model_type, settings, kept):
+    twin = make_twin(
+        coverage.config_of(model_type, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, **settings)
+    )
+    layers = twin.model.layers
+    if model_type == "qwen3_moe":
+        assert [hasattr(layer.mlp, "experts") for layer in layers] == [False, True]
+    elif model_type == "smollm3":  # which turns all but every fourth, and says so by a number
+        assert [layer.self_attn.use_rope for layer in layers] == kept
+    elif kept is None:
+        assert len(layers) == 4
+    else:
+        types = twin.config.layer_types
+        assert [label.startswith(name) for label, name in zip(types, kept, strict=True)] == [True, True]
+    assert len(layers) == twin.config.num_hidden_layers
+
+
+def test_what_goes_by_a_layers_number_is_kept():
+    """The last layer alone has a bias, by its number. The first two are kept too: theirs could say yes and no."""
+    twin = make_twin(CONFIG_MAPPING["gpt_neox_japanese"](hidden_size=64, num_attention_heads=4, num_hidden_layers=9))
+    biases = [layer.attention.dense_bias is not None for layer in twin.gpt_neox_japanese.layers]
+    assert biases == [False, False, False, True]
+
+
+def test_of_a_model_with_pictures_the_text_alone_is_made():
+    twin = make_twin(config_of("gemma3"))
+    assert type(twin).__name__ == "Gemma3ForCausalLM"
+
+
+def test_what_the_twin_shows_holds_for_the_model(build):
+    from transformers import AutoModelForCausalLM
+
+    for model_type in ("glm", "qwen3"):
+        folder = build(model_type, head_dim=32, num_hidden_layers=6)
+        twin = make_twin(AutoConfig.from_pretrained(folder))
+        assert find_layout(twin) == find_layout(AutoModelForCausalLM.from_pretrained(folder))
+
+
+def test_what_transformers_does_not_build_or_run_is_told():
+    with pytest.raises(CheckpointError, match=r"does not build a small model of this kind: .*no such thing"):
+        make_twin(llama(num_key_value_heads=4, num_attention_heads=4, hidden_act="no such thing"))
+    with pytest.raises(CheckpointError, match="does not run a small model"):
+        make_twin(coverage.config_of("deepseek_v2", hidden_size=64, num_hidden_layers=2, q_lora_rank=8))
+    with pytest.raises(CheckpointError, match=r"would have \d,\d+,\d+,\d+ parameters still"):
+        make_twin(llama(hidden_size=40_000, head_dim=5_000))
