@@ -3,8 +3,9 @@
 Stock transformers refuses the name where ropecli is not imported, in place of running plain attention.
 """
 
+import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from ropecli.checkpoint.reading import section_of
@@ -16,6 +17,10 @@ PREFIX = "ropecli:"
 """Of an attention's name, before the method's."""
 ATTENTION = "attn_implementation"
 KEY = "ropecli_remapping"
+_OVERRULES = "_attn_implementation"
+"""transformers takes it, where there is one, in place of the public field; older releases wrote it."""
+_LONGEST = 10**12
+_WIDEST_HEAD = 2**16
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,8 @@ def method_of(attention: object) -> str | None:
     name = attention.removeprefix(PREFIX)
     method = scaling_methods().get(name)
     if method is None or not method.remaps:
-        known = ", ".join(one.name for one in scaling_methods().values() if one.remaps)
-        raise CheckpointError(f"{ATTENTION} in config.json is {shown(attention)}; known after {PREFIX}: {known}.")
+        known = ", ".join(PREFIX + one.name for one in scaling_methods().values() if one.remaps)
+        raise CheckpointError(f"{ATTENTION} in config.json is {shown(attention)}; this ropecli knows {known}.")
     return name
 
 
@@ -77,30 +82,84 @@ def read_carrier(config: dict[str, Any]) -> Carrier | None:
     """None where config.json carries no relative-position method. Raises CheckpointError for half of one."""
     section, attention = section_of(config), config.get(ATTENTION)
     if isinstance(attention, dict):
-        attention = attention.get("text_config", attention.get(""))
+        attention = attention.get("" if section is config else "text_config")
     method, block = method_of(attention), section.get(KEY)
     if method is None and block is None:
         return None
     if method is None or block is None:
         there, missing = (KEY, ATTENTION) if method is None else (ATTENTION, KEY)
+        saved = " transformers' save_pretrained leaves it out." if method is None else ""
         raise CheckpointError(
             f"config.json holds {there} without the {missing} that belongs to it, so that how the model attends is not "
-            "known. Write the patch anew from the original checkpoint."
+            f"known.{saved} Write the patch anew from the original checkpoint."
         )
-    return parse_carrier(block, method)
+    if config.get(_OVERRULES) is not None:
+        raise CheckpointError(
+            f"config.json holds {_OVERRULES}, {shown(config[_OVERRULES])}, which transformers takes in place of "
+            f"{ATTENTION}: the model would not attend by {method}. Remove {_OVERRULES}."
+        )
+    carrier = parse_carrier(block, method)
+    if carrier.inv_freq:
+        raise CheckpointError(
+            f"{KEY} in config.json holds the frequencies of a model that was patched in memory. Write the patch anew "
+            "from the original checkpoint."
+        )
+    return carrier
 
 
 def parse_carrier(block: Any, method: str) -> Carrier:
     """The value of `ropecli_remapping`, of a checkpoint whose attention is the method's. Raises CheckpointError."""
-    try:
+    fault = _fault_of(block, method)
+    if fault is None:
         carrier = Carrier(**block)
-        numbers = (carrier.pretrained, carrier.target)
-        if carrier.method != method or any(isinstance(one, bool) or not 0 < int(one) == one for one in numbers):
-            raise ValueError(f"method {shown(carrier.method)} of windows {shown(numbers)}")
-        carrier.remapping()
-    except (TypeError, ValueError, AttributeError, OverflowError, RopecliError) as error:
-        raise CheckpointError(f"{KEY} in config.json does not describe {method}: {error}") from error
-    return carrier
+        try:
+            carrier.remapping()
+        except RopecliError as error:
+            fault = str(error)
+        else:
+            return carrier
+    raise CheckpointError(
+        f"{KEY} in config.json does not describe {method}: {fault} Write the patch anew from the original checkpoint."
+    )
+
+
+def _fault_of(block: Any, method: str) -> str | None:
+    """A sentence for the first value that is not of its kind."""
+    if not isinstance(block, dict):
+        return f"it is {shown(block)}; an object was expected."
+    known = fields(Carrier)
+    if unknown := sorted(block.keys() - {one.name for one in known}):
+        return f"{shown(unknown[0])} is no key of it."
+    required = [one.name for one in known if one.default is MISSING and one.default_factory is MISSING]
+    if missing := [name for name in required if name not in block]:
+        return f"{missing[0]} is missing."
+    if block["method"] != method:
+        return f"its method is {shown(block['method'])}."
+    if not isinstance(block["params"], dict):
+        return f"params is {shown(block['params'])}; an object was expected."
+    for name in ("pretrained", "target"):
+        if not _counts(block[name], 1, _LONGEST):
+            return f"{name} is {shown(block[name])}; a whole number of tokens from 1 to {_LONGEST} was expected."
+    return _fault_of_layout(**{key: block.get(key) for key in ("rotary_start", "neighbours", "inv_freq")})
+
+
+def _fault_of_layout(rotary_start: Any, neighbours: Any, inv_freq: Any) -> str | None:
+    if not (rotary_start is None or _counts(rotary_start, 0, _WIDEST_HEAD)):
+        return f"rotary_start is {shown(rotary_start)}; a dimension of a head was expected, from 0 on."
+    if not (neighbours is None or isinstance(neighbours, bool)):
+        return f"neighbours is {shown(neighbours)}; true or false was expected."
+    lists = inv_freq.values() if isinstance(inv_freq, dict) else [] if inv_freq is None else [None]
+    if not all(isinstance(one, list) and all(map(_turns, one)) for one in lists):
+        return "inv_freq does not hold lists of radians per token, by layer type."
+    return None
+
+
+def _counts(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _turns(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def without_carrier(config: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +171,20 @@ def without_carrier(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_carrier(config: dict[str, Any], carrier: Carrier) -> None:
-    """Edits `config` in place."""
+    """Edits `config` in place. What it asked for of other parts than the text's stays."""
     section = section_of(config)
-    config[ATTENTION] = carrier.attention if section is config else {"text_config": carrier.attention}
+    before = config.pop(_OVERRULES, None) or config.get(ATTENTION)
+    if section is config:
+        config[ATTENTION] = carrier.attention
+    else:
+        config[ATTENTION] = {**_by_part(before, config), "text_config": carrier.attention}
     section[KEY] = carrier.as_json()
+
+
+def _by_part(attention: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """An attention, as a composite config.json asks for it, as a mapping: one name alone is that of all parts."""
+    if isinstance(attention, dict):
+        return attention
+    parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, dict)]
+    parts = [key for key in parts if key != "quantization_config"]
+    return {} if attention is None else dict.fromkeys(["", *parts], attention)

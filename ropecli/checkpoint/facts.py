@@ -90,8 +90,13 @@ class Facts(NamedTuple):
         return [one for one in windows if isinstance(one, int) and not isinstance(one, bool) and 0 < one < self.window]
 
     @property
-    def fix(self) -> str:
-        """The patch that writes the same scaling anew: one command that mends all that a patch can mend."""
+    def fix(self) -> str | None:
+        """The patch that writes the same scaling anew: one command that mends all that a patch can mend.
+
+        None for a relative-position method without its note: such a checkpoint is not patched again.
+        """
+        if self.main.remapping is not None and self.note is None:
+            return None
         spec, options = self.main.spec, self._lengths()
         if self.note and self.note.layer_types and self.main.geometry.layer_type not in self.note.layer_types:
             spec = self.note.spec

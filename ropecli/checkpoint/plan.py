@@ -7,10 +7,10 @@ from typing import Any
 
 from ropecli.checkpoint import warnings
 from ropecli.checkpoint.carrier import Carrier, read_carrier, write_carrier
-from ropecli.checkpoint.dialects import MSCALE_PAIR, ConfiguredRope, RopeSettings, read_settings
+from ropecli.checkpoint.dialects import MSCALE_PAIR, WINDOW_KEYS, ConfiguredRope, RopeSettings, read_settings
 from ropecli.checkpoint.encoding import write_settings
 from ropecli.checkpoint.provenance import Change, Provenance, diff, read_provenance, unreadable
-from ropecli.checkpoint.reading import Checkpoint
+from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
 from ropecli.scaling.registry import get_method, remap, scale, varies_with_length
@@ -57,7 +57,7 @@ def original_settings(
     if provenance is None or provenance.edited:
         settings = read_settings(checkpoint.config, original_length)
         _refuse_unknown_base(checkpoint.name, provenance)
-        _refuse_remapped(checkpoint)
+        _refuse_remapped(checkpoint, provenance)
         return copy.deepcopy(checkpoint.config), replace(settings, warnings=_edited(provenance) + settings.warnings)
     return provenance.original, read_settings(provenance.original, original_length or provenance.original_length)
 
@@ -71,13 +71,11 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
     shown = read_settings(checkpoint.config)
     provenance, carrier = read_provenance(checkpoint), read_carrier(checkpoint.config)
     if provenance is None or provenance.edited:
-        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in shown.ropes}
+        before = shown if carrier is None else _before_remapping(checkpoint.config, carrier)
+        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in before.ropes}
         if carrier is not None:
-            remapping = carrier.remapping()
-            ropes |= {
-                label: replace(ropes[label], spec=carrier.spec, remapping=remapping) for label in far_layers(shown)
-            }
-        return ropes, replace(shown, warnings=_edited(provenance) + shown.warnings)
+            ropes |= {label: _remapped(ropes[label], carrier) for label in far_layers(before)}
+        return ropes, replace(shown, warnings=_edited(provenance) + before.warnings)
     before = read_settings(provenance.original, provenance.original_length)
     left_open = read_settings(checkpoint.config, provenance.original_length).warnings
     try:
@@ -86,6 +84,20 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
         return ropes, replace(shown, warnings=left_open)
     except MethodError as error:
         raise unreadable(checkpoint.folder, error) from error
+
+
+def _before_remapping(config: dict[str, Any], carrier: Carrier) -> RopeSettings:
+    """The settings that the checkpoint came with: the window alone was another one, and the carrier tells of it."""
+    config = copy.deepcopy(config)
+    section = section_of(config)
+    section |= dict.fromkeys((key for key in WINDOW_KEYS if key in section), carrier.pretrained)
+    return read_settings(config)
+
+
+def _remapped(rope: ScaledRope, carrier: Carrier) -> ScaledRope:
+    """The factor is of the window before all scaling, as it is where ropecli.yaml tells of it."""
+    factor = carrier.target / rope.geometry.original_max_position_embeddings
+    return replace(rope, spec=replace(carrier.spec, factor=factor), remapping=carrier.remapping())
 
 
 def window_in_effect(checkpoint: Checkpoint) -> int:
@@ -136,6 +148,8 @@ def make_plan(
             raise MethodError(f"{name} is beyond any use; it must be at most {_LONGEST} tokens.")
     config, settings = original_settings(checkpoint, original_length)
     labels = _labels_to_scale(checkpoint.name, settings, layer_types)
+    if get_method(spec.method).remaps:
+        _refuse_near_layers(config, settings, labels)
     window = next(rope.geometry for rope in settings.ropes if rope.geometry.layer_type in labels)
     spec = _with_factor(spec, window.original_max_position_embeddings, target_length, choose_factor)
     spec = _with_softmax_scale(spec, settings, labels)
@@ -251,13 +265,33 @@ def _refuse_varying(rope: ScaledRope) -> None:
         )
 
 
-def _refuse_remapped(checkpoint: Checkpoint) -> None:
-    carrier = read_carrier(checkpoint.config)
-    if carrier is not None:
+def _refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: Sequence[str | None]) -> None:
+    """Distances are remapped in the layers that see the whole context, in all of them and in no other."""
+    sliding = warnings.moot_window(section_of(config), settings.family)
+    if sliding is not None:
         raise PatchError(
-            f"{checkpoint.name} carries {carrier.method}, and no ropecli.yaml says what its config.json was before. "
-            "Patch the checkpoint that it was made from."
+            f"sliding_window is {sliding}, and no layer looks back further: other distances have no meaning there. "
+            "--method none raises the window alone."
         )
+    if set(labels) != set(far := far_layers(settings)):
+        raise PatchError(
+            f"--layer-types names {', '.join(map(str, labels))}; a relative-position method is for the layers that see "
+            f"the whole context, {', '.join(map(str, far)) or 'of which none turns'}. Leave --layer-types out."
+        )
+
+
+def _refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> None:
+    carrier = read_carrier(checkpoint.config)
+    if carrier is None:
+        return
+    if provenance is None:
+        reason, step = "no ropecli.yaml says what its config.json was before", "Take"
+    else:
+        edited = ", ".join(provenance.edited)
+        reason, step = f"its config.json was edited since ropecli.yaml was written ({edited})", "Undo the edit, or take"
+    raise PatchError(
+        f"{checkpoint.name} carries {carrier.method}, and {reason}. {step} the checkpoint before the patch."
+    )
 
 
 def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:

@@ -15,6 +15,7 @@ import torch
 from ropecli.checkpoint import attention
 from ropecli.checkpoint.carrier import KEY, Carrier
 from ropecli.checkpoint.layout import Layout, find_layout
+from ropecli.checkpoint.live import rotary_tables
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.twin import make_twin
 from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
@@ -27,6 +28,8 @@ _TOKENS = 48
 _SAME = 1e-4
 _SAME_IN_HALF = 5e-2
 """Of the largest logit, between two ways of computing them."""
+_STILL = 1e-25
+"""Radians per token: less turns nothing."""
 
 
 def remap_live(model: "PreTrainedModel", carrier: Carrier, ropes: Mapping[str | None, ScaledRope]) -> None:
@@ -93,9 +96,19 @@ def prove_remapping(folder: Path, carrier: Carrier) -> None:
     if config.get_text_config()._attn_implementation != carrier.attention:
         raise ProofError("Stock transformers does not take the attention that config.json asks for.")
     model = make_twin(config)
+    _check_frequencies(model)
     before = _logits(model, carrier)
     _set_attention(model, carrier.attention)
     _compare(before, _logits(model, carrier), carrier)
+
+
+def _check_frequencies(model: "PreTrainedModel") -> None:
+    """What the attention turns further by is what the model turns by; the former it reads from the config alone."""
+    known = attention.frequencies_of(model.config.get_text_config())
+    for table in rotary_tables(model):
+        own = known.get(table.layer_type or "", [])
+        if len(own) != table.inv_freq.size or not np.allclose(own, table.inv_freq, rtol=_SAME, atol=_STILL):
+            raise ProofError(f"{table.name} turns by other frequencies than its config's RoPE fields say.")
 
 
 def _config(folder: Path) -> Any:

@@ -69,8 +69,8 @@ def command(
     opened = [open_checkpoint(name, weights=True, revision=revision) for name in dict.fromkeys(checkpoints)]
     specs = _specs(methods, parse_numbers(factors, "--factors", float), settings)
     plans = [plan_comparison(one, specs) for one in opened]
-    for plan in (plan for own in plans for plan in own):
-        scaling.refuse_attention(plan, attn)
+    for one, plan in ((one, plan) for one, own in zip(opened, plans, strict=True) for plan in own):
+        scaling.refuse_attention(one, plan, attn)
     for warning in dict.fromkeys(text for one, own in zip(opened, plans, strict=True) for text in _warnings(one, own)):
         warn(warning)
     workers = join_workers(device)

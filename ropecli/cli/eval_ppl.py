@@ -59,8 +59,9 @@ def command(
     subject = scaling.planned(
         open_checkpoint(checkpoint, weights=True, revision=revision), method, factor, params, original_length
     )
-    scaling.refuse_attention(subject.plan, attn)
     base = scaling.planned(open_checkpoint(baseline, weights=True)) if baseline else None
+    for one in (subject, base) if base else (subject,):
+        scaling.refuse_attention(one.checkpoint, one.plan, attn)
     for warning in [*subject.warnings, *(f"the baseline: {text}" for text in (base.warnings if base else ()))]:
         warn(warning)
     run = evaluation.prepare(

@@ -59,14 +59,14 @@ def command(
     stage = max(stages, key=lambda one: one.length)
     if stage.length > stage.window:
         warn(f"{stage.length} tokens exceed the window of {opened.name}, {stage.window}: patch it first.")
-    report = _plan(opened, stage.recipe, stage.length, gpus, memory, flops, mfu, recipe_file, given)
+    report = _plan(opened, stage, gpus, memory, flops, mfu, recipe_file, given)
     if as_json:
         print_json(report)
         return
     _show(report)
 
 
-def _plan(opened, recipe, length, gpus, memory, flops, mfu, recipe_file, given) -> dict[str, Any]:
+def _plan(opened, stage, gpus, memory, flops, mfu, recipe_file, given) -> dict[str, Any]:
     from ropecli.errors import RecipeError
     from ropecli.finetune.budget import fitting
     from ropecli.finetune.budget.cache import kv_cache
@@ -75,7 +75,8 @@ def _plan(opened, recipe, length, gpus, memory, flops, mfu, recipe_file, given) 
     from ropecli.finetune.budget.reading import read_config
     from ropecli.finetune.budget.units import in_gb
 
-    config = read_config(opened)
+    recipe, length = stage.recipe, stage.length
+    config = read_config(opened, stage.in_effect)
     foresight = Foresight(config)
     found = fitting.options(foresight, recipe, length, gpus, memory)
     chosen = fitting.best(found)

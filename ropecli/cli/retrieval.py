@@ -137,7 +137,7 @@ def run(
     from ropecli.evaluate.retrieval.pieces import Pieces
     from ropecli.evaluate.sharing import join_workers
 
-    scaling.refuse_attention(subject.plan, loading["attn"])
+    scaling.refuse_attention(subject.checkpoint, subject.plan, loading["attn"])
     tokenizer = load_tokenizer(subject.checkpoint)
     task = make_task(Pieces(tokenizer))
     # what does not fit is known before the weights are loaded

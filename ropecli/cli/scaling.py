@@ -69,12 +69,24 @@ def planned(
     return Subject(checkpoint, plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings)
 
 
-def refuse_attention(plan, attn: str) -> None:
-    """Raises MethodError where a method that brings its own attention was asked for with another."""
+def refuse_attention(checkpoint, plan, attn: str) -> None:
+    """Raises MethodError where another attention was asked for than that of the method, which brings its own.
+
+    plan: None for the checkpoint as it is. Raises CheckpointError for half of such a method in config.json.
+    """
+    from ropecli.checkpoint.carrier import read_carrier
     from ropecli.errors import MethodError
 
-    if plan is not None and attn != "auto" and any(rope.remapping for rope in plan.ropes.values()):
+    carrier = read_carrier(checkpoint.config)
+    if attn == "auto":
+        return
+    if plan is not None and any(rope.remapping for rope in plan.ropes.values()):
         raise MethodError(f"--attn is {attn!r}, and {plan.spec.method} is an attention of its own. Leave --attn out.")
+    if carrier is not None:
+        raise MethodError(
+            f"--attn is {attn!r}, and {checkpoint.name} attends by {carrier.method}, which it would do away with. "
+            "Leave --attn out."
+        )
 
 
 def fingerprint(plan) -> str | None:

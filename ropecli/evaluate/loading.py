@@ -67,7 +67,7 @@ def load_model(
     carrier = read_carrier(checkpoint.config)
     if carrier is not None and attn != "auto":
         raise CheckpointError(
-            f"{checkpoint.name} attends by {carrier.method}, which {attn} would do away with. Leave the attention out."
+            f"{checkpoint.name} attends by {carrier.method}, which {attn} would do away with. Take attn: auto."
         )
     dtype, device = settle(dtype, device)
     try:
@@ -88,6 +88,11 @@ def load_model(
     if found["mismatched_keys"]:
         name, there, expected = sorted(found["mismatched_keys"])[0]
         raise CheckpointError(f"{checkpoint.name}: {name} is {tuple(there)}; config.json asks for {tuple(expected)}.")
+    if carrier is not None and model.config.get_text_config()._attn_implementation != carrier.attention:
+        raise CheckpointError(
+            f"{checkpoint.name}: transformers does not take the attention that config.json asks for, "
+            f"{carrier.attention}."
+        )
     if found["missing_keys"]:
         raise CheckpointError(f"{checkpoint.name}: the weights lack {sorted(found['missing_keys'])[0]}.")
     if not (options or {}).get("device_map"):

@@ -19,6 +19,7 @@ from ropecli.evaluate.loading import load_model, load_tokenizer
 from ropecli.finetune.adapters import attach, trainable
 from ropecli.finetune.budget.compute import compute_of
 from ropecli.finetune.budget.fitting import options
+from ropecli.finetune.budget.ledger import Ledger
 from ropecli.finetune.budget.peak import Foresight
 from ropecli.finetune.budget.reading import read_config
 from ropecli.finetune.loss import NextTokenLoss
@@ -291,3 +292,19 @@ def test_operations_of_what_is_masked_are_not_counted(llama, remapped):
     assert attended(remapped("rerope")) == attended(llama)
     seen = 33  # the last 30 and the first 3
     assert attended(remapped("lm-infinite")) == pytest.approx(attended(llama) * (1 - seen / 2000) * seen / 500)
+
+
+def test_checkpointing_keeps_no_more_than_of_plain_attention(remapped, llama):
+    """A hidden state a layer, and nothing of what the method's attention goes through block by block."""
+    kept = {}
+    for folder in (llama, remapped()):
+        model = load_model(open_checkpoint(folder), dtype="float32", device="cpu")
+        loss_of = NextTokenLoss(model).train()
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        ids = torch.randint(0, 512, (2, 1024))
+        with Ledger([*model.parameters(), *model.buffers(), ids]) as ledger:
+            nll = loss_of(ids, ids)
+            kept[folder] = ledger.now
+        nll.backward()
+    tables = 4 * 1024 * 16 * 4  # cos and sin, of queries and keys, for all layers together
+    assert kept[remapped()] - tables <= 1.01 * kept[llama]

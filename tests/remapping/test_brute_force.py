@@ -12,6 +12,7 @@ from ropecli.checkpoint.in_memory import live_patch, unpatched_after
 from ropecli.checkpoint.plan import make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.rope import ScalingSpec
+from ropecli.scaling.registry import scaling_methods
 
 TOKENS = 110
 IDS = torch.from_numpy(np.random.default_rng(3).integers(1, 512, (4, TOKENS)))
@@ -36,6 +37,11 @@ IDENTITIES = {
     "streaming": {},
     "dual-chunk": {"chunk": 64},
 }
+
+
+def test_every_method_is_here():
+    remapping = {name for name, method in scaling_methods().items() if method.remaps}
+    assert METHODS.keys() == IDENTITIES.keys() == remapping
 
 
 class Case(NamedTuple):

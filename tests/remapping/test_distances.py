@@ -32,7 +32,7 @@ def refusal(method: str, pretrained: int = 64, target: int = 256, **params: obje
 
 
 def test_every_method_has_its_formula():
-    assert sorted(NAIVE) == METHODS
+    assert NAIVE.keys() == set(METHODS)
 
 
 GIVEN = [

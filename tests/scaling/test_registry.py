@@ -57,8 +57,9 @@ def test_a_method_of_other_distances_settles_every_parameter(name):
 
 def test_all_the_methods_are_found():
     assert list(scaling_methods()) == [
-        "abf", "custom", "dynamic", "dynamic-yarn", "linear", "llama3", "longrope", "none", "nope", "ntk", "ntk-by-parts",
-        "p-rope", "yarn", "dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming",
+        "abf", "custom", "dynamic", "dynamic-yarn", "linear", "llama3", "longrope", "none", "nope", "ntk",
+        "ntk-by-parts", "p-rope", "yarn",
+        "dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming",
     ]  # fmt: skip
 
 

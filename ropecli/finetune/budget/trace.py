@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ropecli.checkpoint.carrier import method_of
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.finetune.adapters import attach, trainable
 from ropecli.finetune.budget.anatomy import Anatomy, build, keep_one_of_each, layers_of
+from ropecli.finetune.budget.attention import attend_as_in_training
 from ropecli.finetune.budget.ledger import OUTSIDE, Ledger
 from ropecli.finetune.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-_ATTENTION = "ropecli-foresight"
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ def trace(config: Any, anatomy: Anatomy, recipe: Recipe, length: int, dtype: tor
             attach(model, recipe)
         with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
             _move(model)
-            _attend_as_in_training(model, recipe)
+            attend_as_in_training(model, recipe)
             model.train()
             if recipe.gradient_checkpointing:
                 getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
@@ -102,34 +99,6 @@ def _move(model: "PreTrainedModel") -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")
-
-
-def _attend_as_in_training(model: "PreTrainedModel", recipe: Recipe) -> None:
-    """The recipe's attention, and its masks of tokens × tokens where there are such in training.
-
-    transformers makes one when it meets tensors without values, in which it cannot see whether documents are packed.
-    Of causal attention alone SDPA needs none; others than SDPA and eager, as flash attention, never do. Their kernels
-    may not be here, and keep as much as SDPA's. A relative-position method's attention does its work as in training;
-    on a GPU it may take fused kernels, which work with less.
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import sdpa_mask
-
-    attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
-    if method_of(model.config.get_text_config()._attn_implementation) is not None:
-        return
-    if attention == "eager":
-        model.set_attn_implementation("eager")
-        return
-    packed = any(source.sequences == "packed" for source in recipe.sources)
-
-    def mask(**arguments: Any) -> Any:
-        return sdpa_mask(**{**arguments, "allow_is_causal_skip": not packed}) if attention == "sdpa" else None
-
-    AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
-    AttentionMaskInterface.register(_ATTENTION, mask)
-    model.set_attn_implementation(_ATTENTION)
 
 
 def _pass(model: "PreTrainedModel", recipe: Recipe, length: int, counts: list[int]) -> Trace:

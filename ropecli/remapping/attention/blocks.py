@@ -89,11 +89,12 @@ class BlockAttention:
         scores = group * int(counts.max())
         rows = min(queries, max(_FEWEST, min(_MOST, most // scores)))
         units = max(1, most // max(rows * scores, keys * head_dim))  # of one token's block, its turned keys are more
-        loop = Loop(self._sides, ranges, rows, first_query, first_key, scaling, query.device)
+        loop = Loop(self._sides, ranges, rows, first_query, first_key, scaling)
         results = []
-        for at in (slice(first, first + units) for first in range(0, len(query), units)):
-            softmax = Softmax(softcap, None if sinks is None else sinks[at], dropout)
-            results.append(loop.run(query[at], key[at], value[at], softmax))
+        with torch.autocast(query.device.type, enabled=False):  # it would make the scores half precision
+            for at in (slice(first, first + units) for first in range(0, len(query), units)):
+                softmax = Softmax(softcap, None if sinks is None else sinks[at], dropout)
+                results.append(loop.run(query[at], key[at], value[at], softmax))
         result = torch.cat(results).view(batch, heads, queries, width)
         if not counts.all():
             result = result.masked_fill(torch.tensor(counts == 0, device=result.device)[:, None], 0.0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -15,11 +16,10 @@ from ropecli.remapping.attention.turning import computing_dtype
 
 
 class _Seen(NamedTuple):
-    """What a block sees of a range, by the range's index: its keys (their places among the range's), some hidden."""
+    """What a block sees of a range, by the range's index: its keys, by their places among the range's."""
 
     range: int
     keys: slice
-    hidden: list[Hidden]
 
 
 class _Block(NamedTuple):
@@ -42,11 +42,10 @@ class Loop:
         first_query: int,
         first_key: int,
         scaling: float,
-        device: torch.device,
     ) -> None:
         self._sides = [sides[one.branch] for one in ranges]
         self._ranges = ranges
-        self._blocks = list(_blocks(ranges, rows, device))
+        self._blocks = list(_blocks(ranges, rows))
         self._first_query = first_query
         self._first_key = first_key
         self._scaling = scaling
@@ -60,10 +59,11 @@ class Loop:
         workspace = None if recording else self._workspace(query)
         results = []
         for block in self._blocks:
-            attend = partial(self._attend, query[:, :, block.rows], seen, block, softmax, workspace)
+            attend = partial(self._attend, block, softmax, workspace)
             if recording:  # the backward pass computes scores anew: those of all blocks together would be n × n
                 attend = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=softmax.dropout > 0)
-            results.append(attend().to(value.dtype))
+            # each tensor an argument: what a function holds on to, a checkpoint around this one cannot let go of
+            results.append(attend(query[:, :, block.rows], *chain.from_iterable(seen)).to(value.dtype))
         return torch.cat(results, 2)
 
     def _turn_keys(self, key: Tensor, value: Tensor, index: int) -> tuple[Tensor, Tensor]:
@@ -82,38 +82,46 @@ class Loop:
 
     def _attend(
         self,
-        query: Tensor,
-        seen: Sequence[tuple[Tensor, Tensor]],
         block: _Block,
         softmax: Softmax,
         workspace: Tensor | None,
+        query: Tensor,
+        *seen: Tensor,
     ) -> Tensor:
-        """query: of the block, shape (units, group, rows, head_dim). Returns shape (units, group, rows, width)."""
+        """query: of the block, shape (units, group, rows, head_dim). seen: keys and values of each range, in turn.
+        Returns shape (units, group, rows, width)."""
         query = query.to(computing_dtype(query)) * self._scaling
         parts = []
         for one in block.seen:
             table = self._sides[one.range].query
             turned = query if table is None else table.turn(query, self._first_query + block.rows.start)
-            key, value = seen[one.range]
-            parts.append(Part(turned, key[:, one.keys], value[:, one.keys], one.hidden))
+            key, value = seen[2 * one.range : 2 * one.range + 2]
+            hidden = _hidden(self._ranges[one.range], block.rows, key.device)
+            parts.append(Part(turned, key[:, one.keys], value[:, one.keys], hidden))
         if not parts:
-            return query.new_zeros(*query.shape[:-1], seen[0][1].shape[-1])
+            return query.new_zeros(*query.shape[:-1], seen[1].shape[-1])
         return attend_block(parts, softmax, workspace)
 
 
-def _blocks(ranges: Sequence[Range], rows: int, device: torch.device) -> list[_Block]:
+def _blocks(ranges: Sequence[Range], rows: int) -> list[_Block]:
     queries = len(ranges[0].first)
     blocks = []
     for begin in range(0, queries, rows):
         block = _Block(slice(begin, min(begin + rows, queries)), [])
         for index, one in enumerate(ranges):
-            if (span := one.span(block.rows)) is None:
-                continue
-            offset = one.whole.start
-            hidden = [
-                Hidden(edge.first - span.first, edge.stop - span.first, torch.tensor(edge.hidden, device=device))
-                for edge in span.edges
-            ]
-            block.seen.append(_Seen(index, slice(span.first - offset, span.stop - offset), hidden))
+            if (span := one.span(block.rows)) is not None:
+                offset = one.whole.start
+                block.seen.append(_Seen(index, slice(span.first - offset, span.stop - offset)))
         blocks.append(block)
     return blocks
+
+
+def _hidden(range_: Range, rows: slice, device: torch.device) -> list[Hidden]:
+    """Made when the block is gone through: masks of all blocks would be kept, in training, until the backward pass."""
+    span = range_.span(rows)
+    if span is None:
+        return []
+    return [
+        Hidden(edge.first - span.first, edge.stop - span.first, torch.tensor(edge.hidden, device=device))
+        for edge in span.edges
+    ]

@@ -1,0 +1,273 @@
+"""The attention of a patched model in transformers' hands: what it refuses, every cache, copies, and all that wraps it.
+
+That its numbers are the method's is shown in tests/remapping/test_brute_force.py; here one way is held against another.
+"""
+
+import copy
+import io
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.masking_utils import create_causal_mask
+
+from ropecli.checkpoint.in_memory import live_patch, unpatched_after
+from ropecli.checkpoint.plan import make_plan
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.errors import PatchError
+from ropecli.rope import ScalingSpec
+
+TOKENS = 110
+IDS = (torch.arange(1, 2 * TOKENS + 1).reshape(2, TOKENS) * 37) % 511 + 1
+ROW = IDS[:1]
+LAYERS = ["sliding_attention", "full_attention"]
+SLIDING = {
+    "gemma2": {"sliding_window": 20, "attn_logit_softcapping": 5.0, "layer_types": LAYERS},
+    "gemma3_text": {"sliding_window": 20, "layer_types": LAYERS},
+    "gpt_oss": {
+        **{"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 20, "layer_types": LAYERS},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+
+
+def ropes(folder, method="rerope", **params):
+    return make_plan(open_checkpoint(folder), ScalingSpec(method, 4.0, params)).ropes
+
+
+def make(folder, method="rerope", **params):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    live_patch(model, ropes(folder, method, **params))
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(llama):
+    return make(llama)
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    with torch.no_grad():
+        return model(ROW, use_cache=False).logits
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def assert_close(found, expected):
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def generate(model, ids=IDS[:, :60], padding=23, **options):
+    """Greedily, the second row padded at the left; (tokens, logits)."""
+    mask = torch.ones_like(ids)
+    mask[1:, :padding] = 0
+    found = model.generate(
+        ids * mask,
+        attention_mask=mask,
+        max_new_tokens=20,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **options,
+    )
+    return found.sequences, torch.stack(found.logits, 1)
+
+
+# refusals
+
+PACKED = torch.cat([torch.arange(50), torch.arange(60)])[None]
+ONES = torch.ones(1, TOKENS, dtype=torch.long)
+HOLED = torch.ones(1, TOKENS, dtype=torch.long).index_fill(1, torch.tensor([30]), 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"position_ids": PACKED, "use_cache": False}, "packed into one sequence"),
+        ({"position_ids": PACKED}, "The positions leave some out or begin again"),
+        ({"position_ids": PACKED, "attention_mask": ONES}, "The positions leave some out or begin again"),
+        ({"position_ids": 2 * torch.arange(TOKENS)[None], "attention_mask": ONES}, "The positions leave some out"),
+        ({"attention_mask": torch.ones(1, 1, TOKENS, TOKENS)}, r"a mask of shape \(1, 1, 110, 110\)"),
+        ({"attention_mask": torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool)}, "a mask of shape"),
+        ({"attention_mask": HOLED}, "padding between tokens"),
+    ],
+)
+def test_what_it_would_do_wrong_is_refused(options, reason, model):
+    with pytest.raises(PatchError, match=reason):
+        model(ROW, **options)
+
+
+def test_tokens_after_padding_at_the_right_are_refused(model, expected):
+    mask = ONES[:, :60].clone()
+    mask[:, 50:] = 0
+    read = model(ROW[:, :60], attention_mask=mask)
+    assert_close(read.logits[:, :50], expected[:, :50])
+    with pytest.raises(PatchError, match="padding between tokens"):
+        model(ROW[:, 60:], attention_mask=torch.cat([mask, ONES[:, 60:]], 1), past_key_values=read.past_key_values)
+
+
+@pytest.mark.parametrize("filled", [0, 1, None])
+def test_padding_may_have_any_positions(filled, model, expected):
+    """transformers' own ways: 0 or 1 for all padding, or what is counted before and after the tokens."""
+    mask = torch.cat([ONES[:, :7] * 0, ONES, ONES[:, :5] * 0], 1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    positions = positions if filled is None else positions.masked_fill(mask == 0, filled)
+    ids = torch.cat([ROW[:, :7], ROW, ROW[:, :5]], 1)
+    found = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    assert_close(found[:, 7:-5], expected)
+
+
+def test_positions_that_begin_anywhere_are_all_the_same(model, expected):
+    assert_close(model(ROW, position_ids=torch.arange(1000, 1000 + TOKENS)[None]).logits, expected)
+
+
+def test_a_model_that_attends_in_both_directions_is_refused(llama):
+    model = make(llama)
+    model.config.is_causal = False
+    with pytest.raises(PatchError, match="Tokens see the ones after them"):
+        model(ROW)
+
+
+def test_images_that_see_all_of_themselves_are_refused(build):
+    model = make(build("gemma3_text", head_dim=32, query_pre_attn_scalar=32, **SLIDING["gemma3_text"]))
+    with pytest.raises(PatchError, match="overlays a mask of its own"):
+        create_causal_mask(model.config, torch.zeros(1, 4, 64), None, None, or_mask_function=lambda *_: True)
+
+
+# caches
+
+
+@pytest.mark.parametrize("model_type", SLIDING)
+def test_sliding_layers_stay_as_they_are_beyond_their_window_too(model_type, build):
+    folder = build(model_type, head_dim=32, **SLIDING[model_type])
+    model = make(folder)
+    tokens, logits = generate(model)
+    for options in ({"use_cache": False}, {"cache_implementation": "static"}):
+        again, found = generate(model, **options)
+        assert torch.equal(again, tokens)
+        assert_close(found, logits)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    hidden = [one(ROW, use_cache=False, output_hidden_states=True).hidden_states[1] for one in (plain, model)]
+    assert_close(hidden[1], hidden[0])  # the first layer slides
+
+
+def test_every_row_of_a_batch_is_as_it_is_alone(model):
+    tokens, _ = generate(model)
+    alone = [generate(model, row)[0] for row in (IDS[:1, :60], IDS[1:, 23:60])]
+    assert torch.equal(tokens[:1], alone[0])
+    assert torch.equal(tokens[1:, 23:], alone[1])
+
+
+def test_a_conversation_goes_on_from_its_cache(model):
+    mask = torch.ones(2, 70, dtype=torch.long)
+    mask[1, :13] = 0
+    options = {"max_new_tokens": 10, "do_sample": False, "return_dict_in_generate": True}
+    first = model.generate(IDS[:, :40] * mask[:, :40], attention_mask=mask[:, :40], **options)
+    asked = torch.cat([first.sequences, IDS[:, 60:80]], 1)
+    cached = model.generate(asked, attention_mask=mask, past_key_values=first.past_key_values, **options)
+    afresh = model.generate(asked, attention_mask=mask, **options)
+    assert torch.equal(cached.sequences, afresh.sequences)
+
+
+@pytest.mark.parametrize("way", ["beams", "lookup", "assistant"])
+def test_caches_that_are_reordered_and_cropped(way, model, llama):
+    if way == "beams":
+        tokens = [generate(model, num_beams=3, use_cache=cached)[0] for cached in (True, False)]
+    else:
+        helper = AutoModelForCausalLM.from_pretrained(llama) if way == "assistant" else None
+        options = {"prompt_lookup_num_tokens": 3} if helper is None else {"assistant_model": helper}
+        tokens = [generate(model, ROW[:, :60], **more)[0] for more in (options, {})]
+    assert torch.equal(*tokens)
+
+
+# copies, and all that wraps a model
+
+
+@pytest.mark.parametrize("method", ["rerope", "self-extend"])
+def test_a_copy_is_the_same_model(method, llama):
+    model = make(llama, method)
+    expected, file = model(ROW).logits, io.BytesIO()
+    assert torch.equal(copy.deepcopy(model)(ROW).logits, expected)
+    torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(ROW).logits, expected)
+
+
+def test_two_models_of_other_parameters_and_one_that_is_patched_again(llama):
+    near, far = make(llama, window=16), make(llama, window=40)
+    expected = [model(ROW).logits for model in (near, far)]
+    assert (expected[0] - expected[1]).abs().max() > 1e-2 * expected[0].abs().max()
+    assert torch.equal(near(ROW).logits, expected[0])
+    live_patch(near, ropes(llama, window=40))
+    assert torch.equal(near(ROW).logits, expected[1])
+    with unpatched_after(near):
+        live_patch(near, ropes(llama, "dual-chunk"))
+    assert torch.equal(near(ROW).logits, expected[1])
+
+
+def test_in_half_precision_its_own_arithmetic_is_float32(llama, patched, expected):
+    """The written and the in-memory patch agree to the bit, and are off as the plain model is."""
+    plain, live, written = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        for folder in (llama, llama, patched(llama, "rerope"))
+    )
+    exact = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()(ROW).logits
+    live_patch(live, ropes(llama))
+    found = written(ROW).logits
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(live(ROW).logits, found)
+    usual = (plain(ROW).logits.float() - exact).abs().mean()
+    assert (found.float() - expected).abs().mean() < 1.5 * usual
+
+
+def test_its_gradients_come_through_checkpoints_after_a_pass_for_inference(llama):
+    model = make(llama)
+    with torch.inference_mode():
+        model(ROW)
+    gradients = []
+    with torch.enable_grad():
+        for checkpoints in (False, True):
+            if checkpoints:
+                model.train()
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.zero_grad()
+            model(ROW, labels=ROW, use_cache=False).loss.backward()
+            gradients.append(model.model.layers[0].self_attn.q_proj.weight.grad.clone())
+    assert gradients[0].abs().max() > 0
+    assert_close(gradients[1], gradients[0])
+
+
+def test_modules_that_accelerate_moves(llama, patched, tmp_path, expected):
+    """Its hooks take what a layer is given to the layer's device: the rows that stand for a mask too."""
+    folder = patched(llama, "rerope")
+    everywhere = {"model.layers.0": "disk", "model.layers.1": "disk", "": "cpu"}
+    for places in ("auto", everywhere):
+        options = {} if places == "auto" else {"offload_folder": tmp_path / "disk"}
+        model = AutoModelForCausalLM.from_pretrained(folder, device_map=places, dtype=torch.float32, **options)
+        assert_close(model(IDS, attention_mask=torch.ones_like(IDS)).logits[:1], expected)
+
+
+def test_without_storage_a_pass_has_its_shape(llama, patched):
+    config = AutoConfig.from_pretrained(patched(llama, "rerope"))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert model(torch.zeros(2, 100, dtype=torch.long, device="meta")).logits.shape == (2, 100, 512)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_compiles_around_it(llama, expected):
+    model = torch.compile(make(llama), backend="eager")
+    assert_close(model(ROW, use_cache=False).logits, expected)
+    cache = model(ROW[:, :-1]).past_key_values
+    assert_close(model(ROW[:, -1:], past_key_values=cache).logits, expected[:, -1:])
+
+
+def test_all_attentions_cannot_be_asked_for(model):
+    with pytest.raises(ValueError, match="not supported when using the `attn_implementation` set to ropecli:rerope"):
+        copy.deepcopy(model.config).output_attentions = True

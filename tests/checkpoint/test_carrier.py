@@ -1,0 +1,326 @@
+"""config.json carries a relative-position method: stock transformers runs it with ropecli, and refuses it without."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ropecli.checkpoint.carrier import KEY, Carrier, parse_carrier, read_carrier
+from ropecli.checkpoint.in_memory import live_patch
+from ropecli.checkpoint.inspection import inspect_checkpoint
+from ropecli.checkpoint.plan import effective_ropes, make_plan
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.revert import plan_reversal, revert_to
+from ropecli.errors import CheckpointError, PatchError
+from ropecli.evaluate.loading import load_model
+from ropecli.rope import ScalingSpec
+
+IDS = (torch.arange(1, 141)[None] * 37) % 512
+LAYERS = ["sliding_attention", "full_attention"]
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "layer_types": LAYERS, "sliding_window": 20}
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LIST = [1.0 + pair / 8 for pair in range(16)]
+VISION = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+
+
+def plan(folder, method="rerope", factor=4.0, **params):
+    return make_plan(open_checkpoint(folder), ScalingSpec(method, factor, params))
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def logits(model):
+    return model(IDS, use_cache=False).logits
+
+
+def assert_is_the_patch_in_memory(output, folder, method="rerope", factor=4.0):
+    model = load(folder)
+    live_patch(model, plan(folder, method, factor).ropes)
+    expected, found = logits(model), logits(load(output))
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (found - logits(load(folder))).abs().max() > 1e-2 * expected.abs().max()
+
+
+@pytest.fixture(scope="module")
+def composite(build):
+    """Gemma 3 with its vision part."""
+    text = json.loads((build("gemma3_text", **GEMMA) / "config.json").read_text())
+    vision = {"hidden_size": 32, "intermediate_size": 32, **VISION}
+    return build("gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=1)
+
+
+SCRIPT = """
+import sys
+from transformers import AutoModelForCausalLM
+try:
+    AutoModelForCausalLM.from_pretrained(sys.argv[1])
+except ValueError as error:
+    assert "ropecli:rerope" in str(error)
+else:
+    raise AssertionError("plain attention was run")
+import ropecli
+import torch
+ids = (torch.arange(1, 141)[None] * 37) % 512
+with torch.no_grad():
+    torch.save(AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)(ids).logits, sys.argv[2])
+"""
+
+
+def test_transformers_refuses_it_without_ropecli_and_runs_it_with(llama, patched, tmp_path):
+    """ropecli is imported after transformers there, and before it in most of these tests."""
+    folder = patched(llama, "rerope")
+    process = subprocess.run([sys.executable, "-c", SCRIPT, folder, tmp_path / "logits"], capture_output=True)
+    assert process.returncode == 0, process.stderr.decode()
+    torch.testing.assert_close(torch.load(tmp_path / "logits"), logits(load(folder)))
+
+
+def test_it_names_the_attention_and_all_that_this_needs(llama, patched, config_of):
+    config = config_of(patched(llama, "leaky-rerope", slope=9.0))
+    assert config["attn_implementation"] == "ropecli:leaky-rerope"
+    assert config[KEY] == {
+        "method": "leaky-rerope",
+        "params": {"window": 32, "slope": 9.0},
+        "pretrained": 64,
+        "target": 256,
+        "rotary_start": 0,
+        "neighbours": False,
+    }
+    assert config["max_position_embeddings"] == 256
+    assert {key: config[key] for key in ("rope_scaling", "rope_theta")} == {"rope_scaling": None, "rope_theta": 1e4}
+
+
+TYPES = {
+    "gemma3_text": GEMMA,
+    "deepseek_v3": {
+        **{"num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16},
+        **{"qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
+        **{"topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_what_is_written_is_what_is_patched_in_memory(model_type, build, patched):
+    folder = build(model_type, **TYPES[model_type])
+    assert_is_the_patch_in_memory(patched(folder, "rerope"), folder)
+
+
+@pytest.mark.parametrize(
+    ("attention", "others"),
+    [
+        ({}, {}),
+        ({"attn_implementation": "eager"}, {"": "eager", "vision_config": "eager"}),
+        ({"_attn_implementation": "eager"}, {"": "eager", "vision_config": "eager"}),
+        ({"attn_implementation": {"vision_config": "eager"}}, {"vision_config": "eager"}),
+    ],
+)
+def test_of_a_composite_model_the_text_part_alone_gets_it(attention, others, composite, edited, patched, config_of):
+    folder = edited(composite, **attention)
+    output = patched(folder, "rerope")
+    config = config_of(output)
+    assert config["attn_implementation"] == {**others, "text_config": "ropecli:rerope"}
+    assert KEY not in config
+    assert config["text_config"][KEY]["pretrained"] == 64
+    model = load(output)
+    assert model.config.text_config._attn_implementation == "ropecli:rerope"
+    assert model.config.vision_config._attn_implementation == others.get("vision_config", "sdpa")
+    if not attention:
+        assert_is_the_patch_in_memory(output, folder)
+
+
+SHIPPED = {
+    "yarn": ("llama", {"rope_type": "yarn", "factor": 4.0}),
+    "llama3": ("llama", {"rope_type": "llama3", "factor": 2.0, **BANDS}),
+    "longrope": ("phi3", {"rope_type": "longrope", "long_factor": LIST, "short_factor": LIST}),
+}
+
+
+@pytest.mark.parametrize("shipped", SHIPPED)
+def test_a_scaling_that_a_checkpoint_came_with_stays_and_its_whole_window_is_trained(shipped, build, patched):
+    """As Llama 3.1: trained to read 131,072 tokens, from a pretraining window of 8,192, by a factor of 8."""
+    model_type, rope = SHIPPED[shipped]
+    rope = {**rope, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    settings = {"head_dim": 32} if model_type == "llama" else {"original_max_position_embeddings": 64}
+    folder = build(model_type, max_position_embeddings=256, rope_parameters=rope, **settings)
+    output = patched(folder, "rerope", 8.0)  # of the pretraining window: 512 tokens
+    carrier = read_carrier(open_checkpoint(output).config)
+    assert (carrier.pretrained, carrier.target, carrier.params) == (256, 512, {"window": 128})
+    assert_is_the_patch_in_memory(output, folder, factor=8.0)
+    assert not any("extends nothing" in warning for warning in plan(folder, factor=8.0).warnings)
+    (warning,) = [text for text in plan(folder, factor=4.0).warnings if "extends nothing" in text]
+    assert "reads 256 tokens" in warning
+    assert "--factor above 4." in warning
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
+        (
+            {
+                "rope_parameters": {"rope_type": "longrope", "long_factor": LIST, "short_factor": [1.0] * 16},
+                "max_position_embeddings": 256,
+                "original_max_position_embeddings": 64,
+            },
+            "longrope",
+        ),
+        ({"model_type": "mistral", "sliding_window": 20}, "sliding_window is 20"),
+    ],
+)
+def test_what_a_method_has_no_meaning_for_is_refused_at_once(settings, named, llama, edited):
+    rope = settings.get("rope_parameters")
+    settings = {**settings, "rope_parameters": {**rope, "rope_theta": 1e4}} if rope else settings
+    with pytest.raises(PatchError, match=named):
+        plan(edited(llama, **settings))
+
+
+def test_the_layers_are_those_that_see_the_whole_context(build):
+    checkpoint = open_checkpoint(build("gemma3_text", **GEMMA))
+    spec = ScalingSpec("rerope", 4.0)
+    assert make_plan(checkpoint, spec, layer_types=["full_attention"]).scaled == ("full_attention",)
+    for chosen in (["sliding_attention"], LAYERS):
+        with pytest.raises(PatchError, match="for the layers that see the whole context, full_attention"):
+            make_plan(checkpoint, spec, layer_types=chosen)
+
+
+UNSUITABLE = {
+    "falcon": ({"num_kv_heads": 1, "alibi": False, "new_decoder_architecture": False}, "code of its own"),
+    "smollm3": ({"no_rope_layers": [1, 0]}, "do not turn by the rotary tables"),
+}
+
+
+@pytest.mark.parametrize("model_type", UNSUITABLE)
+def test_an_architecture_that_does_not_allow_it_is_refused_and_nothing_left(model_type, build, patched, tmp_path):
+    settings, reason = UNSUITABLE[model_type]
+    with pytest.raises(PatchError, match=reason):
+        patched(build(model_type, **settings), "rerope")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("first", "then"), [("rerope", "yarn"), ("yarn", "rerope"), ("rerope", "rerope")])
+def test_a_second_patch_is_of_the_original(first, then, llama, patched, config_of):
+    once = patched(llama, first, 8.0)
+    assert config_of(patched(once, then)) == config_of(patched(llama, then))
+
+
+@pytest.mark.parametrize("attention", [{}, {"attn_implementation": "eager"}, {"_attn_implementation": "sdpa"}])
+def test_the_way_back_is_to_the_byte_and_a_plain_patch_leaves_the_attention(
+    attention, llama, edited, patched, config_of, tmp_path
+):
+    folder = edited(llama, **attention)
+    (folder / "config.json").write_text(json.dumps(config_of(folder), indent=2) + "\n")
+    output = patched(folder, "rerope")
+    assert AutoConfig.from_pretrained(output)._attn_implementation == "ropecli:rerope"
+    revert_to(plan_reversal(open_checkpoint(output)), tmp_path / "back")
+    assert (tmp_path / "back" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    plain = config_of(patched(output, "yarn"))
+    assert {key: plain[key] for key in plain if "attn_impl" in key or key == KEY} == attention
+
+
+@pytest.mark.parametrize("scaling", [{}, {"rope_type": "llama3", "factor": 2.0, "rope_theta": 1e4, **BANDS}])
+def test_without_the_note_all_is_known_but_the_way_back(scaling, llama, edited, patched):
+    if scaling:
+        scaling = {**scaling, "original_max_position_embeddings": 32}
+    folder = patched(edited(llama, rope_parameters=scaling) if scaling else llama, "leaky-rerope", 8.0)
+    known = inspect_checkpoint(open_checkpoint(folder))
+    (folder / "ropecli.yaml").unlink()
+    checkpoint = open_checkpoint(folder)
+    assert inspect_checkpoint(checkpoint) == known
+    assert (known["method"], known["factor"]) == ("leaky-rerope", 8.0)
+    with pytest.raises(PatchError, match=r"no ropecli\.yaml says .* before\. Take the checkpoint before the patch"):
+        make_plan(checkpoint, ScalingSpec("yarn", 4.0))
+
+
+def test_an_edited_config_is_gone_by_and_not_patched_again(llama, patched, config_of):
+    folder = patched(llama, "rerope")
+    config = config_of(folder)
+    config[KEY]["params"]["window"] = 8
+    (folder / "config.json").write_text(json.dumps(config))
+    ropes, settings = effective_ropes(open_checkpoint(folder))
+    assert ropes[None].remapping.params == {"window": 8}
+    assert f"was edited since ropecli.yaml was written ({KEY})" in settings.warnings[0]
+    with pytest.raises(PatchError, match=r"edited since ropecli\.yaml was written .* Undo the edit, or take"):
+        make_plan(open_checkpoint(folder), ScalingSpec("yarn", 4.0))
+    assert all(finding["fix"] is None for finding in inspect_checkpoint(open_checkpoint(folder))["findings"])
+
+
+BLOCK = {"method": "rerope", "params": {"window": 32}, "pretrained": 64, "target": 256, "rotary_start": 0}
+BLOCK["neighbours"] = False
+FAULTS = {
+    "it is \\[1\\]": [1],
+    "'foo' is no key": {"foo": 1},
+    "params is missing": {"params": ...},
+    "method is 'self-extend'": {"method": "self-extend"},
+    "method is \\[\\]": {"method": []},
+    "params is \\[1\\]": {"params": [1]},
+    "no parameter 'slope'": {"params": {"slope": 3.0}},
+    "window is 65; it must be at most 64": {"params": {"window": 65}},
+    "window is True": {"params": {"window": True}},
+    "window is inf": {"params": {"window": float("inf")}},
+    "window is a number beyond all use": {"params": {"window": 10**30}},
+    "pretrained is nan": {"pretrained": float("nan")},
+    "pretrained is True": {"pretrained": True},
+    "pretrained is 64.0": {"pretrained": 64.0},
+    "target is 0": {"target": 0},
+    "target is a number beyond all use": {"target": 10**30},
+    "rotary_start is -2": {"rotary_start": -2},
+    "rotary_start is '0'": {"rotary_start": "0"},
+    "rotary_start is False": {"rotary_start": False},
+    "neighbours is 1": {"neighbours": 1},
+    "inv_freq does not hold lists": {"inv_freq": {"": [1.0, float("nan")]}},
+    "inv_freq does not hold": {"inv_freq": [1.0]},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_block_that_is_off_is_one_sentence(fault):
+    assert parse_carrier(BLOCK, "rerope") == Carrier(**BLOCK)
+    change = FAULTS[fault]
+    block = {**BLOCK, **change} if isinstance(change, dict) else change
+    block = {key: value for key, value in block.items() if value is not ...} if isinstance(block, dict) else block
+    with pytest.raises(CheckpointError, match=rf"^{KEY} in config.json does not describe rerope: .*{fault}.*anew from"):
+        parse_carrier(block, "rerope")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"attn_implementation": ...}, f"{KEY} without the attn_implementation .* save_pretrained leaves it out"),
+        ({KEY: ...}, f"attn_implementation without the {KEY}"),
+        ({"attn_implementation": {"text_config": "ropecli:rerope"}}, "without the attn_implementation"),
+        ({"attn_implementation": "ropecli:foo"}, "'ropecli:foo'; this ropecli knows ropecli:dual-chunk, "),
+        ({"attn_implementation": "ropecli:yarn"}, "'ropecli:yarn'; this ropecli knows"),
+        ({"_attn_implementation": "sdpa"}, "'sdpa', which transformers takes in place of .* Remove _attn_impl"),
+        ({KEY: {**BLOCK, "inv_freq": {"": [1.0] * 16}}}, "of a model that was patched in memory"),
+    ],
+)
+def test_half_a_carrier_and_one_that_is_overruled_are_not_gone_by(change, reason, llama, patched, edited):
+    folder = edited(patched(llama, "rerope"), **change)
+    for read in (effective_ropes, load_model):
+        with pytest.raises(CheckpointError, match=reason):
+            read(open_checkpoint(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rotary_start": 20}, "dimensions 20 to 51 of a head turn, which is 32 wide"),
+        ({"rotary_start": None}, "does not say which dimensions of a head turn"),
+    ],
+)
+def test_a_block_that_does_not_fit_the_heads_is_refused_when_it_is_run(change, reason, llama, patched, edited):
+    model = load_model(open_checkpoint(edited(patched(llama, "rerope"), **{KEY: {**BLOCK, **change}})))
+    with pytest.raises(CheckpointError, match=reason):
+        logits(model)
+
+
+def test_what_save_pretrained_writes_is_half_a_carrier(llama, patched, tmp_path):
+    load(patched(llama, "rerope")).save_pretrained(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match="save_pretrained leaves it out"):
+        read_carrier(open_checkpoint(tmp_path / "saved").config)
