@@ -45,6 +45,7 @@ def describe_rows(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] | None = None,
     attention_mask: Tensor | None = None,
+    local_size: int | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **others: Any,
@@ -58,7 +59,8 @@ def describe_rows(
     first = int(q_offset)
     if use_vmap:
         raise PatchError("The model overlays a mask of its own, which a relative-position method would pass over.")
-    if mask_function is not None:
+    # models make the sliding layers' mask though they have no such layer, and then it may be one that hides everything
+    if mask_function is not None and local_size is None:
         _refuse_other_masks(mask_function, batch_size, range(first, first + q_length), kv_offset, device)
     paddings = [0] * batch_size
     if attention_mask is not None and not _without_storage(attention_mask):

@@ -74,7 +74,8 @@ def _of_layer(section: dict[str, Any], layer_type: str | None) -> dict[str, Any]
     labels, differing = section.get("layer_types"), section.get("per_layer_config")
     if layer_type is None or not isinstance(labels, list) or not isinstance(differing, dict):
         return section
+    by_index = {key.lstrip("0") or "0": own for key, own in differing.items()}  # saved ones are as long as the longest
     for index, label in enumerate(labels):
-        if label == layer_type and isinstance(own := differing.get(str(index)), dict):
+        if label == layer_type and isinstance(own := by_index.get(str(index)), dict):
             return {**section, **own}
     return section

@@ -204,11 +204,13 @@ def _run(model: "PreTrainedModel", probe: _Probe) -> _Pass:
         output = model(input_ids=ids, use_cache=False).logits
     except PatchError:
         raise
-    except Exception as error:  # models raise what they like
+    except (RuntimeError, IndexError) as error:  # by a mask that has another shape than they take for granted
         raise PatchError(
-            f"{type(model).__name__} does not run with another attention function, as where sparse attention works on "
-            f"the mask itself: {reason_of(error)}"
+            f"{type(model).__name__} works on the mask itself, as sparse attention does; methods of other distances "
+            "have none."
         ) from error
+    except Exception as error:  # models raise what they like
+        raise PatchError(f"{type(model).__name__} does not run with another attention: {reason_of(error)}") from error
     return _Pass(probe.calls, output)
 
 

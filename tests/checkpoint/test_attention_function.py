@@ -8,7 +8,7 @@ import io
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.masking_utils import create_causal_mask
 
 from ropecli.checkpoint.in_memory import live_patch, unpatched_after
@@ -235,7 +235,7 @@ def test_its_gradients_come_through_checkpoints_after_a_pass_for_inference(llama
         for checkpoints in (False, True):
             if checkpoints:
                 model.train()
-                model.gradient_checkpointing_enable({"use_reentrant": False})
+                model.gradient_checkpointing_enable()
             model.zero_grad()
             model(ROW, labels=ROW, use_cache=False).loss.backward()
             gradients.append(model.model.layers[0].self_attn.q_proj.weight.grad.clone())
@@ -246,18 +246,12 @@ def test_its_gradients_come_through_checkpoints_after_a_pass_for_inference(llama
 def test_modules_that_accelerate_moves(llama, patched, tmp_path, expected):
     """Its hooks take what a layer is given to the layer's device: the rows that stand for a mask too."""
     folder = patched(llama, "rerope")
-    everywhere = {"model.layers.0": "disk", "model.layers.1": "disk", "": "cpu"}
-    for places in ("auto", everywhere):
+    parts = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
+    apart = {**dict.fromkeys(parts, "cpu"), "model.layers.0": "disk", "model.layers.1": "disk"}
+    for places in ("auto", apart):
         options = {} if places == "auto" else {"offload_folder": tmp_path / "disk"}
         model = AutoModelForCausalLM.from_pretrained(folder, device_map=places, dtype=torch.float32, **options)
         assert_close(model(IDS, attention_mask=torch.ones_like(IDS)).logits[:1], expected)
-
-
-def test_without_storage_a_pass_has_its_shape(llama, patched):
-    config = AutoConfig.from_pretrained(patched(llama, "rerope"))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    assert model(torch.zeros(2, 100, dtype=torch.long, device="meta")).logits.shape == (2, 100, 512)
 
 
 @pytest.mark.slow

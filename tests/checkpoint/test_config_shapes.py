@@ -272,7 +272,8 @@ def test_still_pairs_are_read(name, written, assert_inspection_is_live):
 
 def test_global_heads_as_transformers_saves_them(written, assert_inspection_is_live):
     saved = {key: value for key, value in STILL["gemma4_text"].items() if key != "global_head_dim"}
-    assert_inspection_is_live(written({**saved, "per_layer_config": {"1": {"head_dim": 64}}}))
+    for index in ("1", "01"):  # of ten layers and more, all are written with two digits
+        assert_inspection_is_live(written({**saved, "per_layer_config": {index: {"head_dim": 64}}}))
     assert_inspection_is_live(written(saved))  # then they are 512 wide, and the others as named
 
 

@@ -1,0 +1,158 @@
+"""`ropecli patch --method rerope`, and what every command makes of the folder; one message for each that is off."""
+
+import json
+
+import pytest
+
+from ropecli.checkpoint.carrier import KEY
+
+BLOCK = {"method": "rerope", "params": {"window": 32}, "pretrained": 64, "target": 256, "rotary_start": 0}
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def is_one_message(outcome, *expected):
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("error:") == 1
+    assert "Traceback" not in outcome.err
+    for part in expected:
+        assert part in words(outcome.err)
+
+
+@pytest.fixture
+def rerope(llama, patched):
+    return patched(llama, "rerope")
+
+
+@pytest.fixture
+def patched(ropecli, tmp_path):
+    def patch(folder, method, *options):
+        output = tmp_path / f"patched-{method}-{len(list(tmp_path.iterdir()))}"
+        outcome = ropecli("patch", folder, "--method", method, "--factor", 4, "--output", output, *options)
+        assert outcome.code == 0, outcome.err
+        return output
+
+    return patch
+
+
+def test_it_says_what_it_proved_and_what_the_reader_needs(ropecli, llama, tmp_path):
+    outcome = ropecli("patch", llama, "-m", "rerope", "--factor", 4, "-o", tmp_path / "out")
+    assert outcome.code == 0
+    assert "rerope ×4, 256 tokens" in outcome.out
+    assert "proved: 1 live rotary table agrees" in outcome.out
+    assert "proved: on a small model of this architecture, the attention agrees" in outcome.out
+    assert "after `import ropecli`" in words(outcome.err)
+    assert outcome.err.count("warning:") == 1
+
+
+def test_a_dry_run_shows_the_whole_change_and_writes_nothing(ropecli, llama, tmp_path):
+    outcome = ropecli("patch", llama, "-m", "rerope", "--factor", 4, "--set", "window=20", "--dry-run", "--json")
+    changes = {change["path"]: change["after"] for change in json.loads(outcome.out)["changes"]}
+    assert changes["attn_implementation"] == "ropecli:rerope"
+    assert changes[KEY] == {**BLOCK, "params": {"window": 20}, "neighbours": False}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_proof_of_the_tables_the_attention_is_proved_all_the_same(ropecli, build, tmp_path):
+    options = ["-m", "rerope", "--factor", 4, "-o", tmp_path / "out", "--no-verify"]
+    is_one_message(ropecli("patch", build("smollm3", no_rope_layers=[1, 0]), *options), "do not turn by the rotary")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--set", "windw=3"], "no parameter 'windw'. Its parameters: window. Did you mean 'window'?"),
+        (["--set", "window=65"], "window is 65; it must be at most 64"),
+        (["--set", "window=0"], "window is 0; it must be a whole number from 1 on"),
+        (["--set", "slope=2"], "no parameter 'slope'"),
+        (["--layer-types", "full_attention"], "all layers share one"),
+    ],
+)
+def test_options_that_do_not_fit(options, expected, ropecli, llama, tmp_path):
+    outcome = ropecli("patch", llama, "-m", "rerope", "--factor", 4, "-o", tmp_path / "out", *options)
+    is_one_message(outcome, expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_all_of_whose_layers_slide_is_refused_before_anything_is_said(ropecli, build, tmp_path):
+    folder = build("mistral", head_dim=32, sliding_window=20)
+    outcome = ropecli("patch", folder, "-m", "rerope", "--factor", 4, "-o", tmp_path / "out")
+    is_one_message(outcome, "sliding_window is 20, and no layer looks back further")
+    assert "warning" not in outcome.err
+
+
+def test_patched_again_and_taken_back(ropecli, llama, edited, patched, rerope, tmp_path):
+    again = patched(rerope, "yarn")
+    assert (again / "config.json").read_bytes() == (patched(llama, "yarn") / "config.json").read_bytes()
+    assert ropecli("patch", patched(again, "rerope"), "--revert", "-o", tmp_path / "back").code == 0
+    assert (tmp_path / "back" / "config.json").read_bytes() == (llama / "config.json").read_bytes()
+
+
+def test_inspect_shows_the_method_with_all_its_parameters(ropecli, rerope):
+    outcome = ropecli("inspect", rerope)
+    assert outcome.code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in outcome.out.splitlines() if "│" in line]
+    assert ["method", "rerope"] in rows
+    assert ["parameters", "window 32"] in rows
+    assert ["factor", "4"] in rows
+    assert "nothing to mend" in outcome.out
+
+
+def test_no_engine_is_told_of_plain_attention_in_its_place(ropecli, rerope):
+    for engine in ("vllm", "sglang", "llama.cpp", "transformers-v4"):
+        is_one_message(ropecli("export", rerope, "--engine", engine), "attends by rerope")
+
+
+WRONG = {
+    "the name is missing": ({"attn_implementation": ...}, f"{KEY} without the attn_implementation"),
+    "the block is missing": ({KEY: ...}, f"attn_implementation without the {KEY}"),
+    "a method that is not known": ({"attn_implementation": "ropecli:foo"}, "this ropecli knows ropecli:dual-chunk"),
+    "a block of another method": ({"attn_implementation": "ropecli:streaming"}, "does not describe streaming"),
+    "a number beyond all use": ({KEY: {**BLOCK, "target": 10**30}}, "target is a number beyond all use"),
+    "no number": ({KEY: {**BLOCK, "pretrained": float("nan")}}, "pretrained is nan"),
+    "transformers goes by another": ({"_attn_implementation": "sdpa"}, "Remove _attn_implementation"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_carrier_that_is_off_is_one_message_wherever_it_is_read(wrong, ropecli, rerope, edited, corpus, tmp_path):
+    change, expected = WRONG[wrong]
+    folder = edited(rerope, **change)
+    (folder / "ropecli.yaml").unlink()
+    data, before = ["--data", corpus], sorted(tmp_path.iterdir())
+    for command in (
+        ["inspect", folder],
+        ["patch", folder, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out"],
+        ["export", folder, "-e", "vllm"],
+        ["eval-ppl", folder, *data, "-l", "64"],
+        ["compare", folder, *data, "-l", "64", "-m", "as-is,none"],
+        ["passkey", folder, "-l", "64"],
+        ["finetune", folder, *data, "--length", 128, "--steps", 1, "-o", tmp_path / "out", "--dry-run"],
+    ):
+        is_one_message(ropecli(*command), expected)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_heads_that_the_block_does_not_fit_are_one_message(ropecli, rerope, edited, corpus):
+    folder = edited(rerope, **{KEY: {**BLOCK, "rotary_start": 20, "neighbours": False}})
+    (folder / "ropecli.yaml").unlink()
+    outcome = ropecli("eval-ppl", folder, "--data", corpus, "-l", "64", "--max-documents", 1)
+    is_one_message(outcome, "dimensions 20 to 51 of a head turn, which is 32 wide")
+
+
+def test_another_attention_is_refused_with_the_way_out(ropecli, llama, rerope, corpus):
+    attn = ["--data", corpus, "--attn", "eager"]
+    for folder, options in (
+        (rerope, ["eval-ppl", "-l", "64"]),
+        (rerope, ["compare", "-l", "64", "-m", "none"]),
+        (rerope, ["needle", "-l", "64"]),
+        (llama, ["eval-ppl", "-l", "64", "--baseline", rerope]),
+        (llama, ["eval-ppl", "-l", "64", "-m", "rerope", "--factor", 4]),
+        (llama, ["compare", "-l", "64", "-m", "none,rerope"]),
+        (llama, ["needle", "-l", "64", "-m", "rerope", "--factor", 4]),
+    ):
+        outcome = ropecli(options[0], folder, *options[1:], *attn)
+        is_one_message(outcome, "--attn is 'eager'", "rerope", "Leave --attn out.")

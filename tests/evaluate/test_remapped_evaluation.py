@@ -1,0 +1,193 @@
+"""Evaluations of relative-position methods: written or in memory, at once or in pieces, they are what a loop gives."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.masking_utils import AttentionMaskInterface
+
+LENGTHS = [24, 64, 130]
+METHODS = ["rerope", "self-extend"]
+TIMES = ("seconds", "tokens_per_second", "peak_memory")
+
+
+def distance(method, n, m):
+    """For a pretraining window of 64 and a target of 256 tokens, by what the papers say."""
+    if method == "rerope":
+        return min(n - m, 32)
+    window, group = 16, 16  # 2·(256 - 16) / (64 - 2·16), and one more
+    return n - m if n - m < window else n // group - m // group + window - window // group
+
+
+def attend_by_hand(method):
+    """Attention in float64 with one matrix of scores; heads of 32 turn by 10000^(-2i/32), i and i + 16 together."""
+    turns = 10_000.0 ** -(torch.arange(16, dtype=torch.float64) / 16)
+
+    def attend(module, query, key, value, attention_mask, scaling, **others):
+        at = range(query.shape[2])
+        own = torch.polar(torch.ones(len(at), 16, dtype=torch.float64), -torch.tensor(at)[:, None] * turns)
+        rho = torch.tensor([[float(distance(method, n, m)) for m in at] for n in at], dtype=torch.float64)
+        further = torch.polar(torch.ones_like(rho[..., None] * turns), rho[..., None] * turns)
+        groups = query.shape[1] // key.shape[1]
+        q, k = (torch.complex(*one.double().chunk(2, -1)) * own for one in (query, key.repeat_interleave(groups, 1)))
+        scores = torch.einsum("bhni,bhmi,nmi->bhnm", q, k.conj(), further).real * scaling
+        scores = scores.masked_fill(torch.ones(len(at), len(at)).triu(1).bool(), -torch.inf)
+        found = scores.softmax(-1) @ value.double().repeat_interleave(groups, 1)
+        return found.to(value.dtype).transpose(1, 2), None
+
+    return attend
+
+
+@pytest.fixture
+def by_hand(llama, documents):
+    """by_hand(method) -> the sum of -ln p of each document's first tokens, by length."""
+
+    @torch.no_grad()
+    def measure(method):
+        AttentionInterface.register(f"by-hand-{method}", attend_by_hand(method))
+        AttentionMaskInterface.register(f"by-hand-{method}", lambda **_: None)
+        model = AutoModelForCausalLM.from_pretrained(
+            llama, dtype=torch.float64, attn_implementation=f"by-hand-{method}"
+        )
+        sums = dict.fromkeys(LENGTHS, 0.0)
+        for document in documents.kept:
+            ids = torch.from_numpy(document.ids[: LENGTHS[-1]].astype(np.int64))
+            logs = model(ids[None], use_cache=False).logits[0].log_softmax(-1)
+            for length in LENGTHS:
+                sums[length] -= logs[torch.arange(length - 1), ids[1:length]].sum().item()
+        return sums
+
+    return measure
+
+
+@pytest.fixture
+def patched(ropecli, llama, tmp_path):
+    def patch(method):
+        assert ropecli("patch", llama, "-m", method, "--factor", 4, "-o", tmp_path / method).code == 0
+        return tmp_path / method
+
+    return patch
+
+
+@pytest.fixture
+def evaluate(ropecli, corpus):
+    """evaluate(command, folder, ...) -> the reports."""
+
+    def call(command, folder, *options):
+        fixed = ["--data", corpus, "--lengths", ",".join(map(str, LENGTHS)), "--max-documents", 4, "--json"]
+        outcome = ropecli(command, folder, *fixed, *options)
+        assert outcome.code == 0, outcome.err
+        assert "not read in chunks" not in outcome.err
+        return json.loads(outcome.out)
+
+    return call
+
+
+def nlls(report):
+    return [row["nll"] * row["tokens"] for row in report["rows"]]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_written_in_memory_and_by_hand_the_losses_are_the_same(method, llama, patched, evaluate, by_hand):
+    expected = pytest.approx(list(by_hand(method).values()), rel=1e-5)
+    in_memory = ["--method", method, "--factor", 4]
+    report = evaluate("eval-ppl", patched(method))
+    assert (report["method"], report["factor"], report["in_memory"]) == (method, 4.0, False)
+    assert nlls(report) == expected
+    for options in ([], ["--chunk", 30], ["--batch-size", 3], ["--chunk", 17, "--batch-size", 4]):
+        assert nlls(evaluate("eval-ppl", llama, *in_memory, *options)) == expected
+    assert nlls(evaluate("eval-ppl", llama))[-1] != pytest.approx(nlls(report)[-1], rel=2e-3), "the method shows"
+
+
+@pytest.mark.parametrize("protocol", ["tail", "sliding"])
+def test_by_windows_too(protocol, llama, patched, evaluate):
+    options = ["--protocol", protocol]
+    written = evaluate("eval-ppl", patched("rerope"), *options)
+    in_memory = evaluate("eval-ppl", llama, "-m", "rerope", "--factor", 4, "--batch-size", 2, *options)
+    assert nlls(in_memory) == pytest.approx(nlls(written), rel=1e-5)
+
+
+def test_compared_methods_leave_each_other_alone(llama, evaluate):
+    """Whatever came before on the same model."""
+    methods = ["none", "rerope", "yarn", "dual-chunk", "dynamic", "streaming"]
+    alone = {}
+    for method in methods:
+        factor = [] if method == "none" else ["--factor", 4]
+        alone[method] = nlls(evaluate("eval-ppl", llama, "--method", method, *factor))
+    for order in (methods, methods[::-1]):
+        reports = evaluate("compare", llama, "--methods", ",".join(order), "--factors", 4)
+        assert {report["method"]: nlls(report) for report in reports} == alone
+    assert all(one[-1] != other[-1] for one, other in itertools.combinations(alone.values(), 2))
+
+
+def test_a_patched_folder_is_compared_as_it_is_and_by_other_methods(llama, patched, evaluate):
+    reports = evaluate("compare", patched("rerope"), "--methods", "as-is,none,yarn,rerope", "--factors", 4)
+    known = [(report["method"], report["in_memory"]) for report in reports]
+    assert known == [("rerope", False), ("none", True), ("yarn", True), ("rerope", True)]
+    as_it_is, none, _, again = map(nlls, reports)
+    assert none == pytest.approx(nlls(evaluate("eval-ppl", llama)), rel=1e-6)
+    assert again == pytest.approx(as_it_is, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["rank", "generate"])
+@pytest.mark.parametrize("task", ["passkey", "needle"])
+def test_keys_are_asked_for_in_both_modes(task, mode, ropecli, llama, patched, corpus):
+    data = ["--data", corpus] if task == "needle" else []
+    asked = ["--lengths", "280", "--trials", 2, "--depths", "0,1", "--mode", mode, "--json", *data]
+    found = []
+    for folder, options in ((patched("rerope"), []), (llama, ["-m", "rerope", "--factor", 4])):
+        outcome = ropecli(task, folder, *asked, *options)
+        assert outcome.code == 0, outcome.err
+        report = json.loads(outcome.out)
+        assert (report["method"], report["factor"]) == ("rerope", 4.0)
+        found.append([{key: value for key, value in cell.items() if key not in TIMES} for cell in report["cells"]])
+    assert len(found[0]) == 2
+    for cells in zip(*found, strict=True):
+        assert cells[0].keys() == cells[1].keys()
+        for key in cells[0]:
+            assert cells[0][key] == pytest.approx(cells[1][key], rel=1e-3, abs=1e-4), key
+
+
+def test_an_interrupted_run_is_gone_on_with_by_the_same_distances_alone(ropecli, llama, corpus, tmp_path, monkeypatch):
+    from ropecli.evaluate.progress import Progress
+
+    def run(*options):
+        fixed = ["--data", corpus, "--lengths", "24,130", "--max-documents", 4, "-m", "rerope", "--factor", 4]
+        return ropecli("eval-ppl", llama, *fixed, "--output", tmp_path / "report.json", *options)
+
+    def add(self, *values):
+        Progress.__dict__["added"](self, *values)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "added", Progress.add, raising=False)
+        patch.setattr(Progress, "add", add)
+        assert run().code == 130
+    other = run("--resume", "--set", "window=16")
+    assert other.code == 2
+    assert "in_memory: " in other.err
+    # the window that it takes unless given is the same one
+    assert "params: " in run("--resume", "--set", "window=32").err
+    assert run("--resume").code == 0
+    rows = json.loads((tmp_path / "report.json").read_text())["rows"]
+    (tmp_path / "report.json").unlink()
+    assert run().code == 0
+    whole = json.loads((tmp_path / "report.json").read_text())["rows"]
+    assert [row["nll"] for row in rows] == [row["nll"] for row in whole]
+
+
+def test_tables_plots_and_pages_have_them_by_name(ropecli, llama, corpus, tmp_path):
+    reports = tmp_path / "reports.json"
+    outcome = ropecli(
+        *("compare", llama, "--data", corpus, "--lengths", "24,130", "--max-documents", 2),
+        *("--methods", "none,leaky-rerope,dual-chunk", "--set", "leaky-rerope.slope=9", "--output", reports),
+    )
+    names = [line.strip("│ ").split("│")[0].strip() for line in outcome.out.splitlines() if line.startswith("│")]
+    assert names == ["none", "leaky-rerope ×4 (slope 9)", "dual-chunk ×4"]
+    for command, output in (("plot", "plot.svg"), ("report", "page.html")):
+        assert ropecli(command, reports, "--output", tmp_path / output).code == 0
+        written = (tmp_path / output).read_text()
+        assert all(name in written for name in ("leaky-rerope ×4 (slope 9)", "dual-chunk ×4"))
