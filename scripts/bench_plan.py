@@ -28,6 +28,18 @@ _SMALL = {
     "head_dim": 64,
 }
 _PLAIN = {"mixed_precision": "none", "gradient_accumulation": 1}
+REROPE = {
+    "attn_implementation": "ropecli:rerope",
+    "ropecli_remapping": {
+        "method": "rerope",
+        "params": {"window": 256},
+        "pretrained": 512,
+        "target": 8192,
+        "rotary_start": 0,
+        "neighbours": False,
+    },
+}
+"""What config.json holds of a relative-position method."""
 CASES: dict[str, dict[str, Any]] = {
     "llama, 4096 tokens": {"type": "llama", "vocab": 2048, "layers": 6, "length": 4096, "recipe": {}},
     "llama, 2048, no checkpointing": {
@@ -60,6 +72,7 @@ CASES: dict[str, dict[str, Any]] = {
         "type": "qwen3_moe", "vocab": 4096, "layers": 2, "length": 1024, "recipe": {},
         "more": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 352},
     },
+    "llama, rerope": {"type": "llama", "vocab": 2048, "layers": 6, "length": 4096, "recipe": {}, "more": REROPE},
 }  # fmt: skip
 
 

@@ -35,6 +35,7 @@ TOUCHES_MODELS = [
     "checkpoint.live",
     "checkpoint.heads",
     "checkpoint.attention",
+    "checkpoint.rows",
     "checkpoint.layout",
     "checkpoint.remapped",
     "checkpoint.twin",

@@ -13,7 +13,7 @@ from ropecli.checkpoint.provenance import Change, Provenance, diff, read_provena
 from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import get_method, remap, scale, varies_with_length
+from ropecli.scaling.registry import check_factor, get_method, remap, scale, varies_with_length
 
 _LONGEST = 10**12
 
@@ -215,6 +215,7 @@ def _with_factor(spec: ScalingSpec, window: int, target_length: int | None, choo
         spec = replace(spec, factor=target_length / window)
     if spec.factor > 1e6:
         raise MethodError(f"The factor {spec.factor:g} is beyond any use; it must be at most 1000000.")
+    check_factor(spec.factor)
     return spec
 
 

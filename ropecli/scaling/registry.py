@@ -143,8 +143,7 @@ def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) 
     factor that is not a finite number of at least 1.
     """
     method = get_method(spec.method)
-    if not (math.isfinite(spec.factor) and spec.factor >= 1):
-        raise MethodError(f"The factor is {spec.factor:g}; it must be a finite number of at least 1.")
+    check_factor(spec.factor)
     params = _checked_parameters(method, spec.params)
     window = geometry.original_max_position_embeddings
     if method.remaps:
@@ -171,6 +170,12 @@ def remapping_of(spec: ScalingSpec, pretrained: int, target: int) -> Remapping:
 def remap(rope: ScaledRope, spec: ScalingSpec, pretrained: int, target: int) -> ScaledRope:
     """`rope` with the distances that `spec` gives (see remapping_of); its frequencies stay. Raises MethodError."""
     return replace(rope, spec=spec, remapping=remapping_of(spec, pretrained, target))
+
+
+def check_factor(factor: float) -> None:
+    """Raises MethodError unless it is a finite number of at least 1."""
+    if not (math.isfinite(factor) and factor >= 1):
+        raise MethodError(f"The factor is {factor:g}; it must be a finite number of at least 1.")
 
 
 def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> None:

@@ -112,6 +112,14 @@ def test_tokens_after_padding_at_the_right_are_refused(model, expected):
         model(ROW[:, 60:], attention_mask=torch.cat([mask, ONES[:, 60:]], 1), past_key_values=read.past_key_values)
 
 
+def test_a_mask_that_leaves_out_what_is_in_the_cache_is_refused(model):
+    cache = model(ROW[:, :60]).past_key_values
+    with pytest.raises(
+        PatchError, match="The attention mask is of 50 tokens, and with those in the cache there are 110"
+    ):
+        model(ROW[:, 60:], attention_mask=ONES[:, 60:], past_key_values=cache)
+
+
 @pytest.mark.parametrize("filled", [0, 1, None])
 def test_padding_may_have_any_positions(filled, model, expected):
     """transformers' own ways: 0 or 1 for all padding, or what is counted before and after the tokens."""

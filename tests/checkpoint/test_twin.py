@@ -37,7 +37,7 @@ LATER_START = {
     "glm4_moe_lite": 192,
     "minicpm3": 64,
 }
-WORKS, REFUSES = 99, 31
+WORKS, REFUSES = 100, 30
 NO_POSITIONS = "do not turn by the rotary tables"
 SPARSE = "works on the mask itself, as sparse attention does"
 AFTERWARDS = "changes queries or keys after the rotation"
@@ -53,7 +53,6 @@ REFUSED = {
     "beam": "no layer that sees the whole context has rotary positions",
     "blt": "holds the configs of several transformers",
     "deepseek_v4": "changes the mask on its way",
-    "gemma3n": "requires the timm library",
     "gemma4_assistant": "does not build a small model",
     "ministral": "no layer looks back further",
     "recurrent_gemma": "there is nothing to extend",

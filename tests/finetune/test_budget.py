@@ -195,17 +195,6 @@ def test_checkpointing_keeps_bfloat16_where_weights_are_gathered_in_it(adapter, 
     assert 32 * one <= foresight.trace(recipe(adapter=adapter), 4096, "fsdp2").kept < 40 * one
 
 
-_REROPE = {
-    "attn_implementation": "ropecli:rerope",
-    "ropecli_remapping": {
-        "method": "rerope",
-        "params": {"window": 256},
-        "pretrained": 512,
-        "target": 8192,
-        "rotary_start": 0,
-        "neighbours": False,
-    },
-}
 _SMALL = {
     "llama": {"type": "llama", "vocab": 512, "layers": 3, "length": 512, "recipe": {}},
     "no checkpointing": {
@@ -222,14 +211,14 @@ _SMALL = {
     "eager": {"type": "llama", "vocab": 512, "layers": 2, "length": 512, "recipe": {"attn": "eager"}},
     "packed": {"type": "llama", "vocab": 512, "layers": 2, "length": 1024, "recipe": {"sequences": "packed"}},
     "lora": {"type": "llama", "vocab": 1024, "layers": 2, "length": 512, "recipe": {"adapter": "lora"}},
-    "rerope": {"type": "llama", "vocab": 512, "layers": 2, "length": 2048, "recipe": {}, "more": _REROPE},
+    "rerope": {"type": "llama", "vocab": 512, "layers": 2, "length": 2048, "recipe": {}, "more": bench.REROPE},
     "rerope, no checkpointing": {
         "type": "llama",
         "vocab": 512,
         "layers": 2,
         "length": 1024,
         "recipe": {"mixed_precision": "bf16", "gradient_checkpointing": False},
-        "more": _REROPE,
+        "more": bench.REROPE,
     },
 }
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ropecli.checkpoint import attention as methods
-from ropecli.checkpoint.carrier import KEY, method_of
+from ropecli.checkpoint.attention import make_kernel
+from ropecli.checkpoint.carrier import method_of
 from ropecli.finetune.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -62,10 +62,7 @@ def _in_one_block(name: str) -> Callable[..., Any]:
         s_aux: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        if sliding_window is not None:
-            kernel = methods._sliding(sliding_window)
-        else:
-            kernel = methods._make_kernel(module, getattr(module.config, KEY, None), name)
+        kernel = make_kernel(module, name, sliding_window, query.shape[-1])
         first = max(query.shape[2] - _ROWS, 0)
         last = kernel(
             query[:, :, first:],

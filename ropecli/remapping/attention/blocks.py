@@ -4,7 +4,9 @@ A block has one softmax over all that its queries see; keys that none of them se
 Rabe and Staats 2021 (arXiv:2112.05682). Knows no method, config or model; expects no padding.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,7 +93,7 @@ class BlockAttention:
         units = max(1, most // max(rows * scores, keys * head_dim))  # of one token's block, its turned keys are more
         loop = Loop(self._sides, ranges, rows, first_query, first_key, scaling)
         results = []
-        with torch.autocast(query.device.type, enabled=False):  # it would make the scores half precision
+        with _full_precision(query.device):
             for at in (slice(first, first + units) for first in range(0, len(query), units)):
                 softmax = Softmax(softcap, None if sinks is None else sinks[at], dropout)
                 results.append(loop.run(query[at], key[at], value[at], softmax))
@@ -99,3 +101,8 @@ class BlockAttention:
         if not counts.all():
             result = result.masked_fill(torch.tensor(counts == 0, device=result.device)[:, None], 0.0)
         return result
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Without autocast, which would make the scores half precision; the meta device has none."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
