@@ -37,6 +37,32 @@ def ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session")
+def environment(request):
+    """environment("deepspeed", ["deepspeed==..."], "--no-deps") -> the interpreter of an environment with these alone.
+
+    It is kept for the next session, by its name. Skips where they cannot be had, and says why.
+    """
+    import subprocess
+    import sys
+    import venv
+
+    def make(name: str, requirements: list[str], *options: object) -> Path:
+        home = Path(request.config.cache.mkdir(name))
+        python = home / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+        ready = home / "ready"
+        if not ready.is_file() or ready.read_text() != "\n".join(requirements):
+            venv.create(home / "venv", with_pip=True, clear=True)
+            install = [python, "-m", "pip", "install", "--quiet", *options, *requirements]
+            result = subprocess.run(install, capture_output=True, text=True)
+            if result.returncode:
+                pytest.skip(f"{requirements[0]} cannot be had here: {result.stderr.strip()[-800:]}")
+            ready.write_text("\n".join(requirements))
+        return python
+
+    return make
+
+
 @pytest.fixture
 def ropecli(capsys, monkeypatch):
     """Calls the command line in this process: ropecli("inspect", folder) -> Outcome(code, out, err)."""

@@ -1,8 +1,10 @@
 """A function that waits for another library's module, and does not load it."""
 
 import importlib
+import importlib.util
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -47,13 +49,46 @@ def test_is_called_at_once_for_a_module_that_is_there(library):
 def test_leaves_the_module_as_its_own_loader_makes_it(library):
     import inspect
 
-    finders = list(sys.meta_path)
     after_import(f"{library}.waited_for", lambda: None)
+    looked_for = importlib.util.find_spec(f"{library}.waited_for")
+    assert looked_for.loader.get_source(looked_for.name).startswith('"""Words."""')
     module = importlib.import_module(f"{library}.waited_for")
-    assert sys.meta_path == finders
     assert inspect.getsource(module).startswith('"""Words."""')
     assert type(module.__loader__) is type(importlib.import_module(library).__loader__)
     assert module.__spec__.loader is module.__loader__
+
+
+def test_who_only_looks_for_the_module_does_not_end_the_waiting(library):
+    called = []
+    after_import(f"{library}.waited_for", lambda: called.append(1))
+    assert importlib.util.find_spec(f"{library}.waited_for") is not None
+    assert not called
+    importlib.import_module(f"{library}.waited_for")
+    assert called == [1]
+
+
+def test_a_module_that_is_mended_is_still_waited_for(library, tmp_path):
+    """As after a Ctrl-C in a notebook, in the middle of the import."""
+    called = []
+    after_import(f"{library}.broken", lambda: called.append(1))
+    with pytest.raises(ImportError, match="of its own"):
+        importlib.import_module(f"{library}.broken")
+    (tmp_path / library / "broken.py").write_text("")
+    importlib.invalidate_caches()
+    importlib.import_module(f"{library}.broken")
+    assert called == [1]
+
+
+def test_a_module_of_a_zip_file(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "waiting_zip.zip", "w") as archive:
+        archive.writestr("waiting_zipped.py", "NUMBER = 7")
+    monkeypatch.syspath_prepend(str(tmp_path / "waiting_zip.zip"))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    called = []
+    after_import("waiting_zipped", lambda: called.append(sys.modules["waiting_zipped"].NUMBER))
+    importlib.import_module("waiting_zipped")
+    del sys.modules["waiting_zipped"]
+    assert called == [7]
 
 
 def test_two_may_wait_for_one_module(library):

@@ -7,8 +7,6 @@ scaling or only the base. It runs in an environment of its own, which pytest's c
 import json
 import os
 import subprocess
-import sys
-import venv
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -79,19 +77,8 @@ coverage = scripts_by_path.load("coverage")
 
 
 @pytest.fixture(scope="module")
-def python(request) -> Path:
-    """The interpreter of an environment with transformers 4. Skips where it cannot be had, and says why."""
-    home = Path(request.config.cache.mkdir("transformers4"))
-    found = home / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    ready = home / "ready"
-    if not ready.is_file() or ready.read_text() != "\n".join(PINNED):
-        venv.create(home / "venv", with_pip=True, clear=True)
-        install = [found, "-m", "pip", "install", "--quiet", *PINNED]
-        result = subprocess.run(install, capture_output=True, text=True)
-        if result.returncode:
-            pytest.skip(f"transformers {RELEASE} cannot be had here: {result.stderr.strip()[-800:]}")
-        ready.write_text("\n".join(PINNED))
-    return found
+def python(environment) -> Path:
+    return environment("transformers4", PINNED)
 
 
 def with_few_experts(folder: Path) -> Path:

@@ -6,8 +6,6 @@ It runs in an environment of its own, which pytest's cache keeps.
 import json
 import os
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import numpy as np
@@ -29,20 +27,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def python(request) -> Path:
-    """The interpreter of an environment with lm-eval. Skips where it cannot be had, and says why."""
-    home = Path(request.config.cache.mkdir("lm_eval"))
-    found = home / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    ready = home / "ready"
-    if not ready.is_file() or ready.read_text() != "\n".join(PINNED):
-        venv.create(home / "venv", with_pip=True, clear=True)
-        constraints = ROOT / "scripts" / "constraints.txt"
-        install = [found, "-m", "pip", "install", "--quiet", "-c", constraints, *PINNED]
-        result = subprocess.run(install, capture_output=True, text=True)
-        if result.returncode:
-            pytest.skip(f"lm-eval {RELEASE} cannot be had here: {result.stderr.strip()[-800:]}")
-        ready.write_text("\n".join(PINNED))
-    return found
+def python(environment) -> Path:
+    return environment("lm_eval", PINNED, "-c", ROOT / "scripts" / "constraints.txt")
 
 
 @pytest.fixture(scope="module")

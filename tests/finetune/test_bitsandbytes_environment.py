@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
@@ -17,23 +16,11 @@ TESTS = Path(__file__).with_name("test_bitsandbytes.py")
 
 
 @pytest.fixture(scope="module")
-def python(request) -> Path:
-    """The interpreter of an environment with it alone. Skips where it cannot be had, and says why."""
+def python(environment) -> Path:
     if importlib.util.find_spec("bitsandbytes"):
         pytest.skip("bitsandbytes is here already")
-    home = Path(request.config.cache.mkdir("bitsandbytes"))
-    found = home / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    ready = home / "ready"
-    if not ready.is_file() or ready.read_text() != PINNED:
-        venv.create(home / "venv", with_pip=True, clear=True)
-        # what it needs besides is what ropecli needs, and is taken from this environment
-        result = subprocess.run(
-            [found, "-m", "pip", "install", "--quiet", "--no-deps", PINNED], capture_output=True, text=True
-        )
-        if result.returncode:
-            pytest.skip(f"{PINNED} cannot be had here: {result.stderr.strip()[-800:]}")
-        ready.write_text(PINNED)
-    return found
+    # what it needs besides is what ropecli needs, and is taken from this environment
+    return environment("bitsandbytes", [PINNED], "--no-deps")
 
 
 def test_with_bitsandbytes(python):

@@ -6,7 +6,6 @@ The real command line, in an environment with DeepSpeed, which pytest's cache ke
 import os
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import numpy as np
@@ -31,19 +30,8 @@ KEYS = {
 
 
 @pytest.fixture(scope="module")
-def python(request) -> Path:
-    """The interpreter of an environment with DeepSpeed. Skips where it cannot be had, and says why."""
-    home = Path(request.config.cache.mkdir("deepspeed"))
-    found = home / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    ready = home / "ready"
-    if not ready.is_file() or ready.read_text() != "\n".join(PINNED):
-        venv.create(home / "venv", with_pip=True, clear=True)
-        install = [found, "-m", "pip", "install", "--quiet", "--no-deps", *PINNED]
-        result = subprocess.run(install, capture_output=True, text=True)
-        if result.returncode:
-            pytest.skip(f"DeepSpeed cannot be had here: {result.stderr.strip()[-800:]}")
-        ready.write_text("\n".join(PINNED))
-    return found
+def python(environment) -> Path:
+    return environment("deepspeed", PINNED, "--no-deps")
 
 
 @pytest.fixture(scope="module")
