@@ -1,6 +1,8 @@
-"""Calls a function once another library's module is loaded, without loading it: `import ropecli` costs nothing so."""
+"""Calls a function once another library's module is loaded, without loading it: `import ropecli` costs nothing so.
 
-import importlib.abc
+Its finder and its loader do without the base classes of importlib.abc, whose import alone takes milliseconds.
+"""
+
 import importlib.machinery
 import itertools
 import sys
@@ -17,7 +19,7 @@ def after_import(name: str, action: Callable[[], None]) -> None:
         sys.meta_path.insert(0, _Waiting(name, action))
 
 
-class _Waiting(importlib.abc.MetaPathFinder):
+class _Waiting:
     """Leaves the finding to the finders after it, and wraps the loader that they name, until the module is loaded.
 
     It stays among the finders: another thread may be going through them.
@@ -35,14 +37,14 @@ class _Waiting(importlib.abc.MetaPathFinder):
         specs = (finder.find_spec(fullname, path, target) for finder in later)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Telling(spec.loader, self)
+            spec.loader = _Telling(spec.loader, self)  # type: ignore[assignment]
         return spec
 
 
-class _Telling(importlib.abc.Loader):
+class _Telling:
     """Loads as `loader` does, tells of it, and is gone."""
 
-    def __init__(self, loader: importlib.abc.Loader, waiting: _Waiting) -> None:
+    def __init__(self, loader: Any, waiting: _Waiting) -> None:
         self.loader, self.waiting = loader, waiting
 
     def __getattr__(self, name: str) -> Any:

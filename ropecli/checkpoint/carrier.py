@@ -162,14 +162,6 @@ def _turns(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
-def without_carrier(config: dict[str, Any]) -> dict[str, Any]:
-    """A copy of `config` whose model attends as transformers chooses."""
-    plain = {key: value for key, value in config.items() if key not in (ATTENTION, KEY)}
-    if section_of(config) is not config:
-        plain["text_config"] = {key: value for key, value in section_of(config).items() if key != KEY}
-    return plain
-
-
 def write_carrier(config: dict[str, Any], carrier: Carrier) -> None:
     """Edits `config` in place. What it asked for of other parts than the text's stays."""
     section = section_of(config)

@@ -149,8 +149,11 @@ class _Probe:
             raise PatchError(f"{name} gives its attention function no mask: padding would be attended to.")
         if mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, 3) or mask.unique().numel() != 1:
             raise PatchError(f"{name} changes the mask on its way to the attention, as sparse attention does.")
-        if not (slides or self._plain[mask.flatten()[0]]):
+        plain = self._plain[mask.flatten()[0]]
+        if not (slides or plain):
             raise PatchError(f"{name} does not see the whole context, by its mask, and names no sliding_window.")
+        if slides and plain:
+            raise PatchError(f"{name} names a sliding_window, and sees the whole context, by its mask.")
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
@@ -201,7 +204,7 @@ def _run(model: "PreTrainedModel", probe: _Probe) -> _Pass:
     embeddings: Any = model.get_input_embeddings()
     ids = torch.arange(_TOKENS, device=embeddings.weight.device)[None] % embeddings.weight.shape[0]
     try:
-        output = model(input_ids=ids, use_cache=False).logits
+        output = model(input_ids=ids, use_cache=False)[0]
     except PatchError:
         raise
     except (RuntimeError, IndexError) as error:  # by a mask that has another shape than they take for granted
@@ -254,7 +257,7 @@ def _check_same(first: _Pass, second: _Pass) -> None:
     for before, after in zip(first.calls, second.calls, strict=True):
         if _difference(before.value, after.value) > _allowed(before.value):
             raise PatchError(f"{_name(before)}: the values go by the positions too, not the queries and keys alone.")
-    if _difference(first.output[None], second.output[None]) > _allowed(first.output):
+    if _difference(*(one.output.reshape(1, 1, 1, -1) for one in (first, second))) > _allowed(first.output):
         raise PatchError(
             "Some of the model's layers turn by the rotary tables and do not come by the attention function."
         )

@@ -11,9 +11,10 @@ from ropecli.checkpoint.dialects import MSCALE_PAIR, WINDOW_KEYS, ConfiguredRope
 from ropecli.checkpoint.encoding import write_settings
 from ropecli.checkpoint.provenance import Change, Provenance, diff, read_provenance, unreadable
 from ropecli.checkpoint.reading import Checkpoint, section_of
+from ropecli.checkpoint.unpatchable import refuse_near_layers, refuse_remapped, refuse_unknown_base, refuse_varying
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import check_factor, get_method, remap, scale, varies_with_length
+from ropecli.scaling.registry import check_factor, get_method, remap, scale
 
 _LONGEST = 10**12
 
@@ -56,8 +57,8 @@ def original_settings(
     provenance = read_provenance(checkpoint)
     if provenance is None or provenance.edited:
         settings = read_settings(checkpoint.config, original_length)
-        _refuse_unknown_base(checkpoint.name, provenance)
-        _refuse_remapped(checkpoint, provenance)
+        refuse_unknown_base(checkpoint.name, provenance)
+        refuse_remapped(checkpoint, provenance)
         return copy.deepcopy(checkpoint.config), replace(settings, warnings=_edited(provenance) + settings.warnings)
     return provenance.original, read_settings(provenance.original, original_length or provenance.original_length)
 
@@ -149,7 +150,7 @@ def make_plan(
     config, settings = original_settings(checkpoint, original_length)
     labels = _labels_to_scale(checkpoint.name, settings, layer_types)
     if get_method(spec.method).remaps:
-        _refuse_near_layers(config, settings, labels)
+        refuse_near_layers(config, settings, labels)
     window = next(rope.geometry for rope in settings.ropes if rope.geometry.layer_type in labels)
     spec = _with_factor(spec, window.original_max_position_embeddings, target_length, choose_factor)
     spec = _with_softmax_scale(spec, settings, labels)
@@ -179,7 +180,7 @@ def make_plan(
         target_length=target,
         settings_warnings=settings.warnings,
         scaling_warnings=(*settings.warnings, *warnings.of_scaling(config, settings, spec, scaled, target)),
-        writing_warnings=tuple(warnings.of_writing(spec, scaled[labels[0]], written_window)),
+        writing_warnings=tuple(warnings.of_writing(config, spec, scaled[labels[0]], written_window)),
     )
 
 
@@ -232,7 +233,7 @@ def _scale_layers(
         label = rope.geometry.layer_type
         ropes[label] = scale(rope.geometry, rope.spec if remaps or label not in labels else spec)
         if remaps and label in labels:
-            _refuse_varying(ropes[label])
+            refuse_varying(ropes[label])
             ropes[label] = remap(ropes[label], spec, _trained_window(settings, rope), target)
     return ropes
 
@@ -256,49 +257,3 @@ def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Seque
         return spec
     before = next(rope.spec.params for rope in settings.ropes if rope.geometry.layer_type in labels)
     return replace(spec, params={**spec.params, **{key: before[key] for key in MSCALE_PAIR if key in before}})
-
-
-def _refuse_varying(rope: ScaledRope) -> None:
-    if varies_with_length(rope.geometry, rope.spec):
-        raise PatchError(
-            f"The checkpoint comes with {rope.spec.method}, whose frequencies follow the length; a relative-position "
-            "method needs frequencies that stay."
-        )
-
-
-def _refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: Sequence[str | None]) -> None:
-    """Distances are remapped in the layers that see the whole context, in all of them and in no other."""
-    sliding = warnings.moot_window(section_of(config), settings.family)
-    if sliding is not None:
-        raise PatchError(
-            f"sliding_window is {sliding}, and no layer looks back further: other distances have no meaning there. "
-            "--method none raises the window alone."
-        )
-    if set(labels) != set(far := far_layers(settings)):
-        raise PatchError(
-            f"--layer-types names {', '.join(map(str, labels))}; a relative-position method is for the layers that see "
-            f"the whole context, {', '.join(map(str, far)) or 'of which none turns'}. Leave --layer-types out."
-        )
-
-
-def _refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> None:
-    carrier = read_carrier(checkpoint.config)
-    if carrier is None:
-        return
-    if provenance is None:
-        reason, step = "no ropecli.yaml says what its config.json was before", "Take"
-    else:
-        edited = ", ".join(provenance.edited)
-        reason, step = f"its config.json was edited since ropecli.yaml was written ({edited})", "Undo the edit, or take"
-    raise PatchError(
-        f"{checkpoint.name} carries {carrier.method}, and {reason}. {step} the checkpoint before the patch."
-    )
-
-
-def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
-    if provenance and provenance.spec.method in ("ntk", "abf"):
-        raise PatchError(
-            f"{name} was patched with {provenance.spec.method}, which is another base, and its config.json "
-            f"was edited since ({', '.join(provenance.edited)}): the pretrained base is not known for sure. Undo the "
-            "edit; or set rope_theta to the pretrained base and remove ropecli.yaml."
-        )

@@ -3,17 +3,16 @@ weights, and every rotary table is compared with our own float64 mathematics."""
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from ropecli.checkpoint.carrier import read_carrier, without_carrier, write_carrier
+from ropecli.checkpoint.carrier import read_carrier, write_carrier
 from ropecli.checkpoint.files import CONFIG
 from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
+from ropecli.errors import CheckpointError, OutputError, PatchError, ProofError, reason_of
 from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import scale, varies_with_length
 
@@ -75,21 +74,22 @@ def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
     """`config` with what its relative-position method must know of the model: which dimensions of a head turn.
 
     It is found on a small model of the architecture with random weights, and proved there. A config that carries no
-    such method is given back as it is. Raises PatchError where the architecture does not allow the method.
+    such method, or knows it already, is given back as it is. Raises PatchError where the architecture does not allow
+    the method, OutputError where nothing temporary can be written.
     """
     carrier = read_carrier(config)
-    if carrier is None:
+    if carrier is None or carrier.rotary_start is not None:
         return config
-    from ropecli.checkpoint.remapped import find_twins_layout, prove_remapping
+    from ropecli.checkpoint.remapped import prove_on_twin, read_config
 
+    try:
+        with TemporaryDirectory() as name:
+            (Path(name) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+            read = read_config(Path(name))
+    except OSError as error:
+        raise OutputError(f"A temporary folder could not be written: {error.strerror or error}") from error
     config = copy.deepcopy(config)
-    with TemporaryDirectory() as name:
-        written = Path(name) / CONFIG
-        written.write_text(json.dumps(without_carrier(config)), encoding="utf-8")
-        carrier = replace(carrier, **find_twins_layout(Path(name))._asdict())
-        write_carrier(config, carrier)
-        written.write_text(json.dumps(config), encoding="utf-8")
-        prove_remapping(Path(name), carrier)
+    write_carrier(config, prove_on_twin(read, carrier))
     return config
 
 

@@ -1,7 +1,7 @@
 """A relative-position method on a live model: put in place and taken away in memory, and proved on the spot.
 
-Proof: short texts, on which every method is plain attention, give the logits that the model gives without it; and
-turning queries and keys further does what turning them further in the model does (layout.py).
+Proof: turning queries and keys further does what turning them further in the model does (layout.py); and a short text,
+on which every method is plain attention, gives what the model gives without it.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ import torch
 
 from ropecli.checkpoint import attention
 from ropecli.checkpoint.carrier import KEY, Carrier
-from ropecli.checkpoint.layout import Layout, find_layout
+from ropecli.checkpoint.layout import find_layout
 from ropecli.checkpoint.live import rotary_tables
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.twin import make_twin
@@ -27,23 +27,25 @@ if TYPE_CHECKING:
 _TOKENS = 48
 _SAME = 1e-4
 _SAME_IN_HALF = 5e-2
-"""Of the largest logit, between two ways of computing them."""
+"""Of the largest number of an output, between two ways of computing it."""
 _STILL = 1e-25
 """Radians per token: less turns nothing."""
 
 
-def remap_live(model: "PreTrainedModel", carrier: Carrier, ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Makes a model attend as `carrier` says, in memory. ropes: what its tables turn by, by layer type.
+def remap_live(model: "PreTrainedModel", carrier: Carrier, ropes: Mapping[str | None, ScaledRope]) -> Carrier:
+    """Makes a model attend as `carrier` says, in memory; returns it with the layout that was found.
 
-    Raises PatchError where its architecture does not allow it.
+    ropes: what the model's tables turn by, by layer type; none where its config's RoPE fields say it. Raises
+    PatchError where its architecture does not allow the method.
     """
     layout = find_layout(model)
-    before = _logits(model, carrier)
+    before = _output(model, carrier)
     inv_freq = {label or "": rope.inv_freq.tolist() for label, rope in ropes.items()}
     complete = replace(carrier, **layout._asdict(), inv_freq=inv_freq)
     setattr(model.config.get_text_config(), KEY, complete.as_json())
     _set_attention(model, carrier.attention)
-    _compare(before, _logits(model, carrier), carrier)
+    _compare(before, _output(model, carrier), carrier)
+    return complete
 
 
 def plain_live(model: "PreTrainedModel") -> None:
@@ -79,27 +81,16 @@ def _set_attention(model: "PreTrainedModel", name: str) -> None:
         raise PatchError(f"{type(model).__name__} does not let its attention be set.")
 
 
-def find_twins_layout(folder: Path) -> Layout:
-    """The layout of a checkpoint's heads, found on a small model of its architecture with random weights.
+def prove_on_twin(config: Any, carrier: Carrier) -> Carrier:
+    """Has a small model of the architecture attend as `config` asks for, which stock transformers has read.
 
-    folder/config.json: of the checkpoint without a relative-position method. Raises PatchError, CheckpointError.
+    Returns the carrier with the layout that was found. Raises ProofError, PatchError, CheckpointError.
     """
-    return find_layout(make_twin(_config(folder)))
-
-
-def prove_remapping(folder: Path, carrier: Carrier) -> None:
-    """Has stock transformers read folder/config.json, and proves on a small model of the architecture what it asks for.
-
-    Raises ProofError, PatchError, CheckpointError.
-    """
-    config = _config(folder)
     if config.get_text_config()._attn_implementation != carrier.attention:
         raise ProofError("Stock transformers does not take the attention that config.json asks for.")
     model = make_twin(config)
     _check_frequencies(model)
-    before = _logits(model, carrier)
-    _set_attention(model, carrier.attention)
-    _compare(before, _logits(model, carrier), carrier)
+    return remap_live(model, carrier, ropes={})
 
 
 def _check_frequencies(model: "PreTrainedModel") -> None:
@@ -111,7 +102,8 @@ def _check_frequencies(model: "PreTrainedModel") -> None:
             raise ProofError(f"{table.name} turns by other frequencies than its config's RoPE fields say.")
 
 
-def _config(folder: Path) -> Any:
+def read_config(folder: Path) -> Any:
+    """What stock transformers makes of folder/config.json. Raises CheckpointError."""
     from transformers import AutoConfig
 
     attention.register()
@@ -123,14 +115,14 @@ def _config(folder: Path) -> Any:
 
 
 @torch.no_grad()
-def _logits(model: "PreTrainedModel", carrier: Carrier) -> torch.Tensor:
-    """Of some tokens, no more than the method leaves at their distances."""
+def _output(model: "PreTrainedModel", carrier: Carrier) -> torch.Tensor:
+    """For some tokens, no more than the method leaves at their distances: the logits, of a model that gives them."""
     rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
     ids = torch.arange(plain_reach(carrier), device=model.device)[None] * 7 % rows
     training = model.training
     model.eval()
     try:
-        return model(input_ids=ids, use_cache=False).logits
+        return model(input_ids=ids, use_cache=False)[0]
     finally:
         model.train(training)
 
@@ -149,6 +141,6 @@ def _compare(expected: torch.Tensor, found: torch.Tensor, carrier: Carrier) -> N
     error = ((expected - found).abs().max() / expected.abs().max().clamp_min(1e-6)).item()
     if not error <= allowed:
         raise PatchError(
-            f"Where {carrier.method} changes nothing, the model's logits differ by {error:.2g} of the largest from "
-            "those without it: its attention does something that is not known here."
+            f"Where {carrier.method} changes nothing, the model's output differs by {error:.2g} of the largest from "
+            "what it is without it: its attention does something that is not known here."
         )

@@ -34,14 +34,21 @@ def of_scaling(
     ]
 
 
-def of_writing(spec: ScalingSpec, rope: ScaledRope, window: int) -> list[str]:
+def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, window: int) -> list[str]:
     """What holds for a written patch alone. window: max_position_embeddings to write, tokens."""
     warnings = []
     if rope.remapping is not None:
         warnings.append(
             f"{spec.method} is attention of ropecli's: transformers runs it after `import ropecli`, and refuses to "
-            "load it otherwise; vLLM, SGLang and llama.cpp do not have it."
+            "load it otherwise; vLLM, SGLang and llama.cpp do not have it. What save_pretrained writes of the loaded "
+            "model attends plainly again."
         )
+        code = config.get("auto_map")
+        if isinstance(code, dict) and any(key.startswith("AutoModel") for key in code):
+            warnings.append(
+                "config.json names code of its own (auto_map), which attends as it likes: with trust_remote_code=True "
+                f"{spec.method} may be passed over in silence. Load it without; that is what was proved."
+            )
     if get_method(spec.method).rope_type == "dynamic":
         warnings.append(
             f"max_position_embeddings stays at {window}: stock readers take it for dynamic NTK's pretraining window."

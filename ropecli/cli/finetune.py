@@ -69,8 +69,10 @@ def command(
         stages = plan_stages(opened, recipe)
         for sentence in describe(stages, int(os.environ.get("WORLD_SIZE", "1"))):
             out.print(sentence, markup=False, soft_wrap=True)
-        for warning in [f"stage {stage.number}: {warning}" for stage in stages for warning in stage.warnings]:
-            warn(warning)
+        for stage in stages:
+            number = f"stage {stage.number}: " if len(stages) > 1 else ""
+            for warning in stage.warnings:
+                warn(number + warning)
         return
     _run(opened, recipe, output, resume, err)
     total = sum(run.steps for run in recipe.runs)

@@ -49,7 +49,7 @@ def command(
     revision: options.Revision = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write a copy of a checkpoint with scaled rotary embeddings, and prove that it took effect."""
+    """Write a copy of a checkpoint whose positions reach further, and prove that the patch took effect."""
     from ropecli.atomic import refuse_existing
     from ropecli.checkpoint.plan import make_plan
     from ropecli.checkpoint.reading import open_checkpoint
@@ -89,9 +89,9 @@ def command(
     )
     if plan.unwritable:
         raise PatchError(plan.unwritable)
+    plan, proved = with_layout(plan), 0  # before the warnings: a refusal is said alone
     for warning in plan.warnings:
         warn(warning)
-    plan, proved = with_layout(plan), 0
     if output is not None:
         proved = patch_to(plan, output, link=weights == "link", verify=not no_verify, say=warn)
     if as_json:
@@ -149,7 +149,8 @@ def _render(plan, output: Path | None, proved: int) -> None:
     if proved:
         tables = "table agrees" if proved == 1 else "tables agree"
         out.print(f"proved: {proved} live rotary {tables} with the mathematics")
-        if any(rope.remapping for rope in plan.ropes.values()):
-            out.print("proved: on a small model of this architecture, the attention agrees with the model's own")
     else:
-        out.print("not proved (--no-verify)")
+        out.print("not proved (--no-verify): that the live rotary tables agree with the mathematics", soft_wrap=True)
+    if any(rope.remapping for rope in plan.ropes.values()):
+        agrees = "proved: on a small model of this architecture, the attention agrees with the model's own"
+        out.print(agrees, soft_wrap=True)

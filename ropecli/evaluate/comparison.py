@@ -42,8 +42,12 @@ def compare_methods(
 ) -> list[list[Row]]:
     """Rows by length for each plan, in the plans' order; None measures the model as it is, which it is left as.
 
-    part, options: of evaluate_perplexity; each plan is a part of its own.
+    part, options: of evaluate_perplexity; each plan is a part of its own. Raises PatchError for a plan that the model
+    does not allow, before anything is measured.
     """
+    for patch in filter(None, plans):
+        with unpatched_after(model):
+            live_patch(model, patch.ropes)
     results = []
     for index, plan in enumerate(plans):
         with unpatched_after(model):

@@ -177,6 +177,7 @@ def test_a_layer_that_turns_and_does_not_come_by_is_refused(llama):
         ({"position_bias": torch.zeros(1)}, r"\['position_bias'\]"),
         ({"is_causal": False}, "attends in both directions"),
         ({"attention_mask": None}, "no mask"),
+        ({"sliding_window": 16}, "names a sliding_window, and sees the whole context"),
         ({"attention_mask": torch.ones(1, 1, 24, 24)}, "changes the mask"),
     ],
 )

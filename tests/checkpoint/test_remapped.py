@@ -1,22 +1,25 @@
 """A relative-position method is put on a live model and taken away again, and proved before it is written."""
 
 import dataclasses
+import errno
 import json
+import tempfile
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from ropecli.checkpoint import attention, remapped
+from ropecli.checkpoint import attention, proof, remapped
 from ropecli.checkpoint.carrier import KEY, Carrier, write_carrier
 from ropecli.checkpoint.in_memory import live_patch, unpatched_after
 from ropecli.checkpoint.live import rotary_tables
 from ropecli.checkpoint.plan import make_plan
 from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.checkpoint.remapped import plain_reach, prove_remapping
-from ropecli.checkpoint.writing import patch_to
-from ropecli.errors import PatchError, ProofError
+from ropecli.checkpoint.remapped import plain_reach, prove_on_twin, read_config
+from ropecli.checkpoint.twin import make_twin
+from ropecli.checkpoint.writing import patch_to, with_layout
+from ropecli.errors import OutputError, PatchError, ProofError
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scaling_methods
 
@@ -110,7 +113,7 @@ def test_an_attention_that_does_something_else_is_found_out(llama, monkeypatch, 
 
     attend = attention.attend
     monkeypatch.setattr(attention, "attend", another)
-    with pytest.raises(PatchError, match=r"Where rerope changes nothing, the model's logits differ by 0\.\d+ of the"):
+    with pytest.raises(PatchError, match=r"Where rerope changes nothing, the model's output differs by 0\.\d+ of the"):
         patch_to(plan(llama), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     model = load(llama)
@@ -119,26 +122,76 @@ def test_an_attention_that_does_something_else_is_found_out(llama, monkeypatch, 
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("head", [AutoModel, AutoModelForSequenceClassification])
+@torch.no_grad()
+def test_models_with_another_head(head, llama, patched):
+    """In memory as from a folder."""
+    plain, loaded, in_memory = (head.from_pretrained(folder) for folder in (llama, patched(llama, "rerope"), llama))
+    live_patch(in_memory, plan(llama).ropes)
+    states = [model.base_model(IDS, use_cache=False)[0] for model in (plain, loaded, in_memory)]
+    assert not torch.allclose(states[0], states[1], atol=1e-3)
+    torch.testing.assert_close(states[2], states[1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("names", "warned"),
+    [({"AutoModelForCausalLM": "own.Own"}, True), ({"AutoConfig": "own.Own"}, False), (["AutoModel"], False)],
+)
+def test_code_of_the_checkpoints_own_is_warned_of(names, warned, llama, edited):
+    """It may run an attention of its own under the method's name."""
+    source = edited(llama, auto_map=names)
+    assert any("code of its own (auto_map)" in warning for warning in plan(source).writing_warnings) is warned
+    assert not any("auto_map" in warning for warning in plan(source, "yarn").writing_warnings)
+
+
+def test_the_model_of_the_proof_is_made_once(llama, tmp_path, monkeypatch):
+    """It takes seconds where the heads are many, and gigabytes."""
+    made, temporary = [], tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def make(config):
+        made.append(list(temporary.iterdir()))  # a kill would leave it there
+        return make_twin(config)
+
+    monkeypatch.setattr(remapped, "make_twin", make)
+    planned = with_layout(plan(llama))
+    patch_to(planned, tmp_path / "out")
+    assert made == [[]]
+
+
+def test_a_full_disk_is_told_of(llama, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(proof, "TemporaryDirectory", full)
+    with pytest.raises(OutputError, match="temporary folder could not be written: No space left"):
+        patch_to(plan(llama), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def write(folder, config, carrier):
     write_carrier(config, carrier)
     (folder / "config.json").write_text(json.dumps(config))
 
 
 def test_frequencies_that_the_model_does_not_turn_by_are_found_out(llama, config_of, tmp_path, monkeypatch):
-    carrier = Carrier("rerope", {"window": 32}, 64, 256, 0, False)
+    carrier = Carrier("rerope", {"window": 32}, 64, 256)
     write(tmp_path, config_of(llama), carrier)
-    prove_remapping(tmp_path, carrier)
+    assert prove_on_twin(read_config(tmp_path), carrier) == dataclasses.replace(
+        carrier, rotary_start=0, neighbours=False
+    )
     monkeypatch.setattr(attention, "frequencies_of", lambda config: {"": [0.5] * 16})
     with pytest.raises(ProofError, match="rotary_emb turns by other frequencies than its config's RoPE fields say"):
-        prove_remapping(tmp_path, carrier)
+        prove_on_twin(read_config(tmp_path), carrier)
 
 
 def test_a_name_that_transformers_does_not_go_by_is_found_out(llama, config_of, tmp_path):
-    carrier = Carrier("rerope", {"window": 32}, 64, 256, 0, False)
+    carrier = Carrier("rerope", {"window": 32}, 64, 256)
     write(tmp_path, config_of(llama), carrier)
     other = dataclasses.replace(carrier, method="streaming", params={})
     with pytest.raises(ProofError, match=r"does not take the attention that config\.json asks for"):
-        prove_remapping(tmp_path, other)
+        prove_on_twin(read_config(tmp_path), other)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "phi3", "gemma3_text"])

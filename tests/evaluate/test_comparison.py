@@ -7,7 +7,7 @@ import pytest
 from packaging.version import Version
 
 from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.errors import MethodError
+from ropecli.errors import MethodError, PatchError
 from ropecli.evaluate.comparison import compare_methods, plan_comparison, switches
 from ropecli.evaluate.perplexity import evaluate_perplexity
 from ropecli.rope import ScalingSpec
@@ -114,6 +114,16 @@ def test_the_model_is_given_back_as_it_came(llama, patched, loaded, documents, m
     before = evaluate_perplexity(model, documents, LENGTHS)
     compare_methods(model, plan_comparison(open_checkpoint(llama), specs()[:2]), documents, LENGTHS)
     assert evaluate_perplexity(model, documents, LENGTHS) == before
+
+
+def test_what_the_model_does_not_allow_is_refused_before_anything_is_measured(build, loaded, documents):
+    folder, parts = build("smollm3", no_rope_layers=[1, 0]), []
+    plans = plan_comparison(open_checkpoint(folder), [ScalingSpec("none"), ScalingSpec("rerope", 4.0)])
+    model = loaded(folder)
+    with pytest.raises(PatchError, match="do not turn by the rotary tables"):
+        compare_methods(model, plans, documents, [32], advance=lambda: parts.append(1))
+    assert parts == []
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_none_is_planned_once_and_others_once_a_factor(llama):

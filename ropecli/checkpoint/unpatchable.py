@@ -1,0 +1,63 @@
+"""What a patch is refused for: a base that is not known for sure, and layers where distances are not remapped."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ropecli.checkpoint import warnings
+from ropecli.checkpoint.carrier import read_carrier
+from ropecli.checkpoint.dialects import RopeSettings
+from ropecli.checkpoint.provenance import Provenance
+from ropecli.checkpoint.reading import Checkpoint, section_of
+from ropecli.errors import PatchError
+from ropecli.rope import ScaledRope
+from ropecli.scaling.registry import varies_with_length
+
+
+def refuse_varying(rope: ScaledRope) -> None:
+    if varies_with_length(rope.geometry, rope.spec):
+        raise PatchError(
+            f"The checkpoint comes with {rope.spec.method}, whose frequencies follow the length; a relative-position "
+            "method needs frequencies that stay."
+        )
+
+
+def refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: Sequence[str | None]) -> None:
+    """Distances are remapped in the layers that see the whole context, in all of them and in no other.
+
+    labels: the layer types to remap.
+    """
+    sliding = warnings.moot_window(section_of(config), settings.family)
+    if sliding is not None:
+        raise PatchError(
+            f"sliding_window is {sliding}, and no layer looks back further: other distances have no meaning there. "
+            "--method none raises the window alone."
+        )
+    far = [rope.geometry.layer_type for rope in settings.ropes if rope.far]
+    if set(labels) != set(far):
+        raise PatchError(
+            f"--layer-types names {', '.join(map(str, labels))}; a relative-position method is for the layers that see "
+            f"the whole context, {', '.join(map(str, far)) or 'of which none turns'}. Leave --layer-types out."
+        )
+
+
+def refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> None:
+    carrier = read_carrier(checkpoint.config)
+    if carrier is None:
+        return
+    if provenance is None:
+        reason, step = "no ropecli.yaml says what its config.json was before", "Take"
+    else:
+        edited = ", ".join(provenance.edited)
+        reason, step = f"its config.json was edited since ropecli.yaml was written ({edited})", "Undo the edit, or take"
+    raise PatchError(
+        f"{checkpoint.name} carries {carrier.method}, and {reason}. {step} the checkpoint before the patch."
+    )
+
+
+def refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
+    if provenance and provenance.spec.method in ("ntk", "abf"):
+        raise PatchError(
+            f"{name} was patched with {provenance.spec.method}, which is another base, and its config.json "
+            f"was edited since ({', '.join(provenance.edited)}): the pretrained base is not known for sure. Undo the "
+            "edit; or set rope_theta to the pretrained base and remove ropecli.yaml."
+        )
