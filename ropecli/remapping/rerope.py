@@ -3,6 +3,8 @@
 Source: Su 2023, "Transformer Upgrade Path 12: ReRoPE", https://kexue.fm/archives/9708.
 """
 
+import math
+
 import numpy as np
 
 from ropecli.errors import MethodError
@@ -45,8 +47,13 @@ def leaky_rerope(pretrained: int, target: int, *, window: int | None = None, slo
         raise MethodError(f"leaky-rerope: slope is {slope:g}; it must be at least 1.")
     if slope * room < target - 1 - window:
         raise MethodError(
-            f"leaky-rerope: slope is {slope:g}; with window {window} it must be at least {least:g} for the distances "
-            f"at {target} tokens to stay in the {pretrained} that the model was trained to read."
+            f"leaky-rerope: slope is {slope:g}; with window {window} it must be at least {_up(least)} for the "
+            f"distances at {target} tokens to stay in the {pretrained} that the model was trained to read."
         )
     far = near_and_far(window, lambda n: window + (n - window) / slope, lambda m: m / slope)
     return Remapping(far, {"window": window, "slope": slope})
+
+
+def _up(slope: float) -> str:
+    """Rounded up, so that what a message asks for is enough."""
+    return f"{math.ceil(slope * 1000) / 1000:.12g}"

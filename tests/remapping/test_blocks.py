@@ -1,10 +1,12 @@
 """Blockwise attention against the whole matrix of scores, in float64."""
 
+from weakref import ref
+
 import numpy as np
 import pytest
 import torch
 
-from ropecli.remapping.attention import blocks
+from ropecli.remapping.attention import blocks, flex
 from ropecli.remapping.attention.blocks import BlockAttention
 from ropecli.remapping.attention.flex import attend_by_flex, make_block_masks
 from ropecli.remapping.attention.turning import Rotation
@@ -330,5 +332,74 @@ def test_blocks_of_keys_are_listed_for_the_fused_kernel():
             asked = mask.kv_indices[0, 0, block, : mask.kv_num_blocks[0, 0, block]].tolist()
             rows = inside[block * 128 : block * 128 + 128]
             shares = [rows[:, low : low + 128].mean() for low in range(0, tokens, 128)]
-            assert whole == [index for index, share in enumerate(shares) if share == 1]
-            assert asked == [index for index, share in enumerate(shares) if 0 < share < 1]
+            complete = [len(rows) == 128 and low + 128 <= tokens for low in range(0, tokens, 128)]
+            assert whole == [index for index, share in enumerate(shares) if share == 1 and complete[index]]
+            assert asked == [index for index, share in enumerate(shares) if share > 0 and index not in whole]
+
+
+def test_what_goes_to_the_fused_kernel(monkeypatch):
+    class Fake:
+        is_cuda = True
+
+        def __init__(self, head_dim=64, dtype=torch.bfloat16, queries=300):
+            self.shape, self.dtype = (1, 2, queries, head_dim), dtype
+
+    monkeypatch.setattr(flex, "Tensor", Fake)
+    half, single = Fake(), Fake(dtype=torch.float32)
+    assert flex.suits_flex(half, half, half, 0.0)
+    assert flex.suits_flex(single, single, single, 0.0)
+    assert not flex.suits_flex(half, half, half, 0.1)
+    assert not flex.suits_flex(single, single, half, 0.0), "two dtypes"
+    assert not flex.suits_flex(Fake(576), Fake(576), Fake(512), 0.0), "too wide"
+    assert not flex.suits_flex(Fake(8), Fake(8), half, 0.0)
+    assert not flex.suits_flex(Fake(queries=1), half, half, 0.0)
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)
+    assert not flex.suits_flex(half, half, half, 0.0), "no compiler"
+
+
+def test_a_kernel_that_does_not_compile_is_done_without(monkeypatch):
+    heads, kernel = make_heads(), BlockAttention(REMAPPINGS["chunks"], HALVES)
+    expected = attend(kernel, HALVES, *heads)
+    monkeypatch.setattr(blocks, "suits_flex", lambda *_: True)
+
+    def fails(error):
+        def attend_by_flex(*_, **__):
+            raise error
+
+        monkeypatch.setattr(blocks, "attend_by_flex", attend_by_flex)
+
+    for error in (torch._dynamo.exc.FailOnRecompileLimitHit("limit"), torch._dynamo.exc.TorchDynamoException("limit")):
+        fails(error)
+        with pytest.warns(UserWarning, match="without fused kernels, slower: limit"):
+            assert torch.equal(attend(kernel, HALVES, *heads), expected)
+    fails(torch.OutOfMemoryError("memory"))
+    with pytest.raises(torch.OutOfMemoryError):
+        attend(kernel, HALVES, *heads)
+
+
+def test_branches_of_the_same_positions_share_their_table():
+    from ropecli.remapping.dual_chunk import dual_chunk
+
+    _, before, others = BlockAttention(dual_chunk(64, 256), HALVES)._sides
+    assert before.key is others.key
+    assert before.query is not others.query
+
+
+def test_the_backward_pass_keeps_nothing_of_a_block_until_the_next(monkeypatch):
+    """Tensors kept from between blocks of growing sizes leave holes in memory that are n × n together."""
+    from ropecli.remapping.attention import loop
+
+    alive, count = [], []
+    attend_block = loop.attend_block
+
+    def watched(parts, softmax, workspace):
+        count.append(sum(one() is not None for one in alive))
+        result = attend_block(parts, softmax, workspace)
+        alive.append(ref(result))
+        return result
+
+    monkeypatch.setattr(loop, "attend_block", watched)
+    heads = [one.requires_grad_() for one in make_heads(batch=1, kv_heads=1)]
+    attend(BlockAttention(REMAPPINGS["far in groups"], HALVES), HALVES, *heads).sum().backward()
+    assert len(count) > 10
+    assert max(count) <= 1

@@ -313,6 +313,12 @@ def test_what_is_refused_and_how(method, params, expected):
     assert expected in refusal(method, **params)
 
 
+def test_the_slope_that_a_refusal_asks_for_is_enough():
+    said = refusal("leaky-rerope", 1024, 1_000_448, window=511, slope=2.0)
+    slope = float(said.split("it must be at least ")[1].split()[0])
+    settle("leaky-rerope", 1024, 1_000_448, window=511, slope=slope)
+
+
 @pytest.mark.parametrize(("method", "pretrained"), [("streaming", 4), ("dual-chunk", 1), ("leaky-rerope", 1)])
 def test_a_window_too_small_for_the_defaults_is_refused(method, pretrained):
     assert f"{method}: " in refusal(method, pretrained, 4 * pretrained)

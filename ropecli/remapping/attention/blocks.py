@@ -4,14 +4,14 @@ A block has one softmax over all that its queries see; keys that none of them se
 Rabe and Staats 2021 (arXiv:2112.05682). Knows no method, config or model; expects no padding.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache, partial
+import warnings
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ropecli.remapping.attention.flex import attend_by_flex, make_block_masks, suits_flex
+from ropecli.remapping.attention.flex import attend_by_flex, is_failed_compilation, make_block_masks, suits_flex
 from ropecli.remapping.attention.loop import Loop
 from ropecli.remapping.attention.ranges import count_keys, find_ranges
 from ropecli.remapping.attention.scores import Softmax
@@ -38,6 +38,7 @@ class BlockAttention:
     def __init__(self, remapping: Remapping, rotation: Rotation | None) -> None:
         self.remapping = remapping
 
+        @cache  # branches of the same positions share a table
         def table(positions: Positions | None) -> TurnTable | None:
             if positions is None:
                 return None
@@ -78,12 +79,16 @@ class BlockAttention:
         counts = count_keys(ranges, queries)
         if not counts.any():
             return value.new_zeros(batch, heads, queries, width)
-        if suits_flex(query, value, dropout):
+        if suits_flex(query, key, value, dropout):
             sides = [self._sides[one.branch] for one in ranges]
             masks = self._masks(first_query, queries, first_key, keys, query.device)
-            return attend_by_flex(
-                query, key, value, sides, masks, first_query, first_key, scaling=scaling, softcap=softcap, sinks=sinks
-            )
+            options: dict[str, Any] = {"scaling": scaling, "softcap": softcap, "sinks": sinks}
+            try:
+                return attend_by_flex(query, key, value, sides, masks, first_query, first_key, **options)
+            except Exception as error:
+                if not is_failed_compilation(error):
+                    raise
+                warnings.warn(f"Attention runs without fused kernels, slower: {error}", stacklevel=2)
         query, key, value = query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)
         if sinks is not None:
             sinks = sinks.view(kv_heads, group).repeat(batch, 1).to(computing_dtype(query))
@@ -93,16 +98,10 @@ class BlockAttention:
         units = max(1, most // max(rows * scores, keys * head_dim))  # of one token's block, its turned keys are more
         loop = Loop(self._sides, ranges, rows, first_query, first_key, scaling)
         results = []
-        with _full_precision(query.device):
-            for at in (slice(first, first + units) for first in range(0, len(query), units)):
-                softmax = Softmax(softcap, None if sinks is None else sinks[at], dropout)
-                results.append(loop.run(query[at], key[at], value[at], softmax))
+        for at in (slice(first, first + units) for first in range(0, len(query), units)):
+            softmax = Softmax(softcap, None if sinks is None else sinks[at], dropout)
+            results.append(loop.run(query[at], key[at], value[at], softmax))
         result = torch.cat(results).view(batch, heads, queries, width)
         if not counts.all():
             result = result.masked_fill(torch.tensor(counts == 0, device=result.device)[:, None], 0.0)
         return result
-
-
-def _full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Without autocast, which would make the scores half precision; the meta device has none."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

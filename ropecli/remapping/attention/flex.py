@@ -18,19 +18,23 @@ from ropecli.remapping.attention.tables import Sides
 from ropecli.rope import Remapping
 
 _BLOCK = 128
-_SMALLEST_HEAD = 16
-"""Of the kernels, in dimensions."""
+_SMALLEST_HEAD, _LARGEST_HEAD = 16, 256
+"""Of the kernels, in dimensions: wider heads do not fit into every GPU's shared memory."""
 
 
-def suits_flex(query: Tensor, value: Tensor, dropout: float) -> bool:
+def suits_flex(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
     """Whether the fused kernels have what the call needs, and queries enough to fill them."""
     return (
         type(query) is Tensor  # none without storage: a kernel could not be made for it
         and query.is_cuda
         and query.shape[2] >= _BLOCK
         and query.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        # they take one dtype, to which autocast brings all
+        and (query.dtype == key.dtype == value.dtype or torch.is_autocast_enabled("cuda"))
         and min(query.shape[-1], value.shape[-1]) >= _SMALLEST_HEAD
+        and max(query.shape[-1], value.shape[-1]) <= _LARGEST_HEAD
         and not dropout
+        and not torch._dynamo.config.disable  # without a compiler flex_attention fills n × n matrices
     )
 
 
@@ -86,6 +90,7 @@ def _make_block_mask(range_: Range, keys: int, device: torch.device) -> BlockMas
     highs = np.minimum(lows + _BLOCK, keys)
     seen = (highs > range_.first[begins][:, None]) & (lows < range_.stop[ends][:, None])
     whole = (lows >= range_.first[ends][:, None]) & (highs <= range_.stop[begins][:, None])
+    whole &= (highs - lows == _BLOCK) & (ends - begins == _BLOCK - 1)[:, None]  # as in PyTorch's own block masks
     first, stop = (torch.tensor(bound, device=device) for bound in (range_.first, range_.stop))
 
     def inside(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -122,6 +127,12 @@ def _merge(outputs: Sequence[Tensor], sums: Sequence[Tensor], sinks: Tensor | No
         total = total + torch.exp(sinks.float()[:, None] - most)
     weights = weights / total.masked_fill(total == 0, 1.0)
     return torch.stack([weight[..., None] * one.float() for weight, one in zip(weights, outputs, strict=True)]).sum(0)
+
+
+def is_failed_compilation(error: Exception) -> bool:
+    """Of a kernel: no compiler on this machine, too little shared memory, or more kinds of heads than it keeps."""
+    failures = torch._dynamo.exc
+    return isinstance(error, failures.TorchDynamoException | failures.FailOnRecompileLimitHit)
 
 
 @cache
