@@ -216,6 +216,16 @@ def switches_with_length(tables: list[RotaryTable], window: int) -> bool:
     return switching
 
 
+def follows_length(model: "PreTrainedModel", longest: int) -> bool:
+    """Whether the model's own rotary tables, if it has any, differ between a short pass and one over `longest` tokens.
+
+    Leaves them fresh.
+    """
+    with contextlib.suppress(PatchError):  # no rotary tables at all
+        return switches_with_length(rotary_tables(model), longest)
+    return False
+
+
 def _find(model: torch.nn.Module) -> Iterator[RotaryTable]:
     for name, module in model.named_modules():
         for key, _ in module.named_buffers(recurse=False):

@@ -119,8 +119,8 @@ def _warnings(checkpoint, plans) -> list[str]:
 
 def _compare(checkpoint, plans, run, progress, part: str) -> list:
     """The reports of one checkpoint by every plan."""
+    from ropecli.checkpoint.live import follows_length
     from ropecli.evaluate.comparison import compare_methods, switches
-    from ropecli.evaluate.perplexity import follows_length
 
     model = evaluation.load(checkpoint, run.tokenizer, **run.loading)
     follows = [switches(plan) if plan else follows_length(model, run.lengths[-1]) for plan in plans]

@@ -136,7 +136,8 @@ def _measure(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
 
 
 def _measure_one(run: evaluation.Run, subject: scaling.Subject, progress, part: str):
-    from ropecli.evaluate.perplexity import evaluate_perplexity, follows_length
+    from ropecli.checkpoint.live import follows_length
+    from ropecli.evaluate.perplexity import evaluate_perplexity
 
     model = evaluation.load(subject.checkpoint, run.tokenizer, **run.loading)
     switching = scaling.patch_in_memory(model, subject.plan) or follows_length(model, run.lengths[-1])

@@ -84,11 +84,6 @@ def count_passes(lengths: Sequence[int], documents: int, protocol: Protocol, swi
     return documents * (1 if protocol.name == "prefix" and not switching else len(set(lengths)))
 
 
-def follows_length(model: "PreTrainedModel", longest: int) -> bool:
-    """Whether the model's own rotary tables depend on the length. Leaves them fresh: some remember the longest."""
-    return switches_with_length(rotary_tables(model), longest)
-
-
 class _Meter:
     """One evaluation's settings, and a model to measure with."""
 

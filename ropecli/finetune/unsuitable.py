@@ -6,12 +6,11 @@ one, and tables that follow the length would follow each process's own part of i
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from ropecli.checkpoint.carrier import method_of
-from ropecli.checkpoint.live import rotary_tables, switches_with_length
-from ropecli.errors import PatchError, RecipeError
+from ropecli.checkpoint.live import follows_length
+from ropecli.errors import RecipeError
 from ropecli.finetune.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -172,13 +171,6 @@ def of_shared_sequences(
     elif attention != "sdpa":
         # torch's context_parallel stands in for scaled_dot_product_attention alone
         yield f"the attention {attention!r} does not run under cp_size {size}. Take attn: sdpa."
-
-
-def follows_length(model: "PreTrainedModel", longest: int) -> bool:
-    """Whether rotary frequencies differ between a short pass and one over `longest` tokens."""
-    with suppress(PatchError):  # no rotary tables at all
-        return switches_with_length(rotary_tables(model), longest)
-    return False
 
 
 def _of_heads(model: "PreTrainedModel", size: int, other: str) -> Iterator[str]:
