@@ -178,12 +178,16 @@ def test_model_libraries_are_loaded_when_a_model_is_touched(name):
     assert libraries(name, inside_functions=False) & MODEL_LIBRARIES <= allowed
 
 
-@pytest.mark.parametrize("name", below(TOUCHES_NONE))
+METHODS = [name for name in below(["remapping"]) if name not in below(["remapping.attention"])]
+"""The relative-position methods, which are mathematics as well."""
+
+
+@pytest.mark.parametrize("name", below(TOUCHES_NONE) + METHODS)
 def test_what_touches_no_model_names_no_model_library(name):
     assert not libraries(name, inside_functions=True) & MODEL_LIBRARIES
 
 
-@pytest.mark.parametrize("name", below(MATHEMATICS))
+@pytest.mark.parametrize("name", below(MATHEMATICS) + METHODS)
 def test_the_mathematics_need_numpy_alone(name):
     others = libraries(name, inside_functions=True) - {"numpy", "ropecli"} - set(sys.stdlib_module_names)
     assert not others
