@@ -39,6 +39,7 @@ def remap_live(model: "PreTrainedModel", carrier: Carrier, ropes: Mapping[str | 
     PatchError where its architecture does not allow the method.
     """
     layout = find_layout(model)
+    _set_attention(model, "eager")  # which leaves nothing out; transformers 5.20's sdpa knows no soft caps
     before = _output(model, carrier)
     inv_freq = {label or "": rope.inv_freq.tolist() for label, rope in ropes.items()}
     complete = replace(carrier, **layout._asdict(), inv_freq=inv_freq)

@@ -35,6 +35,8 @@ def subject(request, build) -> Subject:
     from transformers import AutoModelForCausalLM
 
     folder = build(request.param, **ARCHITECTURES[request.param])
-    plain, patched = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2))
+    # transformers 5.20's sdpa leaves out soft caps
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    plain, patched = (AutoModelForCausalLM.from_pretrained(folder, **options).eval() for _ in range(2))
     patched.generation_config.eos_token_id = None
     return Subject(request.param, folder, plain, patched, Reference(folder, neighbours=request.param == "glm"))
