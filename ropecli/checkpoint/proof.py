@@ -2,17 +2,15 @@
 weights, and every rotary table is compared with our own float64 mathematics."""
 
 import copy
-import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from ropecli.checkpoint.carrier import read_carrier, write_carrier
-from ropecli.checkpoint.files import CONFIG
 from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.errors import CheckpointError, OutputError, PatchError, ProofError, reason_of
+from ropecli.checkpoint.stock import read_values
+from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
 from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import scale, varies_with_length
 
@@ -80,16 +78,11 @@ def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
     carrier = read_carrier(config)
     if carrier is None or carrier.rotary_start is not None:
         return config
-    from ropecli.checkpoint.remapped import prove_on_twin, read_config
+    from ropecli.checkpoint.remapped import prove_on_twin
 
-    try:
-        with TemporaryDirectory() as name:
-            (Path(name) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-            read = read_config(Path(name))
-    except OSError as error:
-        raise OutputError(f"A temporary folder could not be written: {error.strerror or error}") from error
+    settled = prove_on_twin(read_values(config), carrier)
     config = copy.deepcopy(config)
-    write_carrier(config, prove_on_twin(read, carrier))
+    write_carrier(config, settled)
     return config
 
 

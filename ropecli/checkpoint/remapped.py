@@ -6,7 +6,6 @@ on which every method is plain attention, gives what the model gives without it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ropecli.checkpoint.layout import find_layout
 from ropecli.checkpoint.live import rotary_tables
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.twin import make_twin
-from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
+from ropecli.errors import PatchError, ProofError
 from ropecli.rope import ScaledRope
 
 if TYPE_CHECKING:
@@ -101,18 +100,6 @@ def _check_frequencies(model: "PreTrainedModel") -> None:
         own = known.get(table.layer_type or "", [])
         if len(own) != table.inv_freq.size or not np.allclose(own, table.inv_freq, rtol=_SAME, atol=_STILL):
             raise ProofError(f"{table.name} turns by other frequencies than its config's RoPE fields say.")
-
-
-def read_config(folder: Path) -> Any:
-    """What stock transformers makes of folder/config.json. Raises CheckpointError."""
-    from transformers import AutoConfig
-
-    attention.register()
-    try:
-        with quiet_transformers():
-            return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # config classes raise what they like
-        raise CheckpointError(f"transformers does not read this config: {reason_of(error)}") from error
 
 
 @torch.no_grad()

@@ -7,6 +7,17 @@ import numpy as np
 import pytest
 
 
+@pytest.fixture(scope="module")
+def quiet():
+    """Default configurations make transformers talk of token ids beyond their vocabulary."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    yield
+    transformers_logging.set_verbosity(verbosity)
+
+
 @pytest.fixture
 def patched(tmp_path):
     """patched(folder, "yarn", 4.0, beta_fast=64.0) -> the folder written, proved against the live model."""

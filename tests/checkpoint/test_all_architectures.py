@@ -13,7 +13,6 @@ import pytest
 import scripts_by_path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from ropecli.checkpoint.plan import PatchPlan, effective_ropes, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
@@ -22,10 +21,13 @@ from ropecli.errors import RopecliError
 from ropecli.rope import ScaledRope
 
 PINNED = "5.23.0"
-pytestmark = pytest.mark.skipif(
-    importlib.metadata.version("transformers") != PINNED,
-    reason=f"other releases than transformers {PINNED} know other types",
-)
+pytestmark = [
+    pytest.mark.usefixtures("quiet"),
+    pytest.mark.skipif(
+        importlib.metadata.version("transformers") != PINNED,
+        reason=f"other releases than transformers {PINNED} know other types",
+    ),
+]
 
 # What the README says; the lists below must add up to it.
 TYPES, WORKS, REFUSES = 189, 125, 5
@@ -85,15 +87,6 @@ class Live(NamedTuple):
 
 
 coverage = scripts_by_path.load("coverage")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet():
-    """Default configurations make transformers talk of token ids beyond their vocabulary."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    yield
-    transformers_logging.set_verbosity(verbosity)
 
 
 def build(config: Any) -> Live:

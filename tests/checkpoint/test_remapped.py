@@ -10,13 +10,14 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from ropecli.checkpoint import attention, proof, remapped
+from ropecli.checkpoint import attention, remapped, stock
 from ropecli.checkpoint.carrier import KEY, Carrier, write_carrier
 from ropecli.checkpoint.in_memory import live_patch, unpatched_after
 from ropecli.checkpoint.live import rotary_tables
 from ropecli.checkpoint.plan import make_plan
 from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.checkpoint.remapped import plain_reach, prove_on_twin, read_config
+from ropecli.checkpoint.remapped import plain_reach, prove_on_twin
+from ropecli.checkpoint.stock import read_folder
 from ropecli.checkpoint.twin import make_twin
 from ropecli.checkpoint.writing import patch_to, with_layout
 from ropecli.errors import OutputError, PatchError, ProofError
@@ -164,7 +165,7 @@ def test_a_full_disk_is_told_of(llama, tmp_path, monkeypatch):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(proof, "TemporaryDirectory", full)
+    monkeypatch.setattr(stock, "TemporaryDirectory", full)
     with pytest.raises(OutputError, match="temporary folder could not be written: No space left"):
         patch_to(plan(llama), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -178,12 +179,12 @@ def write(folder, config, carrier):
 def test_frequencies_that_the_model_does_not_turn_by_are_found_out(llama, config_of, tmp_path, monkeypatch):
     carrier = Carrier("rerope", {"window": 32}, 64, 256)
     write(tmp_path, config_of(llama), carrier)
-    assert prove_on_twin(read_config(tmp_path), carrier) == dataclasses.replace(
+    assert prove_on_twin(read_folder(tmp_path), carrier) == dataclasses.replace(
         carrier, rotary_start=0, neighbours=False
     )
     monkeypatch.setattr(attention, "frequencies_of", lambda config: {"": [0.5] * 16})
     with pytest.raises(ProofError, match="rotary_emb turns by other frequencies than its config's RoPE fields say"):
-        prove_on_twin(read_config(tmp_path), carrier)
+        prove_on_twin(read_folder(tmp_path), carrier)
 
 
 def test_a_name_that_transformers_does_not_go_by_is_found_out(llama, config_of, tmp_path):
@@ -191,7 +192,7 @@ def test_a_name_that_transformers_does_not_go_by_is_found_out(llama, config_of, 
     write(tmp_path, config_of(llama), carrier)
     other = dataclasses.replace(carrier, method="streaming", params={})
     with pytest.raises(ProofError, match=r"does not take the attention that config\.json asks for"):
-        prove_on_twin(read_config(tmp_path), other)
+        prove_on_twin(read_folder(tmp_path), other)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "phi3", "gemma3_text"])

@@ -7,7 +7,6 @@ import pytest
 import scripts_by_path
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig
-from transformers.utils import logging as transformers_logging
 
 from ropecli.checkpoint.carrier import read_carrier
 from ropecli.checkpoint.families import family_of
@@ -20,6 +19,7 @@ from ropecli.errors import CheckpointError, PatchError, RopecliError
 from ropecli.rope import ScalingSpec
 
 PINNED = "5.23.0"
+pytestmark = pytest.mark.usefixtures("quiet")
 coverage = scripts_by_path.load("coverage")
 
 # What a default configuration lacks to run, to attend at all, or to see the whole context.
@@ -66,14 +66,6 @@ AT_ONCE = {
 
 def rotary_types():
     return [name for name in coverage.all_types() if family_of({"model_type": name}).rotary]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet():
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    yield
-    transformers_logging.set_verbosity(verbosity)
 
 
 def config_of(model_type):
