@@ -64,6 +64,7 @@ TOUCHES_NONE = [
     "checkpoint.plan",
     "checkpoint.provenance",
     "checkpoint.inspection",
+    "checkpoint.study",
     "checkpoint.writing",
     "checkpoint.revert",
     "export",

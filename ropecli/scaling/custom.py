@@ -9,7 +9,13 @@ from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import check_length, scaling_method
 
 
-@scaling_method("custom", source="the user's own numbers", training="by the numbers", other_names=("file",))
+@scaling_method(
+    "custom",
+    source="the user's own numbers",
+    training="by the numbers",
+    h="inv_freq_d, or θ_d/factors_d",
+    other_names=("file",),
+)
 def custom(
     rope: RopeGeometry,
     s: float,

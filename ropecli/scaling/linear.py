@@ -8,6 +8,7 @@ from ropecli.scaling.registry import scaling_method
     "linear",
     source="Chen et al. 2023, arXiv:2306.15595, eq. 4; kaiokendev 2023",
     training="needed",
+    g="m/s",
     rope_type="linear",
     other_names=("pi", "position-interpolation"),
 )

@@ -10,7 +10,12 @@ from ropecli.scaling.registry import scaling_method
 
 
 @scaling_method(
-    "llama3", source="Meta 2024, Llama 3.1's apply_scaling in llama-models", training="a little", rope_type="llama3"
+    "llama3",
+    source="Meta 2024, Llama 3.1's apply_scaling in llama-models",
+    training="a little",
+    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at low_freq_factor turns to 1 at high_freq_factor",
+    targeted=True,
+    rope_type="llama3",
 )
 def llama3(rope: RopeGeometry, s: float, *, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0) -> ScaledRope:
     """Llama 3.1: divide by the factor what turns less than low_freq_factor times in the pretraining window.

@@ -21,6 +21,7 @@ def longrope_attention_factor(s: float, window: int) -> float:
     "longrope",
     source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
     training="by the factors",
+    h="θ_d/long_factor_d",
     rope_type="longrope",
     other_names=("su",),
 )

@@ -30,6 +30,7 @@ def ntk_theta(rope: RopeGeometry, s: float) -> float:
     "ntk",
     source="bloc97 2023, 'NTK-aware scaled RoPE'; YaRN, arXiv:2309.00071, eq. 16",
     training="no",
+    h="(b·s^(|D|/(|D|-2)))^(-2d/|D|)",
     rope_type="default",
     other_names=("ntk-aware",),
 )

@@ -40,7 +40,9 @@ class ScalingMethod:
 
     rope_type: the native encoding in transformers; None where it has none. depends_on_length: the frequencies
     change with the current sequence length. remaps: it changes the distances that attention sees, and no frequency.
-    other_names: what else it is called.
+    other_names: what else it is called. g, h: what becomes of a position m and of a pair's frequency θ_d, in YaRN's
+    general form (eq. 12), where l is the current length; empty for those that remap. targeted: h goes by a pair's
+    wavelength against the window; YaRN calls the others blind.
     """
 
     name: str
@@ -51,11 +53,23 @@ class ScalingMethod:
     depends_on_length: bool
     other_names: tuple[str, ...]
     remaps: bool = False
+    g: str = ""
+    h: str = ""
+    targeted: bool = False
 
     @property
     def summary(self) -> str:
         """The first sentence or two of the method's own words."""
         return self.description.split("\n\n")[0].replace("\n", " ")
+
+    @property
+    def interpolation(self) -> str:
+        """In one word."""
+        if self.remaps:
+            return "none"
+        if any(knob.kind == LIST for knob in self.knobs):
+            return "as given"
+        return "targeted" if self.targeted else "blind"
 
     @property
     def description(self) -> str:
@@ -92,13 +106,23 @@ _METHODS: dict[str, ScalingMethod] = {}
 
 
 def scaling_method(
-    name: str, *, source: str, training: str, rope_type: str | None = None, other_names: tuple[str, ...] = ()
+    name: str,
+    *,
+    source: str,
+    training: str,
+    g: str = "m",
+    h: str = "θ_d",
+    targeted: bool = False,
+    rope_type: str | None = None,
+    other_names: tuple[str, ...] = (),
 ) -> Callable:
     """Registers the decorated function as a scaling method."""
 
     def register(function: Callable[..., ScaledRope]) -> Callable[..., ScaledRope]:
         depends_on_length = "length" in inspect.signature(function).parameters
-        _METHODS[name] = ScalingMethod(name, function, source, training, rope_type, depends_on_length, other_names)
+        _METHODS[name] = ScalingMethod(
+            name, function, source, training, rope_type, depends_on_length, other_names, g=g, h=h, targeted=targeted
+        )
         return function
 
     return register

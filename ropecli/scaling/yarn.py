@@ -54,7 +54,12 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
 
 
 @scaling_method(
-    "ntk-by-parts", source="YaRN, arXiv:2309.00071, section 3.2, eq. 17-19", training="a little", rope_type="yarn"
+    "ntk-by-parts",
+    source="YaRN, arXiv:2309.00071, section 3.2, eq. 17-19",
+    training="a little",
+    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow turns to 1 at beta_fast",
+    targeted=True,
+    rope_type="yarn",
 )
 def ntk_by_parts(
     rope: RopeGeometry, s: float, *, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
@@ -73,6 +78,8 @@ def ntk_by_parts(
     "yarn",
     source="Peng et al. 2023, arXiv:2309.00071, section 3.4, eq. 21-22",
     training="a little",
+    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow turns to 1 at beta_fast",
+    targeted=True,
     rope_type="yarn",
 )
 def yarn(

@@ -1,0 +1,63 @@
+"""Which pairs turn how often, and how far a whole turn reaches.
+
+Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), section 2.3; "embedding and rope" (blog, 5 February 2025) for the
+half wavelength and the effective range; Liu et al. 2023 (arXiv:2310.05209) for the critical dimension.
+"""
+
+import math
+
+import numpy as np
+
+from ropecli.rope import RopeGeometry
+
+_SAME = 1e-9
+"""Relative: wavelengths that are equal on paper differ by a rounding."""
+
+
+def turns(inv_freq: np.ndarray, length: float) -> np.ndarray:
+    """r = L/λ_d: how often each pair turns in so many tokens, shape (rotary_dim/2,)."""
+    return inv_freq * length / (2 * math.pi)
+
+
+def share_turned(inv_freq: np.ndarray, length: float) -> float:
+    """The share of the pairs, 0..1, that complete a turn in so many tokens."""
+    return float((turns(inv_freq, length) >= 1 - _SAME).mean())
+
+
+def longest_wavelength(inv_freq: np.ndarray) -> float:
+    """2π/θ of the slowest pair that turns at all, tokens; NaN where none does.
+
+    The blog takes it for the length up to which a rotation is unique. That holds of the slowest pair alone. No two
+    positions at all have the same rotation of every pair, since a pair of θ_0 = 1 radian per token never comes back
+    to where it was: π is irrational. What there is to lose is the distance between images (see `images`).
+    """
+    turning = inv_freq[inv_freq > 0]
+    return 2 * math.pi / float(turning.min()) if turning.size else math.nan
+
+
+def half_wavelength(inv_freq: np.ndarray) -> float:
+    """Tokens after which the slowest pair's cosine rises again."""
+    return longest_wavelength(inv_freq) / 2
+
+
+def effective_range(inv_freq: np.ndarray) -> float:
+    """A tenth of the longest wavelength, tokens: the blog's rule of thumb for how far a score tells distances apart.
+
+    At b = 10,000 three quarters of the pairs have turned by then, whatever the width: 10,000^(1/4) is 10. (The blog
+    speaks of 128 dimensions where it has 128 pairs.)
+    """
+    return longest_wavelength(inv_freq) / 10
+
+
+def critical_dimension(geometry: RopeGeometry) -> int:
+    """2⌈(d/2)·log_b(L/2π)⌉: how many dimensions belong to pairs that complete a turn in pretraining; from 0 to d.
+
+    Those above have never been seen at all their angles, and are what fails beyond the window (Liu et al. 2023,
+    section 4.1).
+    """
+    window = geometry.original_max_position_embeddings / (2 * math.pi)
+    if geometry.rope_theta <= 1:
+        turning = geometry.pairs if window >= 1 else 0
+    else:
+        turning = math.ceil(geometry.pairs * math.log(window) / math.log(geometry.rope_theta))
+    return 2 * min(max(turning, 0), geometry.pairs - geometry.still_pairs)
