@@ -56,7 +56,8 @@ def test_the_probe_sees_what_is_loaded(loaded):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["patch", "--help"], ["inspect", "--help"], ["plot", "--help"]]
+    "arguments",
+    [["--help"], ["--version"], ["patch", "--help"], ["inspect", "--help"], ["plot", "--help"], ["theory", "--help"]],
 )
 def test_asking_for_help(arguments, loaded):
     assert not loaded(MAIN, *arguments) & HEAVY
@@ -65,6 +66,11 @@ def test_asking_for_help(arguments, loaded):
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
 def test_inspecting(arguments, loaded, llama):
     assert not loaded(MAIN, "inspect", llama, *arguments) & HEAVY
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["-m", "yarn,ntk,rerope", "--factor", "8"]])
+def test_the_theory_of_a_checkpoint(arguments, loaded):
+    assert not loaded(MAIN, "theory", "demo", *arguments) & HEAVY
 
 
 @pytest.mark.parametrize("arguments", [[], ["yarn"], ["--json"], ["yarn", "--json"]])
@@ -88,6 +94,17 @@ import ropecli
 rope = ropecli.RopeGeometry(128, 128, 5e5, 8192)
 assert len(ropecli.scale(rope, ropecli.ScalingSpec("yarn", 4.0)).inv_freq) == 64
 assert "yarn" in ropecli.scaling_methods()
+"""
+    assert not loaded(statements) & {"typer", "rich", *HEAVY}
+
+
+def test_the_theory_from_the_api(loaded):
+    statements = """
+import ropecli
+study = ropecli.make_study(ropecli.open_checkpoint("demo"), [ropecli.ScalingSpec("yarn", 8.0)])
+summary = ropecli.summarize(study.ropes["yarn ×8"], study.target)
+assert summary["target_length"] == 2048
+assert ropecli.smallest_base(study.geometry, 2048) > study.geometry.rope_theta
 """
     assert not loaded(statements) & {"typer", "rich", *HEAVY}
 

@@ -37,6 +37,7 @@ TOUCHES_MODELS = [
     "checkpoint.attention",
     "checkpoint.rows",
     "checkpoint.layout",
+    "checkpoint.queries",
     "checkpoint.remapped",
     "checkpoint.twin",
     "remapping.attention",

@@ -11,14 +11,21 @@ from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.plan import effective_ropes, main_rope
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.rope import ScaledRope
+from ropecli.theory.distances import largest_distance
 from ropecli.theory.precision import float32_angle_error
+from ropecli.theory.support import support_of
+
+_LONGEST_BASE = 32768
+"""Tokens up to which the base for a window is worked out: a third of a second."""
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """The report of `ropecli inspect`: the fields of the rope that sees the whole context, and all of them in `ropes`.
 
     Lengths and wavelengths in tokens, inv_freq in radians per token; float32_angle_error in radians, the largest of
-    all pairs at the window's end. findings: what is off, each with a rule, a message and a fix.
+    all pairs at the window's end. supported_length: tokens up to which the frequencies in effect have no negative
+    score, null for more than are looked at; smallest_base: what the window (target_length) would need, null where it
+    has no need or is too long to be worked out at once. findings: what is off, each with a rule, a message and a fix.
     """
     ropes, settings = effective_ropes(checkpoint)
     main = main_rope(ropes, settings)
@@ -32,6 +39,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "max_position_embeddings": settings.max_position_embeddings,
         "tokenizer_model_max_length": tokenizer.get("model_max_length"),
         **shared,
+        **_bound(main, facts.target),
         "ropes": reports,
         "warnings": list(settings.warnings),
         "findings": [finding._asdict() for finding in find_faults(facts)],
@@ -51,6 +59,17 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
 def _differ(one: dict[str, Any], other: dict[str, Any], key: str) -> bool:
     ropes = [{rope["layer_type"]: rope.get(key) for rope in report["ropes"]} for report in (one, other)]
     return one[key] != other[key] or (ropes[0].keys() == ropes[1].keys() and ropes[0] != ropes[1])
+
+
+def _bound(rope: ScaledRope, target: int) -> dict[str, Any]:
+    found = support_of(rope, target, _LONGEST_BASE)
+    return {
+        "target_length": target,
+        "remaps": rope.remapping is not None,
+        "largest_distance": largest_distance(rope, target),
+        "supported_length": found.supported,
+        "smallest_base": found.smallest_base,
+    }
 
 
 def _describe(rope: ScaledRope, window: int) -> dict[str, Any]:

@@ -2,11 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ropecli.checkpoint.facts import gather
 from ropecli.checkpoint.plan import effective_ropes, main_rope, make_plan
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.registry import get_method
+from ropecli.theory.base_bound import LONGEST
+from ropecli.theory.summary import summarize
+from ropecli.theory.support import support_of
 
 PRETRAINED = "pretrained"
 
@@ -47,13 +52,38 @@ def make_study(
             name = f"{_named(rope)}, as it is"
         else:
             plan = make_plan(checkpoint, spec, original_length=original_length)
-            rope, reach = plan.ropes[plan.scaled[0]], plan.target_length
-            own, name = (*plan.settings_warnings, *plan.scaling_warnings), _named(rope)
+            rope, own, reach = plan.ropes[plan.scaled[0]], plan.scaling_warnings, plan.target_length
+            name = _named(rope)
         if rope.spec.method != "none":
             ropes[name] = rope
         target, warnings = max(target, reach), [*warnings, *own]
         unscaled = ScaledRope(rope.geometry, ScalingSpec("none"), rope.geometry.inv_freq())
     return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(warnings)))
+
+
+def study_report(study: Study) -> dict[str, Any]:
+    """The report of `ropecli theory`: what summarize() says of every rope, with its method in YaRN's general form.
+
+    supported_length: tokens up to which the pretrained frequencies have no negative score, null for more than are
+    looked at. smallest_base: of the pretrained geometry for the target; infinite where none would do, null for
+    targets above base_bound.LONGEST.
+    """
+    bound = support_of(study.ropes[PRETRAINED], study.target, LONGEST, always=True)
+    return {
+        "checkpoint": study.checkpoint,
+        "original_max_position_embeddings": study.window,
+        "target_length": study.target,
+        "supported_length": bound.supported,
+        "smallest_base": bound.smallest_base,
+        "ropes": [_describe(name, rope, study.target) for name, rope in study.ropes.items()],
+        "warnings": list(study.warnings),
+    }
+
+
+def _describe(name: str, rope: ScaledRope, target: int) -> dict[str, Any]:
+    method = get_method(rope.spec.method)
+    form = {"g": method.g, "h": method.h, "interpolation": method.interpolation}
+    return {"name": name, **form, **summarize(rope, target)}
 
 
 def _as_it_is(checkpoint: Checkpoint) -> tuple[ScaledRope, Sequence[str], int]:

@@ -23,6 +23,7 @@ from ropecli.cli import (
     plan,
     plot,
     report,
+    theory,
 )
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError
@@ -43,6 +44,7 @@ app.command("compare")(compare.command)
 app.command("passkey")(passkey.command)
 app.command("needle")(needle.command)
 app.command("plot")(plot.command)
+app.command("theory")(theory.command)
 app.command("report")(report.command)
 app.command("plan")(plan.command)
 app.command("finetune")(finetune.command)

@@ -7,8 +7,6 @@ import typer
 
 from ropecli.cli import evaluation, options, scaling
 
-_AS_IS = "as-is"
-
 
 def command(
     checkpoints: Annotated[
@@ -67,7 +65,7 @@ def command(
     if revision and len(checkpoints) > 1:
         raise MethodError("--revision is for one checkpoint; which of several it means is not clear.")
     opened = [open_checkpoint(name, weights=True, revision=revision) for name in dict.fromkeys(checkpoints)]
-    specs = _specs(methods, parse_numbers(factors, "--factors", float), settings)
+    specs = scaling.method_specs(methods, parse_numbers(factors, "--factors", float), settings)
     plans = [plan_comparison(one, specs) for one in opened]
     for one, plan in ((one, plan) for one, own in zip(opened, plans, strict=True) for plan in own):
         scaling.refuse_attention(one, plan, attn)
@@ -112,7 +110,7 @@ def _warnings(checkpoint, plans) -> list[str]:
     if shipped.method != "none" and None not in plans:
         own.append(
             f"{checkpoint.name} comes with {shipped.method} ×{shipped.factor:g}, whose place every method here takes; "
-            f"--methods {_AS_IS},... measures it as it is too."
+            f"--methods {scaling.AS_IS},... measures it as it is too."
         )
     return own
 
@@ -163,25 +161,3 @@ def _give(reports, plot: Path | None, output: Path | None, as_json: bool) -> Non
     out.print(comparison_table(reports))
     if plot:
         out.print(f"plot: {plot}", markup=False)
-
-
-def _specs(methods: str, factors: list[float], settings: list[str] | None) -> list:
-    """Every method at every factor, before them None for `as-is`. `--set yarn.beta_fast=8` is for one method."""
-    from ropecli.cli.terminal import parse_settings
-    from ropecli.errors import MethodError
-    from ropecli.rope import ScalingSpec
-    from ropecli.scaling.registry import get_method
-
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    if not names:
-        raise MethodError("--methods names no method.")
-    params: dict[str, dict] = {name if name == _AS_IS else get_method(name).name: {} for name in names}
-    for key, value in parse_settings(settings).items():
-        method, dot, parameter = key.partition(".")
-        if not dot or method not in params:
-            raise MethodError(f"--set {key}=...: it has the form METHOD.KEY=VALUE, for one of {', '.join(params)}.")
-        params[method][parameter] = value
-    if params.pop(_AS_IS, None):
-        raise MethodError(f"--set {_AS_IS}...: a checkpoint as it is has no parameters to set.")
-    specs: list = [None] if _AS_IS in names else []
-    return specs + [ScalingSpec(name, factor, params[name]) for name in params for factor in factors]

@@ -32,6 +32,7 @@ def command(
         return
     out.print(_table(reports, differing))
     for report in reports:
+        _print_bound(report, named=other is not None)
         _print_findings(report, named=other is not None)
 
 
@@ -67,6 +68,14 @@ def _once(cell: str, columns: int) -> list[str]:
     return [cell, *[""] * (columns - 1)]
 
 
+def _print_bound(report: dict[str, Any], named: bool) -> None:
+    from ropecli.cli.terminal import out
+    from ropecli.report.theory.sentences import window_sentence
+
+    of = f"{report['checkpoint']}: " if named else ""
+    out.print(f"{of}{window_sentence(report)}", markup=False)
+
+
 def _print_findings(report: dict[str, Any], named: bool) -> None:
     from ropecli.cli.terminal import out
 
@@ -93,7 +102,9 @@ def _parameters(params: dict[str, Any]) -> str:
 
 
 def _wavelength(value: float | None) -> str:
-    return "none turns" if value is None else f"{value:,.4g} tokens" if value < 1e4 else f"{value:,.0f} tokens"
+    from ropecli.report.wording import tokens
+
+    return "none turns" if value is None else f"{tokens(value)} tokens"
 
 
 def _tokens(value: Any) -> str:

@@ -116,6 +116,9 @@ def _facts(method) -> dict[str, str]:
         written += ", which holds a factor for each pair: there is no type of its own"
     return {
         "source": method.source,
+        "position g(m)": method.g,
+        "frequency h(θ_d)": method.h,
+        "interpolation": method.interpolation,
         "training": method.training,
         "written as": written,
         "also called": ", ".join(method.other_names),
@@ -128,6 +131,9 @@ def _as_json(method) -> dict[str, Any]:
         "summary": method.summary,
         "description": method.description,
         "source": method.source,
+        "g": method.g,
+        "h": method.h,
+        "interpolation": method.interpolation,
         "training": method.training,
         "rope_type": method.rope_type,
         "written_as": written_as(method),

@@ -1,13 +1,20 @@
-"""The options that name one scaling method, and what they mean: patch shares them with the evaluations."""
+"""The options that name scaling methods, and what they mean: patch, the evaluations and the theory share them."""
 
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+
+if TYPE_CHECKING:
+    from ropecli.rope import ScalingSpec
 
 Factor = Annotated[float | None, typer.Option(help="Target window ÷ pretraining window.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method; repeatable.")
+]
+SeveralSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="[METHOD.]KEY=VALUE", help="A parameter of one of the methods; repeatable."),
 ]
 FactorsFile = Annotated[
     Path | None,
@@ -23,6 +30,10 @@ InMemory = Annotated[
 OriginalLength = Annotated[
     int | None, typer.Option(min=1, help="The true pretraining window, where config.json names another.")
 ]
+AS_IS = "as-is"
+_LISTS = {"longrope": "long_factor", "custom": "factors"}
+"""The parameter that a plain list in a factors file stands for."""
+_NEEDS_FACTOR = "{} needs --factor, as --factor 4."
 
 
 def parameters(method: str, settings: list[str] | None, factors_file: Path | None) -> dict[str, Any]:
@@ -30,6 +41,85 @@ def parameters(method: str, settings: list[str] | None, factors_file: Path | Non
     from ropecli.cli.terminal import parse_settings
 
     return {**_read_factors(method, factors_file), **parse_settings(settings)}
+
+
+def method_specs(
+    methods: str, factors: list[float], settings: list[str] | None, factors_file: Path | None = None
+) -> list["ScalingSpec | None"]:
+    """Every method at every factor, before them None for `as-is`. Raises MethodError.
+
+    methods: with commas between. factors: none where all that is asked for is `as-is` and `none`. settings: of one
+    method alone KEY=VALUE, of several METHOD.KEY=VALUE. factors_file: for those that take a list of numbers.
+    """
+    from ropecli.cli.terminal import parse_settings
+    from ropecli.errors import MethodError
+    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.registry import get_method
+
+    asked = [name.strip() for name in methods.split(",") if name.strip()]
+    if not asked:
+        raise MethodError("The list of methods names no method; `ropecli methods` shows them all.")
+    names = list(dict.fromkeys(get_method(name).name for name in asked if name != AS_IS))
+    params = _sorted_by_method(names, AS_IS in asked, parse_settings(settings))
+    for name in _takers(names, factors_file):
+        params[name] = {**_read_factors(name, factors_file), **params[name]}
+    if not factors and (needy := [name for name in names if name != "none"]):
+        raise MethodError(_NEEDS_FACTOR.format(needy[0]))
+    specs: list[ScalingSpec | None] = [None] if AS_IS in asked else []
+    return specs + [ScalingSpec(name, factor, params[name]) for name in names for factor in factors or [1.0]]
+
+
+def study_specs(
+    methods: str | None,
+    factor: float | None,
+    settings: list[str] | None,
+    factors_file: Path | None,
+    original_length: int | None,
+) -> list["ScalingSpec | None"]:
+    """The same at one factor; without methods the checkpoint as it is. Raises MethodError."""
+    if methods is None:
+        refuse_without_method(factor, settings or None, factors_file, original_length)
+        return [None]
+    specs = method_specs(methods, [] if factor is None else [factor], settings, factors_file)
+    if specs == [None]:
+        refuse_without_method(factor, factors_file, original_length)
+    return specs
+
+
+def _sorted_by_method(names: list[str], as_is: bool, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parameters of each method. Raises MethodError for one of a method that is not asked for."""
+    from ropecli.errors import MethodError
+
+    params: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key, value in settings.items():
+        method, dot, parameter = key.partition(".")
+        if not dot and len(names) == 1:
+            method, dot, parameter = names[0], ".", key
+        if not dot or method not in params:
+            if not names or (dot and method == AS_IS and as_is):
+                raise MethodError(f"--set {key}=...: a checkpoint as it is has no parameters to set.")
+            raise MethodError(f"--set {key}=...: it has the form METHOD.KEY=VALUE, for one of {', '.join(names)}.")
+        params[method][parameter] = value
+    return params
+
+
+def _takers(names: list[str], factors_file: Path | None) -> list[str]:
+    """Whom the file of factors is for: at least one, which may refuse it."""
+    from ropecli.errors import MethodError
+
+    if factors_file is None:
+        return []
+    if not names:
+        raise MethodError(f"--factors-file {factors_file}: a checkpoint as it is takes no numbers.")
+    return [name for name in names if name in _LISTS] or names[:1]
+
+
+def refuse_without_method(*given: object) -> None:
+    """Raises MethodError where one of the values, of options that mean nothing for a checkpoint as it is, is given."""
+    from ropecli.errors import MethodError
+
+    if any(value is not None for value in given):
+        raise MethodError("--factor, --set, --factors-file and --original-length are for a --method.")
 
 
 class Subject(NamedTuple):
@@ -57,13 +147,12 @@ def planned(
     from ropecli.rope import ScalingSpec
 
     if method is None:
-        if factor is not None or params or original_length is not None:
-            raise MethodError("--factor, --set, --factors-file and --original-length are for a --method.")
+        refuse_without_method(factor, params or None, original_length)
         ropes, settings = effective_ropes(checkpoint)
         rope = main_rope(ropes, settings)
         return Subject(checkpoint, rope.spec, rope, None, settings.warnings)
     if factor is None and method != "none":
-        raise MethodError(f"{method} needs --factor, as --factor 4.")
+        raise MethodError(_NEEDS_FACTOR.format(method))
     spec = ScalingSpec(method, 1.0 if factor is None else factor, params or {})
     plan = make_plan(checkpoint, spec, original_length=original_length)
     return Subject(checkpoint, plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings)
@@ -123,15 +212,14 @@ def _read_factors(method: str, path: Path | None) -> dict[str, Any]:
 
     if path is None:
         return {}
-    lists = {"longrope": "long_factor", "custom": "factors"}
-    if method not in lists:
-        raise MethodError(f"--factors-file is for {' and '.join(lists)}; {method} takes no list of numbers.")
+    if method not in _LISTS:
+        raise MethodError(f"--factors-file is for {' and '.join(_LISTS)}; {method} takes no list of numbers.")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise MethodError(f"{path} cannot be read as JSON: {error}") from error
     if isinstance(value, list):
-        value = {lists[method]: value}
+        value = {_LISTS[method]: value}
     named = {"longrope": ("long_factor",), "custom": ("factors", "inv_freq")}[method]
     if isinstance(value, dict) and method == "longrope":
         value = _of_config(value) or value

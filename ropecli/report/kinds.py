@@ -9,6 +9,7 @@ from ropecli.evaluate.report import EvalReport, RetrievalReport
 from ropecli.report.lines import data_note, lines_of, refuse_without, title_of, window_marks
 from ropecli.report.metrics import METRICS, Metric
 from ropecli.report.reading import Report
+from ropecli.report.study import STUDY_KINDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +42,7 @@ def _perplexity_chart(reports: Sequence[EvalReport], metric: Metric) -> "Rendera
     refuse_without(lines, metric)
     series = [Series(line.name, [(float(length), value) for length, value in line.points(metric)]) for line in lines]
     ticks = sorted({length for line in lines for length, _ in line.points(metric)})
-    marks, notes = window_marks(reports, ticks)
+    windows, notes = window_marks(reports, ticks)
     return Chart(
         title=title_of(reports),
         x_label="context length (tokens)",
@@ -50,7 +51,7 @@ def _perplexity_chart(reports: Sequence[EvalReport], metric: Metric) -> "Rendera
         x_ticks=ticks,
         logarithmic=metric.logarithmic,
         shown=metric.shown_among(line.points(metric)[-1][1] for line in lines),
-        marks=marks,
+        marks=[(window, f"pretraining window: {window} tokens") for window in windows],
         notes=[note for note in (*notes, data_note(reports, metric)) if note],
     )
 
@@ -67,7 +68,7 @@ def _context_chart(reports: Sequence[EvalReport], metric: Metric) -> "Renderable
 
     lines = lines_by_context(reports)
     series = [Series(line.name, context_points(line)) for line in lines]
-    marks, notes = window_marks(reports, [x for one in series for x, _ in one.points])
+    windows, notes = window_marks(reports, [x for one in series for x, _ in one.points])
     return Chart(
         title=title_of(reports),
         x_label=X_LABEL,
@@ -76,7 +77,7 @@ def _context_chart(reports: Sequence[EvalReport], metric: Metric) -> "Renderable
         x_ticks=[4**power for power in range(20)],
         logarithmic=False,
         shown=lambda value: f"{value:.3f}",
-        marks=marks,
+        marks=[(window, f"pretraining window: {window} tokens") for window in windows],
         notes=[note for note in (context_note(reports), *notes, data_note(reports, METRICS["ppl"])) if note],
     )
 
@@ -115,10 +116,18 @@ KINDS = {
 }
 
 
+def refuse_unknown_name(name: str | None) -> None:
+    """Raises DataError for a kind that is none, neither of reports nor of a checkpoint."""
+    if name is not None and name not in (*KINDS, *STUDY_KINDS):
+        raise DataError(
+            f"Unknown kind of plot {name!r}. Known: {', '.join(KINDS)}; of a checkpoint {', '.join(STUDY_KINDS)}."
+            f"{did_you_mean(name, (*KINDS, *STUDY_KINDS))}"
+        )
+
+
 def choose_kind(reports: Sequence[Report], name: str | None = None) -> Kind:
     """The kind asked for, or the one that suits the reports. Raises DataError for reports that it does not draw."""
-    if name is not None and name not in KINDS:
-        raise DataError(f"Unknown kind of plot {name!r}. Known: {', '.join(KINDS)}.{did_you_mean(name, KINDS)}")
+    refuse_unknown_name(name)
     found = {report.kind for report in reports}
     if name is None and len(found) > 1:
         raise DataError(

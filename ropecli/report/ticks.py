@@ -3,7 +3,9 @@
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
+_Tick = TypeVar("_Tick", int, float)
 _LADDERS: tuple[tuple[float, ...], ...] = (
     (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8),
     (1, 1.5, 2, 3, 5, 7),
@@ -46,10 +48,10 @@ def even_numbers(low: float, high: float, most: int) -> list[float]:
     return ticks or [low]
 
 
-def with_room(ticks: Sequence[int], place: Callable[[int], float], width: Callable[[int], float]) -> list[int]:
+def with_room(ticks: Sequence[_Tick], place: Callable[[_Tick], float], width: Callable[[_Tick], float]) -> list[_Tick]:
     """Those whose numbers do not touch, powers of two first. width: of a tick's number, in the units of its place."""
-    kept: list[int] = []
-    for tick in sorted(set(ticks), key=lambda tick: (tick & (tick - 1) != 0, tick)):
+    kept: list[_Tick] = []
+    for tick in sorted(set(ticks), key=lambda tick: (tick != 0 and math.frexp(tick)[0] != 0.5, tick)):
         if all(abs(place(tick) - place(other)) >= (width(tick) + width(other)) / 2 for other in kept):
             kept.append(tick)
     return sorted(kept)

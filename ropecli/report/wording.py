@@ -3,9 +3,11 @@
 import math
 import unicodedata
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ropecli.evaluate.headlines import Headline
-from ropecli.evaluate.report import EvalReport
+if TYPE_CHECKING:
+    from ropecli.evaluate.headlines import Headline
+    from ropecli.evaluate.report import EvalReport
 
 LONGEST_NAME = 80
 
@@ -56,7 +58,7 @@ def _is_forged(character: str) -> bool:
     return character in _FORGED or unicodedata.category(character) in ("Cc", "Cs")
 
 
-def protocol_name(report: EvalReport) -> str:
+def protocol_name(report: "EvalReport") -> str:
     """With the settings that were given, and the warning that `yarn` wants."""
     own = [f"{key} {report.settings[key]}" for key in ("stride", "targets") if report.settings.get(key) is not None]
     if report.protocol == "yarn":
@@ -69,7 +71,7 @@ HEADLINES_NOTE = (
 )
 
 
-def headline_sentence(headline: Headline) -> str:
+def headline_sentence(headline: "Headline") -> str:
     """As "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens"; a change of perplexity, negative where it is lower."""
     change = headline.change
     interval = f" ({_percent(change.low)} to {_percent(change.high)})" if change.low is not None else ""
@@ -88,6 +90,17 @@ def _percent(share: float | None, sign: str = "") -> str:
 def number(value: float, places: int = 2) -> str:
     """A perplexity, or what is like one: some places, and a power of ten from a million on."""
     return f"{value:.{places}f}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+def tokens(value: float | None) -> str:
+    """A length in tokens, whole from 10,000 on; empty for None and NaN."""
+    if value is None or math.isnan(value):
+        return ""
+    if math.isinf(value):
+        return "endless"
+    if value >= 1e15:
+        return f"{value:.3g}"
+    return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
 def told_apart(values: Sequence[float], digits: int = 6) -> list[str]:

@@ -1,8 +1,10 @@
 """Adjusted base frequency: a larger base b, so that slow pairs turn slower still."""
 
+from typing import Annotated
+
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import scaling_method
+from ropecli.scaling.registry import Range, scaling_method
 
 
 @scaling_method(
@@ -13,7 +15,13 @@ from ropecli.scaling.registry import scaling_method
     rope_type="default",
     other_names=("rope-theta", "base"),
 )
-def abf(rope: RopeGeometry, s: float, *, rope_theta: float | None = None, beta: float | None = None) -> ScaledRope:
+def abf(
+    rope: RopeGeometry,
+    s: float,
+    *,
+    rope_theta: float | None = None,
+    beta: Annotated[float | None, Range(2.0, 500.0)] = None,
+) -> ScaledRope:
     """Adjusted base frequency (ABF): replace the base b by rope_theta, or by beta * b.
 
     rope_theta: the new base (Llama 2 Long 500000, Code Llama 1000000). beta: the new base over the old

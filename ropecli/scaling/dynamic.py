@@ -9,7 +9,7 @@ from ropecli.scaling.registry import scaling_method
     "dynamic",
     source="emozilla 2023, 'Dynamically Scaled RoPE'; YaRN, appendix B.3",
     training="no",
-    h="(b·(s·l/L - s + 1)^(|D|/(|D|-2)))^(-2d/|D|)",
+    h="(b·(s·max(1, l/L) - s + 1)^(|D|/(|D|-2)))^(-2d/|D|)",
     rope_type="dynamic",
     other_names=("dynamic-ntk",),
 )

@@ -9,7 +9,7 @@ from ropecli.scaling.yarn import by_parts, yarn_attention_factor
     "dynamic-yarn",
     source="Peng et al. 2023, arXiv:2309.00071, 'Dynamic Scaling', with YaRN in place of NTK",
     training="no",
-    h="(1 - γ)·θ_d·L/l + γ·θ_d, γ from 0 at beta_slow turns to 1 at beta_fast",
+    h="(1 - γ)·θ_d/max(1, l/L) + γ·θ_d, γ from 0 at beta_slow turns to 1 at beta_fast",
     targeted=True,
 )
 def dynamic_yarn(

@@ -1,12 +1,13 @@
 """Llama 3.1's scaling: three bands of wavelengths, the middle one interpolated smoothly."""
 
 import math
+from typing import Annotated
 
 import numpy as np
 
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import scaling_method
+from ropecli.scaling.registry import Range, scaling_method
 
 
 @scaling_method(
@@ -17,7 +18,13 @@ from ropecli.scaling.registry import scaling_method
     targeted=True,
     rope_type="llama3",
 )
-def llama3(rope: RopeGeometry, s: float, *, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0) -> ScaledRope:
+def llama3(
+    rope: RopeGeometry,
+    s: float,
+    *,
+    low_freq_factor: Annotated[float, Range(0.25, 2.0)] = 1.0,
+    high_freq_factor: Annotated[float, Range(2.5, 32.0)] = 4.0,
+) -> ScaledRope:
     """Llama 3.1: divide by the factor what turns less than low_freq_factor times in the pretraining window.
 
     low_freq_factor, high_freq_factor: turns in the pretraining window. Below the first a pair is fully

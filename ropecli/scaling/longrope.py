@@ -21,7 +21,7 @@ def longrope_attention_factor(s: float, window: int) -> float:
     "longrope",
     source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
     training="by the factors",
-    h="θ_d/long_factor_d",
+    h="θ_d/long_factor_d, or θ_d/short_factor_d up to L",
     rope_type="longrope",
     other_names=("su",),
 )

@@ -9,7 +9,7 @@ from ropecli.scaling.registry import scaling_method
     "p-rope",
     source="Barbero et al. 2024, arXiv:2410.06205, section 6",
     training="needed",
-    h="θ_d of the fastest p·|D|/2 pairs, 0 of the others",
+    h="θ_d of the fastest ⌊p·|D|/2⌋ pairs, 0 of the others",
 )
 def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> ScaledRope:
     """p-RoPE: keep the fastest share p of the pairs and set the frequencies of the others to zero.

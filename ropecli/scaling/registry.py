@@ -22,6 +22,13 @@ from ropecli.errors import MethodError, did_you_mean, shown
 from ropecli.rope import Remapping, RopeGeometry, ScaledRope, ScalingSpec
 
 
+class Range(NamedTuple):
+    """Of a parameter's values, those worth trying: from low to high, both above 0, evenly in the logarithm."""
+
+    low: float
+    high: float
+
+
 class Knob(NamedTuple):
     """A parameter of a method as a user sees it.
 
@@ -41,8 +48,8 @@ class ScalingMethod:
     rope_type: the native encoding in transformers; None where it has none. depends_on_length: the frequencies
     change with the current sequence length. remaps: it changes the distances that attention sees, and no frequency.
     other_names: what else it is called. g, h: what becomes of a position m and of a pair's frequency θ_d, in YaRN's
-    general form (eq. 12), where l is the current length; empty for those that remap. targeted: h goes by a pair's
-    wavelength against the window; YaRN calls the others blind.
+    general form (eq. 12), where l is the current length and all |D|/2 pairs turn; empty for those that remap.
+    targeted: h goes by a pair's wavelength against the window; YaRN calls the others blind.
     """
 
     name: str
@@ -64,8 +71,8 @@ class ScalingMethod:
 
     @property
     def interpolation(self) -> str:
-        """In one word."""
-        if self.remaps:
+        """In a word or two."""
+        if self.remaps or (self.g, self.h) == (_AS_IT_IS, _UNCHANGED):
             return "none"
         if any(knob.kind == LIST for knob in self.knobs):
             return "as given"
@@ -79,6 +86,16 @@ class ScalingMethod:
     def parameters(self) -> dict[str, inspect.Parameter]:
         found = inspect.signature(self.function).parameters.items()
         return {name: parameter for name, parameter in found if parameter.kind is parameter.KEYWORD_ONLY}
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """Of the parameters that say which values are worth trying."""
+        found = {}
+        for name, parameter in self.parameters.items():
+            for note in getattr(parameter.annotation, "__metadata__", ()):
+                if isinstance(note, Range):
+                    found[name] = note
+        return found
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
@@ -96,6 +113,9 @@ _LARGEST = 1e30
 _LARGEST_COUNT = 10**12
 """Tokens: no window comes near it."""
 
+_AS_IT_IS, _UNCHANGED = "m", "θ_d"
+"""g and h of plain rotary embeddings."""
+
 LIST = "a list of numbers from 0 on"
 """What a knob is that has a number for each pair; a method may ask for more of them."""
 
@@ -110,8 +130,8 @@ def scaling_method(
     *,
     source: str,
     training: str,
-    g: str = "m",
-    h: str = "θ_d",
+    g: str = _AS_IT_IS,
+    h: str = _UNCHANGED,
     targeted: bool = False,
     rope_type: str | None = None,
     other_names: tuple[str, ...] = (),
@@ -235,6 +255,7 @@ def _checked_parameters(method: ScalingMethod, params: Mapping[str, object]) -> 
 
 
 def _fits(value: object, annotation: object) -> bool:
+    annotation = _plain(annotation)
     if isinstance(annotation, types.UnionType):
         return any(_fits(value, one) for one in typing.get_args(annotation))
     if annotation is types.NoneType:
@@ -252,7 +273,13 @@ def _fits_in_a_list(value: object) -> bool:
     return _fits(value, float) or (value == 0 and not isinstance(value, bool))
 
 
+def _plain(annotation: object) -> object:
+    """Without what is noted beside the type."""
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
+
+
 def _describe(annotation: object) -> str:
+    annotation = _plain(annotation)
     if isinstance(annotation, types.UnionType):
         return " or ".join(_describe(one) for one in typing.get_args(annotation) if one is not types.NoneType)
     if annotation is bool:

@@ -4,12 +4,16 @@ Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 and 3.4.
 """
 
 import math
+from typing import Annotated
 
 import numpy as np
 
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import scaling_method
+from ropecli.scaling.registry import Range, scaling_method
+
+BetaFast = Annotated[float, Range(4.0, 64.0)]
+BetaSlow = Annotated[float, Range(0.25, 2.0)]
 
 
 def yarn_attention_factor(s: float, mscale: float = 1.0) -> float:
@@ -62,7 +66,7 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
     rope_type="yarn",
 )
 def ntk_by_parts(
-    rope: RopeGeometry, s: float, *, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
+    rope: RopeGeometry, s: float, *, beta_fast: BetaFast = 32.0, beta_slow: BetaSlow = 1.0, truncate: bool = True
 ) -> ScaledRope:
     """NTK-by-parts: interpolate slow pairs, leave fast ones, and ramp between. YaRN without temperature.
 
@@ -86,10 +90,10 @@ def yarn(
     rope: RopeGeometry,
     s: float,
     *,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
+    beta_fast: BetaFast = 32.0,
+    beta_slow: BetaSlow = 1.0,
     truncate: bool = True,
-    attention_factor: float | None = None,
+    attention_factor: Annotated[float | None, Range(1.0, 1.5)] = None,
     mscale: float | None = None,
     mscale_all_dim: float | None = None,
 ) -> ScaledRope:

@@ -12,8 +12,11 @@ import numpy as np
 from ropecli.rope import RopeGeometry
 from ropecli.theory.score import scores
 
+LONGEST = 2**20
+"""Tokens up to which the bound is looked for."""
 _FINEST = 1e-4
-_STEP = 0.05
+_STEP = 0.01
+_PRECISION = 1e-6
 _GRID = 512
 _KEPT = 60
 _SHORTEST = 64
@@ -26,15 +29,22 @@ _DOUBT = 1e-3
 
 
 def smallest_base(geometry: RopeGeometry, length: int) -> float:
-    """The bound for contexts of `length` tokens, by bases 0.01% apart; infinite where it is above 1e18.
+    """The bound for contexts of `length` tokens; infinite where it is above 1e18, NaN for more than a million tokens.
 
     For the geometry's pairs; its own base is not used. Takes a third of a second at 32k, more than one at 128k.
 
-    The bases that satisfy it are no interval: at 2,048 tokens and d = 128 the first are 11,588 to 11,653, then all
-    fail up to 12,419, and so on to 22,771, from where none fails for long. The paper's table (1.6e4 there, 3.1e5 at
-    16k, 7.8e6 at 128k) comes of coarser steps; the smallest are 1.16e4, 2.3e5 and 4.9e6. At 1k, 4k, 8k and 32k it
-    agrees.
+    The bases that satisfy it are no interval: at 2,048 tokens and d = 128 the first are 11,588 to 11,649, then all
+    fail up to 12,418, and so on to 22,765, from where none fails for long. The paper's table agrees at 1k, 4k, 8k and
+    32k. Its 1.6e4 at 2k holds, but is not the smallest, nor is its 7.8e6 at 128k (4.9e6). Its 3.1e5 at 16k does not
+    hold, nor does any base that rounds to it; the smallest is 2.3e5.
+
+    Steps turn no pair by more than a hundredth of a radian at `length`, or are 0.01% of a base; an interval that is
+    narrower can be missed.
     """
+    if length > LONGEST:
+        return math.nan
+    if 2 * geometry.still_pairs >= geometry.pairs:  # the others cannot outweigh them
+        return 1.0
     # a base that fails at some length fails at all longer ones: each search begins where a shorter one ended
     logarithm, reached = 0.0, min(_SHORTEST, length)
     while True:
@@ -59,9 +69,19 @@ class _Search:
             grid = logarithm + self._step(logarithm) * np.arange(_GRID)
             found = self._first(np.exp(-np.multiply.outer(grid, self.exponents)))
             if found is not None:
-                return float(grid[found])
+                return self._narrow(float(grid[max(0, found - 1)]), float(grid[found]))
             logarithm = float(grid[-1])
         return math.inf
+
+    def _narrow(self, failing: float, holding: float) -> float:
+        """ln b of the smallest base that holds, between two neighbours of the grid."""
+        while holding - failing > _PRECISION:
+            middle = (failing + holding) / 2
+            if self._negative(np.exp(-middle * self.exponents)) is None:
+                holding = middle
+            else:
+                failing = middle
+        return holding
 
     def _step(self, logarithm: float) -> float:
         """So that no pair's angle at the largest distance moves by more than a small part of a turn."""

@@ -8,11 +8,14 @@ import numpy as np
 
 from ropecli.theory.special import exponential_integral
 
+_LEVEL = 1e-6
+"""Of the logarithm of two frequencies' ratio."""
+
 
 def mean_rotation(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
     """⟨φ_t(q), φ_0(k)⟩ for unit vectors with the same weight in every pair: the mean of e^(itθ_j), complex.
 
-    The real part is the score of `score` over rotary_dim.
+    Its real part is the `score` over rotary_dim.
     """
     return np.exp(1j * np.multiply.outer(distances, inv_freq)).mean(axis=-1)
 
@@ -23,10 +26,10 @@ def decay_estimate(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
     θ(s) runs through the pairs, exponentially from one to the next. For θ(s) = b^(-s) it is (1/ln b) ∫_(1/b)^1
     e^(itu)/u du = (E1(-it/b) - E1(-it)) / ln b, the blog's; other tables take a sum of such pieces.
 
-    The blog concludes O(1/t). That is right of the integral, but begins where t exceeds b, beyond the longest
-    wavelength: inside a window it falls as (ln(b/t) - γ) / ln b, by a logarithm. And it is not true of the sum, which
-    is almost periodic: its square has the mean 2/d at all distances, and now and then it comes back near 1. (Where the
-    blog has E'(u) = e^(-itu)/u the sign is wrong; nothing follows from it.)
+    The blog concludes O(1/t). That is right of the integral, but begins where t exceeds b, about a sixth of the longest
+    wavelength: inside a window its real part falls as (ln(b/t) - γ) / ln b, by a logarithm. And it is not true of the
+    sum, which is almost periodic: its magnitude's square has the mean 2/d over all distances. (Where the blog has
+    E'(u) = e^(-itu)/u the sign is wrong; nothing follows from it.)
     """
     turning = inv_freq[inv_freq > 0]
     distances = np.asarray(distances, dtype=np.float64)
@@ -41,7 +44,7 @@ def decay_estimate(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
 def decay_bound(rope_theta: float, distances: np.ndarray) -> np.ndarray:
     """O(1/t) with its constant: the integral for b^(-2i/d) is at most 2b / (t·ln b), by parts, and at most 1.
 
-    So it says nothing up to t = 2b / ln b, and for b = 10,000 and 500,000 that is 2,171 and 76,204 tokens.
+    So it says nothing up to t = 2b / ln b, and for b = 10,000 and 500,000 that is 2,171 and 76,205 tokens.
     """
     return np.minimum(1.0, 2 * rope_theta / (np.asarray(distances) * np.log(rope_theta)))
 
@@ -57,9 +60,11 @@ def sinusoidal_embedding(positions: np.ndarray, dim: int, base: float = 10000.0)
 
 
 def _pieces(distances: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """∫_0^1 e^(itθ(s)) ds with ln θ linear from `first` to `last`: one frequency's own turn where they are equal."""
+    """∫_0^1 e^(itθ(s)) ds with ln θ linear from `first` to `last`."""
     logarithms = np.log(first / last)
-    level = np.abs(logarithms) < 1e-12
     with np.errstate(divide="ignore", invalid="ignore"):
         falling = (exponential_integral(distances * last) - exponential_integral(distances * first)) / logarithms
-    return np.where(level, np.exp(1j * distances * first), falling)
+    # next to equal ones: θ linear too, where the difference above has no digits left
+    middle = distances * np.sqrt(first * last)
+    level = np.exp(1j * middle) * np.sinc(middle * logarithms / (2 * np.pi))
+    return np.where(np.abs(logarithms) < _LEVEL, level, falling)

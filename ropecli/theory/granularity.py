@@ -24,7 +24,7 @@ def granularity(inv_freq: np.ndarray) -> float:
     """C_d/(d/2), the mean of sin θ_j: the sine similarity of consecutive images of a vector of ones.
 
     The paper's C_d is the sum, for which it gives the limits 1/(ln b + ln β) and α/ln b. A sum of d/2 terms grows
-    with d; the limits are those of the mean (its closed form leaves out the factor 2/d).
+    with d; the limits are those of the mean (the closed forms are right, their limits leave out the factor 2/d).
     """
     return float(np.sin(inv_freq).mean())
 

@@ -8,17 +8,14 @@ import numpy as np
 from ropecli.rope import ScaledRope
 from ropecli.theory import wavelengths
 from ropecli.theory.decay import decay_bound, decay_estimate, mean_rotation, sinusoidal_embedding
+from ropecli.theory.distances import largest_distance
 from ropecli.theory.granularity import exact_limit, granularity, granularity_limit
 from ropecli.theory.images import closest_images, distance_to_old_images
 from ropecli.theory.precision import float32_angle_error
 from ropecli.theory.score import first_negative, first_rise
 
-
-def seen_distances(rope: ScaledRope, target: int) -> np.ndarray:
-    """The distance ρ that the last of `target` tokens sees in place of each true one, 0 to target - 1; NaN: masked."""
-    if rope.remapping is None:
-        return np.arange(target, dtype=np.float64)
-    return rope.remapping.distances(np.array([target - 1]), np.arange(target))[0, ::-1]
+_LARGEST = 300.0
+"""The logarithm of the largest base that is taken for one."""
 
 
 def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
@@ -26,7 +23,7 @@ def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
 
     Lengths, distances and wavelengths in tokens, angles in radians; lists are by pair, fastest first.
     """
-    farthest = int(np.nanmax(seen_distances(rope, target)))
+    farthest = largest_distance(rope, target)
     return {
         **_settings(rope, target),
         **_turning(rope, farthest + 1),
@@ -58,7 +55,7 @@ def _turning(rope: ScaledRope, length: int) -> dict[str, Any]:
     longest = wavelengths.longest_wavelength(inv_freq)
     effective = wavelengths.effective_range(inv_freq)
     window = geometry.original_max_position_embeddings
-    with np.errstate(invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         kept = inv_freq / geometry.inv_freq()
     return {
         "wavelength": rope.wavelength.tolist(),
@@ -97,17 +94,22 @@ def _granular(rope: ScaledRope, target: int) -> dict[str, Any]:
 
 
 def _power_law(rope: ScaledRope) -> tuple[float, float] | None:
-    """(b, α) where the frequencies are α·b^(-2i/d), as in PI and ABF; None where they are no such thing."""
-    powers = rope.geometry.powers(rope.rope_theta)
-    ratios = rope.inv_freq / powers
-    if rope.rope_theta > 1 and ratios[0] > 0 and np.allclose(ratios, ratios[0], rtol=1e-9, atol=0):
-        return rope.rope_theta, float(ratios[0])
+    """(b, α) where the frequencies are α·b^(-2i/d), as in PI, ABF and NTK; None where they are no such thing."""
+    inv_freq, pairs = rope.inv_freq, rope.geometry.pairs
+    if not (inv_freq > 0).all():
+        return None
+    logarithm = pairs * math.log(inv_freq[0] / inv_freq[1]) if pairs > 1 else math.log(rope.rope_theta)
+    powers = inv_freq[0] * np.exp(-logarithm / pairs * np.arange(pairs))
+    if 0 < logarithm < _LARGEST and np.allclose(inv_freq, powers, rtol=1e-9, atol=0):
+        return math.exp(logarithm), float(inv_freq[0])
     return None
 
 
 def _decay(rope: ScaledRope, farthest: int) -> list[dict[str, Any]]:
     """At powers of four up to the largest distance that is seen, and there: of unit vectors, 1 at distance 0."""
-    distances = np.array(sorted({*(4**power for power in range(32) if 4**power < farthest), max(1, farthest)}))
+    if farthest == 0:
+        return []
+    distances = np.array([*(4**power for power in range(32) if 4**power < farthest), farthest])
     exact, estimate = mean_rotation(rope.inv_freq, distances), decay_estimate(rope.inv_freq, distances)
     law = _power_law(rope)
     bound = decay_bound(law[0], distances * law[1]).tolist() if law else [None] * len(distances)

@@ -20,8 +20,8 @@ def turns(inv_freq: np.ndarray, length: float) -> np.ndarray:
 
 
 def share_turned(inv_freq: np.ndarray, length: float) -> float:
-    """The share of the pairs, 0..1, that complete a turn in so many tokens."""
-    return float((turns(inv_freq, length) >= 1 - _SAME).mean())
+    """The share of the pairs, 0..1, that complete a turn in so many tokens; NaN where those are NaN."""
+    return math.nan if math.isnan(length) else float((turns(inv_freq, length) >= 1 - _SAME).mean())
 
 
 def longest_wavelength(inv_freq: np.ndarray) -> float:
@@ -43,8 +43,8 @@ def half_wavelength(inv_freq: np.ndarray) -> float:
 def effective_range(inv_freq: np.ndarray) -> float:
     """A tenth of the longest wavelength, tokens: the blog's rule of thumb for how far a score tells distances apart.
 
-    At b = 10,000 three quarters of the pairs have turned by then, whatever the width: 10,000^(1/4) is 10. (The blog
-    speaks of 128 dimensions where it has 128 pairs.)
+    At b = 10,000 three quarters of the pairs, rounded down, have turned by then, whatever the width: 10,000^(1/4) is
+    10. (The blog speaks of 128 dimensions where it has 128 pairs.)
     """
     return longest_wavelength(inv_freq) / 10
 

@@ -21,6 +21,11 @@ KEYS = {
     "params",
     "attention_factor",
     "inv_freq",
+    "target_length",
+    "remaps",
+    "largest_distance",
+    "supported_length",
+    "smallest_base",
     "ropes",
     "warnings",
 }
@@ -308,3 +313,77 @@ def test_a_config_that_cannot_be_used_is_refused_by_name(text, named, ropecli, t
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("error:")
     assert named in outcome.err
+
+
+# How long a context the frequencies support.
+
+
+@pytest.fixture
+def configured(tmp_path):
+    """configured(key=value, ...) -> the folder of a config.json alone, of Llama 2's geometry."""
+
+    def write(**values):
+        config = {"model_type": "llama", "head_dim": 128, "max_position_embeddings": 4096, "rope_theta": 1e4, **values}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return write
+
+
+def said(outcome) -> str:
+    assert (outcome.code, outcome.err) == (0, "")
+    return " ".join(outcome.out.split())
+
+
+def first_negative(inv_freq: np.ndarray, longest: int) -> int:
+    scores = np.cos(np.multiply.outer(np.arange(longest), inv_freq)).sum(axis=1)
+    return int(np.flatnonzero(scores < 0)[0])
+
+
+def test_a_base_that_falls_short_of_its_window(configured, inspected, ropecli):
+    from ropecli.rope import RopeGeometry
+    from ropecli.theory.base_bound import smallest_base
+
+    report = inspected(configured())
+    assert report["supported_length"] == first_negative(np.array(report["inv_freq"]), 4096) - 1
+    assert report["smallest_base"] == smallest_base(RopeGeometry(128, 128, 1e4, 4096), 4096)
+    text = said(ropecli("inspect", configured()))
+    assert f"rope_theta 10,000 supports about {report['supported_length']:,} tokens by the bound of Men et al." in text
+    assert f"; its window of 4,096 needs at least {report['smallest_base']:,.0f}." in text
+    assert "nothing to mend" in text
+
+
+def test_a_base_that_supports_its_window(configured, inspected, ropecli):
+    folder = configured(rope_theta=5e5, max_position_embeddings=8192)
+    assert inspected(folder)["smallest_base"] is None
+    assert ", which covers its window of 8,192. nothing to mend" in said(ropecli("inspect", folder))
+
+
+def test_a_long_window_is_left_to_theory(configured, inspected, ropecli):
+    folder = configured(max_position_embeddings=32769)
+    assert inspected(folder)["smallest_base"] is None
+    assert "`ropecli theory CHECKPOINT` says what its window of 32,769 needs." in said(ropecli("inspect", folder))
+
+
+def test_of_a_scaled_checkpoint_the_frequencies_in_effect_are_told_of(configured, inspected, ropecli):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    folder = configured(max_position_embeddings=16384, rope_scaling=yarn)
+    report = inspected(folder)
+    assert report["supported_length"] == first_negative(np.array(report["inv_freq"]), 16384) - 1
+    text = said(ropecli("inspect", folder))
+    assert f"The frequencies of yarn ×4 support about {report['supported_length']:,} tokens" in text
+    assert f"its window of 16,384 needs an unscaled base of at least {report['smallest_base']:,.0f}." in text
+
+
+def test_of_a_remapped_checkpoint_the_distances_are_told_of(llama, ropecli, inspected, tmp_path):
+    arguments = ["-m", "rerope", "--factor", 4, "--set", "window=48", "--no-verify", "-o", tmp_path / "out"]
+    assert ropecli("patch", llama, *arguments).code == 0
+    report = inspected(tmp_path / "out")
+    assert (report["remaps"], report["largest_distance"], report["target_length"]) == (True, 48, 256)
+    assert "attention sees distances of up to 48 at its window of 256." in said(ropecli("inspect", tmp_path / "out"))
+
+
+def test_of_two_checkpoints_each_has_its_bound(llama, edited, ropecli):
+    text = said(ropecli("inspect", llama, edited(llama, max_position_embeddings=128)))
+    assert text.count("by the bound of Men et al. 2024") == 2
+    assert f"{llama}: rope_theta 10,000 supports about" in text

@@ -19,6 +19,9 @@ KEYS = {
     "summary",
     "description",
     "source",
+    "g",
+    "h",
+    "interpolation",
     "training",
     "rope_type",
     "written_as",
@@ -143,6 +146,26 @@ def test_an_explanation_shows_the_defaults(name, key, shown):
 def test_an_explanation_says_what_is_written(name, said):
     text = " ".join(" ".join(rendered(explanation(get_method(name)), 80)).split())
     assert f"written as {said}" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "g", "h", "interpolation"),
+    [
+        ("linear", "m/s", "θ_d", "blind"),
+        ("yarn", "m", "(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow turns to 1 at beta_fast", "targeted"),
+    ],
+)
+def test_the_general_form_is_shown(name, g, h, interpolation, ropecli):
+    text = " ".join(" ".join(rendered(explanation(get_method(name)), 80)).split())
+    assert f"position g(m) {g} frequency h(θ_d) {h} interpolation {interpolation} training" in text
+    method = json.loads(ropecli("methods", name, "--json").out)
+    assert (method["g"], method["h"], method["interpolation"]) == (g, h, interpolation)
+
+
+def test_what_remaps_distances_has_no_general_form():
+    text = " ".join(rendered(explanation(get_method("rerope")), 80))
+    assert "g(m)" not in text
+    assert "h(θ_d)" not in text
 
 
 @pytest.mark.parametrize("name", scaling_methods())

@@ -106,3 +106,28 @@ def written(tmp_path):
         return tmp_path / name
 
     return write
+
+
+@pytest.fixture
+def study():
+    """study("yarn", "linear*4", factor=8.0, ...) -> a Study; longrope's factors are made up."""
+    import numpy as np
+
+    from ropecli.checkpoint.study import PRETRAINED, Study
+    from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+    from ropecli.scaling.registry import scale
+
+    def make(*methods, factor=8.0, head_dim=128, rotary_dim=None, rope_theta=10000.0, window=4096, still_pairs=0):
+        pairs = (rotary_dim or head_dim) // 2
+        geometry = RopeGeometry(head_dim, 2 * pairs, rope_theta, window, still_pairs=still_pairs)
+        params = {"longrope": {"long_factor": np.linspace(1, factor, pairs).tolist(), "short_factor": [1.0] * pairs}}
+        ropes = {PRETRAINED: ScaledRope(geometry, ScalingSpec("none"), geometry.inv_freq())}
+        for method in methods:
+            name, _, own = method.partition("*")
+            given = {"beta": 50.0} if name == "abf" else params.get(name, {})
+            spec = ScalingSpec(name, float(own or factor), given)
+            ropes[f"{name} ×{spec.factor:g}"] = scale(geometry, spec)
+        target = int(window * max(rope.spec.factor for rope in ropes.values()))
+        return Study("folder", target, ropes)
+
+    return make

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from ropecli.errors import DataError
+from ropecli.report.charts import Chart, Series
 from ropecli.report.kinds import KINDS, choose_kind
 from ropecli.report.metrics import METRICS
 from ropecli.report.ticks import even_numbers, round_numbers, with_room
@@ -144,3 +145,101 @@ def test_a_logarithmic_axis_has_four_ticks_or_more(low, high):
 def test_numbers_on_an_axis_do_not_touch_and_powers_of_two_come_first():
     lengths = [3000, 3900, 4000, 4096, 4200, 8192, 16000, 16384]
     assert with_room(lengths, lambda length: length / 1000, lambda length: 0.5) == [3000, 4096, 8192, 16384]
+
+
+def chart_of(*series, **settings):
+    return Chart("title", "x", "y", series, **{"logarithmic": False, "shown": "{:g}".format, **settings})
+
+
+def test_a_linear_x_axis_has_round_numbers_from_zero_on():
+    line = Series("line", [(0.0, 0.0), (10.0, 1.0), (40.0, 4.0)])
+    text = printed(chart_of(line, x_logarithmic=False))
+    places = letters(text, "a")
+    assert [row for row, _ in places] == [17, 13, 0]
+    columns = [column for _, column in places]
+    assert columns[0] == 0
+    assert columns[1] * 4 == pytest.approx(columns[2], abs=2)
+    numbers = text.splitlines()[21].split()
+    assert [float(number) for number in numbers] == sorted(map(float, numbers))
+    assert {"0", "10", "20", "40"} <= set(numbers)
+    assert "a  line: 4 at 40" in text
+
+
+def test_small_numbers_on_both_axes():
+    """Single points, as of a comparison of methods by two quantities."""
+    text = printed(
+        chart_of(
+            Series("one", [(0.027, 0.4)]),
+            Series("other", [(0.076, 0.1)]),
+            shown_x="{:.3f}".format,
+        ),
+        60,
+    )
+    assert "a  one: 0.4 at 0.027" in text
+    assert "b  other: 0.1 at 0.076" in text
+    (a,), (b,) = letters(text, "a"), letters(text, "b")
+    assert (a[0], b[0]) == (0, 17)
+    assert a[1] < b[1]
+    assert {"0.03", "0.05"} <= set(text.splitlines()[21].split())
+
+
+def test_marks_and_levels_stand_at_their_numbers_and_are_named():
+    line = Series("line", [(0.0, 0.0), (40.0, 17.0)])
+    text = printed(chart_of(line, x_logarithmic=False, marks=[(20.0, "half")], levels=[(12.0, "twelve")]))
+    rows = text.splitlines()[2:20]
+    assert [index for index, row in enumerate(rows) if row.count("┈") > 60] == [5]
+    assert [row.count("┊") for row in rows].count(1) >= 17
+    column = {row.index("┊") for row in rows if "┊" in row}
+    end = letters(text, "a")[1][1]
+    assert [at - rows[0].index("│" if "│" in rows[0] else "┼") - 1 for at in column] == [round(end / 2)]
+    assert "┊  half" in text
+    assert "┈  twelve" in text
+    plain = printed(chart_of(line, marks=[(20.0, "half")], levels=[(12.0, "twelve")], x_logarithmic=False), 80, "ascii")
+    assert plain.isascii()
+    assert "?" not in plain
+
+
+def test_a_level_beyond_the_data_is_on_the_chart():
+    text = printed(chart_of(Series("line", [(1.0, 1.0), (2.0, 2.0)]), levels=[(10.0, "ten")]))
+    assert "┈" in text.splitlines()[2]
+
+
+def test_a_dense_line_has_few_letters_and_a_dot_at_each_point():
+    points = [(float(x), float(x)) for x in range(64)]
+    text = printed(chart_of(*(Series(name, points, dense=True) for name in "pqr"), x_logarithmic=False), 100)
+    found = {letter: letters(text, letter) for letter in "abc"}
+    assert all(4 <= len(places) <= 8 for places in found.values())
+    # lines that lie on each other are both named along the way, and at the end side by side
+    assert "abc" in text.splitlines()[2]
+    assert not {column for _, column in found["a"]} & {column for _, column in found["b"]}
+    rows = [line for line in text.splitlines() if "│" in line or "┼" in line]
+    assert sum(row.count("·") + sum(row.count(letter) for letter in "abc") for row in rows[:18]) >= 64
+
+
+def test_a_dense_line_of_one_point_has_its_letter():
+    assert len(letters(printed(chart_of(Series("p", [(1.0, 1.0)], dense=True))), "a")) == 1
+
+
+def test_values_without_a_place_stand_at_the_edges():
+    points = [(0.0, 0.0), (1.0, 1.0), (2.0, 100.0), (3.0, float("inf"))]
+    text = printed(chart_of(Series("p", points), logarithmic=True, x_logarithmic=False))
+    assert [row for row, _ in letters(text, "a")] == [17, 15, 2, 0]
+    rows = text.splitlines()[2:20]
+    assert rows[0].lstrip().startswith("∞┼")
+    assert rows[17].lstrip().startswith("0┼")
+    assert "·" not in rows[1] + rows[16]  # no path leads there
+    assert "inf┼".replace("┼", "+") in printed(
+        chart_of(Series("p", points), logarithmic=True, x_logarithmic=False), 80, "ascii"
+    )
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_gap_has_no_path(dense):
+    nan = float("nan")
+    text = printed(
+        chart_of(Series("p", [(0.0, 1.0), (10.0, 1.0), (20.0, nan), (30.0, 1.0)], dense), x_logarithmic=False)
+    )
+    row = next(line for line in text.splitlines() if "a" in line and "┼" in line)
+    end = letters(text, "a")[-1][1]
+    assert set(row.partition("┼")[2][end // 3 + 1 : end]) == {" "}
+    assert "p: 1 at 30" in text

@@ -75,14 +75,17 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def line_figure(names: Sequence[str]) -> "tuple[Figure, Axes]":
-    """As large as its lines and their legend ask for. Raises DataError for more lines than looks."""
+def line_figure(names: Sequence[str], others: Sequence[str] = ()) -> "tuple[Figure, Axes]":
+    """As large as its lines and their legend ask for. others: what else stands in the legend.
+
+    Raises DataError for more lines than looks.
+    """
     if len(names) > MOST_LINES:
         raise DataError(
             f"{len(names)} lines are too many for one pair of axes, where at most {MOST_LINES} look different. "
-            "Use --kind comparison, or give fewer reports."
+            "Give fewer of them; of reports, --kind comparison shows more."
         )
-    wrapped = [wrap(name, _LONGEST_LABEL) for name in names]
+    wrapped = [wrap(name, _LONGEST_LABEL) for name in (*names, *others)]
     columns = _legend_columns(wrapped)
     rows = sum(name.count("\n") + 1 for name in wrapped) / columns
     width = 6.8 + columns * (0.8 + max(widest(wrapped) * 8 * LETTER, 1.6))

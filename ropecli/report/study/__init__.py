@@ -12,14 +12,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-# Which methods are shown unless others are asked for, with parameters for those that do not run without.
+_ABF = {"abf": {"beta": 50.0}}
 DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "wavelengths": {"linear": {}, "ntk": {}, "yarn": {}, "llama3": {}},
-    "frequencies": {"linear": {}, "abf": {"beta": 50.0}, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}},
-    "decay": {"yarn": {}},
-    "helix": {"linear": {}, "abf": {"beta": 50.0}},
-    "tradeoff": {"linear": {}, "abf": {"beta": 50.0}, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}, "nope": {}},
+    "decay": {},
+    "helix": {"linear": {}, **_ABF},
+    "frequencies": {"linear": {}, **_ABF, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}},
+    "tradeoff": {"linear": {}, **_ABF, "ntk": {}, "ntk-by-parts": {}, "llama3": {}, "p-rope": {}, "nope": {}},
 }
+"""What each kind shows beside the checkpoint as it is, unless asked for others: methods and their parameters.
+
+tradeoff has ntk-by-parts for yarn: their images differ in length alone.
+"""
 STUDY_KINDS = tuple(DEFAULT_METHODS)
 
 

@@ -1,0 +1,339 @@
+"""ropecli theory: what the report says is what the package computes, and the terminal shows all of it, at any width."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.study import make_study
+from ropecli.cli import terminal
+from ropecli.rope import RopeGeometry, ScalingSpec
+from ropecli.scaling.registry import get_method, scaling_methods
+from ropecli.theory.base_bound import smallest_base
+from ropecli.theory.summary import summarize
+
+LLAMA2 = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+}
+GEMMA = {
+    **LLAMA2,
+    "model_type": "gemma3_text",
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 32,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """folder(config, key=value, ...) -> a checkpoint of a config.json alone."""
+
+    def write(config=LLAMA2, **values):
+        where = tmp_path / f"checkpoint-{len(list(tmp_path.iterdir()))}"
+        where.mkdir()
+        (where / "config.json").write_text(json.dumps({**config, **values}))
+        return where
+
+    return write
+
+
+@pytest.fixture
+def theory(ropecli):
+    """theory(checkpoint, ...) -> the JSON report; all of it numbers that JSON has."""
+
+    def call(*arguments) -> dict:
+        outcome = ropecli("theory", *arguments, "--json")
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+    return call
+
+
+def text(outcome) -> str:
+    assert outcome.code == 0, outcome.err
+    return " ".join(outcome.out.split())
+
+
+def as_json(value):
+    """What becomes of infinities, NaN and tuples."""
+    if isinstance(value, dict):
+        return {key: as_json(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [as_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def test_the_report_is_what_is_computed(theory):
+    report = theory("demo", "--method", "yarn,nope,rerope", "--factor", 8)
+    specs = [ScalingSpec(name, 8.0) for name in ("yarn", "nope", "rerope")]
+    study = make_study(open_checkpoint("demo"), specs)
+    assert [rope["name"] for rope in report["ropes"]] == ["pretrained", "yarn ×8", "nope ×8", "rerope ×8"]
+    for found, (name, rope) in zip(report["ropes"], study.ropes.items(), strict=True):
+        method = get_method(rope.spec.method)
+        form = {"name": name, "g": method.g, "h": method.h, "interpolation": method.interpolation}
+        assert found == as_json({**form, **summarize(rope, 2048)})
+    assert report["smallest_base"] == smallest_base(study.geometry, 2048)
+    assert (report["original_max_position_embeddings"], report["target_length"]) == (256, 2048)
+    assert report["checkpoint"] == "demo"
+    assert report["warnings"] == list(study.warnings)
+
+
+def test_what_is_supported_ends_before_the_first_negative_score(theory, folder):
+    report = theory(folder())
+    inv_freq = RopeGeometry(128, 128, 1e4, 4096).inv_freq()
+    score = np.cos(np.multiply.outer(np.arange(4097), inv_freq)).sum(axis=1)
+    assert report["supported_length"] == int(np.flatnonzero(score < 0)[0]) - 1
+    assert report["ropes"][0]["critical_dimension"] == 92
+
+
+def test_without_a_method_it_is_the_checkpoint_as_it_is(theory, folder):
+    assert [rope["name"] for rope in theory(folder())["ropes"]] == ["pretrained"]
+    scaled = folder(rope_scaling=YARN)
+    report = theory(scaled)
+    assert [rope["name"] for rope in report["ropes"]] == ["pretrained", "yarn ×4, as it is"]
+    assert (report["original_max_position_embeddings"], report["target_length"]) == (1024, 4096)
+    assert theory(scaled, "--method", "as-is") == report
+    both = theory(scaled, "--method", "linear,as-is", "--factor", 8)
+    assert [rope["name"] for rope in both["ropes"]] == ["pretrained", "yarn ×4, as it is", "linear ×8"]
+    assert both["target_length"] == 8192
+
+
+def test_what_is_not_scaled_is_read_as_far_as_is_asked(theory):
+    report = theory("demo", "--method", "none", "--factor", 4)
+    assert [rope["name"] for rope in report["ropes"]] == ["pretrained"]
+    assert report["target_length"] == report["ropes"][0]["target_length"] == 1024
+
+
+def test_settings_reach_their_method(theory):
+    plain, fast = (theory("demo", "-m", "yarn", "--factor", 4, *more) for more in ([], ["--set", "beta_fast=8"]))
+    dotted = theory("demo", "-m", "linear,yarn", "--factor", 4, "--set", "yarn.beta_fast=8")
+    assert fast["ropes"][1]["wavelength"] != plain["ropes"][1]["wavelength"]
+    assert dotted["ropes"][2] == fast["ropes"][1]
+    as_is = theory("demo", "-m", "as-is,yarn", "--factor", 4, "--set", "beta_fast=8")
+    assert as_is["ropes"][1] == fast["ropes"][1]
+
+
+def test_factors_from_a_file(theory, tmp_path):
+    factors = np.linspace(1, 6, 16)
+    (tmp_path / "factors.json").write_text(json.dumps(factors.tolist()))
+    report = theory("demo", "-m", "linear,longrope", "--factor", 8, "--factors-file", tmp_path / "factors.json")
+    ratio = report["ropes"][2]["frequency_over_pretrained"]
+    np.testing.assert_allclose(ratio, 1 / factors)
+
+
+def test_the_true_window_may_be_given(theory):
+    report = theory("demo", "-m", "linear", "--factor", 2, "--original-length", 128)
+    assert (report["original_max_position_embeddings"], report["target_length"]) == (128, 256)
+
+
+@pytest.mark.parametrize("name", scaling_methods())
+def test_every_method(name, theory, ropecli, tmp_path, monkeypatch):
+    (tmp_path / "factors.json").write_text(json.dumps([2.0] * 16))
+    options = {"abf": ["--set", "beta=50"]}.get(name, [])
+    if name in ("longrope", "custom"):
+        options = ["--factors-file", tmp_path / "factors.json"]
+    report = theory("demo", "-m", name, "--factor", 4, *options)
+    assert report["target_length"] == 1024
+    assert len(report["ropes"]) == (1 if name == "none" else 2)
+    monkeypatch.setattr(terminal.out, "width", 80)
+    shown = text(ropecli("theory", "demo", "-m", name, "--factor", 4, *options))
+    assert not re.search(r"\b(nan|inf|None)\b", shown)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("methods", ["as-is", "yarn", "linear,yarn", "linear,ntk,dual-chunk,nope"])
+def test_nothing_is_cut_off(width, methods, ropecli, monkeypatch):
+    monkeypatch.setattr(terminal.out, "width", width)
+    options = [] if methods == "as-is" else ["--factor", 8]
+    outcome = ropecli("theory", "demo", "--method", methods, *options)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert max(len(line) for line in outcome.out.splitlines()) <= width
+    assert "…" not in outcome.out
+    squeezed = "".join(outcome.out.replace("│", " ").replace("┃", " ").split())
+    for name in ("pretrained", *(f"{name}×8" for name in methods.split(",") if name != "as-is")):
+        assert name in squeezed
+
+
+def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
+    monkeypatch.setattr(terminal.out, "width", 80)
+    outcome = ropecli("theory", "demo", "--method", "yarn", "--factor", 8)
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in outcome.out.splitlines() if "│" in line]
+    rows = {cell[0]: cell[1:] for cell in cells}
+    pretrained, yarn = theory("demo", "--method", "yarn", "--factor", 8)["ropes"]
+    assert rows["factor s"] == ["1", "8"]
+    assert rows["attention factor"] == ["1", f"{1 + 0.1 * math.log(8):.6g}"]
+    assert rows["longest wavelength, tokens"] == ["35,333", "282,664"]
+    assert rows["pairs turned by then"] == ["75%", "75%"]
+    assert rows["critical dimension"] == ["14 of 32", "14 of 32"]
+    for name, key in (
+        ("first negative score, tokens", "first_negative_score"),
+        ("first rise of the score, tokens", "first_rise"),
+    ):
+        assert rows[name] == [f"{rope[key]:,}" for rope in (pretrained, yarn)]
+    for name, key in (
+        ("granularity (mean sine)", "granularity"),
+        ("distance d to old images", "distance_to_old_images"),
+    ):
+        assert rows[name] == [f"{rope[key]:.4g}" for rope in (pretrained, yarn)]
+    assert rows["its exact limit"][1] == "", "yarn's frequencies are no powers of a base"
+    assert "largest distance seen, tokens" not in rows
+    assert rows["32 or more"] == ["0", "6.283", "1"]
+    assert rows["below 1"] == ["7 to 15", "353.3 to 35,333", "0.125"]
+    last = yarn["decay"][-1]
+    assert rows["2,047"] == [f"{last[key]:.3f}" for key in ("score", "magnitude", "estimate", "sinusoidal")]
+
+
+def test_the_sentences_say_what_is_there(ropecli, theory, folder):
+    checkpoint = folder()
+    report = theory(checkpoint, "-m", "linear,ntk,rerope", "--factor", 2)
+    said = text(ropecli("theory", checkpoint, "-m", "linear,ntk,rerope", "--factor", 2))
+    pretrained, linear, ntk, rerope = report["ropes"]
+    assert f"rope_theta 10,000 supports about {report['supported_length']:,} tokens by the bound of Men et al." in said
+    assert f"8,192 need at least {report['smallest_base']:,.0f}." in said
+    assert f"linear ×2 supports about {linear['first_negative_score'] - 1:,} tokens and ntk ×2 about" in said
+    assert f"distances of at most {rerope['largest_distance']:,} tokens" in said
+    # λ = 2π·10,000^(i/64) is above 4,096 tokens from pair 46 on
+    assert "36 of 128 rotary dimensions (28%) never complete a turn in the 4,096 tokens" in said
+    assert "Of their 18 pairs linear ×2 keeps 18, ntk ×2 1 and rerope ×2 18 within what was shown" in said
+    shares = [f"{rope['granularity'] / pretrained['granularity']:.0%}" for rope in (linear, ntk)]
+    assert f"linear ×2 keeps {shares[0]} and ntk ×2 {shares[1]}" in said
+    distances = [f"{rope['distance_to_old_images']:.3f}" for rope in (pretrained, linear, ntk)]
+    assert f"lies {distances[0]} from the nearest of them; linear ×2 brings it to {distances[1]} and ntk" in said
+
+
+def test_what_follows_the_length_is_named(ropecli):
+    assert "The frequencies of dynamic ×4 depend on the length" in text(
+        ropecli("theory", "demo", "-m", "dynamic,yarn", "--factor", 4)
+    )
+    assert "depend on the length" not in text(ropecli("theory", "demo", "-m", "yarn", "--factor", 4))
+
+
+def test_a_window_that_is_supported_needs_no_base(ropecli, folder):
+    said = text(ropecli("theory", folder(rope_theta=500000.0)))
+    assert "rope_theta 500,000 supports about" in said
+    assert "which covers 4,096." in said
+    assert "need at least" not in said
+
+
+def test_warnings_go_to_standard_error(ropecli, folder):
+    scaled = folder(rope_scaling={"rope_type": "linear", "factor": 2.0})
+    outcome = ropecli("theory", scaled, "--json")
+    report = json.loads(outcome.out)
+    assert len(report["warnings"]) == 1
+    assert outcome.err.startswith("warning: ")
+    assert report["warnings"][0] in outcome.err.replace("\n", " ")
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(ropecli, tmp_path):
+    where = tmp_path / "a[bold]b"
+    where.mkdir()
+    (where / "config.json").write_text(json.dumps(LLAMA2))
+    assert "a[bold]b: pretrained with 4,096 tokens" in text(ropecli("theory", where))
+
+
+LISTS = ("short_factor", "long_factor")
+STILL = [1.0] * 8 + [1e29] * 8
+HOSTILE = {
+    "a window of one token": {"max_position_embeddings": 1},
+    "a window of two tokens": {"max_position_embeddings": 2},
+    "a huge window": {"max_position_embeddings": 10**9},
+    "a huge base": {"rope_theta": 1e12},
+    "a base just above one": {"rope_theta": 1.0000001},
+    "one pair": {"head_dim": 2},
+    "partial rotation": {"model_type": "phi", "partial_rotary_factor": 0.25},
+    "pairs that stand still": {"rope_scaling": {"rope_type": "longrope", "factor": 2.0, **dict.fromkeys(LISTS, STILL)}},
+}
+
+
+@pytest.mark.parametrize("values", HOSTILE.values(), ids=HOSTILE.keys())
+def test_strange_geometries_give_numbers(values, theory, ropecli, folder):
+    checkpoint = folder(**{"head_dim": 32, "max_position_embeddings": 256, **values})
+    for method in ([], ["-m", "linear", "--factor", 8], ["-m", "nope", "--factor", 8], ["-m", "rerope", "--factor", 8]):
+        report = theory(checkpoint, *method)
+        assert report["ropes"][0]["name"] == "pretrained"
+        shown = text(ropecli("theory", checkpoint, *method)).replace(str(checkpoint), "")
+        assert not re.search(r"\b(nan|inf|None)\b", shown)
+
+
+def test_one_token_has_no_distances(ropecli, folder):
+    assert "inner product" not in text(ropecli("theory", folder(max_position_embeddings=1)))
+    assert "inner product" in text(ropecli("theory", folder(max_position_embeddings=2)))
+
+
+def test_the_layers_that_see_far_are_told_of(theory, ropecli, folder):
+    checkpoint = folder(GEMMA)
+    report = theory(checkpoint, "-m", "yarn", "--factor", 8)
+    assert {rope["layer_type"] for rope in report["ropes"]} == {"full_attention"}
+    assert {rope["rope_theta"] for rope in report["ropes"]} == {1e6}
+    assert "(layers of type full_attention): pretrained with 64 tokens" in text(ropecli("theory", checkpoint))
+
+
+def test_partial_rotation_counts_the_pairs_that_turn(theory, folder):
+    rope = theory(folder(model_type="phi", partial_rotary_factor=0.25))["ropes"][0]
+    assert (rope["rotary_dim"], len(rope["wavelength"])) == (32, 16)
+
+
+WRONG = {
+    "no checkpoint": (["nowhere"], "nowhere"),
+    "a method that is not known": (["demo", "-m", "jarn", "--factor", 4], "Did you mean 'yarn'?"),
+    "no method at all": (["demo", "-m", ","], "names no method"),
+    "no factor": (["demo", "-m", "yarn"], "yarn needs --factor, as --factor 4."),
+    "no factor for the second": (["demo", "-m", "none,yarn"], "yarn needs --factor, as --factor 4."),
+    "a factor below one": (["demo", "-m", "yarn", "--factor", 0.5], "0.5"),
+    "a factor that is no number": (["demo", "-m", "yarn", "--factor", "nan"], "nan"),
+    "a factor beyond use": (["demo", "-m", "yarn", "--factor", 1e9], "at most 1000000"),
+    "a factor for no method": (["demo", "--factor", 4], "are for a --method"),
+    "settings for no method": (["demo", "--set", "beta_fast=8"], "are for a --method"),
+    "a file for no method": (["demo", "--factors-file", "f.json"], "are for a --method"),
+    "a window for no method": (["demo", "--original-length", 64], "are for a --method"),
+    "a factor for what is as it is": (["demo", "-m", "as-is", "--factor", 4], "are for a --method"),
+    "settings for what is as it is": (["demo", "-m", "as-is", "--set", "p=1"], "has no parameters to set"),
+    "settings by its name": (["demo", "-m", "as-is,yarn", "--factor", 4, "--set", "as-is.p=1"], "has no parameters"),
+    "a parameter of one of several": (["demo", "-m", "ntk,yarn", "--factor", 4, "--set", "p=1"], "METHOD.KEY=VALUE"),
+    "a parameter of another": (["demo", "-m", "ntk,yarn", "--factor", 4, "--set", "abf.p=1"], "one of ntk, yarn"),
+    "a parameter that is not known": (["demo", "-m", "yarn", "--factor", 4, "--set", "beta=1"], "no parameter 'beta'"),
+    "no parameter": (["demo", "-m", "yarn", "--factor", 4, "--set", "beta_fast"], "KEY=VALUE"),
+    "a file for a method without": (
+        ["demo", "-m", "yarn", "--factor", 4, "--factors-file", "f"],
+        "--factors-file is for",
+    ),
+    "a method that lacks its numbers": (["demo", "-m", "longrope", "--factor", 4], "needs long_factor"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_wrong_option_is_one_message(arguments, expected, options, ropecli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = ropecli("theory", *arguments, *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert expected in outcome.err
+    assert outcome.err.count("error:") == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "gpt2", "n_positions": 64}, "no rotary position embedding"),
+        ({**LLAMA2, "rope_theta": 0.5}, "a base above 1 was expected"),
+        ({**LLAMA2, "rope_theta": float("nan")}, "rope_theta"),
+        ({**LLAMA2, "max_position_embeddings": 0}, "max_position_embeddings"),
+        ({**LLAMA2, "max_position_embeddings": -4}, "max_position_embeddings"),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused(config, expected, ropecli, folder):
+    outcome = ropecli("theory", folder(config), "--method", "yarn", "--factor", 4)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert expected in outcome.err

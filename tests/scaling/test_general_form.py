@@ -1,0 +1,139 @@
+"""Every method's g(m) and h(θ_d), worked out from their text, give its frequencies; targeted ones go by the window."""
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ropecli.rope import RopeGeometry, ScalingSpec
+from ropecli.scaling.registry import scale, scaling_methods
+
+GEOMETRY = RopeGeometry(64, 64, 10_000.0, 2048)
+PAIRS = np.arange(32)
+LISTED = np.geomspace(1, 9, 32)
+PARAMETERS = {
+    "abf": {"beta": 7.0},
+    "custom": {"factors": LISTED.tolist()},
+    "longrope": {"long_factor": LISTED.tolist(), "short_factor": (LISTED / 2).tolist()},
+}
+FREQUENCY_METHODS = [name for name, method in scaling_methods().items() if not method.remaps]
+
+SIGNS = {"·": "*", "^": "**", "θ_d": "θ", "|D|": "D", "2d": "2*d", "long_factor_d": "listed", "b'": "new"}
+SIGNS |= {"factors_d": "listed", "⌊": "floor(", "⌋": ")"}
+"""From the notation of the texts to Python's; 2d is two by d."""
+
+
+def value(text: str, **names: object) -> np.ndarray:
+    for sign, plain in SIGNS.items():
+        text = text.replace(sign, plain)
+    known = {"b": 10_000.0, "D": 64, "d": PAIRS, "θ": 10_000.0 ** (-2 * PAIRS / 64), "L": 2048, "max": max}
+    return eval(text, {"floor": math.floor, **known, "listed": LISTED, **names})
+
+
+def turned(method: str, length: int, **names: object) -> np.ndarray:
+    """The angle at position 100, over 100, by the two texts."""
+    form, s = scaling_methods()[method], 4.0
+    h = re.split(", (?=or|γ|b')", form.h)[0]
+    return value(form.g, m=100.0, s=s) * value(h, s=s, l=length, **names) * np.ones(32) / 100
+
+
+@pytest.mark.parametrize("method", ["none", "linear", "ntk", "nope", "longrope"])
+def test_a_formula_gives_the_frequencies(method):
+    ours = scale(GEOMETRY, ScalingSpec(method, 4.0, PARAMETERS.get(method, {})))
+    h = turned(method, 8192)
+    np.testing.assert_allclose(ours.inv_freq, h, rtol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 2048, 3000, 8192, 20_000])
+def test_dynamics_formula_at_every_length(length):
+    ours = scale(GEOMETRY, ScalingSpec("dynamic", 4.0), length)
+    np.testing.assert_allclose(ours.inv_freq, turned("dynamic", length), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("params", "new"), [({"beta": 7.0}, 7.0 * 10_000), ({"rope_theta": 5e5}, 5e5)])
+def test_abfs_formula(params, new):
+    assert scaling_methods()["abf"].h.endswith("b' = rope_theta or beta·b")
+    ours = scale(GEOMETRY, ScalingSpec("abf", 4.0, params))
+    np.testing.assert_allclose(ours.inv_freq, turned("abf", 8192, new=new), rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["ntk-by-parts", "yarn", "dynamic-yarn", "llama3"])
+@pytest.mark.parametrize("length", [1, 3000, 8192])
+def test_a_ramp_goes_between_two_frequencies_by_the_turns(method, length):
+    """γ is 1 for the pairs that turn more often than the text's second parameter says, 0 below the first."""
+    form = scaling_methods()[method]
+    slow, fast = re.fullmatch(r".*γ from 0 at (\w+) turns to 1 at (\w+)", form.h).groups()
+    ours = scale(GEOMETRY, ScalingSpec(method, 4.0), length).inv_freq
+    kept, divided = (turned(method, length, γ=γ) for γ in (1.0, 0.0))
+    turns = 2048 * value("θ_d") / (2 * math.pi)
+    bounds = {name: form.parameters[name].default for name in (slow, fast)}
+    # YaRN rounds the ramp's ends to whole pairs, outwards
+    neighbour = 10_000 ** (2 / 64)
+    fastest, slowest = turns > bounds[fast] * neighbour, turns < bounds[slow] / neighbour
+    assert fastest.any()
+    assert slowest.any()
+    np.testing.assert_allclose(ours[fastest], kept[fastest], rtol=1e-12)
+    np.testing.assert_allclose(ours[slowest], divided[slowest], rtol=1e-12)
+    if length > 2048:
+        between = ~(fastest | slowest)
+        assert (ours[between] <= kept[between] * (1 + 1e-12)).all()
+        assert (ours[between] >= divided[between] * (1 - 1e-12)).all()
+        assert ((ours < kept * 0.999) & (ours > divided * 1.001)).any()
+
+
+def test_llama3s_ramp_is_linear_in_the_turns():
+    turns = 2048 * value("θ_d") / (2 * math.pi)
+    γ = np.clip((turns - 1) / (4 - 1), 0, 1)
+    np.testing.assert_allclose(scale(GEOMETRY, ScalingSpec("llama3", 4.0)).inv_freq, turned("llama3", 1, γ=γ))
+
+
+@pytest.mark.parametrize("p", [0.75, 0.5, 0.3])
+def test_p_ropes_text(p):
+    count, rest = re.fullmatch(
+        r"θ_d of the fastest (.+) pairs, (0) of the others", scaling_methods()["p-rope"].h
+    ).groups()
+    ours = scale(GEOMETRY, ScalingSpec("p-rope", 4.0, {"p": p})).inv_freq
+    fastest = value(count, p=p) > PAIRS
+    np.testing.assert_allclose(ours, np.where(fastest, value("θ_d"), float(rest)), rtol=1e-12)
+
+
+def test_lists_are_taken_as_their_texts_say():
+    short = scale(GEOMETRY, ScalingSpec("longrope", 4.0, PARAMETERS["longrope"]), 2048).inv_freq
+    assert scaling_methods()["longrope"].h.split(", or ")[1] == "θ_d/short_factor_d up to L"
+    np.testing.assert_allclose(short, value("θ_d") / (LISTED / 2), rtol=1e-12)
+    assert scaling_methods()["custom"].h == "inv_freq_d, or θ_d/factors_d"
+    given = scale(GEOMETRY, ScalingSpec("custom", 4.0, {"inv_freq": LISTED.tolist()})).inv_freq
+    np.testing.assert_array_equal(given, LISTED)
+    divided = scale(GEOMETRY, ScalingSpec("custom", 4.0, PARAMETERS["custom"])).inv_freq
+    np.testing.assert_allclose(divided, value(scaling_methods()["custom"].h.split(", or ")[1]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", FREQUENCY_METHODS)
+def test_what_is_targeted_goes_by_the_window(method):
+    """A window twice as long gives other frequencies, at the same factor and the same share of the target."""
+    spec = ScalingSpec(method, 4.0, PARAMETERS.get(method, {}))
+    longer = replace(GEOMETRY, original_max_position_embeddings=4096)
+    same = np.array_equal(scale(GEOMETRY, spec).inv_freq, scale(longer, spec).inv_freq)
+    assert scaling_methods()[method].targeted is not same
+
+
+def test_every_method_has_its_word():
+    words = {name: method.interpolation for name, method in scaling_methods().items()}
+    assert {name for name, word in words.items() if word == "targeted"} == {
+        "yarn", "ntk-by-parts", "dynamic-yarn", "llama3",
+    }  # fmt: skip
+    assert {name for name, word in words.items() if word == "as given"} == {"longrope", "custom"}
+    assert {name for name, word in words.items() if word == "none"} == {"none"} | (set(words) - set(FREQUENCY_METHODS))
+    assert {name for name, word in words.items() if word == "blind"} == {
+        "linear", "ntk", "abf", "dynamic", "p-rope", "nope",
+    }  # fmt: skip
+
+
+def test_only_linear_changes_positions():
+    """YaRN gives PI g(m) = m/s and h(θ_d) = θ_d; all others leave the position."""
+    forms = {name: (method.g, method.h) for name, method in scaling_methods().items()}
+    assert forms["linear"] == ("m/s", "θ_d")
+    assert {name for name, (g, _) in forms.items() if g == "m"} == set(FREQUENCY_METHODS) - {"linear"}
+    assert all(forms[name] == ("", "") for name in forms if name not in FREQUENCY_METHODS)

@@ -1,0 +1,65 @@
+"""The README's figures of Llama-2-7B's geometry are what `ropecli theory` gives for it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+SECTION = README.partition("\n## Choosing a method\n")[2].partition("\n## ")[0]
+LLAMA_2_7B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "intermediate_size": 11008,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("geometry") / "Llama-2-7B"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(LLAMA_2_7B))
+    return path
+
+
+@pytest.fixture
+def theory(ropecli, folder):
+    options = re.search(r"with `(--method \S*abf\S* --set abf.beta=50)`", SECTION).group(1).split()
+    return json.loads(ropecli("theory", folder, *options, "--factor", "8", "--json").out)
+
+
+def never_seen(rope: dict, pretrained: dict) -> int:
+    """Pairs without a whole turn in pretraining that turn further at the target than they did there."""
+    pairs = zip(pretrained["turns_in_window"], rope["turns_in_target"], strict=True)
+    return sum(before < 1 and after > before * (1 + 1e-9) for before, after in pairs)
+
+
+def test_the_table_is_what_the_command_says(theory):
+    rows = re.findall(r"^\| (`\w+`.*|pretrained.*) \|$", SECTION, re.MULTILINE)
+    pretrained = theory["ropes"][0]
+    slow = sum(turns < 1 for turns in pretrained["turns_in_window"])
+    assert len(rows) == len(theory["ropes"])
+    for row, rope in zip(rows, theory["ropes"], strict=True):
+        name, pairs, *numbers = (cell.strip() for cell in row.split("|"))
+        assert rope["method"] in (name.split("`")[1] if "`" in name else "none")
+        assert pairs.split(" of ") == [str(never_seen(rope, pretrained)), str(slow)][: 1 + (" of " in pairs)]
+        keys = ("granularity", "closest_images", "distance_to_old_images", "first_negative_score")
+        for key, shown in zip(keys, numbers, strict=True):
+            digits = len(shown.partition(".")[2])
+            assert f"{rope[key]:,.{digits}f}" == shown, (name, key)
+
+
+def test_the_sentences_are_too(theory, ropecli, folder):
+    assert f"critical dimension {theory['ropes'][0]['critical_dimension']}" in SECTION
+    assert f"supports {theory['supported_length']:,} tokens" in SECTION
+    assert f"32,768 at least {int(theory['smallest_base']):,}" in SECTION
+    own = json.loads(ropecli("theory", folder, "--json").out)
+    assert f"4,096 want at least {int(own['smallest_base']):,}" in SECTION
+    rerope = json.loads(ropecli("theory", folder, "--method", "rerope", "--factor", "8", "--json").out)
+    assert f"at most {rerope['ropes'][1]['largest_distance']:,} here" in SECTION

@@ -1,0 +1,191 @@
+"""The summary of every method: what it says against the quantities themselves, and that it can be printed."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from ropecli.cli.terminal import print_json
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.scaling.registry import scale, scaling_methods
+from ropecli.theory.granularity import exact_limit
+from ropecli.theory.score import score
+from ropecli.theory.summary import summarize
+
+DEMO = RopeGeometry(32, 32, 10_000.0, 256)
+LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096)
+ODD = {
+    "one pair": RopeGeometry(2, 2, 10_000.0, 64),
+    "two pairs": RopeGeometry(4, 4, 10_000.0, 64),
+    "partial": RopeGeometry(64, 16, 10_000.0, 256),
+    "still pairs": RopeGeometry(64, 64, 1e6, 256, None, 16),
+    "all still": RopeGeometry(64, 64, 1e6, 256, None, 32),
+    "base 1": RopeGeometry(64, 64, 1.0, 256),
+    "base below 1": RopeGeometry(64, 64, 0.5, 256),
+    "window of one": RopeGeometry(64, 64, 10_000.0, 1),
+    "huge window": RopeGeometry(64, 64, 10_000.0, 10**9),
+}
+
+
+def scaled(geometry: RopeGeometry, method: str, factor: float) -> ScaledRope:
+    params = {
+        "abf": {"beta": 50.0},
+        "custom": {"factors": [2.0] * geometry.pairs},
+        "longrope": {"long_factor": [1.0] * (geometry.pairs - 1) + [1e30]},
+    }
+    return scale(geometry, ScalingSpec(method, factor, params.get(method, {})))
+
+
+def printed(summary: dict, capsys) -> dict:
+    print_json(summary)
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("method", scaling_methods())
+@pytest.mark.parametrize("geometry", [DEMO, LLAMA_2], ids=["demo", "llama 2"])
+@pytest.mark.filterwarnings("error")
+def test_of_every_method(method, geometry, capsys):
+    rope, target = scaled(geometry, method, 8.0), geometry.original_max_position_embeddings * 8
+    found = summarize(rope, target)
+    report = printed(found, capsys)
+    assert report.keys() == found.keys()
+    assert report["method"] == method
+    assert report["target_length"] == target
+    for key in ("wavelength", "turns_in_window", "turns_in_target", "frequency_over_pretrained"):
+        assert len(report[key]) == geometry.pairs
+    for one in report["decay"]:
+        distance = one["distance"]
+        assert one["score"] == pytest.approx(float(score(rope.inv_freq, distance)) / geometry.rotary_dim, abs=1e-9)
+        assert abs(one["score"]) <= one["magnitude"] + 1e-12
+        assert one["bound"] is None or one["estimate"] <= one["bound"] + 1e-12
+        plain = float(score(geometry.inv_freq(), distance)) / geometry.rotary_dim
+        assert one["sinusoidal"] == pytest.approx(plain, abs=1e-9)
+    distances = [one["distance"] for one in report["decay"]]
+    assert distances == sorted(set(distances))
+    assert distances[-1] == report["largest_distance"]
+
+
+@pytest.mark.parametrize("method", scaling_methods())
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.filterwarnings("error")
+def test_of_odd_geometries(method, name, capsys):
+    geometry = ODD[name]
+    for factor in (1.0, 20.0):
+        try:
+            rope = scaled(geometry, method, factor)
+        except MethodError:
+            continue  # the method says itself that it has no meaning here
+        target = round(geometry.original_max_position_embeddings * factor)
+        assert printed(summarize(rope, target), capsys)["target_length"] == target
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_pair_that_stood_still_and_turns_now(capsys):
+    geometry = RopeGeometry(8, 8, 10_000.0, 64, None, 2)
+    found = printed(summarize(scale(geometry, ScalingSpec("custom", 1.0, {"inv_freq": [1, 0.1, 0.01, 0]})), 64), capsys)
+    assert found["frequency_over_pretrained"] == [1, 1, None, None]
+
+
+def test_llama_2_by_hand():
+    found = summarize(scale(LLAMA_2, ScalingSpec("linear", 8.0)), 32768)
+    slowest = 10_000 ** (-126 / 128) / 8
+    assert found["longest_wavelength"] == pytest.approx(2 * math.pi / slowest)
+    assert found["half_wavelength"] == pytest.approx(math.pi / slowest)
+    assert found["effective_range"] == pytest.approx(0.2 * math.pi / slowest)
+    assert found["share_turned_in_effective_range"] == 0.75
+    assert found["critical_dimension"] == 92
+    assert found["frequency_over_pretrained"] == pytest.approx([1 / 8] * 64)
+    assert found["turns_in_window"][0] == pytest.approx(4096 / (16 * math.pi))
+    assert found["turns_in_target"] == pytest.approx(np.multiply(8, found["turns_in_window"]))
+    assert found["unique_by_slowest_pair"] is True
+    assert found["largest_distance"] == 32767
+    assert found["closest_images_gap"] == 1
+    assert found["granularity_limit"] == pytest.approx(1 / 8 / math.log(10_000))
+    # the last of PI's images, at 32,767/8, is seven eighths of a token beyond the last old one; no other is as far
+    apart = 2 * np.sin(7 / 8 * LLAMA_2.inv_freq() / 2)
+    assert found["distance_to_old_images"] == pytest.approx(math.sqrt((apart**2).mean()))
+
+
+def test_the_longest_wavelength_decides_what_is_unique():
+    for rope_theta, unique in ((10_000.0, False), (1e6, True)):
+        rope = scale(RopeGeometry(16, 16, rope_theta, 4096), ScalingSpec("none", 8.0))
+        assert summarize(rope, 32768)["unique_by_slowest_pair"] is unique
+
+
+def test_a_larger_base_moves_the_second_frequency_by_six_percent():
+    found = summarize(scale(LLAMA_2, ScalingSpec("abf", 8.0, {"rope_theta": 5e5})), 32768)
+    assert found["frequency_over_pretrained"][1] == pytest.approx(0.94, abs=0.005)
+    assert found["granularity_limit"] == pytest.approx(0.076, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "rope_theta", "alpha"),
+    [
+        ("none", 1e4, 1),
+        ("linear", 1e4, 1 / 8),
+        ("abf", 5e5, 1),
+        ("ntk", 1e4 * 8 ** (128 / 126), 1),
+        ("custom", 1e4, 0.5),
+    ],
+)
+def test_limits_are_of_frequencies_that_follow_a_power(method, rope_theta, alpha):
+    found = summarize(scaled(LLAMA_2, method, 8.0), 32768)
+    assert found["granularity_limit"] == pytest.approx(alpha / math.log(rope_theta))
+    assert found["granularity_exact_limit"] == pytest.approx(exact_limit(rope_theta, alpha))
+    bound = 2 * rope_theta / (alpha * 32767 * math.log(rope_theta))
+    assert found["decay"][-1]["bound"] == pytest.approx(min(1, bound))
+
+
+def test_dynamic_at_its_target_is_as_good_as_a_base():
+    """Its rope_theta stays the pretrained one; its frequencies follow another."""
+    rope = scale(LLAMA_2, ScalingSpec("dynamic", 8.0))
+    found = summarize(rope, 32768)
+    base = (1 / rope.inv_freq[1]) ** 64
+    assert base > 5e5
+    assert found["granularity_limit"] == pytest.approx(1 / math.log(base))
+
+
+@pytest.mark.parametrize("method", ["yarn", "llama3", "p-rope", "nope", "longrope"])
+def test_others_have_no_limit(method):
+    found = summarize(scaled(LLAMA_2, method, 8.0), 32768)
+    assert found["granularity"] == pytest.approx(float(np.sin(scaled(LLAMA_2, method, 8.0).inv_freq).mean()))
+    assert found["granularity_limit"] is None
+    assert found["granularity_exact_limit"] is None
+    assert all(one["bound"] is None for one in found["decay"])
+
+
+def test_where_no_pair_turns_there_is_no_wavelength(capsys):
+    found = printed(summarize(scaled(DEMO, "nope", 8.0), 2048), capsys)
+    nothing = ("longest_wavelength", "half_wavelength", "effective_range", "share_turned_in_effective_range")
+    assert all(found[key] is None for key in (*nothing, "unique_by_slowest_pair", "first_rise", "first_negative_score"))
+    assert found["wavelength"] == [None] * 16
+    assert found["closest_images"] == 0
+    assert found["decay"][-1] == {
+        "distance": 2047, "score": 1, "magnitude": 1, "estimate": 1, "bound": None,
+        "sinusoidal": pytest.approx(float(score(DEMO.inv_freq(), 2047)) / 32),
+    }  # fmt: skip
+
+
+def test_remapped_distances_are_what_turns_and_decays():
+    found = summarize(scaled(DEMO, "rerope", 8.0), 2048)
+    assert found["largest_distance"] == 128
+    assert found["turns_in_target"] == pytest.approx(129 * DEMO.inv_freq() / (2 * math.pi))
+    assert found["frequency_over_pretrained"] == [1] * 16
+    assert found["decay"][-1]["distance"] == 128
+    assert found["closest_images"] is None
+    assert found["distance_to_old_images"] is None
+
+
+def test_one_token_sees_itself_alone(capsys):
+    found = printed(summarize(scaled(RopeGeometry(64, 64, 1e4, 1), "linear", 1.0), 1), capsys)
+    assert found["decay"] == []
+    assert found["largest_distance"] == 0
+    assert found["closest_images"] is None
+
+
+def test_a_window_beyond_what_is_looked_through(capsys):
+    found = printed(summarize(scaled(ODD["huge window"], "linear", 8.0), 8 * 10**9), capsys)
+    assert found["distance_to_old_images"] is None
+    assert found["closest_images_gap"] == 1
