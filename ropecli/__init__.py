@@ -41,6 +41,10 @@ _API = {
     "plan_stages": "ropecli.finetune.stages",
     "run_stages": "ropecli.finetune.stages",
     "merge_to": "ropecli.finetune.merging",
+    "tune_settings": "ropecli.tune.procedure",
+    "tune_checkpoint": "ropecli.tune.procedure",
+    "write_tuned": "ropecli.tune.procedure",
+    "TuneReport": "ropecli.tune.record",
 }
 __all__ = list(_API)
 

@@ -57,7 +57,15 @@ def test_the_probe_sees_what_is_loaded(loaded):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["patch", "--help"], ["inspect", "--help"], ["plot", "--help"], ["theory", "--help"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["patch", "--help"],
+        ["inspect", "--help"],
+        ["plot", "--help"],
+        ["theory", "--help"],
+        ["tune", "--help"],
+    ],
 )
 def test_asking_for_help(arguments, loaded):
     assert not loaded(MAIN, *arguments) & HEAVY

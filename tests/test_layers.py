@@ -69,6 +69,9 @@ TOUCHES_NONE = [
     "checkpoint.writing",
     "checkpoint.revert",
     "export",
+    "tune.record",
+    "tune.request",
+    "tune.halving",
     "report",
 ]
 MATHEMATICS = ["rope", "errors", "version", "scaling", "theory"]

@@ -16,6 +16,8 @@ from ropecli.errors import CheckpointError
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PROVENANCE = "ropecli.yaml"
+TUNING = "tune.json"
+FACTORS = "factors.json"
 WEIGHTS = "*.safetensors"
 # What makes up a checkpoint. Code travels only with a config that names it.
 CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*"]

@@ -63,15 +63,48 @@ def find_layout(model: "PreTrainedModel") -> Layout:
     The model is afterwards what it was. Raises PatchError with the reason where turning q and k in the attention
     function is not exact, and where some of the model's positions do not come by there.
     """
+    calls, frequencies = _two_passes(model)
+    far = [pair for pair in calls if not pair[0].slides]
+    if not far:
+        raise PatchError(
+            "Every layer looks back sliding_window tokens and no further; other distances have no meaning there."
+        )
+    still = [before for before, after in far if _stands_still(before, after)]
+    if still:
+        raise PatchError(
+            f"Of the layers that see the whole context, {len(still)} of {len(far)} do not turn by the rotary tables "
+            f"({_name(still[0])} is the first): they have no positions, or others, which cannot be remapped."
+        )
+    return _common(far, frequencies)
+
+
+def find_turning(model: "PreTrainedModel", labels: Collection[str | None]) -> tuple[Layout, list[Any]]:
+    """How q and k turn by the ropes of these labels (layer types; None where all share one), and the attention modules
+    that do, whatever they see. Layers without positions are passed over.
+
+    The model is afterwards what it was. Raises PatchError as find_layout does, and where no layer turns.
+    """
+    calls, frequencies = _two_passes(model)
+    turning = [
+        (before, after)
+        for before, after in calls
+        if not _stands_still(before, after) and layer_label(before.module, frequencies) in labels
+    ]
+    if not turning:
+        raise PatchError(f"No layer turns by the rotary table of {', '.join(map(str, labels))}.")
+    return _common(turning, frequencies), [before.module for before, _ in turning]
+
+
+def _two_passes(model: "PreTrainedModel") -> tuple[list[tuple["_Call", "_Call"]], dict[str | None, np.ndarray]]:
+    """What every layer gave at the model's positions and at twice these; and the frequencies by rope label."""
     tables = rotary_tables(model)
     probe = _Probe()
-    with torch.no_grad(), quiet_transformers(), _in_evaluation(model), _attending_by(model, probe), restored(tables):
+    with torch.no_grad(), quiet_transformers(), in_evaluation(model), attending_by(model, probe), restored(tables):
         first = _run(model, probe)
-        _check_calls(first.calls)
         _double(tables)
         second = _run(model, probe.replaying())
     _check_same(first, second)
-    return _layout(first.calls, second.calls, _frequencies(tables))
+    return list(zip(first.calls, second.calls, strict=True)), _frequencies(tables)
 
 
 def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
@@ -129,7 +162,7 @@ class _Probe:
         slides = others.get("sliding_window") is not None
         if not self._replays:
             self._check(module, query, key, attention_mask, slides, others)
-            self._given.append(_attend(query, key, value, scaling))
+            self._given.append(attend(query, key, value, scaling))
         elif len(self.calls) >= len(self._given):
             raise PatchError("How often the model attends depends on the positions.")
         output = self._given[len(self.calls)]
@@ -156,7 +189,7 @@ class _Probe:
             raise PatchError(f"{name} names a sliding_window, and sees the whole context, by its mask.")
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     """Causal attention; the output's shape is (batch, tokens, heads, width), as transformers wants it."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -165,8 +198,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) ->
 
 
 @contextlib.contextmanager
-def _attending_by(model: "PreTrainedModel", probe: _Probe) -> Iterator[None]:
-    """The model's attention is the probe's; at the end what it was."""
+def attending_by(model: "PreTrainedModel", probe: Any) -> Iterator[None]:
+    """The model's attention is the probe's, a callable with a mask function; at the end what it was."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     before = _implementations(model.config)
@@ -190,7 +223,7 @@ def _implementations(config: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _in_evaluation(model: torch.nn.Module) -> Iterator[None]:
+def in_evaluation(model: torch.nn.Module) -> Iterator[None]:
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -238,20 +271,13 @@ def _frequencies(tables: list[RotaryTable]) -> dict[str | None, np.ndarray]:
     return known
 
 
-def _check_calls(calls: list[_Call]) -> None:
-    if not calls:
-        raise PatchError(
-            "No layer calls an attention function of transformers' interface: the model attends by code of its own, as "
-            "falcon does, or not at all. A method of other distances would change nothing."
-        )
-    if all(call.slides for call in calls):
-        raise PatchError(
-            "Every layer looks back sliding_window tokens and no further; other distances have no meaning there."
-        )
-
-
 def _check_same(first: _Pass, second: _Pass) -> None:
     """What does not come by the attention function must not know the positions."""
+    if not first.calls:
+        raise PatchError(
+            "No layer calls an attention function of transformers' interface: the model attends by code of its own, as "
+            "falcon does, or not at all, so that nothing can be seen or changed there."
+        )
     if len(first.calls) != len(second.calls):
         raise PatchError("How often the model attends depends on the positions.")
     for before, after in zip(first.calls, second.calls, strict=True):
@@ -263,15 +289,8 @@ def _check_same(first: _Pass, second: _Pass) -> None:
         )
 
 
-def _layout(first: list[_Call], second: list[_Call], frequencies: dict[str | None, np.ndarray]) -> Layout:
-    """The one layout by which all layers turn that see the whole context."""
-    pairs = [pair for pair in zip(first, second, strict=True) if not pair[0].slides]
-    still = [before for before, after in pairs if _stands_still(before, after)]
-    if still:
-        raise PatchError(
-            f"Of the layers that see the whole context, {len(still)} of {len(pairs)} do not turn by the rotary tables "
-            f"({_name(still[0])} is the first): they have no positions, or others, which cannot be remapped."
-        )
+def _common(pairs: list[tuple[_Call, _Call]], frequencies: dict[str | None, np.ndarray]) -> Layout:
+    """The one layout by which all these layers turn."""
     found = [_fitting(before, after, frequencies) for before, after in pairs]
     for (before, _), layouts in zip(pairs, found, strict=True):
         if not layouts:

@@ -21,6 +21,7 @@ _OF_A_PATCH = {
     "key_order",
     "tokenizer",
 }
+_TUNED = "tuned"
 _LARGEST_RECORD = 2**18  # bytes; yaml reads some 100 KB a second
 _MOST_VALUES = 20_000
 _LONGEST_VALUE = 10_000
@@ -111,8 +112,22 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def other_notes(record: dict[str, Any]) -> dict[str, Any]:
-    """What a record says beside the patch: a fine-tuning."""
-    return {key: value for key, value in record.items() if key not in _OF_A_PATCH}
+    """What a record says beside the patch: a fine-tuning, or a tuning of the weights; one of constants is the patch."""
+    notes = {key: value for key, value in record.items() if key not in _OF_A_PATCH}
+    if not tuned_weights(record):
+        notes.pop(_TUNED, None)
+    return notes
+
+
+def tuned_weights(record: dict[str, Any]) -> bool:
+    """Whether the weights hold what `ropecli tune` learned."""
+    tuned = record.get(_TUNED)
+    return isinstance(tuned, dict) and bool(tuned.get("weights_changed"))
+
+
+def untuned(record: dict[str, Any]) -> str:
+    """The checkpoint whose weights were tuned, as it was named then."""
+    return str(record[_TUNED].get("checkpoint", "it"))
 
 
 class _BoundedLoader(yaml.SafeLoader):

@@ -18,8 +18,10 @@ from ropecli.checkpoint.files import (
     CHECKPOINT_FILES,
     CODE,
     CONFIG,
+    FACTORS,
     PROVENANCE,
     TOKENIZER_CONFIG,
+    TUNING,
     WEIGHTS,
     is_file,
     is_own_file,
@@ -74,7 +76,7 @@ class Checkpoint:
         return found
 
     def files(self) -> list[Path]:
-        """The files that make up the checkpoint, without config.json and ropecli.yaml, which are always written anew.
+        """The files that make up the checkpoint, without those that are written anew: config.json and ropecli's own.
 
         Raises CheckpointError for what is no file, and for a small file that is a link out of the folder.
         """
@@ -84,7 +86,7 @@ class Checkpoint:
             paths = [path for path in sorted(self.folder.iterdir()) if not path.is_dir()]
         except OSError as error:
             raise CheckpointError(f"{self.folder} cannot be listed: {error.strerror}.") from error
-        paths = [path for path in paths if path.name not in (CONFIG, PROVENANCE)]
+        paths = [path for path in paths if path.name not in (CONFIG, PROVENANCE, TUNING, FACTORS)]
         paths = [path for path in paths if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)]
         return [path for path in paths if fnmatch.fnmatch(path.name, WEIGHTS) or is_own_file(path)]
 

@@ -1,6 +1,7 @@
 """The way back: a patched checkpoint as it was before all its patches, by what its ropecli.yaml says.
 
-Refuses what would be a guess: a folder without that note, or with a config.json that was edited since.
+Refuses what would be a guess: a folder without that note, with a config.json that was edited since, or with weights
+that were tuned.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from ropecli.checkpoint.provenance import (
     other_notes,
     read_provenance,
     read_record,
+    tuned_weights,
+    untuned,
 )
 from ropecli.checkpoint.reading import CONFIG, Checkpoint
 from ropecli.checkpoint.writing import place_files, write_json, write_notes
@@ -53,9 +56,15 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
             f"{checkpoint.name}: config.json was edited since {PROVENANCE} was written ({', '.join(note.edited)}), so "
             f"what it was before is not known for sure. Undo the edit; {PROVENANCE} lists the value that was written."
         )
+    record = read_record(checkpoint.folder)
+    if tuned_weights(record):
+        raise PatchError(
+            f"{checkpoint.name}: `ropecli tune` changed the weights too, and they are not written down as they were. "
+            f"Go back to the checkpoint that was tuned, {untuned(record)}."
+        )
     before = checkpoint.tokenizer_config
     tokenizer_config, warnings = _tokenizer_before(before, note)
-    notes = other_notes(read_record(checkpoint.folder))
+    notes = other_notes(record)
     return Reversal(
         source=checkpoint,
         config=note.original,

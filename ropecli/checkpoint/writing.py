@@ -4,9 +4,10 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -27,6 +28,9 @@ from ropecli.checkpoint.reading import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.version import VERSION
 
+Rewrite = Callable[[Path, Path], bool]
+"""Writes a weight file anew, from the first path to the second; whether there was anything to change in it."""
+
 
 def patch_to(
     plan: PatchPlan,
@@ -35,11 +39,15 @@ def patch_to(
     link: bool = True,
     verify: bool = True,
     say: Callable[[str], None] = lambda message: None,
+    rewrite: Rewrite | None = None,
+    notes: Mapping[str, Any] = MappingProxyType({}),
+    check: Callable[[Path], None] = lambda folder: None,
 ) -> int:
     """Writes the patched checkpoint; returns how many live rotary tables proved it (0 without `verify`).
 
-    link: hard-link the weights where the file system can, copy them elsewhere and `say` so. Raises OutputError,
-    ProofError; then nothing is left behind.
+    link: hard-link the weights where the file system can, copy them elsewhere and `say` so. rewrite: for weights that
+    change too. notes: for ropecli.yaml, beside the patch. check: of the whole folder, before it gets its name. Raises
+    OutputError, ProofError; then nothing is left behind.
     """
     if plan.unwritable:
         raise PatchError(plan.unwritable)
@@ -50,7 +58,10 @@ def patch_to(
         tokenizer_config, lengths = _raise_tokenizer(plan)
         write_record(folder, plan, lengths)
         proved = prove(folder, plan.ropes) if verify else 0
-        place_files(plan.source, folder, tokenizer_config, link=link, say=say)
+        place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
+        if notes:
+            write_notes(folder, read_record(folder) | dict(notes))
+        check(folder)
     return proved
 
 
@@ -130,6 +141,7 @@ def place_files(
     *,
     link: bool,
     say: Callable[[str], None],
+    rewrite: Rewrite | None = None,
 ) -> None:
     """Puts the checkpoint's files into `folder`, all but config.json and ropecli.yaml; tokenizer_config as given.
 
@@ -138,6 +150,8 @@ def place_files(
     weights = source.weight_files()
     copied = 0
     for file in source.files():
+        if rewrite is not None and file in weights and rewrite(file, folder / file.name):
+            continue
         linked = place(file, folder / file.name, link=link and file in weights)
         copied += file.stat().st_size if file in weights and not linked else 0
     if tokenizer_config is not None:

@@ -24,6 +24,7 @@ from ropecli.cli import (
     plot,
     report,
     theory,
+    tune,
 )
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError
@@ -48,6 +49,7 @@ app.command("theory")(theory.command)
 app.command("report")(report.command)
 app.command("plan")(plan.command)
 app.command("finetune")(finetune.command)
+app.command("tune")(tune.command)
 app.command("merge")(merge.command)
 app.command("export")(export.command)
 

@@ -151,13 +151,15 @@ def read_data(
             advance=step,
         )
     if documents.too_short:
-        warn(f"{_documents(documents.too_short)} shorter than {least} tokens and left out.")
+        warn(f"{documents_are(documents.too_short)} shorter than {least} tokens and left out.")
     if shorter := sum(len(document.ids) < lengths[-1] for document in documents.kept):
-        warn(f"{_documents(shorter)} shorter than {lengths[-1]} tokens: scored, with less before them than asked for.")
+        warn(
+            f"{documents_are(shorter)} shorter than {lengths[-1]} tokens: scored, with less before them than asked for."
+        )
     return documents
 
 
-def _documents(count: int) -> str:
+def documents_are(count: int) -> str:
     return "1 document is" if count == 1 else f"{count} documents are"
 
 
@@ -169,7 +171,7 @@ def interruptible(output) -> Iterator[None]:
 
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if has_progress(output):
             warn(f"Stopped. What was scored is kept beside {output}; the same command with --resume goes on from it.")
         raise

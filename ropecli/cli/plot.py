@@ -30,7 +30,8 @@ def command(
         typer.Option(
             "--kind",
             "-k",
-            help="Of reports: perplexity, context (loss by tokens read), comparison, retrieval; else what suits them. "
+            help="Of reports: perplexity, context (loss by tokens read), comparison, retrieval; of tune.json tuning, "
+            "gains, tuned-frequencies; else what suits them. "
             "Of a checkpoint: wavelengths, decay (score by distance), helix, frequencies, tradeoff (granularity by "
             "distance to the old images).",
         ),
@@ -52,7 +53,7 @@ def command(
     ] = None,
     terminal: Annotated[bool, typer.Option("--terminal", help="Draw in the terminal, beside --output too.")] = False,
 ) -> None:
-    """Plot evaluation reports, or what theory says of a checkpoint and its scaling."""
+    """Plot reports of evaluations and tunings, or what theory says of a checkpoint and its scaling."""
     from ropecli.atomic import refuse_unwritable
     from ropecli.cli.study_plot import Asked
     from ropecli.cli.terminal import out, warn

@@ -7,10 +7,12 @@ import typer
 
 
 def command(
-    reports: Annotated[list[Path], typer.Argument(metavar="REPORT...", help="JSON files that --output wrote.")],
+    reports: Annotated[
+        list[Path], typer.Argument(metavar="REPORT...", help="JSON files that --output wrote, or tune.json.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the page here, as HTML.")],
 ) -> None:
-    """Make one self-contained HTML page of evaluation reports: tables, plots, headline numbers, how it was measured."""
+    """Make one self-contained HTML page of reports: tables, plots, headline numbers, how it was measured."""
     from ropecli.atomic import refuse_unwritable
     from ropecli.cli.terminal import out
     from ropecli.errors import OutputError

@@ -1,5 +1,6 @@
 """The kinds of plot: one table of what each draws, as a picture and in the terminal."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from ropecli.report.lines import data_note, lines_of, refuse_without, title_of, 
 from ropecli.report.metrics import METRICS, Metric
 from ropecli.report.reading import Report
 from ropecli.report.study import STUDY_KINDS
+from ropecli.tune.record import TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,11 +110,28 @@ def _retrieval_grids(reports: Sequence[RetrievalReport], metric: Metric) -> "Ren
     return Group(*(retrieval_grid(report) for report in reports))
 
 
+def _of_tuning(module: str) -> Kind:
+    """By a module of report.tuned."""
+
+    def load() -> Any:
+        return importlib.import_module(f"ropecli.report.tuned.{module}")
+
+    return Kind(
+        TuneReport,
+        lambda reports, metric: load().figure(reports),
+        lambda reports, metric: load().chart(reports),
+        metrics=False,
+    )
+
+
 KINDS = {
     "perplexity": Kind(EvalReport, _perplexity_figure, _perplexity_chart),
     "context": Kind(EvalReport, _context_figure, _context_chart, metrics=False),
     "comparison": Kind(EvalReport, _comparison_figure, _comparison_bars),
     "retrieval": Kind(RetrievalReport, _retrieval_figure, _retrieval_grids, metrics=False),
+    "tuning": _of_tuning("search"),
+    "gains": _of_tuning("gains"),
+    "tuned-frequencies": _of_tuning("frequencies"),
 }
 
 
@@ -145,6 +164,8 @@ def choose_kind(reports: Sequence[Report], name: str | None = None) -> Kind:
 def _suited(reports: Sequence[Report]) -> str:
     if isinstance(reports[0], RetrievalReport):
         return "retrieval"
+    if isinstance(reports[0], TuneReport):
+        return "tuning"
     checkpoints = {report.digest for report in reports}
     many = len(reports) > _MOST_LINES or (len(checkpoints) > 1 and len(reports) > 2)
     return "comparison" if many else "perplexity"

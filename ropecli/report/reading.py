@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any
 from ropecli.errors import DataError, reason_of, shown
 from ropecli.evaluate.report import SCHEMA_VERSION, EvalReport, RetrievalReport
 from ropecli.report.faults import MOST, faults_of_perplexity, faults_of_retrieval
+from ropecli.report.tuned.faults import faults_of_tuning
+from ropecli.tune.record import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
+from ropecli.tune.record import TuneReport
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-Report = EvalReport | RetrievalReport
+Report = EvalReport | RetrievalReport | TuneReport
 
-_KINDS: dict[str, type] = {"perplexity": EvalReport, "retrieval": RetrievalReport}
+_KINDS: dict[str, type] = {"perplexity": EvalReport, "retrieval": RetrievalReport, "tune": TuneReport}
+_VERSIONS = {"tune": TUNE_SCHEMA_VERSION}
+"""Of the kinds that count their own."""
+_SCORES = ("base", "plain", "begun", "score")
 _LARGEST_FILE = 256 * 2**20
 _MOST_DIGITS = 30
 
@@ -88,30 +94,53 @@ def _bounded(text: str) -> int:
 def _read_one(where: str, value: Any) -> Report:
     """where: the file, and which report in it."""
     about = value if isinstance(value, dict) else {}
-    version = about.get("schema_version", SCHEMA_VERSION)
-    if type(version) is not int or version != SCHEMA_VERSION:
-        newer = type(version) is int and version > SCHEMA_VERSION
-        step = "update ropecli" if newer else "measure again with this release"
-        raise DataError(f"{where} has schema_version {shown(version)}; this release reads {SCHEMA_VERSION}: {step}.")
     kind = about.get("kind")
+    known = _VERSIONS.get(kind, SCHEMA_VERSION) if isinstance(kind, str) else SCHEMA_VERSION
+    version = about.get("schema_version", known)
+    if type(version) is not int or version != known:
+        newer = type(version) is int and version > known
+        step = "update ropecli" if newer else "measure again with this release"
+        raise DataError(f"{where} has schema_version {shown(version)}; this release reads {known}: {step}.")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise DataError(
-            f"{where} is no report: its 'kind' is {shown(kind)}; {' or '.join(map(repr, _KINDS))} was expected. Make "
-            "one by `ropecli eval-ppl --output FILE`, `compare`, `passkey` or `needle`."
+            f"{where} is no report: its 'kind' is {shown(kind)}; 'perplexity', 'retrieval' or 'tune' was expected. "
+            "Make one by `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle` or `tune`."
         )
     if "schema_version" not in value:
-        raise DataError(
-            f"{where} should have schema_version {SCHEMA_VERSION}, and has none: measure again with this release."
-        )
+        raise DataError(f"{where} should have schema_version {known}, and has none: measure again with this release.")
     for one in (value, value.get("baseline")):
         # its default would be this machine's own
         if isinstance(one, dict) and "environment" not in one:
             raise DataError(f"{where} does not say by which versions it was made: 'environment' is missing.")
     report = _validated(where, kind, value)
-    faults = faults_of_perplexity(report) if isinstance(report, EvalReport) else faults_of_retrieval(report)
-    if faults:
+    if faults := _faults(report):
         raise DataError(f"{where} is damaged: {'; '.join(faults[:5])}.")
     return report
+
+
+def _faults(report: Report) -> list[str]:
+    if isinstance(report, EvalReport):
+        return faults_of_perplexity(report)
+    return faults_of_tuning(report) if isinstance(report, TuneReport) else faults_of_retrieval(report)
+
+
+def _with_infinities(value: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: a tuning report has null for what overflowed, in its scores alone."""
+    points = value.get("points")
+    scores = {name: _infinite(value[name]) for name in _SCORES if name in value}
+    if not isinstance(points, list):
+        return {**value, **scores}
+    read = [
+        {**point, "score": _infinite(point["score"])} if isinstance(point, dict) and "score" in point else point
+        for point in points
+    ]
+    return {**value, **scores, "points": read}
+
+
+def _infinite(score: Any) -> Any:
+    if not isinstance(score, dict):
+        return score
+    return {key: math.inf if one is None and key != "documents" else one for key, one in score.items()}
 
 
 def _validated(where: str, kind: str, value: Any) -> Report:
@@ -119,7 +148,9 @@ def _validated(where: str, kind: str, value: Any) -> Report:
 
     try:
         # as JSON, where strict is strict about numbers and strings, but takes a list for a tuple
-        return _adapter(kind).validate_json(json.dumps(value), strict=True)
+        return _adapter(kind).validate_json(
+            json.dumps(_with_infinities(value) if kind == "tune" else value), strict=True
+        )
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False)
         told = "; ".join(f"{'.'.join(map(str, one['loc']))[:80]}: {one['msg'][:120]}" for one in faults[:5])
@@ -136,6 +167,10 @@ def _adapter(kind: str) -> "TypeAdapter[Any]":
 
 def perplexity_reports(reports: Sequence[Report]) -> list[EvalReport]:
     return [report for report in reports if isinstance(report, EvalReport)]
+
+
+def tune_reports(reports: Sequence[Report]) -> list[TuneReport]:
+    return [report for report in reports if isinstance(report, TuneReport)]
 
 
 def retrieval_reports(reports: Sequence[Report]) -> list[RetrievalReport]:

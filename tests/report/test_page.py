@@ -1,5 +1,6 @@
 """The page holds every number and fact, fetches nothing, and no name in it is markup."""
 
+import math
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ from ropecli.errors import OutputError
 from ropecli.evaluate.protocols import PROTOCOLS
 from ropecli.report.page import render_page, write_page
 from ropecli.report.wording import PROTOCOLS_IN_WORDS
+from ropecli.tune.record import Score
 
 
 def parsed(page):
@@ -177,6 +179,84 @@ def test_identical_pictures_have_ids_of_their_own(retrieval):
 def test_print_has_no_table_wider_than_its_paper(page):
     printed = " ".join(texts(page, "style")).partition("@media print")[2]
     assert "white-space: normal" in printed
+
+
+def test_tunings_have_their_numbers_plots_and_facts(tuning):
+    run = tuning("heads")
+    tree = parsed(render_page([run]))
+    assert texts(tree, "h1") == ["Tuning of demo"]
+    assert texts(tree, "h2") == ["demo, yarn ×4: tuning (heads)"]
+    rows = [["".join(cell.itertext()) for cell in row] for row in tree.iter("tr")]
+    spent = sum(point.seconds for point in run.points if point.level == "grid")
+    result = [f"{math.exp(value):.2f}" for value in (run.score.window, run.score.target)]
+    assert rows == [
+        ["model", "perplexity at 256", "at 1024", "documents", "numbers learned", "time"],
+        ["as pretrained", "13.55", "47.03", "16", "–", "–"],
+        ["yarn ×4, nothing tuned", "15.47", "14.91", "16", "–", "–"],
+        ["yarn ×4, the best constants", "14.43", "14.31", "16", "0", f"{spent:.1f} s"],
+        ["yarn ×4, tuned (heads, step 100)", *result, "16", "513", "2 min 07 s"],
+    ]
+    assert len(list(tree.iter("figure"))) == 3
+    facts = texts(tree, "dd")
+    for fact in (
+        run.digest,
+        run.fingerprint,
+        "1024 tokens",
+        f"{len(run.points)}",
+        '{"beta_fast": 8.0, "beta_slow": 0.5}',
+    ):
+        assert fact in facts
+    assert "ropecli 0.1, torch 2.9" in facts
+    assert texts(tree, "code") == ["ropecli tune demo --level heads"]
+
+
+def test_several_tunings_stand_side_by_side_first(tuning, report):
+    runs = [tuning("grid", points=3), tuning("heads", layers=1), tuning("search", points=5)]
+    tree = parsed(render_page([report(18.0, 25.0, 47.0), *runs]))
+    assert texts(tree, "h1")[0].startswith("Evaluation of")
+    assert texts(tree, "h2")[-4] == "Tuning runs side by side"
+    rows = [["".join(cell.itertext()) for cell in row] for row in tree.iter("tr")]
+    assert ["heads, yarn ×4, 129 numbers learned", "13.94", "13.24", "16", "129", "2 min 07 s"] in rows
+    # of perplexity 2, of all runs 2, of each 2, and the gains of one
+    assert len(list(tree.iter("figure"))) == 2 + 2 + 3 * 2 + 1
+    assert not any("not of the same tokens" in note for note in texts(tree, "p"))
+    other = parsed(render_page([runs[0], replace(runs[1], digest="4" * 64)]))
+    assert any("not of the same tokens" in note for note in texts(other, "p"))
+    ids = Counter(element.get("id") for element in tree.iter() if element.get("id"))
+    assert set(ids.values()) == {1}
+
+
+@pytest.mark.parametrize("name", ["".join(NAMES[:-1]), NAMES[-1]])
+def test_no_name_of_a_tuning_is_markup(tuning, name):
+    run = tuning(
+        "heads", points=2, checkpoint=name, source=name, digest=name, fingerprint=name, dtype=name, device=name
+    )
+    run = replace(
+        run,
+        level=name,
+        method=name,
+        params={name: name},
+        settings={"methods": [name], name: name},
+        command=["ropecli", name],
+        environment={name: name},
+        points=[replace(point, level=name, method=name) for point in run.points],
+        gains=[replace(layer, name=name) for layer in run.gains],
+    )
+    tree = parsed(render_page([run]))
+    tags = {element.tag.rpartition("}")[2] for element in tree.iter()}
+    assert not tags & {"script", "img"}
+    assert not [name for element in tree.iter() for name in element.attrib if name.startswith("on")]
+    if not set(name) & set("\x00\x1b"):
+        assert name in texts(tree, "dd")
+
+
+def test_a_tuning_that_overflowed_is_told_in_words(tuning):
+    run = tuning("grid", points=3)
+    lost = Score(math.inf, math.inf, math.inf, 0)
+    tree = parsed(render_page([replace(run, plain=lost, pretrained_inv_freq=[0.0] * 16)]))
+    rows = [["".join(cell.itertext()) for cell in row] for row in tree.iter("tr")]
+    assert ["yarn ×4, nothing tuned", "overflowed", "overflowed", "0", "–", "–"] in rows
+    assert any("The plot of kind tuned-frequencies is left out: No pair" in note for note in texts(tree, "p"))
 
 
 def test_every_protocol_has_its_words():

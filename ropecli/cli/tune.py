@@ -1,0 +1,177 @@
+"""ropecli tune: find what suits a model by measuring, and write it as a checkpoint."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ropecli.cli import evaluation, options, scaling
+
+if TYPE_CHECKING:
+    from ropecli.tune.procedure import Task, TuneResult
+
+_LARGEST_SEED = 2**31 - 1
+
+
+def command(
+    checkpoint: options.Checkpoint,
+    data: Annotated[
+        str, typer.Option("--data", "-d", help="'demo-train', a file or folder of text or rows, or a Hub dataset id.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
+    factor: Annotated[float, typer.Option(help="Target window ÷ pretraining window.")],
+    level: Annotated[
+        str,
+        typer.Option(
+            help="grid: a method's constants, by forward passes alone. heads: on top of them a gain and a phase of "
+            "each query head and rotary pair, folded into the weights. lora: on top of them low-rank updates of "
+            "queries and keys, merged. search: LongRoPE's evolution of a factor for each pair."
+        ),
+    ] = "heads",
+    methods: Annotated[
+        str,
+        typer.Option("--methods", "-m", help="Whose constants are tried, with commas between: yarn,ntk,abf,llama3."),
+    ] = "yarn",
+    points: Annotated[int, typer.Option(min=1, help="How many constants are tried, of all methods together.")] = 24,
+    short_weight: Annotated[
+        float, typer.Option(help="What a nat at the pretraining window counts, against one at the target.")
+    ] = 0.25,
+    steps: Annotated[int, typer.Option(min=1, help="heads, lora: updates at most.")] = 100,
+    batch_size: Annotated[int, typer.Option(min=1, help="heads, lora: sequences a step.")] = 4,
+    rank: Annotated[int, typer.Option(help="lora: of its matrices, 1 to 8.")] = 4,
+    population: Annotated[int, typer.Option(min=1, help="search: how many it begins with.")] = 64,
+    iterations: Annotated[int, typer.Option(min=0, help="search: generations.")] = 40,
+    max_documents: Annotated[
+        int | None, typer.Option(min=1, help="Read at most so many; else 16 and what the steps take.")
+    ] = None,
+    targets: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that are judged of each document; else half the window.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=_LARGEST_SEED, help="Of all that is drawn.")] = 0,
+    text_column: evaluation.TextColumn = "text",
+    split: Annotated[str | None, typer.Option(help="Of a Hub dataset; 'train' by default.")] = None,
+    dtype: evaluation.Dtype = "auto",
+    device: evaluation.Device = "auto",
+    attn: evaluation.Attn = "auto",
+    weights: Annotated[
+        str, typer.Option(help="Those that stay: link: hard-link where possible; copy: always copy.")
+    ] = "link",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run of the same --output and request.")
+    ] = False,
+    revision: options.Revision = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Find by measuring what suits a model at a longer window, and write the checkpoint; stock software loads it.
+
+    Documents of SOURCE are parted: most are learned from, some judge.
+    """
+    from ropecli.atomic import refuse_existing
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.cli.progress import progress_bar
+    from ropecli.cli.terminal import warn
+    from ropecli.errors import MethodError
+    from ropecli.evaluate.loading import load_tokenizer
+    from ropecli.tune.request import refuse_request
+
+    if weights not in ("link", "copy"):
+        raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    refuse_request(level, names, factor, data)
+    refuse_existing(output)
+    opened = open_checkpoint(checkpoint, weights=True, revision=revision)
+
+    from ropecli.tune.keeping import kept_run, refuse_kept, remove_kept
+    from ropecli.tune.procedure import make_task, tune_settings, write_tuned
+
+    refuse_kept(output, resume)
+    settings = tune_settings(
+        level,
+        methods=names,
+        points=points,
+        steps=steps,
+        batch_size=batch_size,
+        rank=rank,
+        population=population,
+        iterations=iterations,
+        seed=seed,
+    )
+    tokenizer = load_tokenizer(opened)
+    with progress_bar("reading documents", None) as step:
+        task = make_task(
+            opened,
+            factor,
+            data,
+            tokenizer,
+            settings,
+            short_weight=short_weight,
+            targets=targets,
+            max_documents=max_documents,
+            text_column=text_column,
+            split=split,
+            loading={"dtype": dtype, "device": device, "attn": attn},
+            advance=step,
+        )
+    if short := task.calibration.judged.too_short:
+        warn(f"{evaluation.documents_are(short)} shorter than {task.target} tokens and left out.")
+    scaling.refuse_attention(opened, task.plain, attn)
+    with _stoppable(output), kept_run(output, task.request()) as kept:
+        result = _tune(task, tokenizer, kept)
+        for warning in result.plan.warnings:
+            warn(warning)
+        proved = write_tuned(result, output, link=weights == "link", say=warn)
+    remove_kept(output)
+    _give(result, output, proved, as_json)
+
+
+@contextlib.contextmanager
+def _stoppable(output: Path) -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does, and both say how to go on."""
+    from ropecli.finetune.interrupt import Terminated
+
+    def end(number: int, frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with evaluation.interruptible(output):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tune(task: "Task", tokenizer: Any, kept: Any) -> "TuneResult":
+    from ropecli.cli.tune_progress import watching
+    from ropecli.tune.procedure import run_task
+
+    model = evaluation.load(task.checkpoint, tokenizer, **task.loading)
+    with watching(task) as on_point:
+        return run_task(task, model, kept=kept, command=evaluation.command_line(), on_point=on_point)
+
+
+def _give(result: "TuneResult", output: Path, proved: int, as_json: bool) -> None:
+    from ropecli.cli.terminal import out, print_json
+    from ropecli.report.tuned.table import tuning_table
+
+    report = result.report
+    if as_json:
+        print_json(report.as_json())
+        return
+
+    def say(text: str) -> None:
+        out.print(text, markup=False, soft_wrap=True)
+
+    out.print(tuning_table(report))
+    say(f"{report.checkpoint} → {output}: {report.method} ×{report.factor:g}, {report.target_length} tokens")
+    tables = "table agrees" if proved == 1 else "tables agree"
+    say(
+        f"proved: {proved} live rotary {tables} with the mathematics; stock transformers gives the tuned model's logits"
+    )
+    lengths = ",".join(map(str, sorted({report.original_max_position_embeddings, report.target_length})))
+    say(
+        "The documents above chose the result. Measure it on others: "
+        f"ropecli eval-ppl {output} --baseline {report.checkpoint} --data HELD_OUT --protocol tail --lengths {lengths}"
+    )

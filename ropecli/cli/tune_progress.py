@@ -1,0 +1,101 @@
+"""How a tuning goes, on standard error: a bar with the best so far, and a line at the end of each stage or round."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ropecli.cli.terminal import err
+
+if TYPE_CHECKING:
+    from ropecli.tune.procedure import Task
+    from ropecli.tune.record import Point
+
+_SEARCHES = ("grid", "search")
+
+
+@contextlib.contextmanager
+def watching(task: "Task") -> Iterator[Callable[["Point"], None]]:
+    """Gives what is to be told of every measurement."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
+        watch = _Watch(task, bar)
+        yield watch.see
+        watch.end_stage()
+
+
+class _Watch:
+    """A round is of one level, on as many documents: its points can be held against each other."""
+
+    def __init__(self, task: "Task", bar: Progress) -> None:
+        self._lengths = task.window, task.target
+        self._stages = expected(task)
+        self._bar, self._task = bar, bar.add_task("measuring", total=None)
+        self._round: tuple[str, int, int] | None = None
+        self._best: Point | None = None
+        self._seen = 0
+
+    def see(self, point: "Point") -> None:
+        now = (point.level, point.score.documents, point.step if point.level == "search" else 0)
+        if now != self._round:
+            self._change(now)
+        self._seen += 1
+        if self._best is None or point.score.objective < self._best.score.objective:
+            self._best = point
+        self._bar.update(self._task, advance=1, description=f"{point.level}: best {self._scores(self._best)}")
+        if point.level not in _SEARCHES and not err.is_terminal:
+            self._say(f"{point.level}, step {point.step}: {self._scores(point)}; best {self._scores(self._best)}")
+
+    def end_stage(self) -> None:
+        if self._best is not None and self._round is not None:
+            level = self._round[0]
+            if level in _SEARCHES:
+                self._say_round()
+            else:
+                self._say(f"{level}: best {self._scores(self._best)} at step {self._best.step}")
+
+    def _change(self, now: tuple[str, int, int]) -> None:
+        """A line ends each stage, and where no bar is seen each round."""
+        new_stage = self._round is None or self._round[0] != now[0]
+        if self._round is not None and new_stage:
+            self.end_stage()
+        elif self._round is not None and not err.is_terminal:
+            self._say_round()
+        if new_stage:
+            self._bar.reset(self._task, total=self._stages.get(now[0]))
+        if new_stage or now[0] == "grid":  # a search measures all its points alike
+            self._best = None
+        self._round, self._seen = now, 0
+
+    def _say_round(self) -> None:
+        if self._round is None or self._best is None:
+            return
+        level, documents, iteration = self._round
+        name = f"{level}, iteration {iteration}" if level == "search" else f"{level}, {documents} documents"
+        points = f"{self._seen} point{'s'[: self._seen > 1]}"
+        self._say(f"{name}, {points}: best {self._scores(self._best)}, {self._best.label}")
+
+    def _scores(self, point: "Point") -> str:
+        """Perplexities at the window and the target."""
+        from ropecli.report.tuned.course import ppl, shown
+
+        window, target = self._lengths
+        at_target = "" if window == target else f" and {shown(ppl(point.score.target))} at {target}"
+        return f"{shown(ppl(point.score.window))} at {window}{at_target}"
+
+    def _say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, soft_wrap=True)
+
+
+def expected(task: "Task") -> dict[str, int]:
+    """By level, at most how many measurements."""
+    from ropecli.tune.halving import rounds
+
+    settings, documents = task.settings, len(task.calibration.judged.kept)
+    schedule, breeding = settings.schedule, settings.breeding
+    share = max(1, settings.points // len(settings.methods)) * len(settings.methods)
+    looks = -(-schedule.steps // schedule.judge_every)
+    born = breeding.population + breeding.iterations * (breeding.mutations + breeding.crossovers)
+    grid = sum(count for count, _ in rounds(share, documents))
+    return {"grid": grid, "heads": looks, "lora": looks, "search": born}

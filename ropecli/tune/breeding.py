@@ -1,0 +1,92 @@
+"""The search for a factor of each pair by evolution, for longrope.
+
+Source: Ding et al. 2024, LongRoPE (arXiv:2402.13753), section 4 and appendix A. Factors never fall from a faster pair
+to a slower one, and lie between 1 and 1.25·s. Its second search space, how many first tokens stay as they were, is left
+out: no config.json can say it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ropecli.checkpoint.plan import PatchPlan, make_plan
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry, ScalingSpec
+from ropecli.scaling.registry import scale
+from ropecli.tune.run import Run, geometry_of, try_plan
+
+_BEGINNINGS = ("linear", "ntk", "yarn")
+_FURTHEST = 1.25
+_STEP = 0.01
+_CHANGED = 0.3
+"""The share of its factors that a mutation draws anew."""
+_TRIES = 100
+
+Factors = tuple[float, ...]
+
+
+def breed(run: Run) -> PatchPlan:
+    """The plan of the best factors that were found. The model is left as it was. Raises MethodError, PatchError."""
+    sizes, factor = run.settings.breeding, run.factor
+    drawing = np.random.default_rng(run.settings.seed)
+    population = _first(geometry_of(run.checkpoint), factor, sizes.population, drawing)
+    measured: dict[Factors, float] = {}
+    for iteration in range(sizes.iterations + 1):
+        for one in population:
+            if one not in measured:
+                measured[one] = _measure(run, one, iteration)
+        parents = sorted(measured, key=lambda one: measured[one])[: sizes.parents]
+        mutants = [_mutated(parents[drawing.integers(len(parents))], factor, drawing) for _ in range(sizes.mutations)]
+        crossed = [_crossed(parents, factor, drawing) for _ in range(sizes.crossovers)]
+        population = [*mutants, *crossed]
+    return make_plan(run.checkpoint, _spec(parents[0], factor))
+
+
+def _spec(factors: Factors, factor: float) -> ScalingSpec:
+    return ScalingSpec("longrope", factor, {"long_factor": list(factors)})
+
+
+def _first(geometry: RopeGeometry, factor: float, size: int, drawing: np.random.Generator) -> list[Factors]:
+    """The factors of known methods, as many as there is room for, and their mutants."""
+    known = []
+    for method in _BEGINNINGS:
+        try:
+            inv_freq = scale(geometry, ScalingSpec(method, factor)).inv_freq
+        except MethodError:  # as yarn, where no pair lies between its ends
+            continue
+        known.append(_allowed(geometry.inv_freq() / inv_freq, factor))
+    return known[:size] + [
+        _mutated(known[index % len(known)], factor, drawing) for index in range(max(0, size - len(known)))
+    ]
+
+
+def _allowed(factors: np.ndarray, factor: float) -> Factors:
+    """In steps, within the bounds, and never falling."""
+    stepped = np.round(np.clip(factors, 1.0, _FURTHEST * factor) / _STEP) * _STEP
+    return tuple(float(f"{value:.2f}") for value in np.maximum.accumulate(stepped))
+
+
+def _mutated(parent: Factors, factor: float, drawing: np.random.Generator) -> Factors:
+    """Some factors drawn anew, each between its neighbours."""
+    child = np.array(parent)
+    for place in np.flatnonzero(drawing.random(len(child)) < _CHANGED):
+        low = child[place - 1] if place else 1.0
+        high = child[place + 1] if place + 1 < len(child) else _FURTHEST * factor
+        child[place] = drawing.uniform(low, max(low, high))
+    return _allowed(child, factor)
+
+
+def _crossed(parents: Sequence[Factors], factor: float, drawing: np.random.Generator) -> Factors:
+    """Every factor from one of two parents; drawn again until they never fall, and at last raised where they do."""
+    for _ in range(_TRIES):
+        pair = drawing.choice(len(parents), size=2, replace=len(parents) < 2)
+        one, other = (np.array(parents[index]) for index in pair)
+        child = np.where(drawing.random(len(one)) < 0.5, one, other)
+        if (np.diff(child) >= 0).all():
+            break
+    return _allowed(child, factor)
+
+
+def _measure(run: Run, factors: Factors, iteration: int) -> float:
+    plan, documents = make_plan(run.checkpoint, _spec(factors, run.factor)), run.settings.breeding.documents
+    return try_plan(run, plan, f"search {factors}", documents, level="search", step=iteration)

@@ -1,0 +1,143 @@
+"""How far a tuning came, beside the folder that it is to become; gone on with by the same request alone.
+
+OUTPUT.progress-0           what the judge measured, document by document (evaluate/progress.py); its lock is the run's
+OUTPUT.state/points.jsonl   every point that was tried, with the seconds that it took then
+OUTPUT.state/training.pt    the numbers that are learned, and their optimizer
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from ropecli.atomic import new_file
+from ropecli.errors import OutputError, RecipeError
+from ropecli.evaluate.progress import Progress, kept_progress, refuse_interrupted, remove_progress
+from ropecli.tune.record import Point, Score
+
+_POINTS = "points.jsonl"
+_TRAINING = "training.pt"
+_REQUEST = "request"
+
+
+class Points:
+    """Every measurement, in the order of the first time. Without a file it is kept in memory alone."""
+
+    def __init__(self, file: BinaryIO | None = None, earlier: tuple[Point, ...] = ()) -> None:
+        self._file = file
+        self._found = {_key(point): point for point in earlier}
+
+    @property
+    def all(self) -> list[Point]:
+        return list(self._found.values())
+
+    def add(self, point: Point) -> None:
+        """One that an earlier run had measured stays as it was: this time it took none. Raises OutputError for what the
+        disk refuses.
+        """
+        key = _key(point)
+        if key not in self._found:
+            self._found[key] = point
+            if self._file:
+                _write(self._file, asdict(point))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """progress: of the judge. points: what was tried. state: the file for what learns; None: kept nowhere."""
+
+    progress: Progress = field(default_factory=Progress)
+    points: Points = field(default_factory=Points)
+    state: Path | None = None
+
+
+@contextlib.contextmanager
+def kept_run(output: Path, request: dict[str, Any]) -> Iterator[Kept]:
+    """What an earlier run of the same request left beside `output`, and where this one leaves its own.
+
+    Nothing is left where nothing was measured. Raises RecipeError for another request, OutputError where another run
+    has it or the disk refuses.
+    """
+    folder = _folder(output)
+    with kept_progress(output, request) as progress:
+        try:
+            header = {_REQUEST: hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()}
+            earlier = _read(folder, header)
+            with _appending(folder / _POINTS, [header, *map(asdict, earlier)]) as file:
+                yield Kept(progress, Points(file, earlier), folder / _TRAINING)
+        finally:
+            if progress.empty:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_kept(output: Path, resume: bool) -> None:
+    """Raises OutputError where a run was interrupted that is not to be gone on with."""
+    refuse_interrupted(output, resume)
+    folder = _folder(output)
+    if folder.exists() and not resume:
+        raise OutputError(
+            f"{folder} is left of a run that was interrupted. Go on with it by --resume, or remove it to begin anew."
+        )
+
+
+def remove_kept(output: Path) -> None:
+    """When the checkpoint is written."""
+    shutil.rmtree(_folder(output), ignore_errors=True)
+    remove_progress(output)
+
+
+def _folder(output: Path) -> Path:
+    return output.with_name(f"{output.name}.state")
+
+
+def _key(point: Point) -> str:
+    """What tells one measurement from another: all but what it gave, and how long it took."""
+    values = {**asdict(point), "seconds": None, "score": point.score.documents}
+    return json.dumps(values, sort_keys=True, default=list)
+
+
+def _read(folder: Path, header: dict[str, Any]) -> tuple[Point, ...]:
+    """Lines that a kill cut short are passed over. Raises RecipeError for what is left of another request."""
+    path = folder / _POINTS
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        first = json.loads(lines[0]) if lines else None
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path} cannot be gone on with. Remove {folder} to begin anew.") from error
+    if first != header and (lines or (folder / _TRAINING).exists()):
+        raise RecipeError(
+            f"{folder} is of another request; go on with the same, or remove it and {folder.stem}.progress-0."
+        )
+    return tuple(point for line in lines[1:] if (point := _parsed(line)))
+
+
+def _parsed(line: str) -> Point | None:
+    try:
+        value = json.loads(line)
+        return Point(**{**value, "score": Score(**value["score"])})
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+@contextlib.contextmanager
+def _appending(path: Path, lines: list[dict[str, Any]]) -> Iterator[BinaryIO]:
+    """A file of these lines, to be appended to; written at once, so that a kill loses no whole line."""
+    with new_file(path) as partial:
+        partial.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    try:
+        file = path.open("ab", buffering=0)
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
+    with file:
+        yield cast(BinaryIO, file)
+
+
+def _write(file: BinaryIO, value: dict[str, Any]) -> None:
+    try:
+        file.write(json.dumps(value).encode() + b"\n")
+    except OSError as error:
+        raise OutputError(f"{file.name} could not be written: {error.strerror or error}") from error

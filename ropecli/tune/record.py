@@ -1,0 +1,114 @@
+"""What a tuning run tried and found: plain values, for the JSON report and the plots. Loads no model library."""
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ropecli.checkpoint.plan import PatchPlan
+
+SCHEMA_VERSION = 1
+LEVELS = ("grid", "heads", "lora", "search")
+
+
+@dataclass(frozen=True)
+class Score:
+    """target, window: mean nats per token of the same tokens, read at the target and at the pretraining window.
+
+    objective: target + short_weight × window, the smaller the better. documents: how many were read.
+    """
+
+    target: float
+    window: float
+    objective: float
+    documents: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement. level: grid, heads, lora or search. step: of a training level, the updates made; of a search,
+    the iteration. learned: how many numbers are trained. seconds: what it took, with the updates before it.
+    """
+
+    level: str
+    method: str
+    factor: float
+    params: dict[str, Any]
+    score: Score
+    seconds: float
+    step: int = 0
+    learned: int = 0
+
+    @classmethod
+    def of(cls, plan: "PatchPlan", score: Score, seconds: float, level: str = "grid", **others: Any) -> "Point":
+        return cls(level, plan.spec.method, plan.spec.factor, dict(plan.spec.params), score, seconds, **others)
+
+    @property
+    def label(self) -> str:
+        return _label(self.method, self.factor, self.params)
+
+
+@dataclass(frozen=True)
+class LayerGains:
+    """What was learned of one layer. name: of the module that gives its queries. log_gain, phase (radians): by head and
+    rotary pair; one row where all heads share a norm, and phase is then empty.
+    """
+
+    name: str
+    log_gain: list[list[float]]
+    phase: list[list[float]]
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """One run of `ropecli tune`. checkpoint, digest: what was tuned. source, fingerprint: the calibration data.
+
+    settings: as they were asked for. base: the checkpoint as pretrained; plain: the first method by its own constants;
+    begun: the best constants; score: of the result: all on the judge's documents. method, params: of the result.
+    points: every measurement. inv_freq, pretrained_inv_freq: radians per token. rounding: by how much a logit moves
+    when the weights are rounded to the files' dtype. seconds: of all points, in whichever run
+    they were measured.
+    """
+
+    checkpoint: str
+    digest: str
+    level: str
+    factor: float
+    original_max_position_embeddings: int
+    target_length: int
+    source: str
+    fingerprint: str
+    dtype: str
+    device: str
+    command: list[str]
+    settings: dict[str, Any]
+    method: str
+    params: dict[str, Any]
+    attention_factor: float
+    inv_freq: list[float]
+    pretrained_inv_freq: list[float]
+    base: Score
+    plain: Score
+    begun: Score
+    score: Score
+    learned: int
+    step: int
+    rounding: float
+    seconds: float
+    points: list[Point]
+    gains: list[LayerGains] = field(default_factory=list)
+    log_temperature: float = 0.0
+    environment: dict[str, str] = field(default_factory=dict)
+    kind: str = "tune"
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def label(self) -> str:
+        return _label(self.method, self.factor, self.params)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _label(method: str, factor: float, params: dict[str, Any]) -> str:
+    numbers = [f"{key} {value:g}" for key, value in params.items() if isinstance(value, int | float)]
+    return f"{method} ×{factor:g}" + (f" ({', '.join(numbers)})" if numbers else "")

@@ -1,0 +1,83 @@
+"""Tuning: constants by a search, then what a level learns on top of them; and the checkpoint that it becomes."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.checkpoint.in_memory import live_patch
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.writing import patch_to, write_json
+from ropecli.errors import PatchError
+from ropecli.evaluate.loading import load_model
+from ropecli.tune.breeding import breed
+from ropecli.tune.folding import rewrite_shard
+from ropecli.tune.grid import search_constants
+from ropecli.tune.heads import tune_heads
+from ropecli.tune.matrices import tune_matrices
+from ropecli.tune.proof import logits_of, refuse_other
+from ropecli.tune.run import Run, Tuned, finish
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LEARNING = {"heads": tune_heads, "lora": tune_matrices}
+
+
+def tune(run: Run) -> Tuned:
+    """Runs the level that the settings ask for. The model is left as it was tuned.
+
+    Raises MethodError for a method that cannot be tuned, PatchError for a model whose weights cannot hold what would be
+    learned, ProofError, NotFiniteError.
+    """
+    level = run.settings.level
+    if level in _LEARNING:
+        _refuse_quantised(run.model, level)
+    plan = breed(run) if level == "search" else search_constants(run)
+    live_patch(run.model, plan.ropes)
+    begun = run.judge.score(run.model, f"{level} 0")
+    return _LEARNING[level](run, plan, begun) if level in _LEARNING else finish(run, plan, begun)
+
+
+def _refuse_quantised(model: "PreTrainedModel", level: str) -> None:
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise PatchError(
+            f"The weights are quantised; what the level {level} learns cannot be folded into them. Tune the constants "
+            "alone by the level grid, or the model in full precision."
+        )
+
+
+def tuned_to(
+    tuned: Tuned,
+    output: Path,
+    *,
+    link: bool = True,
+    notes: Mapping[str, Any] | None = None,
+    files: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> int:
+    """Writes the tuned checkpoint, shard by shard, and proves it; returns how many live rotary tables did.
+
+    Stock transformers loads what was written, before it gets its name, and must give the tuned model's logits. link,
+    say: as patch_to's. notes: for ropecli.yaml. files: JSON that lies in the folder too, by name. Raises OutputError,
+    ProofError; then nothing is left behind.
+    """
+    return patch_to(
+        tuned.plan,
+        output,
+        link=link,
+        say=say,
+        rewrite=partial(rewrite_shard, tuned.changed) if tuned.changed else None,
+        notes={"tuned": dict(notes or {})},
+        check=partial(_complete, tuned, files or {}),
+    )
+
+
+def _complete(tuned: Tuned, files: Mapping[str, Any], folder: Path) -> None:
+    """With the files beside the weights, and proved."""
+    for name, value in files.items():
+        write_json(folder / name, value)
+    dtype = str(tuned.dtype).removeprefix("torch.")
+    model = load_model(open_checkpoint(folder, weights=True), dtype=dtype, device="cpu")
+    found = logits_of(model, tuned.probe)
+    refuse_other(found, tuned.logits, tuned.dtype, "Stock transformers, loading what was written, gives")

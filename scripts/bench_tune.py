@@ -1,0 +1,178 @@
+"""What each level of `ropecli tune` is worth on the demo checkpoint, against YaRN's own constants and full fine-tuning.
+
+    python scripts/bench_tune.py RESULTS.json                      # every cell; one that is there is not measured again
+    python scripts/bench_tune.py RESULTS.json --factors 4 --seeds 0
+    python scripts/bench_tune.py RESULTS.json --table              # what is there, as a table in Markdown
+
+All levels calibrate on the same documents of demo-train; perplexity is of the held-out demo documents, the same 128
+last tokens of each read with the pretraining window and with the target. `full` trains all parameters by the same loop
+on the same sequences. Seconds are wall time of the tuning alone, on a machine that other jobs may share.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ropecli
+from ropecli.checkpoint.in_memory import live_patch
+from ropecli.data.documents import Documents
+from ropecli.evaluate.perplexity import evaluate_perplexity
+from ropecli.evaluate.progress import Progress
+from ropecli.evaluate.protocols import Protocol
+from ropecli.evaluate.tally import Row, paired_change
+from ropecli.tune.calibration import Calibration, read_calibration
+from ropecli.tune.judge import Judge
+from ropecli.tune.run import Breeding, Run, Settings
+from ropecli.tune.training import Schedule, learn
+from ropecli.tune.tuning import tune
+
+WINDOW, TARGETS, HELD_OUT = 256, 128, 32
+LEVELS = ("base", "yarn", "grid", "heads", "lora", "search", "full")
+FULL_RATE = 5e-4
+ITERATIONS = 8
+"""Of the search: with as many it takes about the seconds that `heads` does; 40 are published."""
+
+
+def held_out(tokenizer: Any, target: int) -> Documents:
+    return ropecli.read_documents(ropecli.read_texts("demo"), tokenizer, target, most=HELD_OUT, cut=target)
+
+
+def calibration(tokenizer: Any, target: int, seed: int, sequences: int | None = None) -> Calibration:
+    return read_calibration("demo-train", tokenizer, target, most=sequences or 416, seed=seed)
+
+
+def measured(model: Any, documents: Documents, target: int) -> list[Row]:
+    lengths = sorted({WINDOW, target})
+    return evaluate_perplexity(model, documents, lengths, protocol=Protocol("tail", targets=TARGETS))
+
+
+def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str, Any]:
+    """A cell of the table: rows at the window and the target, seconds, numbers learned."""
+    torch.manual_seed(seed)
+    checkpoint = ropecli.open_checkpoint("demo")
+    tokenizer = ropecli.load_tokenizer(checkpoint)
+    target = round(WINDOW * factor)
+    documents, model = held_out(tokenizer, target), ropecli.load_model(checkpoint, dtype="float32", device="cpu")
+    plain = ropecli.make_plan(checkpoint, ropecli.ScalingSpec("yarn", factor))
+    learned, step, params = 0, 0, {}
+    begun = time.perf_counter()
+    if level == "yarn":
+        live_patch(model, plain.ropes)
+    elif level != "base":
+        given = calibration(tokenizer, target, seed, sequences)
+        judge = Judge(given.judged, WINDOW, target, 0.25, TARGETS, Progress())
+        begun = time.perf_counter()
+        if level == "full":
+            live_patch(model, plain.ropes)
+            start = judge.score(model, "0")
+            schedule = Schedule(rates=(FULL_RATE,), seed=seed)
+            best = learn(
+                model,
+                [list(model.parameters())],
+                given.sequences,
+                judge,
+                schedule,
+                name="full",
+                begun=start,
+                state=None,
+                on_look=lambda *look: None,
+            )
+            learned, step = sum(parameter.numel() for parameter in model.parameters()), best.step
+        else:
+            breeding = Breeding(iterations=ITERATIONS)
+            settings = Settings(level=level, schedule=Schedule(seed=seed), breeding=breeding, seed=seed)
+            tuned = tune(Run(checkpoint, model, factor, judge, given.sequences, settings))
+            learned, step = tuned.learned, tuned.step
+            found = tuned.plan.spec.params
+            params = {key: value for key, value in found.items() if not isinstance(value, list)}
+            learned = learned or sum(len(value) if isinstance(value, list) else 1 for value in found.values())
+    seconds = time.perf_counter() - begun
+    rows = [
+        {key: value for key, value in vars(row).items() if key != "by_context"}
+        for row in measured(model, documents, target)
+    ]
+    return {
+        "level": level,
+        "factor": factor,
+        "seed": seed,
+        "sequences": sequences,
+        "seconds": seconds,
+        "learned": learned,
+        "step": step,
+        "params": params,
+        "rows": rows,
+    }
+
+
+def key(level: str, factor: float, seed: int, sequences: int | None) -> str:
+    few = "" if sequences is None else f" of {sequences}"
+    return f"{level} ×{factor:g} seed {seed}{few}"
+
+
+def table(found: dict[str, Any]) -> str:
+    """Means over seeds; changes against the untouched base at its own window on the same tokens, paired by document."""
+    lines = ["| factor | tuned | numbers learned | seconds | at 256 | at the target | target against base at 256 |"]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for few in sorted({cell["sequences"] for cell in found.values()}, key=lambda count: count or 0):
+        cells_of = [cell for cell in found.values() if cell["sequences"] == few]
+        for factor in sorted({cell["factor"] for cell in cells_of}):
+            base = next((cell for cell in cells_of if cell["level"] == "base" and cell["factor"] == factor), None)
+            for level in LEVELS:
+                cells = [cell for cell in cells_of if (cell["level"], cell["factor"]) == (level, factor)]
+                if cells and level != "base":
+                    lines.append(_line(cells, base, few))
+    return "\n".join(lines)
+
+
+def _line(cells: list[dict[str, Any]], base: dict[str, Any] | None, few: int | None) -> str:
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    first = cells[0]
+    change = ""
+    if base is not None:
+        rows = [paired_change(_row(cell["rows"][-1]), _row(base["rows"][0])) for cell in cells]
+        low, high = (mean([getattr(one, end) for one in rows]) for end in ("low", "high"))
+        change = f"{mean([one.change for one in rows]):+.1%} ({low:+.1%} to {high:+.1%})"
+    name = first["level"] + (f", {few} sequences" if few else "")
+    short, long = (mean([cell["rows"][at]["ppl"] for cell in cells]) for at in (0, -1))
+    seconds = mean([cell["seconds"] for cell in cells])
+    shown = [f"×{first['factor']:g}", name, f"{first['learned']:,}", f"{seconds:.0f}", f"{short:.2f}", f"{long:.2f}"]
+    return f"| {' | '.join([*shown, change])} |"
+
+
+def _row(values: dict[str, Any]) -> Row:
+    return Row(**{**values, **{name: tuple(values[name]) for name in ("document_nll", "document_weights")}})
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("results", type=Path)
+    asked.add_argument("--factors", default="4,8")
+    asked.add_argument("--seeds", default="0,1,2")
+    asked.add_argument("--levels", default=",".join(LEVELS))
+    asked.add_argument("--sequences", type=int, help="calibrate on so many sequences in all")
+    asked.add_argument("--table", action="store_true")
+    options = asked.parse_args()
+    found = json.loads(options.results.read_text()) if options.results.exists() else {}
+    if not options.table:
+        for seed in map(int, options.seeds.split(",")):
+            for factor in map(float, options.factors.split(",")):
+                for level in options.levels.split(","):
+                    if level in ("base", "yarn") and seed:
+                        continue  # nothing is drawn there
+                    name = key(level, factor, seed, options.sequences)
+                    if name not in found:
+                        found[name] = one(level, factor, seed, options.sequences)
+                        options.results.write_text(json.dumps(found, indent=1))
+                        ends = [f"{row['ppl']:.3f}" for row in found[name]["rows"]]
+                        print(name, ends, f"{found[name]['seconds']:.0f} s", found[name]["params"], flush=True)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

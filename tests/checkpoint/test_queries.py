@@ -1,0 +1,126 @@
+"""The rows that give the queries, held against each architecture's own layout, written down by hand."""
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+
+from ropecli.checkpoint.queries import find_queries
+from ropecli.errors import PatchError
+
+LATENT = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 24,
+    "num_key_value_heads": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+
+
+def halves(starts, pairs):
+    """Pair i of the head that begins at each start is the rows (start + i, start + pairs + i)."""
+    first = torch.tensor([[start + pair for pair in range(pairs)] for start in starts])
+    return torch.stack([first, first + pairs])
+
+
+def neighbours(starts, pairs):
+    first = torch.tensor([[start + 2 * pair for pair in range(pairs)] for start in starts])
+    return torch.stack([first, first + 1])
+
+
+# model type, settings, module, rows; two heads, four of mistral's
+KNOWN = {
+    "llama": ({"head_dim": 32}, "self_attn.q_proj", halves([0, 32], 16)),
+    "mistral": (
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16},
+        "self_attn.q_proj",
+        halves([0, 16, 32, 48], 8),
+    ),
+    # queries, keys and values one below the other; the first half of each head turns
+    "phi3": (PARTIAL, "self_attn.qkv_proj", halves([0, 32], 8)),
+    # head by head its query, key and value; a quarter of each turns
+    "gpt_neox": ({"rotary_pct": 0.25}, "attention.query_key_value", halves([0, 96], 4)),
+    "cohere": ({}, "self_attn.q_proj", neighbours([0, 32], 16)),
+    "glm": ({"head_dim": 32}, "self_attn.q_proj", neighbours([0, 32], 8)),
+    # of each head 12 rows that stand still, then 8 that turn, which transformers takes apart by neighbours
+    "deepseek_v3": (LATENT, "self_attn.q_b_proj", neighbours([12, 32], 4)),
+    "qwen3": ({"head_dim": 32}, "self_attn.q_norm", halves([0, 0], 16)),
+    "olmo2": ({}, "self_attn.q_norm", halves([0, 32], 16)),
+}
+
+
+def load(folder, **options):
+    """With uneven weights: a norm that multiplies by 1 would commute with a rotation."""
+    model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + 0.2 * torch.randn_like(parameter)).add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("model_type", KNOWN)
+def test_the_rows_are_those_of_the_architecture(build, model_type):
+    settings, module, rows = KNOWN[model_type]
+    found = find_queries(load(build(model_type, **settings)), {None})
+    assert len(found) == 2
+    for layer, queries in enumerate(found):
+        assert queries.name.endswith(f"layers.{layer}.{module}")
+        assert torch.equal(queries.rows, rows)
+        assert queries.projection == ("norm" not in module)
+        assert queries.shared == (model_type == "qwen3")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("model_type", ["llama", "deepseek_v3", "qwen3"])
+def test_half_precision_finds_the_same(build, model_type, dtype):
+    settings, _, rows = KNOWN[model_type]
+    assert torch.equal(find_queries(load(build(model_type, **settings), dtype=dtype), {None})[0].rows, rows)
+
+
+def test_of_layer_types_only_those_that_are_asked_for(build):
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "head_dim": 32}
+    model = load(build("gemma3_text", **kinds))
+    for label, layer in (("sliding_attention", 0), ("full_attention", 1)):
+        assert [one.name for one in find_queries(model, {label})] == [f"model.layers.{layer}.self_attn.q_norm"]
+    assert len(find_queries(model, {"sliding_attention", "full_attention"})) == 2
+
+
+def test_layers_without_positions_are_passed_over(build):
+    model = load(build("smollm3", no_rope_layers=[0, 1]))
+    assert [one.name for one in find_queries(model, {None})] == ["model.layers.1.self_attn.q_proj"]
+
+
+def test_one_projection_of_several_layers_is_refused(llama):
+    model = load(llama)
+    model.model.layers[1].self_attn.q_proj = model.model.layers[0].self_attn.q_proj
+    with pytest.raises(PatchError, match="share the projection"):
+        find_queries(model, {None})
+
+
+def test_what_changes_the_queries_in_between_is_noticed(llama):
+    model = load(llama)
+    for layer in model.model.layers:
+        norm = torch.nn.RMSNorm(32, elementwise_affine=False)
+        layer.self_attn.q_proj = torch.nn.Sequential(layer.self_attn.q_proj, torch.nn.Unflatten(-1, (-1, 32)), norm)
+    with pytest.raises(PatchError, match=r"Layer 0 \(LlamaAttention\): its queries do not come unchanged"):
+        find_queries(model, {None})
+
+
+def test_the_model_is_left_as_it_was(llama):
+    model, ids = load(llama).train(), torch.arange(12)[None]
+    names = set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits
+        find_queries(model, {None})
+        torch.testing.assert_close(model(ids, use_cache=False).logits, logits, rtol=0, atol=0)
+    assert (set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)) == names
+    assert model.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

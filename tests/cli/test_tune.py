@@ -1,0 +1,454 @@
+"""`ropecli tune`: every level from the command line to a folder that stock transformers loads; what is refused; what is
+kept of a run that was stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+FEW = ["--points", 3, "--steps", 4, "--batch-size", 2, "--max-documents", 10, "--targets", 16]
+SMALL_SEARCH = ["--level", "search", "--population", 4, "--iterations", 1]
+TIMES = ("seconds", "command")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Two threads on two cores that others use take longer than one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def arguments(llama, corpus):
+    def make(output, *options, checkpoint=llama, data=corpus, factor=2):
+        fixed = ["tune", checkpoint, "--data", data, "--factor", factor, "--device", "cpu", *FEW]
+        return [*map(str, [*fixed, "--output", output, *options])]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, llama, corpus, one_thread):
+    """tuned(level) -> the folder that a level gave, and what the command printed; made once."""
+    from typer.testing import CliRunner
+
+    from ropecli.cli.app import app
+
+    found = {}
+
+    def make(level):
+        if level not in found:
+            output = tmp_path_factory.mktemp(level) / "out"
+            search = SMALL_SEARCH[2:] if level == "search" else []
+            fixed = ["tune", llama, "--data", corpus, "--factor", 2, "--level", level, "--device", "cpu", *FEW, *search]
+            result = CliRunner().invoke(app, [*map(str, [*fixed, "--output", output])], env={"COLUMNS": "200"})
+            assert result.exit_code == 0, result.output
+            found[level] = output, (result.stdout, result.stderr)
+        return found[level]
+
+    return make
+
+
+def started(arguments):
+    command = [sys.executable, "-m", "ropecli", *arguments]
+    one = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=one)
+
+
+def without_times(value):
+    if isinstance(value, dict):
+        return {key: without_times(one) for key, one in value.items() if key not in TIMES}
+    return [without_times(one) for one in value] if isinstance(value, list) else value
+
+
+def read_report(folder):
+    return json.loads((folder / "tune.json").read_text())
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def refused(outcome, *expected):
+    """One message, and nothing but it."""
+    assert (outcome.code, outcome.out) == (2, "")
+    message = " ".join(outcome.err.split())
+    for text in expected:
+        assert text in message
+    assert sum(line.startswith("error:") for line in outcome.err.splitlines()) == 1
+    assert "Traceback" not in message
+
+
+def logits(folder, scaling=None):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = torch.arange(1, 101)[None]
+    with torch.inference_mode():
+        return model(ids).logits
+
+
+LEVELS = ["grid", "heads", "lora", "search"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_level_from_end_to_end(tuned, llama, level):
+    folder, (out, err) = tuned(level)
+    report = read_report(folder)
+    method = "longrope" if level == "search" else "yarn"
+    assert (report["level"], report["method"], report["factor"], report["target_length"]) == (level, method, 2.0, 128)
+    assert report["seconds"] == pytest.approx(sum(point["seconds"] for point in report["points"]))
+    record = yaml.safe_load((folder / "ropecli.yaml").read_text())
+    assert record["scaling"]["method"] == method
+    assert record["tuned"]["level"] == level
+    assert record["tuned"]["weights_changed"] == (report["step"] > 0)
+    assert json.loads((folder / "config.json").read_text())["rope_parameters"]["rope_type"] == method
+    expected = {path.name for path in llama.iterdir()} | {"ropecli.yaml", "tune.json"}
+    assert set(names(folder)) == expected | ({"factors.json"} if level == "search" else set())
+    assert names(folder.parent) == ["out"]
+    assert f"{llama} → {folder}: {method} ×2, 128 tokens" in out
+    assert "proved: 1 live rotary table agrees" in out
+    assert f"ropecli eval-ppl {folder} --baseline {llama}" in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_weights_are_rewritten_only_where_something_was_learned(tuned, llama, level):
+    folder, _ = tuned(level)
+    report = read_report(folder)
+    before, after = (load_file(one / "model.safetensors") for one in (llama, folder))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    linked = (folder / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
+    if level in ("heads", "lora"):
+        assert report["step"] > 0, "the test wants a level that learned"
+        letters = ("q_proj",) if level == "heads" else ("q_proj", "k_proj")
+        assert changed == {name for name in before if any(letter in name for letter in letters)}
+    else:
+        assert linked
+    assert linked == (not changed)
+
+
+def test_the_report_is_what_the_judge_measured(tuned, llama, corpus):
+    """Measured again, by the API alone, on the judge's documents."""
+    import ropecli
+    from ropecli.checkpoint.plan import make_plan
+    from ropecli.evaluate.comparison import compare_methods
+    from ropecli.evaluate.loading import load_model, load_tokenizer
+    from ropecli.evaluate.protocols import Protocol
+    from ropecli.rope import ScalingSpec
+    from ropecli.tune.calibration import read_calibration
+
+    folder, (out, _) = tuned("heads")
+    report = read_report(folder)
+    checkpoint, written = ropecli.open_checkpoint(llama), ropecli.open_checkpoint(folder)
+    judged = read_calibration(str(corpus), load_tokenizer(checkpoint), 128, most=10, seed=0).judged
+    plans = [make_plan(checkpoint, ScalingSpec(method, 2.0)) for method in ("none", "yarn")]
+    best = make_plan(checkpoint, ScalingSpec("yarn", 2.0, report["params"]))
+    how = {"protocol": Protocol("tail", targets=16)}
+    model = load_model(checkpoint, device="cpu")
+    results = compare_methods(model, [*plans, best], judged, [64, 128], **how)
+    results += compare_methods(load_model(written, device="cpu"), [None], judged, [64, 128], **how)
+    for name, rows in zip(("base", "plain", "begun", "score"), results, strict=True):
+        assert [rows[0].nll, rows[1].nll] == pytest.approx([report[name]["window"], report[name]["target"]], rel=1e-5)
+        assert f"{rows[1].ppl:.2f}" in out
+    assert report["begun"]["objective"] <= report["plain"]["objective"]
+    assert report["score"]["objective"] <= report["begun"]["objective"]
+
+
+def test_progress_is_a_line_a_round_where_no_bar_is_seen(tuned):
+    _, (_, err) = tuned("heads")
+    lines = [line for line in err.splitlines() if line.startswith(("grid", "heads"))]
+    assert [line.split(":")[0] for line in lines] == [
+        "grid, 2 documents, 3 points",
+        "heads, step 4",
+        "heads",
+    ]
+    assert "at 64 and" in lines[0]
+    assert "yarn ×2" in lines[0]
+
+
+def test_the_factors_of_a_search_are_a_file_for_longrope(tuned, ropecli, llama, tmp_path):
+    folder, _ = tuned("search")
+    options = ["--method", "longrope", "--factor", 2, "--factors-file", folder / "factors.json"]
+    assert ropecli("patch", llama, *options, "--output", tmp_path / "out").code == 0
+    configs = [json.loads((one / "config.json").read_text()) for one in (folder, tmp_path / "out")]
+    assert configs[0] == configs[1]
+    assert torch.equal(logits(folder), logits(tmp_path / "out"))
+
+
+def test_json_is_the_report(ropecli, arguments, tmp_path):
+    outcome = ropecli(*arguments(tmp_path / "out", "--level", "grid", "--methods", "ntk,yarn", "--json"))
+    report = json.loads(outcome.out)
+    assert report == read_report(tmp_path / "out")
+    assert {point["method"] for point in report["points"]} == {"ntk", "yarn"}
+    assert report["settings"]["methods"] == ["ntk", "yarn"]
+    assert report["command"][:2] == ["ropecli", "tune"]
+
+
+def test_at_factor_one_the_window_alone_is_measured(ropecli, arguments, tmp_path):
+    outcome = ropecli(*arguments(tmp_path / "out", "--level", "grid", factor=1))
+    assert outcome.code == 0, outcome.err
+    report = read_report(tmp_path / "out")
+    assert report["target_length"] == 64
+    assert report["base"]["window"] == report["base"]["target"]
+    assert "at 64" in outcome.out
+
+
+def test_a_seed_gives_the_same_again(tuned, ropecli, arguments, tmp_path):
+    assert ropecli(*arguments(tmp_path / "again", "--level", "lora")).code == 0
+    folder, _ = tuned("lora")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert without_times(read_report(tmp_path / "again")) == without_times(read_report(folder))
+
+
+def test_where_nothing_better_is_learned_the_constants_alone_are_written(
+    ropecli, arguments, llama, tmp_path, monkeypatch
+):
+    from ropecli.tune import heads
+
+    monkeypatch.setattr(heads, "_RATES", (0.0, 0.0))
+    outcome = ropecli(*arguments(tmp_path / "out"))
+    assert outcome.code == 0, outcome.err
+    assert "heads found nothing better than the best constants: these alone are written." in outcome.out
+    assert read_report(tmp_path / "out")["step"] == 0
+    assert (tmp_path / "out" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
+
+
+# What was written, and the other commands.
+
+
+def test_inspect_tells_of_the_scaling(tuned, ropecli):
+    folder, _ = tuned("heads")
+    outcome = ropecli("inspect", folder)
+    assert outcome.code == 0
+    assert "yarn ×2" in outcome.out
+
+
+def test_tuned_weights_are_not_reverted_and_not_tuned_again(tuned, ropecli, arguments, llama, tmp_path):
+    folder, _ = tuned("heads")
+    refused(ropecli("patch", folder, "--revert", "-o", tmp_path / "out"), "changed the weights", str(llama))
+    refused(ropecli(*arguments(tmp_path / "out", checkpoint=folder)), "was tuned already", str(llama))
+    # nor by way of another patch
+    assert ropecli("patch", folder, "-m", "ntk", "--factor", 2, "-o", tmp_path / "patched").code == 0
+    refused(
+        ropecli("patch", tmp_path / "patched", "--revert", "-o", tmp_path / "out"), "changed the weights", str(llama)
+    )
+    assert "tune.json" not in names(tmp_path / "patched")
+
+
+def test_tuned_constants_are_reverted_and_tuned_again(tuned, ropecli, arguments, llama, tmp_path):
+    folder, _ = tuned("search")
+    assert ropecli("patch", folder, "--revert", "-o", tmp_path / "back").code == 0
+    assert names(tmp_path / "back") == names(llama)
+    assert (tmp_path / "back" / "config.json").read_text() == (llama / "config.json").read_text()
+    assert ropecli(*arguments(tmp_path / "again", "--level", "grid", checkpoint=folder)).code == 0
+    assert ropecli(*arguments(tmp_path / "fresh", "--level", "grid")).code == 0
+    assert "factors.json" not in names(tmp_path / "again")
+    reports = [read_report(tmp_path / name) for name in ("again", "fresh")]
+    assert [report["base"] for report in reports] == [reports[0]["base"]] * 2
+    assert [report["score"] for report in reports] == [reports[0]["score"]] * 2
+
+
+# What is refused.
+
+WRONG = {
+    "a level that is not known": (["--level", "head"], "--level is 'head'", "'heads'"),
+    "a method that is not known": (["--methods", "jarn"], "'jarn'", "'yarn'"),
+    "a method of other distances": (["--methods", "yarn,rerope"], "rerope cannot be tuned"),
+    "a method that follows the length": (["--methods", "dynamic"], "dynamic cannot be tuned"),
+    "a method that lacks numbers": (["--methods", "longrope"], "longrope cannot be tuned"),
+    "no method": (["--methods", ","], "no method"),
+    "held-out text": (["--data", "demo"], "'demo' is the held-out text", "demo-train"),
+    "data that are not there": (["--data", "no/such/thing"], "No file or folder no/such/thing"),
+    "a factor below one": (["--factor", "0.5"], "0.5"),
+    "a target that no document has": (["--factor", "400"], "25600 tokens", "Ask for fewer"),
+    "too few documents": (["--max-documents", "3"], "documents of 128 tokens", "at least 4"),
+    "a rank that is too large": (["--rank", "9"], "--rank is 9", "from 1 to 8"),
+    "more targets than the window has": (["--targets", "64"], "64 target tokens"),
+    "a weight that is no number": (["--short-weight", "nan"], "--short-weight is nan"),
+    "a weight below zero": (["--short-weight", "-1"], "--short-weight is -1"),
+    "weights that are neither": (["--weights", "move"], "--weights is 'move'"),
+    "a dtype that is not known": (["--dtype", "int8"], "--dtype is 'int8'"),
+    "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'"),
+    "a device that is not there": (["--device", "tpu"], "tpu"),
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), [(one[0], one[1:]) for one in WRONG.values()], ids=WRONG.keys())
+def test_what_is_wrong_is_one_message(ropecli, arguments, tmp_path, options, expected):
+    refused(ropecli(*arguments(tmp_path / "out", *options)), *expected)
+    assert names(tmp_path) == []
+
+
+def test_an_output_that_exists_is_left_alone(ropecli, arguments, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    refused(ropecli(*arguments(tmp_path / "out")), "exists and is not empty")
+    assert names(tmp_path / "out") == ["mine"]
+
+
+def test_quantised_weights_can_hold_nothing_more(ropecli, arguments, edited, llama, tmp_path):
+    folder = edited(llama, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    for level in ("heads", "lora"):
+        outcome = ropecli(*arguments(tmp_path / "out", "--level", level, checkpoint=folder))
+        refused(outcome, "are quantised", "--level grid")
+
+
+def test_heads_that_cannot_be_folded_are_refused_before_the_search(ropecli, arguments, build, tmp_path):
+    falcon = build("falcon", alibi=False, new_decoder_architecture=False, multi_query=True)
+    outcome = ropecli(*arguments(tmp_path / "out", checkpoint=falcon))
+    refused(outcome, "--level heads cannot be had", "falcon", "--level grid", "--level lora")
+    assert "documents" not in outcome.err
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small file system")
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_full_disk_is_one_message_and_the_run_can_be_gone_on_with(ropecli, arguments, llama, tmp_path, share):
+    """Full while it measures, or while it writes the weights."""
+    small = tmp_path / "small"
+    small.mkdir()
+    size = max(8192, int(share * (llama / "model.safetensors").stat().st_size))
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount here")
+    try:
+        refused(ropecli(*arguments(small / "out")), "could not be written")
+        assert not (small / "out").exists()
+        assert not list(small.glob(".out.partial-*"))
+        larger = ["mount", "-o", f"remount,size={2**26}", small]
+        subprocess.run(larger, check=True, capture_output=True)
+        assert ropecli(*arguments(small / "out", "--resume")).code == 0
+        assert names(small) == ["out"]
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+# What is kept.
+
+
+@pytest.fixture
+def stopped(ropecli, arguments, monkeypatch):
+    """stopped(after, output, ...) -> a run that Ctrl-C ends after so many documents."""
+    from ropecli.evaluate.progress import Progress
+
+    def run(after, output, *options):
+        add = Progress.add
+
+        def adding(self, *values):
+            add(self, *values)
+            nonlocal after
+            after -= 1
+            if not after:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Progress, "add", adding)
+            return ropecli(*arguments(output, *options))
+
+    return run
+
+
+@pytest.mark.parametrize(("level", "after"), [("heads", 3), ("heads", 9), ("heads", 13), ("search", 9)])
+def test_an_interrupted_run_is_gone_on_with(tuned, ropecli, arguments, stopped, tmp_path, level, after):
+    """Stopped in the measuring of the plain patch, in the grid, in the training, in the search."""
+    options = ["--level", level, *(SMALL_SEARCH[2:] if level == "search" else [])]
+    outcome = stopped(after, tmp_path / "out", *options)
+    assert outcome.code == 130
+    assert "the same command with --resume goes on from it" in " ".join(outcome.err.split())
+    assert names(tmp_path) == ["out.progress-0", "out.state"]
+    refused(ropecli(*arguments(tmp_path / "out", *options)), "was interrupted", "--resume")
+    assert ropecli(*arguments(tmp_path / "out", *options, "--resume")).code == 0
+    assert names(tmp_path) == ["out"]
+    whole, _ = tuned(level)
+    assert without_times(read_report(tmp_path / "out")) == without_times(read_report(whole))
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_another_request_is_refused(ropecli, arguments, stopped, tmp_path):
+    stopped(9, tmp_path / "out")
+    for change, named in ((["--steps", 5], "steps: 4 then, 5 now"), (["--short-weight", 1], "short_weight: 0.25 then")):
+        refused(ropecli(*arguments(tmp_path / "out", "--resume", *change)), named)
+    # what is learned does not go over to another request either, when its measurements are removed
+    (tmp_path / "out.progress-0").unlink()
+    refused(ropecli(*arguments(tmp_path / "out")), "out.state is left of a run that was interrupted")
+    refused(ropecli(*arguments(tmp_path / "out", "--resume", "--steps", 5)), "out.state is of another request")
+    assert ropecli(*arguments(tmp_path / "out", "--resume")).code == 0
+    assert names(tmp_path) == ["out"]
+
+
+def test_points_that_were_measured_before_keep_their_seconds(ropecli, arguments, stopped, tmp_path):
+    stopped(13, tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "out.state" / "points.jsonl").read_text().splitlines()]
+    assert ropecli(*arguments(tmp_path / "out", "--resume")).code == 0
+    assert read_report(tmp_path / "out")["points"][: len(lines) - 1] == lines[1:]
+    assert len(lines) > 3
+
+
+def test_sigterm_is_obeyed_and_killed_runs_go_on_to_the_same_weights(ropecli, arguments, tmp_path):
+    """Terminated in the training, then killed later in it: the result is that of an uninterrupted run, to the bit."""
+    long = ["--steps", 60, "--points", 1]
+    assert ropecli(*arguments(tmp_path / "whole", *long)).code == 0
+    output = tmp_path / "out"
+    for number, step, code in ((signal.SIGTERM, 10, 143), (signal.SIGKILL, 20, -signal.SIGKILL)):
+        process = started(arguments(output, *long, "--resume"))
+        state = tmp_path / "out.state" / "training.pt"
+        while process.poll() is None and not (state.exists() and torch.load(state)["step"] >= step):
+            time.sleep(0.01)
+        assert process.poll() is None, f"ended too soon: {process.stderr.read()}"
+        process.send_signal(number)
+        _, said = process.communicate()
+        assert process.returncode == code
+        assert ("the same command with --resume goes on from it" in " ".join(said.split())) == (code == 143)
+        assert not output.exists()
+    # cut short within a line
+    with (tmp_path / "out.progress-0").open("ab") as file:
+        file.write(b'{"part": "heads 4')
+    assert ropecli(*arguments(output, *long, "--resume")).code == 0
+    assert (output / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert without_times(read_report(output)) == without_times(read_report(tmp_path / "whole"))
+    assert names(tmp_path) == ["out", "whole"]
+
+
+def test_a_state_that_is_damaged_is_said(ropecli, arguments, stopped, tmp_path):
+    stopped(13, tmp_path / "out")
+    (tmp_path / "out.state" / "training.pt").write_bytes(b"no state")
+    refused(ropecli(*arguments(tmp_path / "out", "--resume")), "training.pt cannot be gone on with", "Remove it")
+
+
+# From Python.
+
+
+def test_the_api_gives_the_plan_and_the_report(tuned, llama, corpus, tmp_path):
+    import ropecli
+    import ropecli.tune.run  # the package is of the same name as no function
+
+    assert ropecli.tune.__name__ == "ropecli.tune"
+    settings = ropecli.tune_settings("heads", points=3, steps=4, batch_size=2)
+    points = []
+    result = ropecli.tune_checkpoint(
+        ropecli.open_checkpoint(llama),
+        2.0,
+        str(corpus),
+        settings,
+        device="cpu",
+        max_documents=10,
+        targets=16,
+        on_point=points.append,
+    )
+    assert result.plan.spec.method == "yarn"
+    assert isinstance(result.report, ropecli.TuneReport)
+    assert points == result.report.points
+    assert ropecli.write_tuned(result, tmp_path / "out") == 1
+    folder, _ = tuned("heads")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert without_times(read_report(tmp_path / "out")) == without_times(read_report(folder))

@@ -1,0 +1,114 @@
+"""LongRoPE's search: what it may draw, from what it begins, and how many it measures."""
+
+import numpy as np
+import pytest
+
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry, ScalingSpec
+from ropecli.scaling.registry import scale
+from ropecli.tune import breeding
+from ropecli.tune.breeding import breed
+from ropecli.tune.run import Breeding
+
+GEOMETRY = RopeGeometry(128, 128, 10000.0, 4096)
+
+
+def sound(factors, factor):
+    values = np.array(factors)
+    return (
+        (np.diff(values) >= 0).all()
+        and values[0] >= 1
+        and values[-1] <= 1.25 * factor + 1e-9
+        and np.allclose(values * 100, np.round(values * 100))
+    )
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 7.3, 32.0])
+def test_all_that_is_drawn_never_falls_and_keeps_its_bounds(factor):
+    drawing = np.random.default_rng(0)
+    first = breeding._first(GEOMETRY, factor, 24, drawing)
+    assert len(first) == 24
+    everyone = [*first]
+    for _ in range(40):
+        parents = everyone[-24:]
+        everyone += [breeding._mutated(parents[drawing.integers(24)], factor, drawing) for _ in range(3)]
+        everyone += [breeding._crossed(parents, factor, drawing) for _ in range(3)]
+    assert all(sound(one, factor) for one in everyone)
+    assert len(set(everyone)) > (20 if factor == 1 else 150)
+
+
+def test_it_begins_with_interpolation_ntk_and_yarn():
+    first = breeding._first(GEOMETRY, 4.0, 64, np.random.default_rng(0))
+    assert first[0] == (4.0,) * 64
+    for one, method in zip(first[1:3], ("ntk", "yarn"), strict=True):
+        known = GEOMETRY.inv_freq() / scale(GEOMETRY, ScalingSpec(method, 4.0)).inv_freq
+        np.testing.assert_allclose(one, known, atol=0.0051)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_small_population_begins_with_as_many(size):
+    assert len(breeding._first(GEOMETRY, 4.0, size, np.random.default_rng(0))) == size
+
+
+def test_a_geometry_that_only_interpolation_fits():
+    quick = RopeGeometry(2, 2, 10.0, 10**6)  # one pair, which turns very often in its window
+    for method in ("ntk", "yarn"):
+        with pytest.raises(MethodError):
+            scale(quick, ScalingSpec(method, 4.0))
+    first = breeding._first(quick, 4.0, 6, np.random.default_rng(0))
+    assert len(first) == 6
+    assert all(sound(one, 4.0) for one in first)
+
+
+def test_a_child_has_every_factor_from_a_parent():
+    drawing = np.random.default_rng(1)
+    parents = [(1.0, 2.0, 3.0, 4.0), (1.5, 1.5, 3.5, 3.5)]
+    for _ in range(50):
+        child = breeding._crossed(parents, 4.0, drawing)
+        assert all(value in pair for value, *pair in zip(child, *parents, strict=True))
+
+
+def test_parents_that_hardly_cross_still_give_a_sound_child():
+    """Sixty-four factors of two parents that lie apart: a child by chance alone would fall somewhere."""
+    low, high = (tuple(np.linspace(*ends, 64).round(2).tolist()) for ends in ((1, 2), (3, 5)))
+    for seed in range(20):
+        child = breeding._crossed([low, high], 4.0, np.random.default_rng(seed))
+        assert sound(child, 4.0)
+        assert set(child) <= {*low, *high}
+
+
+def test_a_mutant_differs_in_some_factors():
+    parent = breeding._first(GEOMETRY, 8.0, 2, np.random.default_rng(0))[1]
+    child = breeding._mutated(parent, 8.0, np.random.default_rng(3))
+    assert 0 < sum(one != other for one, other in zip(child, parent, strict=True)) < 40
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [
+        (Breeding(population=4, iterations=2, mutations=2, crossovers=2, parents=8, documents=2), 12),
+        (Breeding(population=2, iterations=0, documents=1), 2),
+        (Breeding(population=3, iterations=1, mutations=0, crossovers=0, documents=1), 3),
+    ],
+)
+def test_it_finds_the_best_that_it_measured(llama, make_run, sizes, most):
+    points = []
+    plan = breed(run := make_run(llama, level="search", breeding=sizes, on_point=points.append))
+    assert 0 < len(points) <= most
+    assert len({str(point.params) for point in points}) == len(points)
+    assert {point.score.documents for point in points} == {sizes.documents}
+    assert {point.step for point in points} <= set(range(sizes.iterations + 1))
+    best = min(points, key=lambda point: point.score.objective)
+    assert plan.spec.params == best.params
+    rope = plan.ropes[None]
+    assert sound(rope.spec.params["long_factor"], 2.0)
+    assert rope.spec.params["short_factor"] == rope.spec.params["long_factor"]
+    again = breed(make_run(llama, level="search", breeding=sizes))
+    assert again.spec == plan.spec
+    assert run.model.model.rotary_emb.inv_freq[1] == pytest.approx(rope.geometry.inv_freq()[1])  # left as it was
+
+
+@pytest.mark.parametrize("name", ["population", "parents", "documents"])
+def test_sizes_of_nothing_are_refused(name):
+    with pytest.raises(MethodError, match=name):
+        Breeding(**{name: 0})

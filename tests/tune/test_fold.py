@@ -1,0 +1,322 @@
+"""Gains and phases on really loaded models: live, folded into the weights, and as stock transformers loads them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
+
+from ropecli.checkpoint.in_memory import live_patch
+from ropecli.checkpoint.plan import make_plan
+from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.errors import PatchError, ProofError
+from ropecli.rope import ScalingSpec
+from ropecli.tune.folding import find_stored
+from ropecli.tune.gains import HeadGains
+from ropecli.tune.proof import difference, logits_of, refuse_other
+from ropecli.tune.record import Score
+from ropecli.tune.run import finish_learned, probe_of
+from ropecli.tune.training import Learned
+from ropecli.tune.tuning import tune, tuned_to
+
+GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ONE_OF_EACH = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+LATENT = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 24,
+    "num_key_value_heads": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+# by name: the model type, its settings, and how many gains and phases there are in all
+MODELS = {
+    "llama": ("llama", {"head_dim": 32}, 64, 64),
+    "tied embeddings": ("llama", {"head_dim": 32, "tie_word_embeddings": True}, 64, 64),
+    "grouped queries": ("mistral", {**GROUPED, "sliding_window": None}, 64, 64),
+    "sliding window": ("mistral", {**GROUPED, "sliding_window": 4096}, 64, 64),
+    "bias": ("qwen2", GROUPED, 64, 64),
+    "fused, partial": ("phi3", PARTIAL, 32, 32),
+    "fused by heads, partial, bias": ("gpt_neox", {"rotary_pct": 0.5}, 32, 32),
+    "interleaved": ("cohere", {}, 64, 64),
+    "interleaved, partial": ("glm", {"head_dim": 32}, 32, 32),
+    "latent": ("deepseek_v3", LATENT, 32, 32),
+    "latent, no q_lora": ("deepseek_v3", {**LATENT, "q_lora_rank": None}, 32, 32),
+    "latent, interleaved": ("deepseek_v2", LATENT, 32, 32),
+    "sinks": ("gpt_oss", {"head_dim": 32, **DEFAULT, **EXPERTS}, 64, 64),
+    "norm of each head": ("qwen3", GROUPED, 16, 0),
+    "norm, weight + 1, one layer of two": ("gemma3_text", {"head_dim": 32, **ONE_OF_EACH}, 16, 0),
+    "norm over all heads": ("olmo2", {}, 64, 0),
+    "norm with a weight of each head": ("cohere", {"use_qk_norm": True}, 32, 0),
+    "norm with a bias": ("phi", {"qk_layernorm": True}, 16, 0),
+    "one layer without positions": ("smollm3", {"no_rope_layers": [1, 0]}, 32, 32),
+}
+
+
+def uneven(folder):
+    """Weights that a swapped row, a forgotten bias or norm would show in."""
+    torch.manual_seed(1)
+    for path in folder.glob("*.safetensors"):
+        tensors = {
+            name: value * (1 + 0.2 * torch.randn_like(value)) + 0.1 * torch.randn_like(value)
+            for name, value in load_file(path).items()
+        }
+        save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def with_gains(run, size=0.3):
+    """The model's gains at random, and its logits with them live."""
+    plan = make_plan(run.checkpoint, ScalingSpec("yarn", run.factor))
+    live_patch(run.model, plan.ropes)
+    gains = HeadGains(run.model, plan.scaled)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in gains.parameters():
+            parameter.copy_(size * torch.randn_like(parameter))
+    with gains.live(run.model):
+        live = logits_of(run.model, probe_of(run))
+    return plan, gains, live
+
+
+def finished(run, plan, gains, live):
+    score = Score(1.0, 1.0, 1.25, 3)
+    return finish_learned(run, plan, score, Learned(score, 1), live, gains.folded(run.model))
+
+
+def loaded_logits(folder, run, **options):
+    return logits_of(AutoModelForCausalLM.from_pretrained(folder, **options).eval(), probe_of(run))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_fold_is_exact(build, make_run, tmp_path, name):
+    model_type, settings, gain_count, phase_count = MODELS[name]
+    run = make_run(uneven(build(model_type, **settings)))
+    plan, gains, live = with_gains(run)
+    assert sum(one.numel() for one in gains.log_gain) == gain_count
+    assert sum(one.numel() for one in gains.phase) == phase_count
+    assert difference(logits_of(run.model, probe_of(run)), live) > 0.03  # they do change something
+    tuned = finished(run, plan, gains, live)
+    assert tuned.rounding == 0
+    assert difference(logits_of(run.model, probe_of(run)), live) < 1e-4
+    assert tuned_to(tuned, tmp_path / "tuned") > 0
+    assert difference(loaded_logits(tmp_path / "tuned", run), live) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "norm of each head", "norm, weight + 1, one layer of two"])
+def test_gains_of_zero_change_nothing(build, make_run, name):
+    model_type, settings, *_ = MODELS[name]
+    run = make_run(uneven(build(model_type, **settings)))
+    _, gains, live = with_gains(run, size=0.0)
+    assert difference(live, logits_of(run.model, probe_of(run))) < 1e-6
+    for key, folded in gains.folded(run.model).items():
+        torch.testing.assert_close(folded, run.model.get_parameter(key).detach().double(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_gain_multiplies_the_logits_of_its_head_as_a_temperature_does(llama, make_run):
+    """By hand: all gains of one layer at log 2 are the attention's scaling doubled there."""
+    run = make_run(llama)
+    gains = HeadGains(run.model, (None,))
+    with torch.no_grad():
+        gains.log_gain[1].fill_(np.log(2))
+    with gains.live(run.model):
+        live = logits_of(run.model, probe_of(run))
+    run.model.model.layers[1].self_attn.scaling *= 2
+    assert difference(logits_of(run.model, probe_of(run)), live) < 1e-4
+
+
+def test_a_phase_moves_the_offset_that_a_head_prefers(llama, make_run, monkeypatch):
+    """By hand: a phase of ω in every pair is a query one position further on."""
+    run, seen = make_run(llama), []
+    run.model.set_attn_implementation("eager")
+    gains = HeadGains(run.model, (None,))
+    with torch.no_grad():
+        for phase in gains.phase:
+            phase.copy_(run.model.model.rotary_emb.inv_freq.expand_as(phase))
+    plain = modeling_llama.eager_attention_forward
+
+    def attend(module, query, *others, **named):
+        seen.append(query)
+        return plain(module, query, *others, **named)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", attend)
+    with torch.no_grad(), gains.live(run.model):
+        run.model(probe_of(run), use_cache=False)
+    with torch.no_grad():
+        run.model(probe_of(run), position_ids=torch.arange(1, 65)[None], use_cache=False)
+    by_phase, _, further, _ = seen
+    torch.testing.assert_close(by_phase, further, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "reason"),
+    [
+        ("falcon", {}, "attends by code of its own"),
+        ("hunyuan_v1_dense", {"head_dim": 32}, r"Layer 0 .* changes queries or keys after the rotation"),
+        ("stablelm", {"qk_layernorm": True}, "do not come unchanged from a projection or a norm"),
+        ("olmo3", {"layer_types": ["sliding_attention"] * 2}, "No layer turns by the rotary table of full_attention"),
+    ],
+)
+def test_what_cannot_be_folded_is_refused(build, make_run, model_type, settings, reason):
+    run = make_run(uneven(build(model_type, **settings)))
+    with pytest.raises(PatchError, match=reason):
+        HeadGains(run.model, ("full_attention",) if model_type == "olmo3" else (None,))
+
+
+@pytest.mark.parametrize("level", ["heads", "lora"])
+def test_quantised_weights_are_refused_before_anything_is_measured(llama, make_run, level):
+    run = make_run(llama, level=level, on_point=lambda point: pytest.fail("it was measured"))
+    run.model.config.quantization_config = {"quant_method": "bitsandbytes"}
+    with pytest.raises(PatchError, match="quantised"):
+        tune(run)
+
+
+def test_a_norm_of_its_own_kind_is_refused(build, make_run):
+    class Squared(torch.nn.Module):
+        def __init__(self, plain):
+            super().__init__()
+            self.plain = [plain]
+            self.weight = torch.nn.Parameter(torch.ones_like(plain.weight))
+
+        def forward(self, states):
+            return self.plain[0](states) * self.weight**2
+
+    run = make_run(build("qwen3", head_dim=32))
+    for layer in run.model.model.layers:
+        layer.self_attn.q_norm = Squared(layer.self_attn.q_norm)
+    with pytest.raises(PatchError, match="Squared is a norm of its own kind"):
+        HeadGains(run.model, (None,))
+
+
+def sharded(folder, target, dtype=torch.float32):
+    AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(target, max_shard_size="100KB")
+    assert len(list(target.glob("*.safetensors"))) > 2
+    return target
+
+
+def test_untouched_shards_are_hard_linked_and_the_others_hold_what_they_held(build, make_run, tmp_path):
+    folder = uneven(sharded(build("qwen2", **GROUPED), tmp_path / "sharded"))
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o640)
+    run = make_run(folder)
+    tuned = finished(run, *with_gains(run))
+    assert set(tuned.changed) == {
+        f"model.layers.{layer}.self_attn.q_proj.{kind}" for layer in (0, 1) for kind in ("weight", "bias")
+    }
+    tuned_to(tuned, tmp_path / "tuned")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    touched = {index[name] for name in tuned.changed}
+    assert 0 < len(touched) < len(set(index.values()))
+    for name in set(index.values()):
+        before, after = folder / name, tmp_path / "tuned" / name
+        assert (before.stat().st_ino == after.stat().st_ino) == (name not in touched)
+        assert after.stat().st_mode == before.stat().st_mode
+        tensors, untouched = load_file(after), load_file(before)
+        assert tensors.keys() == untouched.keys()
+        for key, tensor in tensors.items():
+            assert torch.equal(tensor, untouched[key]) == (key not in tuned.changed)
+        with safe_open(after, "pt") as file, safe_open(before, "pt") as plain:
+            assert file.metadata() == plain.metadata()
+
+
+def test_the_files_precision_stays_and_its_rounding_is_told(build, make_run, tmp_path):
+    folder = sharded(build("llama", head_dim=32), tmp_path / "half", torch.bfloat16)
+    run = make_run(folder)
+    plan, gains, live = with_gains(run)
+    tuned = finished(run, plan, gains, live)
+    assert {value.dtype for value in tuned.changed.values()} == {torch.bfloat16}
+    tuned_to(tuned, tmp_path / "tuned")
+    found = loaded_logits(tmp_path / "tuned", run, dtype=torch.float32)
+    assert difference(found, tuned.logits) < 1e-5
+    assert 1e-4 < difference(found, live) < 0.05
+    assert tuned.rounding == pytest.approx(difference(found, live), rel=0.05)
+
+
+def test_a_model_in_half_precision_is_held_to_that(build, make_run, tmp_path):
+    run = make_run(sharded(build("llama", head_dim=32), tmp_path / "half", torch.bfloat16), dtype="bfloat16")
+    tuned = finished(run, *with_gains(run))
+    assert tuned.dtype == torch.bfloat16
+    tuned_to(tuned, tmp_path / "tuned")
+
+
+def test_a_decoder_inside_a_larger_model(build, make_run, tmp_path):
+    """Its files call the weights otherwise than the model does."""
+    inner = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512}
+    text = {**inner, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, **ONE_OF_EACH}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    folder = build("gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=1)
+    run = make_run(folder)
+    plan, gains, live = with_gains(run)
+    tuned = finished(run, plan, gains, live)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert set(tuned.changed) <= set(file.keys())
+    tuned_to(tuned, tmp_path / "tuned")
+    assert difference(loaded_logits(tmp_path / "tuned", run), live) < 1e-4
+
+
+def test_a_weight_is_found_under_another_name_and_each_file_is_opened_once(llama, make_run, tmp_path, monkeypatch):
+    run = make_run(llama)
+    names = [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (0, 1)]
+    other = tmp_path / "other"
+    other.mkdir()
+    tensors = load_file(llama / "model.safetensors")
+    renamed = {f"lm.{key.replace('q_proj', 'wq')}": value for key, value in tensors.items()}
+    for number in (0, 1):
+        part = {key: value for key, value in renamed.items() if (".layers.1." in key) == bool(number)}
+        save_file(part, other / f"part{number}.safetensors")
+    (other / "config.json").write_bytes((llama / "config.json").read_bytes())
+    checkpoint, opened = open_checkpoint(other), []
+    plain = safe_open
+
+    def counted(path, **options):
+        opened.append(path)
+        return plain(path, **options)
+
+    monkeypatch.setattr("ropecli.tune.folding.safe_open", counted)
+    found = find_stored(checkpoint, run.model, names)
+    assert [found[name].name for name in names] == [f"lm.model.layers.{layer}.self_attn.wq.weight" for layer in (0, 1)]
+    assert len(opened) == 2
+    with torch.no_grad():
+        run.model.model.layers[0].self_attn.q_proj.weight.add_(1)
+    with pytest.raises(PatchError, match=r"layers\.0\.self_attn\.q_proj\.weight is in none of the weight files"):
+        find_stored(checkpoint, run.model, names)
+
+
+def test_what_was_written_wrong_is_not_left_behind(llama, make_run, tmp_path, monkeypatch):
+    run = make_run(llama)
+    tuned = finished(run, *with_gains(run))
+    tuned.changed["model.layers.0.self_attn.q_proj.weight"].mul_(1.01)
+    with pytest.raises(ProofError, match="Stock transformers, loading what was written"):
+        tuned_to(tuned, tmp_path / "tuned")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_fold_is_noticed(llama, make_run):
+    run = make_run(llama)
+    plan, gains, live = with_gains(run)
+    folded = gains.folded(run.model)
+    folded["model.layers.0.self_attn.q_proj.weight"][0] *= 1.1
+    score = Score(1.0, 1.0, 1.25, 3)
+    with pytest.raises(ProofError, match="The folded weights give other logits"):
+        finish_learned(run, plan, score, Learned(score, 1), live, folded)
+
+
+def test_numbers_that_are_none_prove_nothing():
+    logits = torch.ones(1, 2, 3)
+    refuse_other(logits, logits, torch.float32, "It gives")
+    with pytest.raises(ProofError):
+        refuse_other(logits * torch.nan, logits, torch.float32, "It gives")
