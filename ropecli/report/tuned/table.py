@@ -13,11 +13,12 @@ from ropecli.tune.record import TuneReport
 def tuning_table(report: TuneReport) -> Group:
     """A line each: the model as pretrained, by the plain method, by the best constants, and as it was tuned."""
     cells = states_of(report)
-    table = Table(cells.heads[0])
-    for head in cells.heads[1:]:
-        table.add_column(head, justify="right")
-    for name, *numbers in cells.rows:
-        table.add_row(Text(name), *numbers)
+    shown = [index for index, head in enumerate(cells.heads) if head != "documents"]  # the title has it
+    table = Table()
+    for index in shown:
+        table.add_column(cells.heads[index], justify="right" if index else "left")
+    for row in cells.rows:
+        table.add_row(*(Text(row[index]) for index in shown))
     title = (
         f"{clean(report.checkpoint)}: the last {report.settings['targets']} tokens of the {report.score.documents} "
         f"documents of {clean(report.source)} that the tuning was judged by"
