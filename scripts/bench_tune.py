@@ -114,35 +114,47 @@ def key(level: str, factor: float, seed: int, sequences: int | None) -> str:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Means over seeds; changes against the untouched base at its own window on the same tokens, paired by document."""
-    lines = ["| factor | tuned | numbers learned | seconds | at 256 | at the target | target against base at 256 |"]
-    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    """Means over seeds. Changes are of the same tokens, paired by document, against the untouched base at its own
+    window and against the best constants of the same seed; in brackets the means of the ends of their 95% intervals.
+    """
+    heads = ["factor", "tuned", "seeds", "numbers learned", "seconds", "at 256", "at the target"]
+    lines = [f"| {' | '.join([*heads, 'target against base at 256', 'against grid'])} |"]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for few in sorted({cell["sequences"] for cell in found.values()}, key=lambda count: count or 0):
         cells_of = [cell for cell in found.values() if cell["sequences"] == few]
         for factor in sorted({cell["factor"] for cell in cells_of}):
             base = next((cell for cell in cells_of if cell["level"] == "base" and cell["factor"] == factor), None)
             for level in LEVELS:
                 cells = [cell for cell in cells_of if (cell["level"], cell["factor"]) == (level, factor)]
+                grids = {one["seed"]: one for one in cells_of if (one["level"], one["factor"]) == ("grid", factor)}
                 if cells and level != "base":
-                    lines.append(_line(cells, base, few))
+                    lines.append(_line(cells, base, grids))
     return "\n".join(lines)
 
 
-def _line(cells: list[dict[str, Any]], base: dict[str, Any] | None, few: int | None) -> str:
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values)
-
+def _line(cells: list[dict[str, Any]], base: dict[str, Any] | None, grids: dict[int, dict[str, Any]]) -> str:
     first = cells[0]
-    change = ""
-    if base is not None:
-        rows = [paired_change(_row(cell["rows"][-1]), _row(base["rows"][0])) for cell in cells]
-        low, high = (mean([getattr(one, end) for one in rows]) for end in ("low", "high"))
-        change = f"{mean([one.change for one in rows]):+.1%} ({low:+.1%} to {high:+.1%})"
-    name = first["level"] + (f", {few} sequences" if few else "")
-    short, long = (mean([cell["rows"][at]["ppl"] for cell in cells]) for at in (0, -1))
-    seconds = mean([cell["seconds"] for cell in cells])
-    shown = [f"×{first['factor']:g}", name, f"{first['learned']:,}", f"{seconds:.0f}", f"{short:.2f}", f"{long:.2f}"]
-    return f"| {' | '.join([*shown, change])} |"
+    against_base = [(cell["rows"][-1], base["rows"][0]) for cell in cells] if base else []
+    paired = [(cell, grids[cell["seed"]]) for cell in cells if cell["seed"] in grids]
+    against_grid = [(cell["rows"][-1], grid["rows"][-1]) for cell, grid in paired if cell is not grid]
+    name = first["level"] + (f", {first['sequences']} sequences" if first["sequences"] else "")
+    short, long = (_mean([cell["rows"][at]["ppl"] for cell in cells]) for at in (0, -1))
+    seconds = _mean([cell["seconds"] for cell in cells])
+    learned = max(cell["learned"] for cell in cells)
+    shown = [f"×{first['factor']:g}", name, f"{len(cells)}", f"{learned:,}", f"{seconds:.0f}"]
+    return f"| {' | '.join([*shown, f'{short:.2f}', f'{long:.2f}', _change(against_base), _change(against_grid)])} |"
+
+
+def _change(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    changes = [paired_change(_row(one), _row(other)) for one, other in pairs]
+    if not changes:
+        return ""
+    low, high = (_mean([getattr(change, end) for change in changes]) for end in ("low", "high"))
+    return f"{_mean([change.change for change in changes]):+.1%} ({low:+.1%} to {high:+.1%})"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _row(values: dict[str, Any]) -> Row:

@@ -25,6 +25,7 @@ _TUNED = "tuned"
 _LARGEST_RECORD = 2**18  # bytes; yaml reads some 100 KB a second
 _MOST_VALUES = 20_000
 _LONGEST_VALUE = 10_000
+_LONGEST_NAME = 1000
 _LONGEST_WINDOW = 10**12
 _LARGEST_FACTOR = 10**6
 _LARGEST_NUMBER = 10**100  # tokenizers without a limit write some 10^30
@@ -126,8 +127,10 @@ def tuned_weights(record: dict[str, Any]) -> bool:
 
 
 def untuned(record: dict[str, Any]) -> str:
-    """The checkpoint whose weights were tuned, as it was named then."""
-    return str(record[_TUNED].get("checkpoint", "it"))
+    """The checkpoint whose weights were tuned, as it was named then, for the end of a message."""
+    name = record[_TUNED].get("checkpoint")
+    sound = isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_NAME
+    return name if sound else "whose name is not noted"
 
 
 class _BoundedLoader(yaml.SafeLoader):

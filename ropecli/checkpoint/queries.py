@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _DIGITS = 20
-"""Rows come up to a million."""
+"""Sequences: 19 of digits and one of ones; so many digits number half a million rows."""
 _SAME = 1e-2
 """Relative, between digits that went the same way: half precision's rounding of an attention factor."""
 
@@ -124,6 +124,8 @@ def _numbered(model: "PreTrainedModel", capture: _Capture, layers: list[Any], na
                 hooks.enter_context(_giving_numbers(layer.get_submodule(name), sizes, index))
         try:
             capture.run(model)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, IndexError, ValueError):  # what it gives is more than a row of states for each token
             return {}
         given = {id(module): query for module, query in capture.calls}

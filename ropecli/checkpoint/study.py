@@ -7,6 +7,7 @@ from typing import Any
 from ropecli.checkpoint.facts import gather
 from ropecli.checkpoint.plan import effective_ropes, main_rope, make_plan
 from ropecli.checkpoint.reading import Checkpoint
+from ropecli.errors import CheckpointError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import get_method
 from ropecli.theory.base_bound import LONGEST
@@ -14,6 +15,8 @@ from ropecli.theory.summary import summarize
 from ropecli.theory.support import support_of
 
 PRETRAINED = "pretrained"
+_MOST_PAIRS = 1024
+"""Several times what any model has. The score takes an array of distances and pairs: more would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,19 @@ def make_study(
             name = _named(rope)
         if rope.spec.method != "none":
             ropes[name] = rope
+        _refuse_many_pairs(checkpoint, rope.geometry)
         target, warnings = max(target, reach), [*warnings, *own]
         unscaled = ScaledRope(rope.geometry, ScalingSpec("none"), rope.geometry.inv_freq())
     return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(warnings)))
+
+
+def _refuse_many_pairs(checkpoint: Checkpoint, geometry: RopeGeometry) -> None:
+    pairs = geometry.rotary_dim // 2
+    if pairs > _MOST_PAIRS:
+        raise CheckpointError(
+            f"{checkpoint.name} has {pairs} rotary pairs in a head; theory looks at {_MOST_PAIRS} at most. Is head_dim "
+            "in config.json what the model was trained with?"
+        )
 
 
 def study_report(study: Study) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class _Watch:
             self._say_round()
         if new_stage:
             self._bar.reset(self._task, total=self._stages.get(now[0]))
-        if new_stage or now[0] == "grid":  # a search measures all its points alike
+        if now[0] == "grid":  # its rounds read other documents; what learns begins at the best of its last
             self._best = None
         self._round, self._seen = now, 0
 

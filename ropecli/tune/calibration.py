@@ -14,7 +14,8 @@ from ropecli.data.sources import TO_TRAIN, read_texts
 from ropecli.errors import DataError
 from ropecli.tune.request import refuse_held_out
 
-_JUDGED = 16
+MOST_JUDGED = 16
+"""Documents for the judge."""
 _SHARE = 4
 """Of few documents one in so many is for the judge."""
 _FEWEST = 4
@@ -60,6 +61,6 @@ def read_calibration(
         )
     order = np.random.default_rng(seed).permutation(len(different))
     shuffled = [different[index] for index in order]
-    count = min(_JUDGED, max(2, len(shuffled) // _SHARE))
+    count = min(MOST_JUDGED, max(2, len(shuffled) // _SHARE))
     judged = replace(documents, kept=tuple(shuffled[:count]))
     return Calibration(judged, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))

@@ -1,6 +1,5 @@
 """A whole tuning: from a checkpoint and a source of text to the tuned model, its report, and the folder it becomes."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from ropecli.evaluate.protocols import Protocol
 from ropecli.evaluate.report import environment
 from ropecli.evaluate.scoring import refuse_unknown_ids
 from ropecli.rope import ScalingSpec
-from ropecli.tune.calibration import Calibration, read_calibration
+from ropecli.tune.calibration import MOST_JUDGED, Calibration, read_calibration
 from ropecli.tune.folding import find_stored
 from ropecli.tune.gains import HeadGains
 from ropecli.tune.judge import Judge
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _WRITES_WEIGHTS = ("heads", "lora")
-_JUDGED = 16
-"""Documents beside those to learn from."""
+_HEAVIEST = 1e6
+"""Of weights for the window: with more the target would be lost in the rounding, and the sum overflow."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +157,11 @@ def make_task(
     CheckpointError, DataError.
     """
     refuse_request(settings.level, settings.methods, factor, source)
-    if not 0 <= short_weight < math.inf:
-        raise MethodError(f"--short-weight is {short_weight:g}; it must be a finite number of at least 0.")
+    if not 0 <= short_weight <= _HEAVIEST:
+        raise MethodError(f"--short-weight is {short_weight:g}; it must be a number from 0 to {_HEAVIEST:,.0f}.")
     plain = _plan_of_each(checkpoint, factor, settings)[0]
     _refuse_weights(checkpoint, settings.level)
-    most = max_documents or _JUDGED + settings.schedule.steps * settings.schedule.batch_size
+    most = max_documents or MOST_JUDGED + settings.schedule.steps * settings.schedule.batch_size
     calibration = read_calibration(
         source,
         tokenizer,

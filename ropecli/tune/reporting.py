@@ -68,7 +68,7 @@ def files_of(report: TuneReport) -> dict[str, Any]:
 
 
 def notes_of(report: TuneReport) -> dict[str, Any]:
-    """For ropecli.yaml. weights_changed: whether the weights are others than those of the source."""
+    """For ropecli.yaml."""
     return {
         "checkpoint": report.checkpoint,
         "level": report.level,
@@ -78,7 +78,6 @@ def notes_of(report: TuneReport) -> dict[str, Any]:
         "points": len(report.points),
         "steps": report.step,
         "learned": report.learned,
-        "weights_changed": report.step > 0,
     }
 
 

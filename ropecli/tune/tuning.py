@@ -59,7 +59,7 @@ def tuned_to(
     """Writes the tuned checkpoint, shard by shard, and proves it; returns how many live rotary tables did.
 
     Stock transformers loads what was written, before it gets its name, and must give the tuned model's logits. link,
-    say: as patch_to's. notes: for ropecli.yaml. files: JSON that lies in the folder too, by name. Raises OutputError,
+    say: as patch_to's. notes: for ropecli.yaml, beside whether weights changed. files: JSON that lies in the folder too, by name. Raises OutputError,
     ProofError; then nothing is left behind.
     """
     return patch_to(
@@ -68,7 +68,7 @@ def tuned_to(
         link=link,
         say=say,
         rewrite=partial(rewrite_shard, tuned.changed) if tuned.changed else None,
-        notes={"tuned": dict(notes or {})},
+        notes={"tuned": {**(notes or {}), "weights_changed": bool(tuned.changed)}},
         check=partial(_complete, tuned, files or {}),
     )
 

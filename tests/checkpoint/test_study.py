@@ -7,7 +7,7 @@ import pytest
 
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.study import PRETRAINED, make_study, study_report
-from ropecli.errors import MethodError
+from ropecli.errors import CheckpointError, MethodError
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
 from ropecli.theory.base_bound import LONGEST
@@ -93,6 +93,13 @@ def test_warnings_are_said_once(checkpoint):
 def test_a_wrong_method_is_refused(checkpoint):
     with pytest.raises(MethodError, match="no parameter 'beta'"):
         make_study(checkpoint(), [ScalingSpec("yarn", 2.0, {"beta": 2})])
+
+
+@pytest.mark.parametrize("spec", [None, ScalingSpec("linear", 4.0)])
+def test_heads_that_would_fill_the_memory_are_refused(checkpoint, spec):
+    assert len(make_study(checkpoint(head_dim=2048), [spec]).ropes[PRETRAINED].inv_freq) == 1024
+    with pytest.raises(CheckpointError, match="1025 rotary pairs in a head; theory looks at 1024 at most"):
+        make_study(checkpoint(head_dim=2050), [spec])
 
 
 def test_the_report_works_out_no_base_for_endless_targets(checkpoint, monkeypatch):

@@ -3,6 +3,7 @@ kept of a run that was stopped."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +220,7 @@ def test_where_nothing_better_is_learned_the_constants_alone_are_written(
     outcome = ropecli(*arguments(tmp_path / "out"))
     assert outcome.code == 0, outcome.err
     assert "heads found nothing better than the best constants: these alone are written." in outcome.out
+    assert outcome.err.rstrip().endswith(" at step 0")
     assert read_report(tmp_path / "out")["step"] == 0
     assert (tmp_path / "out" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
 
@@ -243,6 +245,20 @@ def test_tuned_weights_are_not_reverted_and_not_tuned_again(tuned, ropecli, argu
         ropecli("patch", tmp_path / "patched", "--revert", "-o", tmp_path / "out"), "changed the weights", str(llama)
     )
     assert "tune.json" not in names(tmp_path / "patched")
+
+
+@pytest.mark.parametrize("name", ["gone\nerror: another", "\x1b[31mred", "x" * 5000, ["a list"], None])
+def test_a_note_of_what_was_tuned_that_is_no_name_is_not_shown(tuned, ropecli, arguments, tmp_path, name):
+    folder = shutil.copytree(tuned("heads")[0], tmp_path / "copy")
+    record = yaml.safe_load((folder / "ropecli.yaml").read_text())
+    record["tuned"]["checkpoint"] = name
+    (folder / "ropecli.yaml").write_text(yaml.safe_dump(record))
+    for outcome in (
+        ropecli(*arguments(tmp_path / "out", checkpoint=folder)),
+        ropecli("patch", folder, "--revert", "-o", tmp_path / "out"),
+    ):
+        refused(outcome, ", whose name is not noted.")
+        assert len(outcome.err) < 1000
 
 
 def test_tuned_constants_are_reverted_and_tuned_again(tuned, ropecli, arguments, llama, tmp_path):
@@ -276,6 +292,7 @@ WRONG = {
     "more targets than the window has": (["--targets", "64"], "64 target tokens"),
     "a weight that is no number": (["--short-weight", "nan"], "--short-weight is nan"),
     "a weight below zero": (["--short-weight", "-1"], "--short-weight is -1"),
+    "a weight beside which the target is nothing": (["--short-weight", "1e7"], "--short-weight is 1e+07", "1,000,000"),
     "weights that are neither": (["--weights", "move"], "--weights is 'move'"),
     "a dtype that is not known": (["--dtype", "int8"], "--dtype is 'int8'"),
     "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'"),

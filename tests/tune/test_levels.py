@@ -260,7 +260,10 @@ def test_notes_and_files_lie_beside_the_weights(llama, make_run, tmp_path):
     factors = {"long_factor": list(tuned.plan.spec.params["long_factor"])}
     tuned_to(tuned, tmp_path / "tuned", notes={"level": "search"}, files={"factors.json": factors})
     assert json.loads((tmp_path / "tuned" / "factors.json").read_text()) == factors
-    assert yaml.safe_load((tmp_path / "tuned" / "ropecli.yaml").read_text())["tuned"] == {"level": "search"}
+    assert yaml.safe_load((tmp_path / "tuned" / "ropecli.yaml").read_text())["tuned"] == {
+        "level": "search",
+        "weights_changed": False,
+    }
     written = json.loads((tmp_path / "tuned" / "config.json").read_text())["rope_parameters"]
     assert written["long_factor"] == written["short_factor"] == factors["long_factor"]
     assert (tmp_path / "tuned" / "model.safetensors").stat().st_nlink > 1
