@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ropecli.cli.terminal import err
+from ropecli.tune.record import TRAINING, Point
 
 if TYPE_CHECKING:
     from ropecli.tune.procedure import Task
-    from ropecli.tune.record import Point
-
-_SEARCHES = ("grid", "search")
 
 
 @contextlib.contextmanager
-def watching(task: "Task") -> Iterator[Callable[["Point"], None]]:
+def watching(task: "Task") -> Iterator[Callable[[Point], None]]:
     """Gives what is to be told of every measurement."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
@@ -36,7 +34,7 @@ class _Watch:
         self._best: Point | None = None
         self._seen = 0
 
-    def see(self, point: "Point") -> None:
+    def see(self, point: Point) -> None:
         now = (point.level, point.score.documents, point.step if point.level == "search" else 0)
         if now != self._round:
             self._change(now)
@@ -44,13 +42,13 @@ class _Watch:
         if self._best is None or point.score.objective < self._best.score.objective:
             self._best = point
         self._bar.update(self._task, advance=1, description=f"{point.level}: best {self._scores(self._best)}")
-        if point.level not in _SEARCHES and not err.is_terminal:
+        if point.level in TRAINING and not err.is_terminal:
             self._say(f"{point.level}, step {point.step}: {self._scores(point)}; best {self._scores(self._best)}")
 
     def end_stage(self) -> None:
         if self._best is not None and self._round is not None:
             level = self._round[0]
-            if level in _SEARCHES:
+            if level not in TRAINING:
                 self._say_round()
             else:
                 self._say(f"{level}: best {self._scores(self._best)} at step {self._best.step}")
@@ -76,7 +74,7 @@ class _Watch:
         points = f"{self._seen} point{'s'[: self._seen > 1]}"
         self._say(f"{name}, {points}: best {self._scores(self._best)}, {self._best.label}")
 
-    def _scores(self, point: "Point") -> str:
+    def _scores(self, point: Point) -> str:
         """Perplexities at the window and the target."""
         from ropecli.report.tuned.course import ppl, shown
 

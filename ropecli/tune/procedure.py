@@ -21,7 +21,7 @@ from ropecli.tune.gains import HeadGains
 from ropecli.tune.judge import Judge
 from ropecli.tune.keeping import Kept
 from ropecli.tune.matrices import projections_to_train
-from ropecli.tune.record import Point, Score, TuneReport
+from ropecli.tune.record import TRAINING, Point, Score, TuneReport
 from ropecli.tune.reporting import files_of, make_report, notes_of
 from ropecli.tune.request import refuse_request
 from ropecli.tune.run import Breeding, Run, Settings, Tuned, geometry_of
@@ -32,7 +32,6 @@ from ropecli.tune.tuning import tune, tuned_to
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_WRITES_WEIGHTS = ("heads", "lora")
 _HEAVIEST = 1e6
 """Of weights for the window: with more the target would be lost in the rounding, and the sum overflow."""
 
@@ -201,7 +200,7 @@ def _refuse_weights(checkpoint: Checkpoint, level: str) -> None:
             f"that it was made of, {untuned(record)}."
         )
     quantised = any("quantization_config" in part for part in (checkpoint.config, section_of(checkpoint.config)))
-    if quantised and level in _WRITES_WEIGHTS:
+    if quantised and level in TRAINING:
         raise PatchError(
             f"The weights of {checkpoint.name} are quantised: what --level {level} learns cannot be folded into them. "
             "Tune the constants alone by --level grid, or the model in full precision."
@@ -260,7 +259,7 @@ def _measured(model: "PreTrainedModel", plan: PatchPlan, judge: Judge, part: str
 def _refuse_unwritable(task: Task, model: "PreTrainedModel") -> None:
     """Before anything is searched. Raises PatchError where what is learned could not be written into the weights."""
     level = task.settings.level
-    if level not in _WRITES_WEIGHTS:
+    if level not in TRAINING:
         return
     try:
         if level == "heads":

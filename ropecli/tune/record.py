@@ -8,6 +8,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 LEVELS = ("grid", "heads", "lora", "search")
+TRAINING = ("heads", "lora")
+"""The levels that change weights."""
 
 
 @dataclass(frozen=True)

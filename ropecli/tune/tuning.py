@@ -59,8 +59,8 @@ def tuned_to(
     """Writes the tuned checkpoint, shard by shard, and proves it; returns how many live rotary tables did.
 
     Stock transformers loads what was written, before it gets its name, and must give the tuned model's logits. link,
-    say: as patch_to's. notes: for ropecli.yaml, beside whether weights changed. files: JSON that lies in the folder too, by name. Raises OutputError,
-    ProofError; then nothing is left behind.
+    say: as patch_to's. notes: for ropecli.yaml, beside whether weights changed. files: JSON that lies in the folder
+    too, by name. Raises OutputError, ProofError; then nothing is left behind.
     """
     return patch_to(
         tuned.plan,

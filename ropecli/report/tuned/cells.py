@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ropecli.report.tuned.course import TRAINING, method_of, names_of, plain_name, ppl, shown
+from ropecli.report.tuned.course import method_of, names_of, plain_name, ppl, shown
 from ropecli.report.wording import clean, duration
-from ropecli.tune.record import Score, TuneReport
+from ropecli.tune.record import TRAINING, Score, TuneReport
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ import numpy as np
 
 from ropecli.report.lines import numbered
 from ropecli.report.wording import clean, number
-from ropecli.tune.record import Point, Score, TuneReport
+from ropecli.tune.record import TRAINING, Point, Score, TuneReport
 
 _MOST_GROUPS = 12
 """Of points that look alike; more would have no marker of their own."""
-TRAINING = ("heads", "lora")
-"""Levels whose points are one model after more and more steps."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ropecli.report.tuned.cells import states_of
-from ropecli.report.tuned.course import TRAINING
 from ropecli.report.wording import clean
-from ropecli.tune.record import TuneReport
+from ropecli.tune.record import TRAINING, TuneReport
 
 
 def tuning_table(report: TuneReport) -> Group:
