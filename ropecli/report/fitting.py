@@ -33,6 +33,20 @@ class Fitting:
         yield self.table(block, names)
 
 
+def numbers_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Fitting:
+    """A line a row, its first cell in every block."""
+
+    def table(columns: Sequence[int], names: int) -> Table:
+        table = Table()
+        for head in (heads[0], *(heads[column + 1] for column in columns)):
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(row[0], *(row[column + 1] for column in columns))
+        return table
+
+    return Fitting(len(heads) - 1, table)
+
+
 def add_names(table: Table, heads: Sequence[str], width: int) -> None:
     """Columns of names, which are wrapped where they are wider than `width` together."""
     for head in heads:

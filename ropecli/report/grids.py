@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ropecli.evaluate.report import Cell, RetrievalReport
-from ropecli.report.fitting import Fitting
+from ropecli.report.fitting import Fitting, numbers_table
 from ropecli.report.pivot import length_summary, pivot
 from ropecli.report.wording import clean
 
@@ -41,17 +41,7 @@ def heat_map(report: RetrievalReport) -> Fitting:
 
 def length_table(report: RetrievalReport) -> Fitting:
     """Over all depths."""
-    heads, rows = length_summary(report)
-
-    def table(columns: Sequence[int], names: int) -> Table:
-        table = Table()
-        for head in (heads[0], *(heads[column + 1] for column in columns)):
-            table.add_column(head, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(row[0], *(row[column + 1] for column in columns))
-        return table
-
-    return Fitting(len(heads) - 1, table)
+    return numbers_table(*length_summary(report))
 
 
 def _title(report: RetrievalReport) -> str:

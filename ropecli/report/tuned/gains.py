@@ -58,6 +58,7 @@ def chart(reports: Sequence[TuneReport]) -> "RenderableType":
     from rich.text import Text
 
     from ropecli.report.charts import Chart, Series
+    from ropecli.report.fitting import numbers_table
 
     layers = layers_of(reports)
     lines = {"mean |log gain|": _by_pair([layer.log_gain for layer in layers])}
@@ -80,26 +81,8 @@ def chart(reports: Sequence[TuneReport]) -> "RenderableType":
             notes=[_temperature_note(reports[0])],
         ),
         Text(""),
-        _table(layers),
+        numbers_table(*summary_of(layers)),
     )
-
-
-def _table(layers: Sequence[Layer]) -> "RenderableType":
-    from rich.table import Table
-
-    from ropecli.report.fitting import Fitting
-
-    heads, rows = summary_of(layers)
-
-    def table(columns: Sequence[int], names: int) -> Table:
-        table = Table()
-        for head in (heads[0], *(heads[column + 1] for column in columns)):
-            table.add_column(head, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(row[0], *(row[column + 1] for column in columns))
-        return table
-
-    return Fitting(len(heads) - 1, table)
 
 
 def summary_of(layers: Sequence[Layer]) -> tuple[list[str], list[list[str]]]:
