@@ -104,7 +104,9 @@ class _Capture:
 
 
 def _candidates(layers: list[Any]) -> list[str]:
-    """The modules with a weight in an attention, by their names there; those called last come last in most."""
+    """The modules with a weight in an attention, by their names there, as they are defined: of two that fit, the later
+    one is taken.
+    """
     return list(
         dict.fromkeys(name for layer in layers for name, part in layer.named_modules() if name and _has_weight(part))
     )
