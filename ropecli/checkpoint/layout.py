@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ropecli.checkpoint.live import RotaryTable, restored, rotary_tables
+from ropecli.checkpoint.own_attention import answering_sdpa
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.errors import PatchError, reason_of
 from ropecli.remapping.attention.turning import Rotation
@@ -84,7 +85,7 @@ def find_turning(model: "PreTrainedModel", labels: Collection[str | None]) -> tu
 
     The model is afterwards what it was. Raises PatchError as find_layout does, and where no layer turns.
     """
-    calls, frequencies = _two_passes(model)
+    calls, frequencies = _two_passes(model, own_code=True)
     turning = [
         (before, after)
         for before, after in calls
@@ -95,11 +96,14 @@ def find_turning(model: "PreTrainedModel", labels: Collection[str | None]) -> tu
     return _common(turning, frequencies), [before.module for before, _ in turning]
 
 
-def _two_passes(model: "PreTrainedModel") -> tuple[list[tuple["_Call", "_Call"]], dict[str | None, np.ndarray]]:
+def _two_passes(
+    model: "PreTrainedModel", own_code: bool = False
+) -> tuple[list[tuple["_Call", "_Call"]], dict[str | None, np.ndarray]]:
     """What every layer gave at the model's positions and at twice these; and the frequencies by rope label."""
     tables = rotary_tables(model)
     probe = _Probe()
-    with torch.no_grad(), quiet_transformers(), in_evaluation(model), attending_by(model, probe), restored(tables):
+    attending = attending_by(model, probe, own_code)
+    with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending:
         first = _run(model, probe)
         _double(tables)
         second = _run(model, probe.replaying())
@@ -114,7 +118,7 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
     """
     if set(labels) == {None}:
         return None
-    types = getattr(module.config, "layer_types", None) or []
+    types = getattr(getattr(module, "config", None), "layer_types", None) or []
     index = getattr(module, "layer_idx", None)
     own = getattr(module, "layer_type", None)
     for label in (own, types[index] if index is not None and index < len(types) else None):
@@ -158,10 +162,17 @@ class _Probe:
         dropout: float = 0.0,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        """The attention function: plain causal attention, or what it was at the same call of the first pass."""
+        """The attention function."""
         slides = others.get("sliding_window") is not None
         if not self._replays:
             self._check(module, query, key, attention_mask, slides, others)
+        return self.keep(module, query, key, value, scaling, slides)
+
+    def keep(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, slides: bool = False
+    ) -> tuple[Tensor, None]:
+        """Plain causal attention, or what it was at the same call of the first pass."""
+        if not self._replays:
             self._given.append(attend(query, key, value, scaling))
         elif len(self.calls) >= len(self._given):
             raise PatchError("How often the model attends depends on the positions.")
@@ -198,8 +209,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> 
 
 
 @contextlib.contextmanager
-def attending_by(model: "PreTrainedModel", probe: Any) -> Iterator[None]:
-    """The model's attention is the probe's, a callable with a mask function; at the end what it was."""
+def attending_by(model: "PreTrainedModel", probe: Any, own_code: bool = False) -> Iterator[None]:
+    """The model's attention is the probe's, a callable with a mask function; at the end what it was.
+
+    own_code: where a model attends by code of its own, the probe's `keep` is its attention (see own_attention).
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     before = _implementations(model.config)
@@ -207,7 +221,9 @@ def attending_by(model: "PreTrainedModel", probe: Any) -> Iterator[None]:
     AttentionMaskInterface.register(_NAME, probe.mask)
     try:
         model.set_attn_implementation(_NAME)
-        yield
+        by_code = own_code and model.config.get_text_config()._attn_implementation != _NAME
+        with answering_sdpa(model, probe.keep) if by_code else contextlib.nullcontext():
+            yield
     finally:
         model.set_attn_implementation(before)
         # the interface registers for all models, and takes away for one; this is where it registers
@@ -275,8 +291,8 @@ def _check_same(first: _Pass, second: _Pass) -> None:
     """What does not come by the attention function must not know the positions."""
     if not first.calls:
         raise PatchError(
-            "No layer calls an attention function of transformers' interface: the model attends by code of its own, as "
-            "falcon does, or not at all, so that nothing can be seen or changed there."
+            "No layer calls an attention function of transformers' interface: the model attends by code of its own, or "
+            "not at all, so that nothing can be seen or changed there."
         )
     if len(first.calls) != len(second.calls):
         raise PatchError("How often the model attends depends on the positions.")

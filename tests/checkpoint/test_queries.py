@@ -93,6 +93,23 @@ def test_of_layer_types_only_those_that_are_asked_for(build):
     assert len(find_queries(model, {"sliding_attention", "full_attention"})) == 2
 
 
+@pytest.mark.parametrize(
+    ("settings", "starts"),
+    [
+        ({}, [0, 32]),
+        ({"multi_query": False}, [0, 96]),
+        ({"new_decoder_architecture": True, "num_kv_heads": 1}, [0, 32]),
+    ],
+)
+@pytest.mark.parametrize("attn", ["sdpa", "eager"])
+def test_attention_by_code_of_its_own_is_seen(build, settings, starts, attn):
+    model = load(build("falcon", **{"new_decoder_architecture": False, **settings}), attn_implementation=attn)
+    for queries in find_queries(model, {None}):
+        assert torch.equal(queries.rows, halves(starts, 16))
+    assert model.config._attn_implementation == attn
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
 def test_layers_without_positions_are_passed_over(build):
     model = load(build("smollm3", no_rope_layers=[0, 1]))
     assert [one.name for one in find_queries(model, {None})] == ["model.layers.1.self_attn.q_proj"]

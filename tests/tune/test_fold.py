@@ -27,6 +27,7 @@ GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FALCON = {"new_decoder_architecture": False}
 ONE_OF_EACH = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
 LATENT = {
     "q_lora_rank": 32,
@@ -56,6 +57,9 @@ MODELS = {
     "latent": ("deepseek_v3", LATENT, 32, 32),
     "latent, no q_lora": ("deepseek_v3", {**LATENT, "q_lora_rank": None}, 32, 32),
     "latent, interleaved": ("deepseek_v2", LATENT, 32, 32),
+    "code of its own, one key": ("falcon", {**FALCON, "multi_query": True}, 64, 64),
+    "code of its own, fused by heads, bias": ("falcon", {**FALCON, "multi_query": False, "bias": True}, 64, 64),
+    "code of its own, fused by groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 1}, 64, 64),
     "sinks": ("gpt_oss", {"head_dim": 32, **DEFAULT, **EXPERTS}, 64, 64),
     "norm of each head": ("qwen3", GROUPED, 16, 0),
     "norm, weight + 1, one layer of two": ("gemma3_text", {"head_dim": 32, **ONE_OF_EACH}, 16, 0),
@@ -164,7 +168,7 @@ def test_a_phase_moves_the_offset_that_a_head_prefers(llama, make_run, monkeypat
 @pytest.mark.parametrize(
     ("model_type", "settings", "reason"),
     [
-        ("falcon", {}, "attends by code of its own"),
+        ("gpt_neox_japanese", {}, "attends by code of its own"),
         ("hunyuan_v1_dense", {"head_dim": 32}, r"Layer 0 .* changes queries or keys after the rotation"),
         ("stablelm", {"qk_layernorm": True}, "do not come unchanged from a projection or a norm"),
         ("olmo3", {"layer_types": ["sliding_attention"] * 2}, "No layer turns by the rotary table of full_attention"),
