@@ -28,7 +28,7 @@ def command(
         typer.Option(
             help="grid: a method's constants, by forward passes alone. heads: on top of them a gain and a phase of "
             "each query head and rotary pair, folded into the weights. lora: on top of them low-rank updates of "
-            "queries and keys, merged. search: LongRoPE's evolution of a factor for each pair."
+            "queries and keys, merged. search: LongRoPE's evolutionary search for a factor of each pair."
         ),
     ] = "heads",
     methods: Annotated[
@@ -44,6 +44,7 @@ def command(
     rank: Annotated[int, typer.Option(help="lora: of its matrices, 1 to 8.")] = 4,
     population: Annotated[int, typer.Option(min=1, help="search: how many it begins with.")] = 64,
     iterations: Annotated[int, typer.Option(min=0, help="search: generations.")] = 40,
+    original_length: scaling.OriginalLength = None,
     max_documents: Annotated[
         int | None, typer.Option(min=1, help="Read at most so many; else 16 and what the steps take.")
     ] = None,
@@ -98,6 +99,7 @@ def command(
         population=population,
         iterations=iterations,
         seed=seed,
+        original_length=original_length,
     )
     tokenizer = load_tokenizer(opened)
     with progress_bar("reading documents", None) as step:
@@ -148,7 +150,7 @@ def _tune(task: "Task", tokenizer: Any, kept: Any) -> "TuneResult":
     from ropecli.tune.procedure import run_task
 
     model = evaluation.load(task.checkpoint, tokenizer, **task.loading)
-    with watching(task) as on_point:
+    with watching(task, kept.points.all) as on_point:
         return run_task(task, model, kept=kept, command=evaluation.command_line(), on_point=on_point)
 
 

@@ -1,7 +1,7 @@
 """How a tuning goes, on standard error: a bar with the best so far, and a line at the end of each stage or round."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def watching(task: "Task") -> Iterator[Callable[[Point], None]]:
-    """Gives what is to be told of every measurement."""
+def watching(task: "Task", earlier: Sequence[Point]) -> Iterator[Callable[[Point], None]]:
+    """Gives what is to be told of every measurement. earlier: those of the run that is gone on with."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
-        watch = _Watch(task, bar)
+        watch = _Watch(task, bar, earlier)
         yield watch.see
         watch.end_stage()
 
@@ -26,10 +26,12 @@ def watching(task: "Task") -> Iterator[Callable[[Point], None]]:
 class _Watch:
     """A round is of one level, on as many documents: its points can be held against each other."""
 
-    def __init__(self, task: "Task", bar: Progress) -> None:
+    def __init__(self, task: "Task", bar: Progress, earlier: Sequence[Point]) -> None:
         self._lengths = task.window, task.target
         self._stages = expected(task)
         self._bar, self._task = bar, bar.add_task("measuring", total=None)
+        # the updates behind these are not made again, whereas other levels tell of every point once more
+        self._learned = [point for point in earlier if point.level in TRAINING]
         self._round: tuple[str, int, int] | None = None
         self._best: Point | None = None
         self._seen = 0
@@ -64,6 +66,10 @@ class _Watch:
             self._bar.reset(self._task, total=self._stages.get(now[0]))
         if now[0] == "grid":  # its rounds read other documents; what learns begins at the best of its last
             self._best = None
+        elif new_stage and now[0] in TRAINING:
+            self._best = min(
+                filter(None, (self._best, *self._learned)), key=lambda point: point.score.objective, default=None
+            )
         self._round, self._seen = now, 0
 
     def _say_round(self) -> None:
@@ -91,9 +97,9 @@ def expected(task: "Task") -> dict[str, int]:
     from ropecli.tune.halving import rounds
 
     settings, documents = task.settings, len(task.calibration.judged.kept)
-    schedule, breeding = settings.schedule, settings.breeding
+    schedule, evolution = settings.schedule, settings.evolution
     share = max(1, settings.points // len(settings.methods)) * len(settings.methods)
     looks = -(-schedule.steps // schedule.judge_every)
-    born = breeding.population + breeding.iterations * (breeding.mutations + breeding.crossovers)
+    born = evolution.population + evolution.iterations * (evolution.mutations + evolution.crossovers)
     grid = sum(count for count, _ in rounds(share, documents))
     return {"grid": grid, "heads": looks, "lora": looks, "search": born}

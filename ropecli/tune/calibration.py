@@ -56,8 +56,8 @@ def read_calibration(
     if len(different) < _FEWEST:
         among = f" among the {most} that are read" if most and len(documents.kept) == most else ""
         raise DataError(
-            f"{source} has {len(different)} different documents of {target} tokens{among}; at least {_FEWEST} are "
-            "needed, some to learn from and some to judge by."
+            f"{source} has too few different documents of {target} tokens: {len(different)}{among}; at least {_FEWEST} "
+            "are needed, some to learn from and some to judge by."
         )
     order = np.random.default_rng(seed).permutation(len(different))
     shuffled = [different[index] for index in order]

@@ -2,9 +2,9 @@
 
 from functools import cache
 
-from ropecli.checkpoint.plan import PatchPlan, make_plan
+from ropecli.checkpoint.plan import PatchPlan
 from ropecli.tune.halving import halve
-from ropecli.tune.run import Run, geometry_of, try_plan
+from ropecli.tune.run import Run, try_plan
 from ropecli.tune.space import points
 
 
@@ -14,10 +14,10 @@ def search_constants(run: Run) -> PatchPlan:
     The first method's own constants are measured on all documents whatever becomes of them: what the others are held
     against. Raises MethodError, PatchError.
     """
-    settings, geometry = run.settings, geometry_of(run.checkpoint)
+    settings, geometry = run.settings, run.settings.geometry(run.checkpoint)
     share = max(1, settings.points // len(settings.methods))
     specs = [spec for one in settings.methods for spec in points(geometry, one, run.factor, share, settings.seed)]
-    plans = [make_plan(run.checkpoint, spec) for spec in specs]
+    plans = [settings.plan(run.checkpoint, spec) for spec in specs]
 
     @cache
     def measure(index: int, count: int) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.checkpoint.in_memory import live_patch, unpatched_after
-from ropecli.checkpoint.plan import PatchPlan, make_plan
+from ropecli.checkpoint.plan import PatchPlan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
 from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.errors import MethodError, PatchError
@@ -24,7 +24,7 @@ from ropecli.tune.matrices import projections_to_train
 from ropecli.tune.record import TRAINING, Point, Score, TuneReport
 from ropecli.tune.reporting import files_of, make_report, notes_of
 from ropecli.tune.request import refuse_request
-from ropecli.tune.run import Breeding, Run, Settings, Tuned, geometry_of
+from ropecli.tune.run import Evolution, Run, Settings, Tuned
 from ropecli.tune.space import points
 from ropecli.tune.training import Schedule
 from ropecli.tune.tuning import tune, tuned_to
@@ -69,7 +69,7 @@ class Task:
 
     def asked(self) -> dict[str, Any]:
         """The settings as plain values."""
-        own, schedule, breeding = self.settings, self.settings.schedule, self.settings.breeding
+        own, schedule, evolution = self.settings, self.settings.schedule, self.settings.evolution
         return {
             "level": own.level,
             "methods": list(own.methods),
@@ -81,8 +81,9 @@ class Task:
             "steps": schedule.steps,
             "batch_size": schedule.batch_size,
             "rank": own.rank,
+            "original_length": own.original_length,
             "seed": own.seed,
-            **{f"search_{key}": value for key, value in asdict(breeding).items()},
+            **{f"search_{key}": value for key, value in asdict(evolution).items()},
         }
 
     def request(self) -> dict[str, Any]:
@@ -125,13 +126,15 @@ def tune_settings(
     population: int = 64,
     iterations: int = 40,
     seed: int = 0,
+    original_length: int | None = None,
 ) -> Settings:
     """level: grid, heads, lora or search. points: of all methods together. steps, batch_size: of heads and lora; rank:
-    of lora; population, iterations: of search. Raises MethodError.
+    of lora; population, iterations: of search. original_length: the true pretraining window, tokens, where config.json
+    names another. Raises MethodError.
     """
     schedule = Schedule(steps=steps, batch_size=batch_size, seed=seed)
-    breeding = Breeding(population=population, iterations=iterations)
-    return Settings(level, tuple(methods), points, rank, schedule, breeding, seed)
+    evolution = Evolution(population=population, iterations=iterations)
+    return Settings(level, tuple(methods), points, rank, schedule, evolution, seed, original_length)
 
 
 def make_task(
@@ -179,12 +182,12 @@ def make_task(
 
 def _plan_of_each(checkpoint: Checkpoint, factor: float, settings: Settings) -> list[PatchPlan]:
     """Of each method's first point. Raises MethodError and PatchError for what could not be written in the end."""
-    geometry = geometry_of(checkpoint)
+    geometry = settings.geometry(checkpoint)
     specs = [points(geometry, method, factor, 1, settings.seed)[0] for method in settings.methods]
     if settings.level == "search":
         ones = ScalingSpec("longrope", factor, {"long_factor": [1.0] * (geometry.rotary_dim // 2)})
         specs.append(ones)
-    plans = [make_plan(checkpoint, spec) for spec in specs]
+    plans = [settings.plan(checkpoint, spec) for spec in specs]
     for plan in plans:
         if plan.unwritable:
             raise PatchError(plan.unwritable)
@@ -226,7 +229,7 @@ def run_task(
     refuse_unknown_ids(int(sequences.max()), model)
     _refuse_unwritable(task, model)
     judge = Judge(documents, task.window, task.target, task.short_weight, task.targets, kept.progress)
-    base = _measured(model, make_plan(task.checkpoint, ScalingSpec("none")), judge, "base")
+    base = _measured(model, settings.plan(task.checkpoint, ScalingSpec("none")), judge, "base")
     plain = _measured(model, task.plain, judge, "plain")
 
     def keep(point: Point) -> None:

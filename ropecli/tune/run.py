@@ -30,7 +30,7 @@ _PROBED = 64
 
 
 @dataclass(frozen=True)
-class Breeding:
+class Evolution:
     """LongRoPE's search (arXiv:2402.13753, section 4 and appendix A): its published sizes. documents: read for each.
 
     Raises MethodError.
@@ -54,7 +54,8 @@ class Breeding:
 class Settings:
     """level: grid, heads, lora or search. methods: whose constants are searched; points: how many in all.
 
-    rank: of LoRA's matrices. schedule: of what learns. breeding: of the search by evolution. Raises MethodError.
+    rank: of LoRA's matrices. schedule: of what learns. evolution: of the evolutionary search. original_length: the true
+    pretraining window, tokens, where config.json names another. Raises MethodError.
     """
 
     level: str = "heads"
@@ -62,8 +63,9 @@ class Settings:
     points: int = 24
     rank: int = 4
     schedule: Schedule = field(default_factory=Schedule)
-    breeding: Breeding = field(default_factory=Breeding)
+    evolution: Evolution = field(default_factory=Evolution)
     seed: int = 0
+    original_length: int | None = None
 
     def __post_init__(self) -> None:
         refuse_unknown_level(self.level)
@@ -71,6 +73,15 @@ class Settings:
             raise MethodError(f"--rank is {self.rank}; it must be from 1 to 8. Larger ones are for `ropecli finetune`.")
         if self.points < 1 or not self.methods:
             raise MethodError(f"{self.points} points of {len(self.methods)} methods are nothing to search among.")
+
+    def plan(self, checkpoint: Checkpoint, spec: ScalingSpec) -> PatchPlan:
+        """The patch by a spec. Raises as make_plan does."""
+        return make_plan(checkpoint, spec, original_length=self.original_length)
+
+    def geometry(self, checkpoint: Checkpoint) -> RopeGeometry:
+        """Of the layers that a plan scales, before any scaling. Raises PatchError."""
+        plan = self.plan(checkpoint, ScalingSpec("none"))
+        return plan.ropes[plan.scaled[0]].geometry
 
 
 @dataclass(frozen=True)
@@ -110,12 +121,6 @@ class Tuned:
     rounding: float = 0.0
     gains: tuple[LayerGains, ...] = ()
     log_temperature: float = 0.0
-
-
-def geometry_of(checkpoint: Checkpoint) -> RopeGeometry:
-    """Of the layers that a plan scales, before any scaling. Raises PatchError."""
-    plan = make_plan(checkpoint, ScalingSpec("none"))
-    return plan.ropes[plan.scaled[0]].geometry
 
 
 def try_plan(run: Run, plan: PatchPlan, part: str, count: int, **others: Any) -> float:

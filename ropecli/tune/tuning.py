@@ -10,7 +10,7 @@ from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to, write_json
 from ropecli.errors import PatchError
 from ropecli.evaluate.loading import load_model
-from ropecli.tune.breeding import breed
+from ropecli.tune.evolution import evolve
 from ropecli.tune.folding import rewrite_shard
 from ropecli.tune.grid import search_constants
 from ropecli.tune.heads import tune_heads
@@ -33,7 +33,7 @@ def tune(run: Run) -> Tuned:
     level = run.settings.level
     if level in _LEARNING:
         _refuse_quantised(run.model, level)
-    plan = breed(run) if level == "search" else search_constants(run)
+    plan = evolve(run) if level == "search" else search_constants(run)
     live_patch(run.model, plan.ropes)
     begun = run.judge.score(run.model, f"{level} 0")
     return _LEARNING[level](run, plan, begun) if level in _LEARNING else finish(run, plan, begun)

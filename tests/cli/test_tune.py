@@ -383,11 +383,26 @@ def test_an_interrupted_run_is_gone_on_with(tuned, ropecli, arguments, stopped, 
     assert "the same command with --resume goes on from it" in " ".join(outcome.err.split())
     assert names(tmp_path) == ["out.progress-0", "out.state"]
     refused(ropecli(*arguments(tmp_path / "out", *options)), "was interrupted", "--resume")
-    assert ropecli(*arguments(tmp_path / "out", *options, "--resume")).code == 0
+    resumed = ropecli(*arguments(tmp_path / "out", *options, "--resume"))
+    assert resumed.code == 0
     assert names(tmp_path) == ["out"]
-    whole, _ = tuned(level)
+    whole, (_, said) = tuned(level)
+    # the best of all looks, those before the interruption among them
+    assert [line for line in resumed.err.splitlines() if line.startswith(f"{level}: best")] == [
+        line for line in said.splitlines() if line.startswith(f"{level}: best")
+    ]
     assert without_times(read_report(tmp_path / "out")) == without_times(read_report(whole))
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_the_true_window_where_the_config_names_another(ropecli, arguments, tmp_path):
+    outcome = ropecli(*arguments(tmp_path / "out", "--level", "grid", "--original-length", 32))
+    assert outcome.code == 0
+    report = read_report(tmp_path / "out")
+    assert (report["original_max_position_embeddings"], report["target_length"]) == (32, 64)
+    assert report["settings"]["original_length"] == 32
+    rope = json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]
+    assert rope["original_max_position_embeddings"] == 32
 
 
 def test_another_request_is_refused(ropecli, arguments, stopped, tmp_path):

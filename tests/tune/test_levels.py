@@ -20,15 +20,15 @@ from ropecli.rope import ScalingSpec
 from ropecli.tune.judge import Judge
 from ropecli.tune.proof import difference, logits_of
 from ropecli.tune.record import Point, Score
-from ropecli.tune.run import Breeding, Settings, geometry_of, probe_of
+from ropecli.tune.run import Evolution, Settings, probe_of
 from ropecli.tune.tuning import tune, tuned_to
 
-FEW = Breeding(population=4, iterations=2, mutations=2, crossovers=2, parents=2, documents=2)
+FEW = Evolution(population=4, iterations=2, mutations=2, crossovers=2, parents=2, documents=2)
 SETTINGS = {
     "grid": {"points": 4},
     "heads": {"points": 2},
     "lora": {"points": 2, "rank": 2},
-    "search": {"breeding": FEW},
+    "search": {"evolution": FEW},
 }
 
 
@@ -248,7 +248,7 @@ def test_a_methods_own_constants_are_measured_to_the_end(llama, make_run, monkey
 
 def test_the_geometry_is_that_of_the_layers_to_scale(build):
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "head_dim": 32}
-    geometry = geometry_of(open_checkpoint(build("gemma3_text", **kinds)))
+    geometry = Settings().geometry(open_checkpoint(build("gemma3_text", **kinds)))
     assert geometry.layer_type == "full_attention"
     assert geometry.original_max_position_embeddings == 64
 

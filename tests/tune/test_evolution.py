@@ -6,9 +6,9 @@ import pytest
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
-from ropecli.tune import breeding
-from ropecli.tune.breeding import breed
-from ropecli.tune.run import Breeding
+from ropecli.tune import evolution
+from ropecli.tune.evolution import evolve
+from ropecli.tune.run import Evolution
 
 GEOMETRY = RopeGeometry(128, 128, 10000.0, 4096)
 
@@ -26,19 +26,19 @@ def sound(factors, factor):
 @pytest.mark.parametrize("factor", [1.0, 2.0, 7.3, 32.0])
 def test_all_that_is_drawn_never_falls_and_keeps_its_bounds(factor):
     drawing = np.random.default_rng(0)
-    first = breeding._first(GEOMETRY, factor, 24, drawing)
+    first = evolution._first(GEOMETRY, factor, 24, drawing)
     assert len(first) == 24
     everyone = [*first]
     for _ in range(40):
         parents = everyone[-24:]
-        everyone += [breeding._mutated(parents[drawing.integers(24)], factor, drawing) for _ in range(3)]
-        everyone += [breeding._crossed(parents, factor, drawing) for _ in range(3)]
+        everyone += [evolution._mutated(parents[drawing.integers(24)], factor, drawing) for _ in range(3)]
+        everyone += [evolution._crossed(parents, factor, drawing) for _ in range(3)]
     assert all(sound(one, factor) for one in everyone)
     assert len(set(everyone)) > (20 if factor == 1 else 150)
 
 
 def test_it_begins_with_interpolation_ntk_and_yarn():
-    first = breeding._first(GEOMETRY, 4.0, 64, np.random.default_rng(0))
+    first = evolution._first(GEOMETRY, 4.0, 64, np.random.default_rng(0))
     assert first[0] == (4.0,) * 64
     for one, method in zip(first[1:3], ("ntk", "yarn"), strict=True):
         known = GEOMETRY.inv_freq() / scale(GEOMETRY, ScalingSpec(method, 4.0)).inv_freq
@@ -47,7 +47,7 @@ def test_it_begins_with_interpolation_ntk_and_yarn():
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_small_population_begins_with_as_many(size):
-    assert len(breeding._first(GEOMETRY, 4.0, size, np.random.default_rng(0))) == size
+    assert len(evolution._first(GEOMETRY, 4.0, size, np.random.default_rng(0))) == size
 
 
 def test_a_geometry_that_only_interpolation_fits():
@@ -55,7 +55,7 @@ def test_a_geometry_that_only_interpolation_fits():
     for method in ("ntk", "yarn"):
         with pytest.raises(MethodError):
             scale(quick, ScalingSpec(method, 4.0))
-    first = breeding._first(quick, 4.0, 6, np.random.default_rng(0))
+    first = evolution._first(quick, 4.0, 6, np.random.default_rng(0))
     assert len(first) == 6
     assert all(sound(one, 4.0) for one in first)
 
@@ -64,7 +64,7 @@ def test_a_child_has_every_factor_from_a_parent():
     drawing = np.random.default_rng(1)
     parents = [(1.0, 2.0, 3.0, 4.0), (1.5, 1.5, 3.5, 3.5)]
     for _ in range(50):
-        child = breeding._crossed(parents, 4.0, drawing)
+        child = evolution._crossed(parents, 4.0, drawing)
         assert all(value in pair for value, *pair in zip(child, *parents, strict=True))
 
 
@@ -72,28 +72,28 @@ def test_parents_that_hardly_cross_still_give_a_sound_child():
     """Sixty-four factors of two parents that lie apart: a child by chance alone would fall somewhere."""
     low, high = (tuple(np.linspace(*ends, 64).round(2).tolist()) for ends in ((1, 2), (3, 5)))
     for seed in range(20):
-        child = breeding._crossed([low, high], 4.0, np.random.default_rng(seed))
+        child = evolution._crossed([low, high], 4.0, np.random.default_rng(seed))
         assert sound(child, 4.0)
         assert set(child) <= {*low, *high}
 
 
 def test_a_mutant_differs_in_some_factors():
-    parent = breeding._first(GEOMETRY, 8.0, 2, np.random.default_rng(0))[1]
-    child = breeding._mutated(parent, 8.0, np.random.default_rng(3))
+    parent = evolution._first(GEOMETRY, 8.0, 2, np.random.default_rng(0))[1]
+    child = evolution._mutated(parent, 8.0, np.random.default_rng(3))
     assert 0 < sum(one != other for one, other in zip(child, parent, strict=True)) < 40
 
 
 @pytest.mark.parametrize(
     ("sizes", "most"),
     [
-        (Breeding(population=4, iterations=2, mutations=2, crossovers=2, parents=8, documents=2), 12),
-        (Breeding(population=2, iterations=0, documents=1), 2),
-        (Breeding(population=3, iterations=1, mutations=0, crossovers=0, documents=1), 3),
+        (Evolution(population=4, iterations=2, mutations=2, crossovers=2, parents=8, documents=2), 12),
+        (Evolution(population=2, iterations=0, documents=1), 2),
+        (Evolution(population=3, iterations=1, mutations=0, crossovers=0, documents=1), 3),
     ],
 )
 def test_it_finds_the_best_that_it_measured(llama, make_run, sizes, most):
     points = []
-    plan = breed(run := make_run(llama, level="search", breeding=sizes, on_point=points.append))
+    plan = evolve(run := make_run(llama, level="search", evolution=sizes, on_point=points.append))
     assert 0 < len(points) <= most
     assert len({str(point.params) for point in points}) == len(points)
     assert {point.score.documents for point in points} == {sizes.documents}
@@ -103,7 +103,7 @@ def test_it_finds_the_best_that_it_measured(llama, make_run, sizes, most):
     rope = plan.ropes[None]
     assert sound(rope.spec.params["long_factor"], 2.0)
     assert rope.spec.params["short_factor"] == rope.spec.params["long_factor"]
-    again = breed(make_run(llama, level="search", breeding=sizes))
+    again = evolve(make_run(llama, level="search", evolution=sizes))
     assert again.spec == plan.spec
     assert run.model.model.rotary_emb.inv_freq[1] == pytest.approx(rope.geometry.inv_freq()[1])  # left as it was
 
@@ -111,4 +111,4 @@ def test_it_finds_the_best_that_it_measured(llama, make_run, sizes, most):
 @pytest.mark.parametrize("name", ["population", "parents", "documents"])
 def test_sizes_of_nothing_are_refused(name):
     with pytest.raises(MethodError, match=name):
-        Breeding(**{name: 0})
+        Evolution(**{name: 0})

@@ -1,4 +1,4 @@
-"""The search for a factor of each pair by evolution, for longrope.
+"""The evolutionary search for a factor of each pair, for longrope.
 
 Source: Ding et al. 2024, LongRoPE (arXiv:2402.13753), section 4 and appendix A. Factors never fall from a faster pair
 to a slower one, and lie between 1 and 1.25·s. Its second search space, how many first tokens stay as they were, is left
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ropecli.checkpoint.plan import PatchPlan, make_plan
+from ropecli.checkpoint.plan import PatchPlan
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
-from ropecli.tune.run import Run, geometry_of, try_plan
+from ropecli.tune.run import Run, try_plan
 
 _BEGINNINGS = ("linear", "ntk", "yarn")
 _FURTHEST = 1.25
@@ -25,11 +25,11 @@ _TRIES = 100
 Factors = tuple[float, ...]
 
 
-def breed(run: Run) -> PatchPlan:
+def evolve(run: Run) -> PatchPlan:
     """The plan of the best factors that were found. The model is left as it was. Raises MethodError, PatchError."""
-    sizes, factor = run.settings.breeding, run.factor
-    drawing = np.random.default_rng(run.settings.seed)
-    population = _first(geometry_of(run.checkpoint), factor, sizes.population, drawing)
+    settings, sizes, factor = run.settings, run.settings.evolution, run.factor
+    drawing = np.random.default_rng(settings.seed)
+    population = _first(settings.geometry(run.checkpoint), factor, sizes.population, drawing)
     measured: dict[Factors, float] = {}
     for iteration in range(sizes.iterations + 1):
         for one in population:
@@ -39,7 +39,7 @@ def breed(run: Run) -> PatchPlan:
         mutants = [_mutated(parents[drawing.integers(len(parents))], factor, drawing) for _ in range(sizes.mutations)]
         crossed = [_crossed(parents, factor, drawing) for _ in range(sizes.crossovers)]
         population = [*mutants, *crossed]
-    return make_plan(run.checkpoint, _spec(parents[0], factor))
+    return settings.plan(run.checkpoint, _spec(parents[0], factor))
 
 
 def _spec(factors: Factors, factor: float) -> ScalingSpec:
@@ -88,5 +88,5 @@ def _crossed(parents: Sequence[Factors], factor: float, drawing: np.random.Gener
 
 
 def _measure(run: Run, factors: Factors, iteration: int) -> float:
-    plan, documents = make_plan(run.checkpoint, _spec(factors, run.factor)), run.settings.breeding.documents
-    return try_plan(run, plan, f"search {factors}", documents, level="search", step=iteration)
+    plan = run.settings.plan(run.checkpoint, _spec(factors, run.factor))
+    return try_plan(run, plan, f"search {factors}", run.settings.evolution.documents, level="search", step=iteration)
