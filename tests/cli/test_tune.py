@@ -383,14 +383,9 @@ def test_an_interrupted_run_is_gone_on_with(tuned, ropecli, arguments, stopped, 
     assert "the same command with --resume goes on from it" in " ".join(outcome.err.split())
     assert names(tmp_path) == ["out.progress-0", "out.state"]
     refused(ropecli(*arguments(tmp_path / "out", *options)), "was interrupted", "--resume")
-    resumed = ropecli(*arguments(tmp_path / "out", *options, "--resume"))
-    assert resumed.code == 0
+    assert ropecli(*arguments(tmp_path / "out", *options, "--resume")).code == 0
     assert names(tmp_path) == ["out"]
-    whole, (_, said) = tuned(level)
-    # the best of all looks, those before the interruption among them
-    assert [line for line in resumed.err.splitlines() if line.startswith(f"{level}: best")] == [
-        line for line in said.splitlines() if line.startswith(f"{level}: best")
-    ]
+    whole, _ = tuned(level)
     assert without_times(read_report(tmp_path / "out")) == without_times(read_report(whole))
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
