@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropecli.checkpoint.in_memory import live_patch
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to, write_json
-from ropecli.errors import PatchError
 from ropecli.evaluate.loading import load_model
 from ropecli.tune.evolution import evolve
 from ropecli.tune.folding import rewrite_shard
@@ -17,9 +16,6 @@ from ropecli.tune.heads import tune_heads
 from ropecli.tune.matrices import tune_matrices
 from ropecli.tune.proof import logits_of, refuse_other
 from ropecli.tune.run import Run, Tuned, finish
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _LEARNING = {"heads": tune_heads, "lora": tune_matrices}
 
@@ -31,20 +27,10 @@ def tune(run: Run) -> Tuned:
     learned, ProofError, NotFiniteError.
     """
     level = run.settings.level
-    if level in _LEARNING:
-        _refuse_quantised(run.model, level)
     plan = evolve(run) if level == "search" else search_constants(run)
     live_patch(run.model, plan.ropes)
     begun = run.judge.score(run.model, f"{level} 0")
     return _LEARNING[level](run, plan, begun) if level in _LEARNING else finish(run, plan, begun)
-
-
-def _refuse_quantised(model: "PreTrainedModel", level: str) -> None:
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise PatchError(
-            f"The weights are quantised; what the level {level} learns cannot be folded into them. Tune the constants "
-            "alone by the level grid, or the model in full precision."
-        )
 
 
 def tuned_to(

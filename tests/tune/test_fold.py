@@ -21,7 +21,7 @@ from ropecli.tune.proof import difference, logits_of, refuse_other
 from ropecli.tune.record import Score
 from ropecli.tune.run import finish_learned, probe_of
 from ropecli.tune.training import Learned
-from ropecli.tune.tuning import tune, tuned_to
+from ropecli.tune.tuning import tuned_to
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
@@ -178,14 +178,6 @@ def test_what_cannot_be_folded_is_refused(build, make_run, model_type, settings,
     run = make_run(uneven(build(model_type, **settings)))
     with pytest.raises(PatchError, match=reason):
         HeadGains(run.model, ("full_attention",) if model_type == "olmo3" else (None,))
-
-
-@pytest.mark.parametrize("level", ["heads", "lora"])
-def test_quantised_weights_are_refused_before_anything_is_measured(llama, make_run, level):
-    run = make_run(llama, level=level, on_point=lambda point: pytest.fail("it was measured"))
-    run.model.config.quantization_config = {"quant_method": "bitsandbytes"}
-    with pytest.raises(PatchError, match="quantised"):
-        tune(run)
 
 
 def test_a_norm_of_its_own_kind_is_refused(build, make_run):
