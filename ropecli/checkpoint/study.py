@@ -9,7 +9,7 @@ from ropecli.checkpoint.plan import effective_ropes, main_rope, make_plan
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.errors import CheckpointError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import get_method
+from ropecli.scaling.registry import get_method, label_of
 from ropecli.theory.base_bound import LONGEST
 from ropecli.theory.summary import summarize
 from ropecli.theory.support import support_of
@@ -107,4 +107,4 @@ def _as_it_is(checkpoint: Checkpoint) -> tuple[ScaledRope, Sequence[str], int]:
 
 
 def _named(rope: ScaledRope) -> str:
-    return f"{rope.spec.method} ×{rope.spec.factor:g}"
+    return label_of(rope.spec.method, rope.spec.factor, rope.spec.params)

@@ -9,7 +9,7 @@ from typing import Any
 from ropecli.atomic import new_file
 from ropecli.evaluate.headlines import Headline
 from ropecli.evaluate.tally import Row
-from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.registry import label_of
 from ropecli.version import VERSION
 
 SCHEMA_VERSION = 2
@@ -46,14 +46,7 @@ class Measured:
 
     @property
     def label(self) -> str:
-        """Method, factor, and the parameters that are not the method's own defaults."""
-        if self.method == "none":
-            return self.method
-        method = scaling_methods().get(self.method)
-        known = method.parameters if method else {}
-        numbers = {key: value for key, value in self.params.items() if isinstance(value, int | float)}
-        own = [f"{key} {value:g}" for key, value in numbers.items() if key in known and value != known[key].default]
-        return f"{self.method} ×{self.factor:g}" + (f" ({', '.join(own)})" if own else "")
+        return self.method if self.method == "none" else label_of(self.method, self.factor, self.params)
 
 
 @dataclass(frozen=True)

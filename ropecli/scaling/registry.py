@@ -179,6 +179,15 @@ def get_method(name: str) -> ScalingMethod:
     raise MethodError(f"Unknown method {name!r}. Known: {', '.join(methods)}.{hint}")
 
 
+def label_of(method: str, factor: float, params: Mapping[str, object]) -> str:
+    """A scaling in a line: method, factor, and the numbers that are not the method's own defaults."""
+    registered = scaling_methods().get(method)
+    known = registered.parameters if registered else {}
+    numbers = {key: value for key, value in params.items() if key in known and isinstance(value, int | float)}
+    own = [f"{key} {value:g}" for key, value in numbers.items() if value != known[key].default]
+    return f"{method} ×{factor:g}" + (f" ({', '.join(own)})" if own else "")
+
+
 def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) -> ScaledRope:
     """The frequencies that `spec` gives for `geometry`.
 

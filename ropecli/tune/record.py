@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ropecli.scaling.registry import label_of
+
 if TYPE_CHECKING:
     from ropecli.checkpoint.plan import PatchPlan
 
@@ -46,7 +48,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        return _label(self.method, self.factor, self.params)
+        return label_of(self.method, self.factor, self.params)
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,7 @@ class TuneReport:
 
     @property
     def label(self) -> str:
-        return _label(self.method, self.factor, self.params)
+        return label_of(self.method, self.factor, self.params)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def _label(method: str, factor: float, params: dict[str, Any]) -> str:
-    numbers = [f"{key} {value:g}" for key, value in params.items() if isinstance(value, int | float)]
-    return f"{method} ×{factor:g}" + (f" ({', '.join(numbers)})" if numbers else "")

@@ -43,9 +43,9 @@ def test_each_rope_is_the_methods_own(checkpoint):
     study = make_study(checkpoint(), specs)
     geometry = RopeGeometry(32, 32, 1e4, 512)
     assert (study.geometry, study.window, study.target) == (geometry, 512, 2048)
-    assert list(study.ropes) == [PRETRAINED, "yarn ×4", "linear ×4"]
+    assert list(study.ropes) == [PRETRAINED, "yarn ×4 (beta_fast 16)", "linear ×4"]
     np.testing.assert_array_equal(study.ropes[PRETRAINED].inv_freq, geometry.inv_freq())
-    for name, spec in zip(("yarn ×4", "linear ×4"), specs, strict=True):
+    for name, spec in zip(("yarn ×4 (beta_fast 16)", "linear ×4"), specs, strict=True):
         expected = scale(geometry, spec)
         np.testing.assert_array_equal(study.ropes[name].inv_freq, expected.inv_freq)
         assert study.ropes[name].attention_factor == expected.attention_factor
