@@ -135,7 +135,13 @@ def table(found: dict[str, Any]) -> str:
 def _line(cells: list[dict[str, Any]], base: dict[str, Any] | None, grids: dict[int, dict[str, Any]]) -> str:
     first = cells[0]
     against_base = [(cell["rows"][-1], base["rows"][0]) for cell in cells] if base else []
-    paired = [(cell, grids[cell["seed"]]) for cell in cells if cell["seed"] in grids]
+    # yarn draws nothing, so that its one cell is every seed's
+    paired = [
+        (cell, grid)
+        for cell in cells
+        for seed, grid in grids.items()
+        if first["level"] == "yarn" or cell["seed"] == seed
+    ]
     against_grid = [(cell["rows"][-1], grid["rows"][-1]) for cell, grid in paired if cell is not grid]
     name = first["level"] + (f", {first['sequences']} sequences" if first["sequences"] else "")
     short, long = (_mean([cell["rows"][at]["ppl"] for cell in cells]) for at in (0, -1))

@@ -93,7 +93,8 @@ def find_turning(model: "PreTrainedModel", labels: Collection[str | None]) -> tu
     ]
     if not turning:
         raise PatchError(f"No layer turns by the rotary table of {', '.join(map(str, labels))}.")
-    return _common(turning, frequencies), [before.module for before, _ in turning]
+    modules = {id(before.module): before.module for before, _ in turning}  # some attend several times
+    return _common(turning, frequencies), list(modules.values())
 
 
 def _two_passes(
@@ -216,7 +217,7 @@ def attending_by(model: "PreTrainedModel", probe: Any, own_code: bool = False) -
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    before = _implementations(model.config)
+    before, unset = _implementations(model.config), _unset(model.config)
     AttentionInterface.register(_NAME, probe)
     AttentionMaskInterface.register(_NAME, probe.mask)
     try:
@@ -226,6 +227,8 @@ def attending_by(model: "PreTrainedModel", probe: Any, own_code: bool = False) -
             yield
     finally:
         model.set_attn_implementation(before)
+        for part in unset:
+            part._attn_implementation = None
         # the interface registers for all models, and takes away for one; this is where it registers
         for interface in (AttentionInterface, AttentionMaskInterface):
             interface._global_mapping.pop(_NAME)
@@ -233,9 +236,21 @@ def attending_by(model: "PreTrainedModel", probe: Any, own_code: bool = False) -
 
 def _implementations(config: Any) -> Any:
     """The attention of a config and of its parts, as set_attn_implementation takes them."""
-    own = config._attn_implementation
-    parts = {key: part for key in config.sub_configs if (part := getattr(config, key, None)) is not None}
-    return {"": own, **{key: _implementations(part) for key, part in parts.items()}} if parts else own
+    found = {key: _implementations(part) for key, part in _parts(config).items()}
+    known = {key: value for key, value in found.items() if value is not None}
+    return {"": config._attn_implementation, **known} if known else config._attn_implementation
+
+
+def _unset(config: Any) -> list[Any]:
+    """The parts that name no attention, as where no model is made of them; set_attn_implementation takes no None."""
+    parts = _parts(config).values()
+    return [part for part in parts if part._attn_implementation is None] + [
+        one for part in parts for one in _unset(part)
+    ]
+
+
+def _parts(config: Any) -> dict[str, Any]:
+    return {key: part for key in config.sub_configs if (part := getattr(config, key, None)) is not None}
 
 
 @contextlib.contextmanager
@@ -258,8 +273,8 @@ def _run(model: "PreTrainedModel", probe: _Probe) -> _Pass:
         raise
     except (RuntimeError, IndexError) as error:  # by a mask that has another shape than they take for granted
         raise PatchError(
-            f"{type(model).__name__} works on the mask itself, as sparse attention does; methods of other distances "
-            "have none."
+            f"{type(model).__name__} does not run with another attention. Perhaps it works on the mask itself, as "
+            f"sparse attention does: {reason_of(error)}"
         ) from error
     except Exception as error:  # models raise what they like
         raise PatchError(f"{type(model).__name__} does not run with another attention: {reason_of(error)}") from error

@@ -91,7 +91,7 @@ class _Capture:
         return torch.zeros((batch_size, 1, 1, 1), dtype=torch.int64)
 
     def __call__(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **others: Any
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
     ) -> tuple[Tensor, None]:
         return self.keep(module, query, key, value, others.get("scaling"))
 

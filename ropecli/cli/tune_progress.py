@@ -64,9 +64,9 @@ class _Watch:
             self._say_round()
         if new_stage:
             self._bar.reset(self._task, total=self._stages.get(now[0]))
-        if now[0] == "grid":  # its rounds read other documents; what learns begins at the best of its last
-            self._best = None
-        elif new_stage and now[0] in TRAINING:
+        if self._round is not None and self._round[1] != now[1]:
+            self._best = None  # on other documents; what learns begins at the best of the grid's last
+        if new_stage and now[0] in TRAINING:
             self._best = min(
                 filter(None, (self._best, *self._learned)), key=lambda point: point.score.objective, default=None
             )
@@ -94,6 +94,7 @@ class _Watch:
 
 def expected(task: "Task") -> dict[str, int]:
     """By level, at most how many measurements."""
+    from ropecli.tune.evolution import BEGINNINGS
     from ropecli.tune.halving import rounds
 
     settings, documents = task.settings, len(task.calibration.judged.kept)
@@ -102,4 +103,4 @@ def expected(task: "Task") -> dict[str, int]:
     looks = -(-schedule.steps // schedule.judge_every)
     born = evolution.population + evolution.iterations * (evolution.mutations + evolution.crossovers)
     grid = sum(count for count, _ in rounds(share, documents))
-    return {"grid": grid, "heads": looks, "lora": looks, "search": born}
+    return {"grid": grid, "heads": looks, "lora": looks, "search": born + 1 + len(BEGINNINGS)}

@@ -19,6 +19,7 @@ from ropecli.evaluate.loading import load_model, load_tokenizer, settle
 from ropecli.evaluate.scoring import refuse_unknown_ids
 from ropecli.finetune import adapters
 from ropecli.finetune.borders import prove_positions
+from ropecli.finetune.checkpointing import enable_checkpointing
 from ropecli.finetune.distances import carrier_in_effect, refuse_beside_method, within_plain
 from ropecli.finetune.engine import leave, make_accelerator, prepare, state_to_save
 from ropecli.finetune.interrupt import stop_on_signals
@@ -127,8 +128,7 @@ def _loss_of(model: "PreTrainedModel", recipe: Recipe, stream: Stream) -> NextTo
         prove_positions(loss_of, recipe.positions, stream.packed)
     model.train()
     if recipe.gradient_checkpointing:
-        # non-reentrant is the default of transformers 5; the older name of this switch is on its way out
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        enable_checkpointing(model)
     return loss_of
 
 

@@ -15,7 +15,8 @@ from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
 from ropecli.tune.run import Run, try_plan
 
-_BEGINNINGS = ("linear", "ntk", "yarn")
+BEGINNINGS = ("linear", "ntk", "yarn")
+"""The methods whose factors the first population is made of."""
 _FURTHEST = 1.25
 _STEP = 0.01
 _CHANGED = 0.3
@@ -26,36 +27,47 @@ Factors = tuple[float, ...]
 
 
 def evolve(run: Run) -> PatchPlan:
-    """The plan of the best factors that were found. The model is left as it was. Raises MethodError, PatchError."""
+    """The plan of the best factors that were found. The model is left as it was. Raises MethodError, PatchError.
+
+    The evolution reads few documents; all of them decide between its best and the known methods it began with.
+    """
     settings, sizes, factor = run.settings, run.settings.evolution, run.factor
     drawing = np.random.default_rng(settings.seed)
-    population = _first(settings.geometry(run.checkpoint), factor, sizes.population, drawing)
+    known = _known(settings.geometry(run.checkpoint), factor)
+    population = _first(known, factor, sizes.population, drawing)
     measured: dict[Factors, float] = {}
     for iteration in range(sizes.iterations + 1):
         for one in population:
             if one not in measured:
-                measured[one] = _measure(run, one, iteration)
+                measured[one] = _measure(run, one, iteration, sizes.documents)
         parents = sorted(measured, key=lambda one: measured[one])[: sizes.parents]
         mutants = [_mutated(parents[drawing.integers(len(parents))], factor, drawing) for _ in range(sizes.mutations)]
         crossed = [_crossed(parents, factor, drawing) for _ in range(sizes.crossovers)]
         population = [*mutants, *crossed]
-    return settings.plan(run.checkpoint, _spec(parents[0], factor))
+    count = len(run.judge.documents.kept)
+    best = min(dict.fromkeys((parents[0], *known)), key=lambda one: _measure(run, one, sizes.iterations, count))
+    return settings.plan(run.checkpoint, _spec(best, factor))
 
 
 def _spec(factors: Factors, factor: float) -> ScalingSpec:
     return ScalingSpec("longrope", factor, {"long_factor": list(factors)})
 
 
-def _first(geometry: RopeGeometry, factor: float, size: int, drawing: np.random.Generator) -> list[Factors]:
-    """The factors of known methods, as many as there is room for, and their mutants."""
+def _known(geometry: RopeGeometry, factor: float) -> list[Factors]:
+    """The factors of known methods."""
     known = []
-    for method in _BEGINNINGS:
+    for method in BEGINNINGS:
         try:
             inv_freq = scale(geometry, ScalingSpec(method, factor)).inv_freq
         except MethodError:  # as yarn, where no pair lies between its ends
             continue
         known.append(_allowed(geometry.inv_freq() / inv_freq, factor))
-    return known[:size] + [
+    return known
+
+
+def _first(known: Sequence[Factors], factor: float, size: int, drawing: np.random.Generator) -> list[Factors]:
+    """The known ones, as many as there is room for, and their mutants."""
+    return [*known[:size]] + [
         _mutated(known[index % len(known)], factor, drawing) for index in range(max(0, size - len(known)))
     ]
 
@@ -87,6 +99,7 @@ def _crossed(parents: Sequence[Factors], factor: float, drawing: np.random.Gener
     return _allowed(child, factor)
 
 
-def _measure(run: Run, factors: Factors, iteration: int) -> float:
+def _measure(run: Run, factors: Factors, iteration: int, count: int) -> float:
+    """On so many documents."""
     plan = run.settings.plan(run.checkpoint, _spec(factors, run.factor))
-    return try_plan(run, plan, f"search {factors}", run.settings.evolution.documents, level="search", step=iteration)
+    return try_plan(run, plan, f"search {factors}", count, level="search", step=iteration)

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ropecli.checkpoint.reading import Checkpoint
-from ropecli.errors import OutputError, PatchError
+from ropecli.errors import OutputError, PatchError, ProofError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,6 +62,18 @@ def _common_end(one: str, other: str) -> int:
     """How many parts of two names are the same, from the end."""
     ends = zip(reversed(one.split(".")), reversed(other.split(".")), strict=False)
     return sum(1 for _ in takewhile(lambda parts: parts[0] == parts[1], ends))
+
+
+def refuse_unwritten(changed: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
+    """Raises ProofError where the files hold other numbers; in half precision logits alone would not tell."""
+    missing = dict(changed)
+    for path in checkpoint.weight_files() if changed else []:
+        with safe_open(path, framework="pt") as file:
+            for name in missing.keys() & set(file.keys()):
+                if torch.equal(file.get_tensor(name), missing[name]):
+                    del missing[name]
+    if missing:
+        raise ProofError(f"{min(missing)} was not written as it was folded: nothing is written.")
 
 
 def rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) -> bool:

@@ -2,7 +2,8 @@
 
 Both dimensions of a pair are turned by a phase and multiplied by a gain. That commutes with the rotation by positions,
 so that it may happen before it: in the rows of the projection that gives the queries. An attention temperature is a
-gain that all pairs share. Where a norm gives the queries, its weight can hold gains, and no phases.
+gain that all pairs share, as YaRN's attention factor is. Where a norm gives the queries, its weight can hold gains, and
+no phases.
 """
 
 import contextlib

@@ -5,14 +5,14 @@ from functools import cache
 from ropecli.checkpoint.plan import PatchPlan
 from ropecli.tune.halving import halve
 from ropecli.tune.run import Run, try_plan
-from ropecli.tune.space import points
+from ropecli.tune.space import own_constants, points
 
 
 def search_constants(run: Run) -> PatchPlan:
     """The plan that the judge likes best, of all methods, each with its share of the points; the model stays as it was.
 
-    The first method's own constants are measured on all documents whatever becomes of them: what the others are held
-    against. Raises MethodError, PatchError.
+    The first constants that are a method's own are measured on all documents whatever becomes of them: what the others
+    are held against. Raises MethodError, PatchError.
     """
     settings, geometry = run.settings, run.settings.geometry(run.checkpoint)
     share = max(1, settings.points // len(settings.methods))
@@ -25,4 +25,4 @@ def search_constants(run: Run) -> PatchPlan:
 
     count = len(run.judge.documents.kept)
     best = halve(range(len(plans)), count, measure)[0]
-    return plans[min((best, 0), key=lambda index: measure(index, count))]
+    return plans[min((best, own_constants(specs)), key=lambda index: measure(index, count))]

@@ -64,13 +64,14 @@ def kept_run(output: Path, request: dict[str, Any]) -> Iterator[Kept]:
     """
     folder = _folder(output)
     with kept_progress(output, request) as progress:
+        found = folder.exists()
         try:
             header = {_REQUEST: hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()}
             earlier = _read(folder, header)
             with _appending(folder / _POINTS, [header, *map(asdict, earlier)]) as file:
                 yield Kept(progress, Points(file, earlier), folder / _TRAINING)
         finally:
-            if progress.empty:
+            if progress.empty and not found:  # else it may be another request's
                 shutil.rmtree(folder, ignore_errors=True)
 
 

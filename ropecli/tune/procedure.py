@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ropecli.checkpoint.in_memory import live_patch, unpatched_after
 from ropecli.checkpoint.plan import PatchPlan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
@@ -15,6 +17,7 @@ from ropecli.evaluate.protocols import Protocol
 from ropecli.evaluate.report import environment
 from ropecli.evaluate.scoring import refuse_unknown_ids
 from ropecli.rope import ScalingSpec
+from ropecli.scaling.registry import label_of
 from ropecli.tune.calibration import MOST_JUDGED, Calibration, read_calibration
 from ropecli.tune.folding import find_stored
 from ropecli.tune.gains import HeadGains
@@ -25,7 +28,7 @@ from ropecli.tune.record import TRAINING, Point, Score, TuneReport
 from ropecli.tune.reporting import files_of, make_report, notes_of
 from ropecli.tune.request import refuse_request
 from ropecli.tune.run import Evolution, Run, Settings, Tuned
-from ropecli.tune.space import points
+from ropecli.tune.space import own_constants, points
 from ropecli.tune.training import Schedule
 from ropecli.tune.tuning import tune, tuned_to
 
@@ -40,8 +43,8 @@ _HEAVIEST = 1e6
 class Task:
     """What is to be tuned, and on what.
 
-    plain: the patch by the first method's own constants. short_weight, targets: of the judge; targets are tokens.
-    loading: dtype, device and attn, as load_model takes them.
+    plain: the patch by a method's own constants, the first method's that has some. short_weight, targets: of the judge;
+    targets are tokens. loading: dtype, device and attn, as load_model takes them.
     """
 
     checkpoint: Checkpoint
@@ -161,7 +164,7 @@ def make_task(
     refuse_request(settings.level, settings.methods, factor, source)
     if not 0 <= short_weight <= _HEAVIEST:
         raise MethodError(f"--short-weight is {short_weight:g}; it must be a number from 0 to {_HEAVIEST:,.0f}.")
-    plain = _plan_of_each(checkpoint, factor, settings)[0]
+    plain = _plain(checkpoint, factor, settings)
     _refuse_weights(checkpoint, settings.level)
     most = max_documents or MOST_JUDGED + settings.schedule.steps * settings.schedule.batch_size
     calibration = read_calibration(
@@ -180,8 +183,8 @@ def make_task(
     return replace(task, targets=settled.targets or 1)
 
 
-def _plan_of_each(checkpoint: Checkpoint, factor: float, settings: Settings) -> list[PatchPlan]:
-    """Of each method's first point. Raises MethodError and PatchError for what could not be written in the end."""
+def _plain(checkpoint: Checkpoint, factor: float, settings: Settings) -> PatchPlan:
+    """What tuning is held against. Raises MethodError and PatchError for what could not be written in the end."""
     geometry = settings.geometry(checkpoint)
     specs = [points(geometry, method, factor, 1, settings.seed)[0] for method in settings.methods]
     if settings.level == "search":
@@ -191,7 +194,7 @@ def _plan_of_each(checkpoint: Checkpoint, factor: float, settings: Settings) -> 
     for plan in plans:
         if plan.unwritable:
             raise PatchError(plan.unwritable)
-    return plans
+    return plans[own_constants(specs)]
 
 
 def _refuse_weights(checkpoint: Checkpoint, level: str) -> None:
@@ -248,9 +251,15 @@ def run_task(
         dtype=str(model.dtype).removeprefix("torch."),
         base=base,
         plain=plain,
+        plain_name=_plain_name(task.plain.spec),
         points=kept.points.all,
     )
     return TuneResult(tuned, report)
+
+
+def _plain_name(spec: ScalingSpec) -> str:
+    chosen = label_of(spec.method, spec.factor, spec.params)
+    return f"{chosen}, nothing tuned" if chosen == label_of(spec.method, spec.factor, {}) else f"{chosen}, a point"
 
 
 def _measured(model: "PreTrainedModel", plan: PatchPlan, judge: Judge, part: str) -> Score:
@@ -264,17 +273,24 @@ def _refuse_unwritable(task: Task, model: "PreTrainedModel") -> None:
     level = task.settings.level
     if level not in TRAINING:
         return
+    coarse = torch.finfo(model.dtype).eps
     try:
         if level == "heads":
             weights = list(HeadGains(model, task.plain.scaled).folded(model))
         else:
             weights = [f"{name}.weight" for name in projections_to_train(model)]
-        find_stored(task.checkpoint, model, weights)
+        stored = find_stored(task.checkpoint, model, weights)
     except PatchError as error:
         others = " or ".join(f"--level {other}" for other in ("grid", "lora") if other != level)
         raise PatchError(
             f"--level {level} cannot be had of {task.checkpoint.name}. {error} It can be tuned by {others}."
         ) from error
+    if finer := [one for one in stored.values() if torch.finfo(one.dtype).eps < coarse]:
+        files, loaded = (str(dtype).removeprefix("torch.") for dtype in (finer[0].dtype, model.dtype))
+        raise PatchError(
+            f"The weight files of {task.checkpoint.name} hold {files}, and the model is loaded in {loaded}: what "
+            f"--level {level} writes would be rounded to it. Load it in {files}, by --dtype {files}."
+        )
 
 
 def write_tuned(

@@ -66,11 +66,10 @@ class LayerGains:
 class TuneReport:
     """One run of `ropecli tune`. checkpoint, digest: what was tuned. source, fingerprint: the calibration data.
 
-    settings: as they were asked for. base: the checkpoint as pretrained; plain: the first method by its own constants;
-    begun: the best constants; score: of the result: all on the judge's documents. method, params: of the result.
-    points: every measurement. inv_freq, pretrained_inv_freq: radians per token. rounding: by how much a logit moves
-    when the weights are rounded to the files' dtype. seconds: of all points, in whichever run
-    they were measured.
+    settings: as they were asked for. base: the checkpoint as pretrained; plain: what plain_name says, a method by its
+    own constants; begun: the best constants; score: of the result: all on the judge's documents. method, params: of the
+    result. points: every measurement. inv_freq, pretrained_inv_freq: radians per token. rounding: by how much a logit
+    moves when the weights are rounded to the files' dtype. seconds: of all points, in whichever run they were measured.
     """
 
     checkpoint: str
@@ -101,6 +100,7 @@ class TuneReport:
     points: list[Point]
     gains: list[LayerGains] = field(default_factory=list)
     log_temperature: float = 0.0
+    plain_name: str = "nothing tuned"
     environment: dict[str, str] = field(default_factory=dict)
     kind: str = "tune"
     schema_version: int = SCHEMA_VERSION

@@ -21,6 +21,7 @@ def make_report(
     dtype: str,
     base: Score,
     plain: Score,
+    plain_name: str,
     points: Sequence[Point],
 ) -> TuneReport:
     """Seconds are of all points together, in whichever run they were measured."""
@@ -46,6 +47,7 @@ def make_report(
         pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
         base=base,
         plain=plain,
+        plain_name=plain_name,
         begun=tuned.begun,
         score=tuned.score,
         learned=tuned.learned,

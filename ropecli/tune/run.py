@@ -17,7 +17,7 @@ from ropecli.errors import MethodError, NotFiniteError
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.tune.folding import find_stored
 from ropecli.tune.judge import Judge
-from ropecli.tune.proof import difference, logits_of, refuse_other
+from ropecli.tune.proof import Logits, difference, in_float32, logits_of, refuse_other
 from ropecli.tune.record import LayerGains, Point, Score
 from ropecli.tune.request import refuse_unknown_level
 from ropecli.tune.training import Learned, Schedule, learn
@@ -31,9 +31,8 @@ _PROBED = 64
 
 @dataclass(frozen=True)
 class Evolution:
-    """LongRoPE's search (arXiv:2402.13753, section 4 and appendix A): its published sizes. documents: read for each.
-
-    Raises MethodError.
+    """The sizes of LongRoPE's search, as published (arXiv:2402.13753, section 4 and appendix A). documents: read for
+    each, our choice. Raises MethodError.
     """
 
     population: int = 64
@@ -103,8 +102,8 @@ class Run:
 @dataclass(frozen=True)
 class Tuned:
     """plan: the patch. score: the judge's, of the tuned model; begun: of the plan alone. probe, logits: tokens, shape
-    (1, tokens), and what the written checkpoint must make of them, computed in dtype. changed: weights to be written
-    beside the patch, by their names in the files and in their dtype there; empty where constants alone were found.
+    (1, tokens), and what the written checkpoint must make of them. changed: weights to be written beside the patch, by
+    their names in the files and in their dtype there; empty where constants alone were found.
     learned: how many numbers. step: after how many updates. rounding: by how much a logit moves when the weights are
     rounded to the files' dtype. gains, log_temperature: what the level heads learned.
     """
@@ -113,8 +112,7 @@ class Tuned:
     begun: Score
     score: Score
     probe: Tensor
-    logits: Tensor
-    dtype: torch.dtype
+    logits: Logits
     changed: Mapping[str, Tensor] = field(default_factory=dict)
     learned: int = 0
     step: int = 0
@@ -141,8 +139,10 @@ def try_plan(run: Run, plan: PatchPlan, part: str, count: int, **others: Any) ->
 
 def train(
     run: Run, plan: PatchPlan, begun: Score, groups: Sequence[Sequence[torch.nn.Parameter]], rates: tuple[float, ...]
-) -> tuple[Learned, Tensor]:
-    """Learns the groups of parameters at these rates; and the logits that the model then gives for the probe."""
+) -> tuple[Learned, Logits]:
+    """Learns the groups of parameters at these rates; and the logits that the model then gives for the probe, in
+    float32 where it can.
+    """
     level, learned = run.settings.level, sum(one.numel() for group in groups for one in group)
 
     def look(step: int, score: Score, seconds: float) -> None:
@@ -159,41 +159,44 @@ def train(
         state=run.state,
         on_look=look,
     )
-    return replace(best, numbers=learned), logits_of(run.model, probe_of(run))
+    probe = probe_of(run)
+    with in_float32(run.model, probe):
+        return replace(best, numbers=learned), logits_of(run.model, probe)
 
 
 def finish(run: Run, plan: PatchPlan, begun: Score) -> Tuned:
     """What is found by constants alone."""
     probe = probe_of(run)
-    return Tuned(plan, begun, begun, probe, logits_of(run.model, probe), run.model.dtype)
+    return Tuned(plan, begun, begun, probe, logits_of(run.model, probe))
 
 
 def finish_learned(
-    run: Run, plan: PatchPlan, begun: Score, best: Learned, live: Tensor, folded: Mapping[str, Tensor], **others: Any
+    run: Run, plan: PatchPlan, begun: Score, best: Learned, live: Logits, folded: Mapping[str, Tensor], **others: Any
 ) -> Tuned:
     """Puts the folded weights into the model, and proves that it is the one that was tuned.
 
-    live: its logits of the probe before. folded: parameters by their names in the model. others: of Tuned. Raises
-    ProofError, PatchError for a weight that the files do not hold.
+    live: its logits of the probe before, of `train`. folded: parameters by their names in the model. others: of Tuned.
+    Raises ProofError, PatchError for a weight that the files do not hold.
     """
-    probe, rounding, logits = probe_of(run), 0.0, live
+    probe, rounding = probe_of(run), 0.0
     changed: dict[str, Tensor] = {}
     if best.step:  # without an update nothing is to be written
         stored = find_stored(run.checkpoint, run.model, folded)
-        put(run.model, folded)
-        exact = logits_of(run.model, probe)
-        refuse_other(exact, live, run.model.dtype, "The folded weights give")
         changed = {one.name: folded[name].to(one.dtype) for name, one in stored.items()}
-        put(run.model, {name: changed[one.name] for name, one in stored.items()})
-        logits = logits_of(run.model, probe)
-        rounding = difference(logits, exact)
+        rounded = {name: changed[one.name] for name, one in stored.items()}
+        with in_float32(run.model, probe):
+            put(run.model, folded)
+            exact = logits_of(run.model, probe)
+            refuse_other(exact, live, "The folded weights give")
+            put(run.model, rounded)
+            rounding = difference(logits_of(run.model, probe), exact)
+        put(run.model, rounded)
     return Tuned(
         plan,
         begun,
         best.score,
         probe,
-        logits,
-        run.model.dtype,
+        logits_of(run.model, probe),
         changed=changed,
         learned=best.numbers,
         step=best.step,

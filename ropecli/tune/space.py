@@ -1,5 +1,6 @@
 """The points that a search of a method's own parameters tries: by the ranges that its parameters declare."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,11 @@ def points(geometry: RopeGeometry, method: str, factor: float, count: int, seed:
     if not fitting:
         raise MethodError(f"{method} cannot be tuned: {refusal}")
     return fitting
+
+
+def own_constants(specs: Sequence[ScalingSpec]) -> int:
+    """The first that leaves all parameters to its method; 0 where none does, as of abf alone."""
+    return next((index for index, spec in enumerate(specs) if not spec.params), 0)
 
 
 def _spread(ranges: dict[str, Any], count: int, seed: int) -> list[dict[str, float]]:

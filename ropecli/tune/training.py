@@ -22,6 +22,7 @@ from ropecli.checkpoint.layout import in_evaluation
 from ropecli.checkpoint.live import rotary_tables
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import MethodError, NotFiniteError, OutputError, RecipeError, reason_of
+from ropecli.finetune.checkpointing import disable_checkpointing, enable_checkpointing, is_checkpointing
 from ropecli.finetune.loss import NextTokenLoss
 from ropecli.tune.judge import Judge
 from ropecli.tune.record import Score
@@ -117,34 +118,22 @@ def learn(
 def _trained_alone(model: "PreTrainedModel", parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Only `parameters` get a gradient, and layers are computed again in the backward pass; at the end as before."""
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    switches = model.supports_gradient_checkpointing and not _is_checkpointing(model)
+    switches = model.supports_gradient_checkpointing and not is_checkpointing(model)
     try:
         with in_evaluation(model):
             model.requires_grad_(False)
             for parameter in parameters:
                 parameter.requires_grad_(True)
             if switches:
-                _checkpointing(model, "enable")
+                enable_checkpointing(model)
             yield
     finally:
         if switches:
-            _checkpointing(model, "disable")
+            disable_checkpointing(model)
         for parameter, required in before:
             parameter.requires_grad_(required)
         for parameter in parameters:
             parameter.grad = None
-
-
-def _is_checkpointing(model: Any) -> bool:
-    """By the newer name of this property where there is one; the older warns that it is on its way out."""
-    newer = getattr(model, "is_activation_checkpointing", None)
-    return bool(model.is_gradient_checkpointing if newer is None else newer)
-
-
-def _checkpointing(model: Any, word: str) -> None:
-    """By the newer name of this switch where there is one; the older is on its way out."""
-    older = getattr(model, f"gradient_checkpointing_{word}")
-    getattr(model, f"activation_checkpointing_{word}", older)()
 
 
 def _looks_without(best: Learned, step: int, schedule: Schedule) -> int:

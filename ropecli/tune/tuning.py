@@ -10,7 +10,7 @@ from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to, write_json
 from ropecli.evaluate.loading import load_model
 from ropecli.tune.evolution import evolve
-from ropecli.tune.folding import rewrite_shard
+from ropecli.tune.folding import refuse_unwritten, rewrite_shard
 from ropecli.tune.grid import search_constants
 from ropecli.tune.heads import tune_heads
 from ropecli.tune.matrices import tune_matrices
@@ -63,7 +63,8 @@ def _complete(tuned: Tuned, files: Mapping[str, Any], folder: Path) -> None:
     """With the files beside the weights, and proved."""
     for name, value in files.items():
         write_json(folder / name, value)
-    dtype = str(tuned.dtype).removeprefix("torch.")
-    model = load_model(open_checkpoint(folder, weights=True), dtype=dtype, device="cpu")
+    written, dtype = open_checkpoint(folder, weights=True), str(tuned.logits.dtype).removeprefix("torch.")
+    refuse_unwritten(tuned.changed, written)
+    model = load_model(written, dtype=dtype, device="cpu")
     found = logits_of(model, tuned.probe)
-    refuse_other(found, tuned.logits, tuned.dtype, "Stock transformers, loading what was written, gives")
+    refuse_other(found, tuned.logits, "Stock transformers, loading what was written, gives")

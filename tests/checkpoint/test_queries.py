@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 
 from ropecli.checkpoint.queries import find_queries
 from ropecli.errors import PatchError
@@ -21,6 +21,7 @@ LATENT = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+MOSHI = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32, "vocab_size": 96}
 PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 
 
@@ -108,6 +109,28 @@ def test_attention_by_code_of_its_own_is_seen(build, settings, starts, attn):
         assert torch.equal(queries.rows, halves(starts, 16))
     assert model.config._attn_implementation == attn
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_mask_that_is_given_by_its_name(build):
+    """As afmoe gives it."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
+    model = load(build("afmoe", head_dim=32, **sizes))
+    assert [queries.name[-6:] for queries in find_queries(model, {None})] == ["q_norm", "q_norm"]
+
+
+def test_a_module_that_attends_twice_is_one_layer(build):
+    model = load(build("diffllama", num_key_value_heads=2))
+    names = [f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)]
+    assert [queries.name for queries in find_queries(model, {None})] == names
+
+
+def test_parts_that_name_no_attention_are_left_so(build):
+    """As moshi's, of which no model is made here."""
+    config = AutoConfig.for_model("moshi", **MOSHI)
+    model = AutoModelForCausalLM.from_config(config)
+    assert len(find_queries(model, {None})) == 2
+    assert (config._attn_implementation, config.depth_decoder_config._attn_implementation) == ("sdpa", None)
+    assert "ropecli:layout" not in AttentionInterface._global_mapping
 
 
 def test_layers_without_positions_are_passed_over(build):

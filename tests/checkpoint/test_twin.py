@@ -39,7 +39,7 @@ LATER_START = {
 }
 WORKS, REFUSES = 100, 30
 NO_POSITIONS = "do not turn by the rotary tables"
-SPARSE = "works on the mask itself, as sparse attention does"
+SPARSE = "Perhaps it works on the mask itself, as sparse attention does"
 AFTERWARDS = "changes queries or keys after the rotation"
 NO_FUNCTION = "No layer calls an attention function"
 REFUSED = {

@@ -400,6 +400,26 @@ def test_the_true_window_where_the_config_names_another(ropecli, arguments, tmp_
     assert rope["original_max_position_embeddings"] == 32
 
 
+def test_a_method_without_constants_of_its_own_is_held_against_one_that_has_some(ropecli, arguments, tmp_path):
+    for number, (methods, name) in enumerate({"abf,yarn": "yarn ×2, nothing tuned", "abf": "abf ×2 (beta "}.items()):
+        output = tmp_path / f"out{number}"
+        outcome = ropecli(*arguments(output, "--level", "grid", "--methods", methods))
+        assert outcome.code == 0
+        report = read_report(output)
+        assert report["plain_name"].startswith(name)
+        assert report["plain_name"].endswith(", a point" if methods == "abf" else ", nothing tuned")
+        assert report["plain"] in [point["score"] for point in report["points"]]
+        assert name in outcome.out
+
+
+def test_weights_that_half_precision_would_round_are_refused(ropecli, arguments, tmp_path):
+    for level in ("heads", "lora"):
+        outcome = ropecli(*arguments(tmp_path / "out", "--level", level, "--dtype", "bfloat16"))
+        refused(outcome, "hold float32", "loaded in bfloat16", "by --dtype float32")
+        assert names(tmp_path) == []
+    assert ropecli(*arguments(tmp_path / "out", "--level", "grid", "--dtype", "bfloat16")).code == 0
+
+
 def test_another_request_is_refused(ropecli, arguments, stopped, tmp_path):
     stopped(9, tmp_path / "out")
     for change, named in ((["--steps", 5], "steps: 4 then, 5 now"), (["--short-weight", 1], "short_weight: 0.25 then")):
@@ -408,6 +428,7 @@ def test_another_request_is_refused(ropecli, arguments, stopped, tmp_path):
     (tmp_path / "out.progress-0").unlink()
     refused(ropecli(*arguments(tmp_path / "out")), "out.state is left of a run that was interrupted")
     refused(ropecli(*arguments(tmp_path / "out", "--resume", "--steps", 5)), "out.state is of another request")
+    assert names(tmp_path / "out.state") == ["points.jsonl"]
     assert ropecli(*arguments(tmp_path / "out", "--resume")).code == 0
     assert names(tmp_path) == ["out"]
 

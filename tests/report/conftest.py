@@ -214,6 +214,7 @@ def tuning():
             "pretrained_inv_freq": geometry.inv_freq().tolist(),
             "base": score(47.03, 13.55),
             "plain": score(14.91, 15.47),
+            "plain_name": "yarn ×4, nothing tuned",
             "begun": score(14.31, 14.43),
             "score": end,
             "learned": learned,

@@ -192,7 +192,10 @@ def test_a_search_on_fewer_documents_than_its_result_is_set_apart(tuning):
     found = lines(drawn.axes[0])
     assert found["search, 4 documents, iteration 0 to 39"].get_markerfacecolor() == "white"
     assert "best so far, of those on 4 documents" in found
-    assert "search reads 4 documents, the result is of 16: its measurements are of other text" in drawn.get_supxlabel()
+    assert (
+        "search reads 4 documents until its end, the result is of 16: its measurements are of other text"
+        in drawn.get_supxlabel()
+    )
     whole = replace(run, points=[replace(one, score=replace(one.score, documents=16)) for one in run.points])
     drawn = search.figure([whole])
     assert "hollow" not in drawn.get_supxlabel()
@@ -242,7 +245,7 @@ def test_several_runs_are_lines_to_compare(tuning):
         assert "as pretrained, at 256 tokens: 13.55" in labels(axes)
         assert not [name for name in labels(axes) if "best constants" in name or "result" in name]
         assert axes.get_xscale() == "log"
-    assert "search reads 4 documents, the result is of 16: here the result alone" in drawn.get_supxlabel()
+    assert "search reads 4 documents until its end, the result is of 16: here the result alone" in drawn.get_supxlabel()
     refuse_overlaps(drawn)
     text = printed(search.chart(reports))
     for letter, name, report in zip("abcd", names, reports, strict=True):
@@ -488,6 +491,7 @@ def test_hostile_names_are_harmless(tuning, tmp_path, kind):
         method=HOSTILE,
         source=HOSTILE,
         settings={"methods": [HOSTILE], "short_weight": HOSTILE},
+        plain_name=HOSTILE,
         points=[replace(point, level=HOSTILE, method=HOSTILE) for point in report.points],
         gains=[replace(layer, name=HOSTILE) for layer in report.gains],
     )

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
+from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
 from ropecli.tune import evolution
 from ropecli.tune.evolution import evolve
-from ropecli.tune.run import Evolution
+from ropecli.tune.judge import Judge
+from ropecli.tune.record import Score
+from ropecli.tune.run import Evolution, Settings
 
 GEOMETRY = RopeGeometry(128, 128, 10000.0, 4096)
 
@@ -26,7 +29,7 @@ def sound(factors, factor):
 @pytest.mark.parametrize("factor", [1.0, 2.0, 7.3, 32.0])
 def test_all_that_is_drawn_never_falls_and_keeps_its_bounds(factor):
     drawing = np.random.default_rng(0)
-    first = evolution._first(GEOMETRY, factor, 24, drawing)
+    first = evolution._first(evolution._known(GEOMETRY, factor), factor, 24, drawing)
     assert len(first) == 24
     everyone = [*first]
     for _ in range(40):
@@ -38,7 +41,7 @@ def test_all_that_is_drawn_never_falls_and_keeps_its_bounds(factor):
 
 
 def test_it_begins_with_interpolation_ntk_and_yarn():
-    first = evolution._first(GEOMETRY, 4.0, 64, np.random.default_rng(0))
+    first = evolution._first(evolution._known(GEOMETRY, 4.0), 4.0, 64, np.random.default_rng(0))
     assert first[0] == (4.0,) * 64
     for one, method in zip(first[1:3], ("ntk", "yarn"), strict=True):
         known = GEOMETRY.inv_freq() / scale(GEOMETRY, ScalingSpec(method, 4.0)).inv_freq
@@ -47,7 +50,7 @@ def test_it_begins_with_interpolation_ntk_and_yarn():
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_small_population_begins_with_as_many(size):
-    assert len(evolution._first(GEOMETRY, 4.0, size, np.random.default_rng(0))) == size
+    assert len(evolution._first(evolution._known(GEOMETRY, 4.0), 4.0, size, np.random.default_rng(0))) == size
 
 
 def test_a_geometry_that_only_interpolation_fits():
@@ -55,7 +58,7 @@ def test_a_geometry_that_only_interpolation_fits():
     for method in ("ntk", "yarn"):
         with pytest.raises(MethodError):
             scale(quick, ScalingSpec(method, 4.0))
-    first = evolution._first(quick, 4.0, 6, np.random.default_rng(0))
+    first = evolution._first(evolution._known(quick, 4.0), 4.0, 6, np.random.default_rng(0))
     assert len(first) == 6
     assert all(sound(one, 4.0) for one in first)
 
@@ -78,7 +81,7 @@ def test_parents_that_hardly_cross_still_give_a_sound_child():
 
 
 def test_a_mutant_differs_in_some_factors():
-    parent = evolution._first(GEOMETRY, 8.0, 2, np.random.default_rng(0))[1]
+    parent = evolution._first(evolution._known(GEOMETRY, 8.0), 8.0, 2, np.random.default_rng(0))[1]
     child = evolution._mutated(parent, 8.0, np.random.default_rng(3))
     assert 0 < sum(one != other for one, other in zip(child, parent, strict=True)) < 40
 
@@ -94,18 +97,38 @@ def test_a_mutant_differs_in_some_factors():
 def test_it_finds_the_best_that_it_measured(llama, make_run, sizes, most):
     points = []
     plan = evolve(run := make_run(llama, level="search", evolution=sizes, on_point=points.append))
-    assert 0 < len(points) <= most
-    assert len({str(point.params) for point in points}) == len(points)
-    assert {point.score.documents for point in points} == {sizes.documents}
-    assert {point.step for point in points} <= set(range(sizes.iterations + 1))
-    best = min(points, key=lambda point: point.score.objective)
-    assert plan.spec.params == best.params
+    searched, last = (
+        [point for point in points if (point.score.documents == sizes.documents) == few] for few in (True, False)
+    )
+    assert 0 < len(searched) <= most
+    assert len({str(point.params) for point in searched}) == len(searched)
+    assert {point.step for point in searched} <= set(range(sizes.iterations + 1))
+    best, decided = (min(some, key=lambda point: point.score.objective) for some in (searched, last))
+    # on all three documents, the best of the few and the three known methods, whatever became of them
+    assert {point.score.documents for point in last} == {3}
+    assert len(last) in (3, 4)
+    assert str(best.params) in {str(point.params) for point in last}
+    assert plan.spec.params == decided.params
     rope = plan.ropes[None]
     assert sound(rope.spec.params["long_factor"], 2.0)
     assert rope.spec.params["short_factor"] == rope.spec.params["long_factor"]
     again = evolve(make_run(llama, level="search", evolution=sizes))
     assert again.spec == plan.spec
     assert run.model.model.rotary_emb.inv_freq[1] == pytest.approx(rope.geometry.inv_freq()[1])  # left as it was
+
+
+def test_what_is_best_on_few_documents_alone_is_not_chosen(llama, make_run, monkeypatch):
+    known = evolution._known(Settings().geometry(open_checkpoint(llama)), 2.0)
+
+    def score(self, model, part, count=None):
+        """On two documents the known methods are the worst, on all three the best."""
+        good = any(part == f"search {one}" for one in known) == (count == 3)
+        return Score(1.0, 1.0, 1.0 if good else 2.0, count)
+
+    monkeypatch.setattr(Judge, "score", score)
+    sizes = Evolution(population=8, iterations=1, documents=2)
+    plan = evolve(make_run(llama, level="search", evolution=sizes))
+    assert tuple(plan.spec.params["long_factor"]) in known
 
 
 @pytest.mark.parametrize("name", ["population", "parents", "documents"])

@@ -17,7 +17,7 @@ from ropecli.errors import PatchError, ProofError
 from ropecli.rope import ScalingSpec
 from ropecli.tune.folding import find_stored
 from ropecli.tune.gains import HeadGains
-from ropecli.tune.proof import difference, logits_of, refuse_other
+from ropecli.tune.proof import Logits, difference, in_float32, logits_of, refuse_other
 from ropecli.tune.record import Score
 from ropecli.tune.run import finish_learned, probe_of
 from ropecli.tune.training import Learned
@@ -241,11 +241,58 @@ def test_the_files_precision_stays_and_its_rounding_is_told(build, make_run, tmp
     assert tuned.rounding == pytest.approx(difference(found, live), rel=0.05)
 
 
-def test_a_model_in_half_precision_is_held_to_that(build, make_run, tmp_path):
-    run = make_run(sharded(build("llama", head_dim=32), tmp_path / "half", torch.bfloat16), dtype="bfloat16")
-    tuned = finished(run, *with_gains(run))
-    assert tuned.dtype == torch.bfloat16
+@pytest.fixture
+def half(build, make_run, tmp_path):
+    """half() -> a run of a model in bfloat16, its plan, gains, and logits with them."""
+
+    def make(size):
+        run = make_run(sharded(build("llama", head_dim=32), tmp_path / "half", torch.bfloat16), dtype="bfloat16")
+        plan, gains, _ = with_gains(run, size)
+        with gains.live(run.model), in_float32(run.model, probe_of(run)):
+            return run, plan, gains, logits_of(run.model, probe_of(run))
+
+    return make
+
+
+def test_a_model_in_half_precision_is_proved_in_float32(half, tmp_path):
+    """Whose own rounding would be beyond what is allowed, with gains as large as these."""
+    run, plan, gains, live = half(size=1.0)
+    before = [parameter.data_ptr() for parameter in run.model.parameters()]
+    tuned = finished(run, plan, gains, live)
+    assert (live.dtype, tuned.logits.dtype) == (torch.float32, torch.bfloat16)
+    assert [parameter.data_ptr() for parameter in run.model.parameters()] == before
+    assert run.model.dtype == torch.bfloat16
     tuned_to(tuned, tmp_path / "tuned")
+    assert difference(loaded_logits(tmp_path / "tuned", run, dtype=torch.bfloat16), tuned.logits) == 0
+
+
+def test_gains_too_small_for_half_precisions_logits_are_proved_all_the_same(half, tmp_path, monkeypatch):
+    """They move the logits by less than bfloat16's rounding does."""
+    run, plan, gains, live = half(size=0.02)
+    score, plain = Score(1.0, 1.0, 1.25, 3), {name: value.clone() for name, value in run.model.state_dict().items()}
+    unfolded = {name: plain[name].double() for name in gains.folded(run.model)}
+    with pytest.raises(ProofError, match="The folded weights give other logits"):
+        finish_learned(run, plan, score, Learned(score, 1), live, unfolded)
+    run.model.load_state_dict(plain)
+    tuned = finished(run, plan, gains, live)
+    monkeypatch.setattr("ropecli.tune.tuning.rewrite_shard", lambda changed, source, target: False)
+    with pytest.raises(ProofError, match="was not written as it was folded"):
+        tuned_to(tuned, tmp_path / "tuned")
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_a_model_that_does_not_run_in_float32_is_proved_as_it_is(half, tmp_path, monkeypatch):
+    plain = torch.nn.functional.linear
+
+    def linear(states, weight, bias=None):
+        if weight.dtype == torch.float32:
+            raise torch.OutOfMemoryError("too much")
+        return plain(states, weight, bias)
+
+    monkeypatch.setattr("torch.nn.functional.linear", linear)
+    run, plan, gains, live = half(size=0.1)
+    assert live.dtype == torch.bfloat16
+    tuned_to(finished(run, plan, gains, live), tmp_path / "tuned")
 
 
 def test_a_decoder_inside_a_larger_model(build, make_run, tmp_path):
@@ -312,7 +359,16 @@ def test_a_wrong_fold_is_noticed(llama, make_run):
 
 
 def test_numbers_that_are_none_prove_nothing():
-    logits = torch.ones(1, 2, 3)
-    refuse_other(logits, logits, torch.float32, "It gives")
+    logits = Logits(torch.ones(1, 2, 3), torch.float32)
+    refuse_other(logits, logits, "It gives")
     with pytest.raises(ProofError):
-        refuse_other(logits * torch.nan, logits, torch.float32, "It gives")
+        refuse_other(logits._replace(values=logits.values * torch.nan), logits, "It gives")
+
+
+def test_the_coarser_of_two_precisions_is_what_is_allowed():
+    exact = Logits(torch.ones(1, 2, 3), torch.float32)
+    off = Logits(exact.values * 1.01, torch.bfloat16)
+    refuse_other(off, exact, "It gives")
+    refuse_other(exact, off, "It gives")
+    with pytest.raises(ProofError, match=r"off by 0\.01 of the largest, where 0\.0001 is float32's rounding"):
+        refuse_other(off._replace(dtype=torch.float32), exact, "It gives")

@@ -17,6 +17,7 @@ from ropecli.finetune.adapters import attach, trainable
 from ropecli.finetune.budget.anatomy import Anatomy, build, keep_one_of_each, layers_of
 from ropecli.finetune.budget.attention import attend_as_in_training
 from ropecli.finetune.budget.ledger import OUTSIDE, Ledger
+from ropecli.finetune.checkpointing import enable_checkpointing
 from ropecli.finetune.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def trace(config: Any, anatomy: Anatomy, recipe: Recipe, length: int, dtype: tor
             attend_as_in_training(model, recipe)
             model.train()
             if recipe.gradient_checkpointing:
-                getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+                enable_checkpointing(model)
             for _, parameter in trainable(model):
                 parameter.grad = torch.empty_like(parameter)
             counts = [anatomy.kinds.count(kind) for kind in kinds]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ropecli.report.tuned.course import method_of, names_of, plain_name, ppl, shown
+from ropecli.report.tuned.course import method_of, names_of, ppl, shown
 from ropecli.report.wording import clean, duration
 from ropecli.tune.record import TRAINING, Score, TuneReport
 
@@ -26,7 +26,7 @@ def states_of(report: TuneReport) -> Table:
         "numbers learned",
         "time",
     ]
-    rows = [_state("as pretrained", report.base), _state(plain_name(report), report.plain)]
+    rows = [_state("as pretrained", report.base), _state(clean(report.plain_name, 60), report.plain)]
     if report.level in TRAINING:
         spent = sum(point.seconds for point in report.points if point.level not in TRAINING)
         rows.append(_state(f"{method_of(report)}, the best constants", report.begun, "0", duration(spent)))

@@ -57,13 +57,19 @@ class Course:
 
     @property
     def whole(self) -> bool:
-        """Whether any point was scored on the documents of the result; a search may read fewer throughout."""
-        return bool((self.finite & (self.documents == self.report.score.documents)).any())
+        """Whether the best is among points on the documents of the result; a search reads fewer until its end."""
+        decided = self.finite & (self.documents == self.report.score.documents)
+        return bool(decided.any()) and (self.report.level != "search" or self._usual == self.report.score.documents)
 
     @property
     def read(self) -> int:
-        """The documents of the points among which there is a best: the result's, or else the most."""
-        return self.report.score.documents if self.whole else int(self.documents[self.finite].max(initial=0))
+        """The documents of the points among which there is a best: the result's, or else what most points read."""
+        return self.report.score.documents if self.whole else self._usual
+
+    @property
+    def _usual(self) -> int:
+        documents, points = np.unique(self.documents[self.finite], return_counts=True)
+        return int(documents[points == points.max()][-1]) if len(documents) else 0
 
     def best_so_far(self) -> np.ndarray:
         """Indices of the points, of those on as many documents as `read`, that had the lowest objective until then."""
@@ -113,20 +119,13 @@ def levels(report: TuneReport, at: str) -> list[Level]:
     known = [
         ("base", f"as pretrained, at {report.original_max_position_embeddings} tokens", ppl(report.base.window)),
         ("base at target", f"as pretrained, at {report.target_length} tokens", ppl(report.base.target)),
-        ("plain", plain_name(report), _at(report.plain, at)),
+        ("plain", clean(report.plain_name, 60), _at(report.plain, at)),
         ("begun", "best constants", _at(report.begun, at)),
         ("result", f"result, after {_counted(report.step, 'step')}" if trained else "result", _at(report.score, at)),
     ]
     longer = at == "target" and report.target_length != report.original_max_position_embeddings
     left_out = {kind for kind, out in (("begun", not trained), ("base at target", not longer)) if out}
     return [Level(*one) for one in known if one[0] not in left_out]
-
-
-def plain_name(report: TuneReport) -> str:
-    """The first method that was asked for, which by its own constants is what tuning is held against."""
-    methods = report.settings.get("methods")
-    known = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], str) else None
-    return f"{clean(known, 30)} ×{report.factor:g}, nothing tuned" if known else "nothing tuned"
 
 
 def _at(score: Score, at: str) -> float:

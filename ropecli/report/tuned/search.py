@@ -319,7 +319,7 @@ def _document_notes(course: Course, among_others: bool) -> list[str]:
     """Which perplexities are of other text than the result's."""
     if not course.whole and course.read:
         alone = "here the result alone" if among_others else "its measurements are of other text than the levels"
-        what = f"{clean(course.report.level, 20)} reads {course.read} documents"
+        what = f"{clean(course.report.level, 20)} reads {course.read} documents until its end"
         return [f"{what}, the result is of {course.report.score.documents}: {alone}"]
     if among_others or all(group.whole for group in course.groups()):
         return []
