@@ -40,8 +40,9 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
     """Holds `what` for this run by a lock. Raises OutputError where another run has it, or it cannot be written."""
     from filelock import FileLock, Timeout
 
+    parents: list[Path] = []
     try:
-        lock_file.parent.mkdir(parents=True, exist_ok=True)
+        parents = _make_parents(lock_file)
         lock = FileLock(lock_file, timeout=0)
         lock.acquire()
     except Timeout as error:
@@ -53,6 +54,7 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
     finally:
         lock.release()
         lock_file.unlink(missing_ok=True)
+        _remove_empty(parents)
 
 
 @contextlib.contextmanager
@@ -77,32 +79,42 @@ def new_folder(output: Path) -> Iterator[Path]:
         # after the renaming there is nothing left to remove, and no parent is empty
         if partial:
             shutil.rmtree(partial, ignore_errors=True)
-        for parent in reversed(parents):
-            with contextlib.suppress(OSError):
-                parent.rmdir()
+        _remove_empty(parents)
 
 
 def refuse_unwritable(path: Path | None) -> None:
     """Raises OutputError for a file that could not be written, before hours are spent on what it should hold."""
     if path is None:
         return
+    _refuse_place(path)
     try:
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
-        writable = not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+        taken = path.is_dir()
     except OSError as error:
         raise OutputError(f"{str(path)[:80]} cannot be written: {error.strerror}") from error
-    if not writable:
-        reason = "it is a folder" if path.is_dir() else f"{folder} is no folder that can be written to"
-        raise OutputError(f"{path} could not be written: {reason}.")
+    if taken:
+        raise OutputError(f"{path} could not be written: it is a folder.")
 
 
 def refuse_existing(output: Path) -> None:
+    """Raises OutputError for a folder that is there already, or could not be made."""
     try:
         taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
     except OSError as error:
         raise OutputError(f"{str(output)[:80]} cannot be written: {error.strerror}") from error
     if taken:
         raise OutputError(f"{output} exists and is not empty. Give another --output, or remove it first.")
+    _refuse_place(output)
+
+
+def _refuse_place(path: Path) -> None:
+    """Raises OutputError where nothing can be written beside it."""
+    try:
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise OutputError(f"{str(path)[:80]} cannot be written: {error.strerror}") from error
+    if not writable:
+        raise OutputError(f"{path} could not be written: {folder} is no folder that can be written to.")
 
 
 def _make_parents(output: Path) -> list[Path]:
@@ -114,6 +126,12 @@ def _make_parents(output: Path) -> list[Path]:
         missing.append(parent)
     output.parent.mkdir(parents=True, exist_ok=True)
     return missing[::-1]
+
+
+def _remove_empty(parents: list[Path]) -> None:
+    for parent in reversed(parents):
+        with contextlib.suppress(OSError):
+            parent.rmdir()
 
 
 def _partial_prefix(output: Path) -> str:

@@ -54,8 +54,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what a library below says went wrong, or the error's kind where it says nothing."""
-    return str(error).strip().split("\n")[0] or type(error).__name__
+    """The first line of what a library below says went wrong, or the error's kind where it says nothing.
+
+    One that ends in a colon goes on in the next.
+    """
+    first, *others = (line.strip() for line in str(error).strip().split("\n"))
+    following = next(filter(None, others), "") if first.endswith(":") else ""
+    return f"{first} {following}".strip() or type(error).__name__
 
 
 def shown(value: object) -> str:

@@ -35,7 +35,9 @@ def whole_number(section: dict[str, Any], keys: tuple[str, ...]) -> int:
 
 def positive_number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST:
-        raise CheckpointError(f"{key} in config.json is {shown(value)}; a positive number was expected.")
+        raise CheckpointError(
+            f"{key} in config.json is {shown(value)}; a positive number below {_LARGEST:g} was expected."
+        )
     return value
 
 

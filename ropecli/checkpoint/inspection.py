@@ -9,6 +9,7 @@ import numpy as np
 from ropecli.checkpoint.facts import gather
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.plan import effective_ropes, main_rope
+from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.rope import ScaledRope
 from ropecli.theory.distances import largest_distance
@@ -25,19 +26,21 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     Lengths and wavelengths in tokens, inv_freq in radians per token; float32_angle_error in radians, the largest of
     all pairs at the window's end. supported_length: tokens up to which the frequencies in effect have no negative
     score, null for more than are looked at; smallest_base: what the window (target_length) would need, null where it
-    has no need or is too long to be worked out at once. findings: what is off, each with a rule, a message and a fix.
+    has no need or is too long to be worked out at once. tuned_from: the checkpoint whose weights `ropecli tune`
+    changed, null where it changed none. findings: what is off, each with a rule, a message and a fix.
     """
     ropes, settings = effective_ropes(checkpoint)
     main = main_rope(ropes, settings)
     facts = gather(checkpoint, settings, main)
     reports = [_describe(rope, facts.target) for rope in ropes.values()]
     shared = {key: value for key, value in _describe(main, facts.target).items() if key != "layer_type"}
-    tokenizer = checkpoint.tokenizer_config or {}
+    tokenizer, record = checkpoint.tokenizer_config or {}, read_record(checkpoint.folder)
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
         "max_position_embeddings": settings.max_position_embeddings,
         "tokenizer_model_max_length": tokenizer.get("model_max_length"),
+        "tuned_from": untuned(record) if tuned_weights(record) else None,
         **shared,
         **_bound(main, facts.target),
         "ropes": reports,

@@ -18,7 +18,7 @@ from torch import Tensor
 from ropecli.checkpoint.live import RotaryTable, restored, rotary_tables
 from ropecli.checkpoint.own_attention import answering_sdpa
 from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.errors import PatchError, reason_of
+from ropecli.errors import NotFiniteError, PatchError, reason_of
 from ropecli.remapping.attention.turning import Rotation
 
 if TYPE_CHECKING:
@@ -309,6 +309,12 @@ def _check_same(first: _Pass, second: _Pass) -> None:
             "No layer calls an attention function of transformers' interface: the model attends by code of its own, or "
             "not at all, so that nothing can be seen or changed there."
         )
+    for call in first.calls:
+        if not all(one.isfinite().all() for one in (call.query, call.key, call.value)):
+            raise NotFiniteError(
+                f"{_name(call)} gets numbers that are not finite: there are some among the weights, or "
+                f"{str(call.query.dtype).removeprefix('torch.')} cannot hold what they give."
+            )
     if len(first.calls) != len(second.calls):
         raise PatchError("How often the model attends depends on the positions.")
     for before, after in zip(first.calls, second.calls, strict=True):

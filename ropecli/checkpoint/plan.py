@@ -9,12 +9,22 @@ from ropecli.checkpoint import warnings
 from ropecli.checkpoint.carrier import Carrier, read_carrier, write_carrier
 from ropecli.checkpoint.dialects import MSCALE_PAIR, WINDOW_KEYS, ConfiguredRope, RopeSettings, read_settings
 from ropecli.checkpoint.encoding import write_settings
-from ropecli.checkpoint.provenance import Change, Provenance, diff, read_provenance, unreadable
+from ropecli.checkpoint.provenance import (
+    Change,
+    Provenance,
+    diff,
+    read_provenance,
+    read_record,
+    tuned_for,
+    tuned_weights,
+    unreadable,
+    untuned,
+)
 from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.checkpoint.unpatchable import refuse_near_layers, refuse_remapped, refuse_unknown_base, refuse_varying
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import check_factor, get_method, remap, scale
+from ropecli.scaling.registry import check_factor, get_method, label_of, remap, scale
 
 _LONGEST = 10**12
 
@@ -167,6 +177,7 @@ def make_plan(
             write_carrier(patched, carrier)
     except PatchError as error:
         patched, unwritable = config, str(error)
+    opened = (*settings.warnings, *_of_tuned_weights(checkpoint, spec))
     return PatchPlan(
         source=checkpoint,
         spec=spec,
@@ -178,9 +189,20 @@ def make_plan(
         unwritable=unwritable,
         window=written_window,
         target_length=target,
-        settings_warnings=settings.warnings,
-        scaling_warnings=(*settings.warnings, *warnings.of_scaling(config, settings, spec, scaled, target)),
+        settings_warnings=opened,
+        scaling_warnings=(*opened, *warnings.of_scaling(config, settings, spec, scaled, target)),
         writing_warnings=tuple(warnings.of_writing(config, spec, scaled[labels[0]], written_window)),
+    )
+
+
+def _of_tuned_weights(checkpoint: Checkpoint, spec: ScalingSpec) -> tuple[str, ...]:
+    """What `ropecli tune` put into the weights suits the scaling that it was learned with, and no other."""
+    record = read_record(checkpoint.folder)
+    if not tuned_weights(record) or tuned_for(record) == label_of(spec.method, spec.factor, spec.params):
+        return ()
+    return (
+        f"the weights of {checkpoint.name} hold what `ropecli tune` learned for {tuned_for(record)}: they do not suit "
+        f"another scaling, nor none. As they were before they are in the checkpoint that was tuned, {untuned(record)}.",
     )
 
 

@@ -128,9 +128,16 @@ def tuned_weights(record: dict[str, Any]) -> bool:
 
 def untuned(record: dict[str, Any]) -> str:
     """The checkpoint whose weights were tuned, as it was named then, for the end of a message."""
-    name = record[_TUNED].get("checkpoint")
-    sound = isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_NAME
-    return name if sound else "whose name is not noted"
+    return _sound_name(record[_TUNED].get("checkpoint")) or "whose name is not noted"
+
+
+def tuned_for(record: dict[str, Any]) -> str:
+    """The scaling that the weights were tuned for, in a line."""
+    return _sound_name(record[_TUNED].get("scaling")) or "a scaling that is not noted"
+
+
+def _sound_name(name: object) -> str | None:
+    return name if isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_NAME else None
 
 
 class _BoundedLoader(yaml.SafeLoader):

@@ -107,6 +107,12 @@ def _wavelength(value: float | None) -> str:
     return "none turns" if value is None else f"{tokens(value)} tokens"
 
 
+def _name(value: Any) -> str:
+    from rich.markup import escape
+
+    return escape(value or "")
+
+
 def _tokens(value: Any) -> str:
     from rich.markup import escape
 
@@ -135,4 +141,5 @@ _ROPE_ROWS: dict[str, tuple[str, Any]] = {
 _CHECKPOINT_ROWS: dict[str, tuple[str, Any]] = {
     "max_position_embeddings": ("max_position_embeddings", _tokens),
     "tokenizer model_max_length": ("tokenizer_model_max_length", _tokens),
+    "weights tuned, those before": ("tuned_from", _name),
 }

@@ -101,6 +101,7 @@ def command(
         seed=seed,
         original_length=original_length,
     )
+    settings.geometry(opened)  # first: transformers reads config.json for the tokenizer too, and says less
     tokenizer = load_tokenizer(opened)
     with progress_bar("reading documents", None) as step:
         task = make_task(
@@ -121,6 +122,7 @@ def command(
         warn(f"{evaluation.documents_are(short)} shorter than {task.target} tokens and left out.")
     scaling.refuse_attention(opened, task.plain, attn)
     with _stoppable(output), kept_run(output, task.request()) as kept:
+        refuse_existing(output)  # a run that was going on may have ended meanwhile
         result = _tune(task, tokenizer, kept)
         for warning in result.plan.warnings:
             warn(warning)

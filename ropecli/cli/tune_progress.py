@@ -99,7 +99,7 @@ def expected(task: "Task") -> dict[str, int]:
 
     settings, documents = task.settings, len(task.calibration.judged.kept)
     schedule, evolution = settings.schedule, settings.evolution
-    share = max(1, settings.points // len(settings.methods)) * len(settings.methods)
+    share = settings.points // len(settings.methods) * len(settings.methods)
     looks = -(-schedule.steps // schedule.judge_every)
     born = evolution.population + evolution.iterations * (evolution.mutations + evolution.crossovers)
     grid = sum(count for count, _ in rounds(share, documents))

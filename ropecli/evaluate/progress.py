@@ -34,7 +34,8 @@ class Progress:
 
     @property
     def empty(self) -> bool:
-        return not self._found
+        """Whether it holds nothing that a run could go on from; a loss that is not finite is measured again."""
+        return not any(all(tally.is_sound() for tally in tallies.values()) for tallies in self._found.values())
 
     def of(self, part: str) -> dict[int, Tallies]:
         """By the document's index."""

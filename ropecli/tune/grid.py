@@ -15,7 +15,7 @@ def search_constants(run: Run) -> PatchPlan:
     are held against. Raises MethodError, PatchError.
     """
     settings, geometry = run.settings, run.settings.geometry(run.checkpoint)
-    share = max(1, settings.points // len(settings.methods))
+    share = settings.points // len(settings.methods)
     specs = [spec for one in settings.methods for spec in points(geometry, one, run.factor, share, settings.seed)]
     plans = [settings.plan(run.checkpoint, spec) for spec in specs]
 

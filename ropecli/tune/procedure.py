@@ -321,8 +321,10 @@ def tune_checkpoint(
 
     settings: of tune_settings. say: told what may be amiss. others: of make_task. Raises RopecliError.
     """
+    settings = settings or tune_settings()
+    settings.geometry(checkpoint)  # first: transformers reads config.json for the tokenizer too, and says less
     tokenizer, loading = load_tokenizer(checkpoint), {"dtype": dtype, "device": device, "attn": attn}
-    task = make_task(checkpoint, factor, source, tokenizer, settings or tune_settings(), loading=loading, **others)
+    task = make_task(checkpoint, factor, source, tokenizer, settings, loading=loading, **others)
     model = load_model(checkpoint, dtype=dtype, device=device, attn=attn)
     if mismatch := vocabulary_mismatch(tokenizer, model):
         say(mismatch)

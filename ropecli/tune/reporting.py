@@ -74,6 +74,7 @@ def notes_of(report: TuneReport) -> dict[str, Any]:
     return {
         "checkpoint": report.checkpoint,
         "level": report.level,
+        "scaling": report.label,
         "data": report.source,
         "fingerprint": report.fingerprint,
         "seed": report.settings["seed"],

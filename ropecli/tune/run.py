@@ -70,8 +70,8 @@ class Settings:
         refuse_unknown_level(self.level)
         if not 1 <= self.rank <= 8:
             raise MethodError(f"--rank is {self.rank}; it must be from 1 to 8. Larger ones are for `ropecli finetune`.")
-        if self.points < 1 or not self.methods:
-            raise MethodError(f"{self.points} points of {len(self.methods)} methods are nothing to search among.")
+        if not 1 <= len(self.methods) <= self.points:
+            raise MethodError(f"--points is {self.points} for {len(self.methods)} methods; each needs one at least.")
 
     def plan(self, checkpoint: Checkpoint, spec: ScalingSpec) -> PatchPlan:
         """The patch by a spec. Raises as make_plan does."""
@@ -175,8 +175,8 @@ def finish_learned(
 ) -> Tuned:
     """Puts the folded weights into the model, and proves that it is the one that was tuned.
 
-    live: its logits of the probe before, of `train`. folded: parameters by their names in the model. others: of Tuned.
-    Raises ProofError, PatchError for a weight that the files do not hold.
+    live: its logits of the probe before, of `train`. folded: parameters by their names in the model. others: of Tuned,
+    where anything was learned. Raises ProofError, PatchError for a weight that the files do not hold.
     """
     probe, rounding = probe_of(run), 0.0
     changed: dict[str, Tensor] = {}
@@ -198,10 +198,10 @@ def finish_learned(
         probe,
         logits_of(run.model, probe),
         changed=changed,
-        learned=best.numbers,
+        learned=best.numbers if best.step else 0,
         step=best.step,
         rounding=rounding,
-        **others,
+        **(others if best.step else {}),
     )
 
 

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 FEW = ["--points", 3, "--steps", 4, "--batch-size", 2, "--max-documents", 10, "--targets", 16]
 SMALL_SEARCH = ["--level", "search", "--population", 4, "--iterations", 1]
@@ -221,11 +221,22 @@ def test_where_nothing_better_is_learned_the_constants_alone_are_written(
     assert outcome.code == 0, outcome.err
     assert "heads found nothing better than the best constants: these alone are written." in outcome.out
     assert outcome.err.rstrip().endswith(" at step 0")
-    assert read_report(tmp_path / "out")["step"] == 0
+    report = read_report(tmp_path / "out")
+    assert (report["step"], report["learned"], report["gains"]) == (0, 0, [])
+    assert "yarn ×2, heads found nothing better" in outcome.out
+    drawn = ropecli("plot", tmp_path / "out" / "tune.json", "--kind", "gains", "-o", tmp_path / "gains.png")
+    refused(drawn, "has no gains: heads found nothing better than none. Use --kind tuning.")
     assert (tmp_path / "out" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
 
 
 # What was written, and the other commands.
+
+
+def test_at_factor_one_there_is_one_length(ropecli, arguments, tmp_path):
+    outcome = ropecli(*arguments(tmp_path / "out", "--level", "grid", factor=1))
+    assert outcome.code == 0
+    assert outcome.out.count("perplexity at 64") == 1
+    assert " at 64 " not in outcome.out.replace("perplexity at 64", "")
 
 
 def test_inspect_tells_of_the_scaling(tuned, ropecli):
@@ -240,11 +251,44 @@ def test_tuned_weights_are_not_reverted_and_not_tuned_again(tuned, ropecli, argu
     refused(ropecli("patch", folder, "--revert", "-o", tmp_path / "out"), "changed the weights", str(llama))
     refused(ropecli(*arguments(tmp_path / "out", checkpoint=folder)), "was tuned already", str(llama))
     # nor by way of another patch
-    assert ropecli("patch", folder, "-m", "ntk", "--factor", 2, "-o", tmp_path / "patched").code == 0
+    patched = ropecli("patch", folder, "-m", "ntk", "--factor", 2, "-o", tmp_path / "patched")
+    assert patched.code == 0
     refused(
         ropecli("patch", tmp_path / "patched", "--revert", "-o", tmp_path / "out"), "changed the weights", str(llama)
     )
     assert "tune.json" not in names(tmp_path / "patched")
+
+
+def test_tuned_weights_under_another_scaling_are_warned_of(tuned, ropecli, corpus, llama, tmp_path):
+    folder, _ = tuned("heads")
+    report = read_report(folder)
+    same = [option for key, value in report["params"].items() for option in ("--set", f"{key}={value}")]
+    warned = f"what `ropecli tune` learned for yarn ×2{' (' if same else ''}"
+    for number, (options, expected) in enumerate(
+        [
+            (["-m", "yarn", "--factor", 2, *same], False),
+            (["-m", "yarn", "--factor", 2, "--set", "beta_fast=9"], True),
+            (["-m", "none"], True),
+        ]
+    ):
+        outcome = ropecli("patch", folder, *options, "-o", tmp_path / f"{number}")
+        assert outcome.code == 0
+        assert (warned in outcome.err) == (str(llama) in outcome.err) == expected
+    # whatever it was patched to since
+    again = ropecli("patch", tmp_path / "2", "-m", "yarn", "--factor", 4, "-o", tmp_path / "again")
+    assert warned in again.err
+    few = ["--data", corpus, "--lengths", 64, "--max-documents", 2, "--protocol", "tail", "--targets", 8]
+    assert warned not in ropecli("eval-ppl", folder, *few).err
+    compared = ropecli("compare", folder, "--methods", "none,ntk", "--factors", 2, *few)
+    assert compared.err.count(warned) == 1
+
+
+def test_inspect_names_the_checkpoint_that_was_tuned(tuned, ropecli, llama):
+    assert json.loads(ropecli("inspect", tuned("heads")[0], "--json").out)["tuned_from"] == str(llama)
+    assert str(llama) in "".join(ropecli("inspect", tuned("heads")[0]).out.split())
+    for folder in (llama, tuned("grid")[0]):
+        assert json.loads(ropecli("inspect", folder, "--json").out)["tuned_from"] is None
+        assert "weights tuned" not in ropecli("inspect", folder).out
 
 
 @pytest.mark.parametrize("name", ["gone\nerror: another", "\x1b[31mred", "x" * 5000, ["a list"], None])
@@ -297,6 +341,7 @@ WRONG = {
     "a dtype that is not known": (["--dtype", "int8"], "--dtype is 'int8'"),
     "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'"),
     "a device that is not there": (["--device", "tpu"], "tpu"),
+    "more methods than points": (["--methods", "yarn,ntk", "--points", "1"], "--points is 1 for 2 methods"),
 }
 
 
@@ -311,6 +356,51 @@ def test_an_output_that_exists_is_left_alone(ropecli, arguments, tmp_path):
     (tmp_path / "out" / "mine").touch()
     refused(ropecli(*arguments(tmp_path / "out")), "exists and is not empty")
     assert names(tmp_path / "out") == ["mine"]
+
+
+def test_an_output_inside_a_file_is_refused_at_once(ropecli, arguments, tmp_path):
+    (tmp_path / "file").touch()
+    outcome = ropecli(*arguments(tmp_path / "file" / "out"))
+    refused(outcome, "file is no folder that can be written to")
+    assert "documents" not in outcome.err
+
+
+def test_an_output_that_another_run_wrote_meanwhile_is_left_alone(ropecli, arguments, tmp_path, monkeypatch):
+    from ropecli.tune import procedure
+
+    plain, output = procedure.make_task, tmp_path / "deep" / "out"
+
+    def make_task(*given, **named):
+        task = plain(*given, **named)
+        output.mkdir(parents=True)
+        (output / "theirs").touch()
+        return task
+
+    monkeypatch.setattr(procedure, "make_task", make_task)
+    refused(ropecli(*arguments(output)), "exists and is not empty")
+    assert (names(output.parent), names(output)) == (["out"], ["theirs"])
+
+
+@pytest.mark.parametrize("level", ["grid", "heads"])
+def test_weights_that_are_no_numbers_are_one_message_and_leave_nothing(
+    ropecli, arguments, edited, llama, tmp_path, level
+):
+    folder = edited(llama, vocab_size=512)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"][0, 0] = torch.nan
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    outcome = ropecli(*arguments(tmp_path / "new" / "deep" / "out", "--level", level, checkpoint=folder))
+    refused(outcome, "not finite")
+    assert ("gets numbers that are not finite: there are some among the weights" in outcome.err) == (level == "heads")
+    assert "--level lora" not in outcome.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_config_that_is_wrong_is_not_the_tokenizers_fault(ropecli, arguments, edited, llama, tmp_path):
+    outcome = ropecli(*arguments(tmp_path / "out", checkpoint=edited(llama, head_dim="32")))
+    refused(outcome, "head_dim in config.json is '32'")
+    assert "tokenizer" not in outcome.err
 
 
 def test_quantised_weights_can_hold_nothing_more(ropecli, arguments, edited, llama, tmp_path):

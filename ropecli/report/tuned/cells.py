@@ -18,22 +18,23 @@ class Table:
 
 def states_of(report: TuneReport) -> Table:
     """The model before, by its method's own constants, by the best ones, and as it was left."""
-    heads = [
-        "model",
-        f"perplexity at {report.original_max_position_embeddings}",
-        f"at {report.target_length}",
-        "documents",
-        "numbers learned",
-        "time",
-    ]
+    window, target = report.original_max_position_embeddings, report.target_length
+    heads = ["model", f"perplexity at {window}", f"at {target}", "documents", "numbers learned", "time"]
     rows = [_state("as pretrained", report.base), _state(clean(report.plain_name, 60), report.plain)]
     if report.level in TRAINING:
         spent = sum(point.seconds for point in report.points if point.level not in TRAINING)
         rows.append(_state(f"{method_of(report)}, the best constants", report.begun, "0", duration(spent)))
-    steps = f", step {report.step}" if report.level in TRAINING else ""
-    name = f"{method_of(report)}, tuned ({clean(report.level, 20)}{steps})"
-    rows.append(_state(name, report.score, f"{report.learned:,}", duration(report.seconds)))
+    rows.append(_state(_result_name(report), report.score, f"{report.learned:,}", duration(report.seconds)))
+    if window == target:  # factor 1
+        heads, rows = [*heads[:2], *heads[3:]], [[*row[:2], *row[3:]] for row in rows]
     return Table(heads, rows)
+
+
+def _result_name(report: TuneReport) -> str:
+    level = clean(report.level, 20)
+    if report.level in TRAINING and not report.step:
+        return f"{method_of(report)}, {level} found nothing better"
+    return f"{method_of(report)}, tuned ({level}{f', step {report.step}' if report.level in TRAINING else ''})"
 
 
 def runs_of(reports: Sequence[TuneReport]) -> Table:

@@ -34,10 +34,10 @@ def layers_of(reports: Sequence[TuneReport]) -> list[Layer]:
         raise DataError(f"--kind gains draws one tuning run, and {len(reports)} were given. Give one.")
     (report,) = reports
     if not report.gains:
-        raise DataError(
-            f"The report of {clean(report.checkpoint)} has no gains: level {clean(report.level, 20)} learns none. "
-            "Tune with `ropecli tune --level heads`, or use --kind tuning."
-        )
+        heads = report.level == "heads"
+        why = "heads found nothing better than none" if heads else f"level {clean(report.level, 20)} learns none"
+        instead = "Use --kind tuning." if heads else "Tune with `ropecli tune --level heads`, or use --kind tuning."
+        raise DataError(f"The report of {clean(report.checkpoint)} has no gains: {why}. {instead}")
     names = _names([one.name for one in report.gains])
     return [_layer(name, one) for name, one in zip(names, report.gains, strict=True)]
 
