@@ -35,7 +35,7 @@ def command(
         str,
         typer.Option("--methods", "-m", help="Whose constants are tried, with commas between: yarn,ntk,abf,llama3."),
     ] = "yarn",
-    points: Annotated[int, typer.Option(min=1, help="How many constants are tried, of all methods together.")] = 24,
+    points: Annotated[int, typer.Option(min=1, help="How many constants are tried, of all methods together; at least one of each.")] = 24,
     short_weight: Annotated[
         float, typer.Option(help="What a nat at the pretraining window counts, against one at the target.")
     ] = 0.25,
@@ -68,7 +68,7 @@ def command(
 ) -> None:
     """Find by measuring what suits a model at a longer window, and write the checkpoint; stock software loads it.
 
-    Documents of SOURCE are parted: most are learned from, some judge.
+    The documents of --data are parted: most are learned from, some judge.
     """
     from ropecli.atomic import refuse_existing
     from ropecli.checkpoint.reading import open_checkpoint
