@@ -35,7 +35,9 @@ def command(
         str,
         typer.Option("--methods", "-m", help="Whose constants are tried, with commas between: yarn,ntk,abf,llama3."),
     ] = "yarn",
-    points: Annotated[int, typer.Option(min=1, help="How many constants are tried, of all methods together; at least one of each.")] = 24,
+    points: Annotated[
+        int, typer.Option(min=1, help="How many constants are tried, of all methods together; at least one of each.")
+    ] = 24,
     short_weight: Annotated[
         float, typer.Option(help="What a nat at the pretraining window counts, against one at the target.")
     ] = 0.25,
