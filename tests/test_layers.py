@@ -37,6 +37,7 @@ TOUCHES_MODELS = [
     "checkpoint.attention",
     "checkpoint.rows",
     "checkpoint.layout",
+    "checkpoint.own_attention",
     "checkpoint.queries",
     "checkpoint.remapped",
     "checkpoint.twin",

@@ -223,7 +223,6 @@ def test_where_nothing_better_is_learned_the_constants_alone_are_written(
     assert outcome.err.rstrip().endswith(" at step 0")
     report = read_report(tmp_path / "out")
     assert (report["step"], report["learned"], report["gains"]) == (0, 0, [])
-    assert "yarn ×2, heads found nothing better" in outcome.out
     drawn = ropecli("plot", tmp_path / "out" / "tune.json", "--kind", "gains", "-o", tmp_path / "gains.png")
     refused(drawn, "has no gains: heads found nothing better than none. Use --kind tuning.")
     assert (tmp_path / "out" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
@@ -285,7 +284,7 @@ def test_tuned_weights_under_another_scaling_are_warned_of(tuned, ropecli, corpu
 
 def test_inspect_names_the_checkpoint_that_was_tuned(tuned, ropecli, llama):
     assert json.loads(ropecli("inspect", tuned("heads")[0], "--json").out)["tuned_from"] == str(llama)
-    assert str(llama) in "".join(ropecli("inspect", tuned("heads")[0]).out.split())
+    assert "weights tuned" in ropecli("inspect", tuned("heads")[0]).out
     for folder in (llama, tuned("grid")[0]):
         assert json.loads(ropecli("inspect", folder, "--json").out)["tuned_from"] is None
         assert "weights tuned" not in ropecli("inspect", folder).out
@@ -499,7 +498,6 @@ def test_a_method_without_constants_of_its_own_is_held_against_one_that_has_some
         assert report["plain_name"].startswith(name)
         assert report["plain_name"].endswith(", a point" if methods == "abf" else ", nothing tuned")
         assert report["plain"] in [point["score"] for point in report["points"]]
-        assert name in outcome.out
 
 
 def test_weights_that_half_precision_would_round_are_refused(ropecli, arguments, tmp_path):
