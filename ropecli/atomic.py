@@ -87,20 +87,16 @@ def refuse_unwritable(path: Path | None) -> None:
     if path is None:
         return
     _refuse_place(path)
-    try:
+    with _asking(path):
         taken = path.is_dir()
-    except OSError as error:
-        raise OutputError(f"{str(path)[:80]} cannot be written: {error.strerror}") from error
     if taken:
         raise OutputError(f"{path} could not be written: it is a folder.")
 
 
 def refuse_existing(output: Path) -> None:
     """Raises OutputError for a folder that is there already, or could not be made."""
-    try:
+    with _asking(output):
         taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
-    except OSError as error:
-        raise OutputError(f"{str(output)[:80]} cannot be written: {error.strerror}") from error
     if taken:
         raise OutputError(f"{output} exists and is not empty. Give another --output, or remove it first.")
     _refuse_place(output)
@@ -108,13 +104,20 @@ def refuse_existing(output: Path) -> None:
 
 def _refuse_place(path: Path) -> None:
     """Raises OutputError where nothing can be written beside it."""
-    try:
+    with _asking(path):
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-    except OSError as error:
-        raise OutputError(f"{str(path)[:80]} cannot be written: {error.strerror}") from error
     if not writable:
         raise OutputError(f"{path} could not be written: {folder} is no folder that can be written to.")
+
+
+@contextlib.contextmanager
+def _asking(path: Path) -> Iterator[None]:
+    """Raises OutputError where the system does not even say what is there, as of a name that is too long."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{str(path)[:80]} cannot be written: {error.strerror}") from error
 
 
 def _make_parents(output: Path) -> list[Path]:

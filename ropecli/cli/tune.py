@@ -77,7 +77,6 @@ def command(
     from ropecli.cli.progress import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
-    from ropecli.evaluate.loading import load_tokenizer
     from ropecli.tune.request import refuse_request
 
     if weights not in ("link", "copy"):
@@ -103,14 +102,11 @@ def command(
         seed=seed,
         original_length=original_length,
     )
-    settings.geometry(opened)  # first: transformers reads config.json for the tokenizer too, and says less
-    tokenizer = load_tokenizer(opened)
     with progress_bar("reading documents", None) as step:
         task = make_task(
             opened,
             factor,
             data,
-            tokenizer,
             settings,
             short_weight=short_weight,
             targets=targets,
@@ -125,7 +121,7 @@ def command(
     scaling.refuse_attention(opened, task.plain, attn)
     with _stoppable(output), kept_run(output, task.request()) as kept:
         refuse_existing(output)  # a run that was going on may have ended meanwhile
-        result = _tune(task, tokenizer, kept)
+        result = _tune(task, kept)
         for warning in result.plan.warnings:
             warn(warning)
         proved = write_tuned(result, output, link=weights == "link", say=warn)
@@ -149,11 +145,11 @@ def _stoppable(output: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _tune(task: "Task", tokenizer: Any, kept: Any) -> "TuneResult":
+def _tune(task: "Task", kept: Any) -> "TuneResult":
     from ropecli.cli.tune_progress import watching
     from ropecli.tune.procedure import run_task
 
-    model = evaluation.load(task.checkpoint, tokenizer, **task.loading)
+    model = evaluation.load(task.checkpoint, task.tokenizer, **task.loading)
     with watching(task, kept.points.all) as on_point:
         return run_task(task, model, kept=kept, command=evaluation.command_line(), on_point=on_point)
 

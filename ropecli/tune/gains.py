@@ -47,7 +47,7 @@ class HeadGains(nn.Module):
     def turned(self, layer: int, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """A pair's two dimensions with the layer's gains and phases; shape (..., heads, pairs), float32 or more."""
         cos, sin = (one.to(first) for one in self._factors(self.log_gain[layer], self.phase[layer]))
-        return cos * first - sin * second, sin * first + cos * second
+        return _turn(first, second, cos, sin)
 
     def as_record(self) -> tuple[LayerGains, ...]:
         return tuple(
@@ -101,9 +101,8 @@ class HeadGains(nn.Module):
         shape = (*rows.shape[1:], *[1] * (values.ndim - 1))
         log_gain, phase = (one[layer].double().cpu() for one in (self.log_gain, self.phase))
         cos, sin = (one.reshape(shape) for one in self._factors(log_gain, phase))
-        first, second = values[rows[0]], values[rows[1]]
         folded = values.clone()
-        folded[rows[0]], folded[rows[1]] = cos * first - sin * second, sin * first + cos * second
+        folded[rows[0]], folded[rows[1]] = _turn(values[rows[0]], values[rows[1]], cos, sin)
         return folded
 
     def _rows(self, layer: int) -> Tensor:
@@ -116,6 +115,10 @@ class HeadGains(nn.Module):
         gain = torch.exp(log_gain + self.log_temperature.to(log_gain))
         phase = phase if phase.numel() else torch.zeros_like(gain)
         return gain * phase.cos(), gain * phase.sin()
+
+
+def _turn(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return cos * first - sin * second, sin * first + cos * second
 
 
 @torch.no_grad()

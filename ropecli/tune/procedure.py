@@ -48,6 +48,7 @@ class Task:
     """
 
     checkpoint: Checkpoint
+    tokenizer: Any
     plain: PatchPlan
     settings: Settings
     source: str
@@ -144,7 +145,6 @@ def make_task(
     checkpoint: Checkpoint,
     factor: float,
     source: str,
-    tokenizer: Any,
     settings: Settings,
     *,
     short_weight: float = 0.25,
@@ -166,6 +166,8 @@ def make_task(
         raise MethodError(f"--short-weight is {short_weight:g}; it must be a number from 0 to {_HEAVIEST:,.0f}.")
     plain = _plain(checkpoint, factor, settings)
     _refuse_weights(checkpoint, settings.level)
+    # after the plan: transformers reads config.json for it, and says less of what is wrong there
+    tokenizer = load_tokenizer(checkpoint)
     most = max_documents or MOST_JUDGED + settings.schedule.steps * settings.schedule.batch_size
     calibration = read_calibration(
         source,
@@ -177,7 +179,7 @@ def make_task(
         split=split,
         advance=advance,
     )
-    task = Task(checkpoint, plain, settings, source, calibration, short_weight, loading=dict(loading or {}))
+    task = Task(checkpoint, tokenizer, plain, settings, source, calibration, short_weight, loading=dict(loading or {}))
     lengths = sorted({task.window, task.target})
     settled = Protocol("tail", targets=targets).settled(lengths, calibration.judged.special)
     return replace(task, targets=settled.targets or 1)
@@ -321,11 +323,9 @@ def tune_checkpoint(
 
     settings: of tune_settings. say: told what may be amiss. others: of make_task. Raises RopecliError.
     """
-    settings = settings or tune_settings()
-    settings.geometry(checkpoint)  # first: transformers reads config.json for the tokenizer too, and says less
-    tokenizer, loading = load_tokenizer(checkpoint), {"dtype": dtype, "device": device, "attn": attn}
-    task = make_task(checkpoint, factor, source, tokenizer, settings, loading=loading, **others)
+    loading = {"dtype": dtype, "device": device, "attn": attn}
+    task = make_task(checkpoint, factor, source, settings or tune_settings(), loading=loading, **others)
     model = load_model(checkpoint, dtype=dtype, device=device, attn=attn)
-    if mismatch := vocabulary_mismatch(tokenizer, model):
+    if mismatch := vocabulary_mismatch(task.tokenizer, model):
         say(mismatch)
     return run_task(task, model, on_point=on_point)

@@ -4,7 +4,7 @@ A logarithmic axis has no place for 0 and infinity: they stand in a band beyond 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +17,33 @@ from ropecli.theory.wavelengths import turns
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ropecli.report.charts import Chart
+
 X_LABEL = "pair of dimensions, fastest first"
 _MARKERS_A_LINE = 16
 """At most; 64 of them or more would be a smear."""
 _FEWEST_MARKERS = 5
 _BAND, _ROW, _ROWS = 0.08, 0.05, 0.4
 """Shares of the axis: from its numbers to the band's first row, from row to row at most, and of all rows at most."""
+
+
+def chart_by_pair(title: str, y_label: str, lines: Iterable[tuple[str, np.ndarray]], **others: Any) -> "Chart":
+    """For the terminal. lines: names, and a value for each pair. others: of Chart."""
+    from ropecli.report.charts import Chart, Series
+
+    return Chart(
+        title=title,
+        x_label=X_LABEL,
+        y_label=y_label,
+        series=[
+            Series(name, [(float(pair), float(one)) for pair, one in enumerate(values)], dense=True)
+            for name, values in lines
+        ],
+        logarithmic=True,
+        x_logarithmic=False,
+        shown_x="pair {:.0f}".format,
+        **others,
+    )
 
 
 def subject(study: Study) -> str:

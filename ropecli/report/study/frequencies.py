@@ -12,8 +12,8 @@ from ropecli.checkpoint.study import PRETRAINED, Study
 from ropecli.errors import DataError
 from ropecli.report.plots import style
 from ropecli.report.study.by_pair import (
-    X_LABEL,
     banded_axis,
+    chart_by_pair,
     draw_line,
     mark_level,
     pair_axis,
@@ -60,20 +60,11 @@ def figure(study: Study) -> "Figure":
 
 def chart(study: Study) -> "RenderableType":
     """Raises DataError for nothing to compare."""
-    from ropecli.report.charts import Chart, Series
-
-    return Chart(
-        title=_title(study),
-        x_label=X_LABEL,
-        y_label=_Y_LABEL,
-        series=[
-            Series(name, [(float(pair), float(one)) for pair, one in enumerate(ratio)], dense=True)
-            for name, ratio in _ratios(study).items()
-        ],
-        logarithmic=True,
+    return chart_by_pair(
+        _title(study),
+        _Y_LABEL,
+        _ratios(study).items(),
         shown="{:.4g}".format,
-        x_logarithmic=False,
-        shown_x="pair {:.0f}".format,
         marks=_border(study),
         levels=_levels(study),
         notes=_notes(study),

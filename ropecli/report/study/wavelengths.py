@@ -11,8 +11,8 @@ import numpy as np
 from ropecli.checkpoint.study import Study
 from ropecli.report.plots import style
 from ropecli.report.study.by_pair import (
-    X_LABEL,
     banded_axis,
+    chart_by_pair,
     draw_line,
     mark_level,
     pair_axis,
@@ -55,25 +55,13 @@ def figure(study: Study) -> "Figure":
 
 
 def chart(study: Study) -> "RenderableType":
-    from ropecli.report.charts import Chart, Series
-
     pairs = study.geometry.pairs
-    return Chart(
-        title=_title(study),
-        x_label=X_LABEL,
-        y_label=_Y_LABEL,
-        series=[
-            Series(
-                f"{name}, {_count(rope, study)} of {pairs} inside the window",
-                [(float(pair), float(one)) for pair, one in enumerate(rope.wavelength)],
-                dense=True,
-            )
-            for name, rope in study.ropes.items()
-        ],
-        logarithmic=True,
+    names = [f"{name}, {_count(rope, study)} of {pairs} inside the window" for name, rope in study.ropes.items()]
+    return chart_by_pair(
+        _title(study),
+        _Y_LABEL,
+        zip(names, [rope.wavelength for rope in study.ropes.values()], strict=True),
         shown=lambda tokens: f"{tokens:.0f} tokens" if np.isfinite(tokens) else "no turn",
-        x_logarithmic=False,
-        shown_x="pair {:.0f}".format,
         levels=[(float(length), f"{name} tokens") for length, name in _windows(study)],
         notes=[
             "inside the window: pairs with a whole turn inside the pretraining window",

@@ -8,7 +8,7 @@ import numpy as np
 
 from ropecli.errors import DataError, MethodError
 from ropecli.report.plots import style
-from ropecli.report.study.by_pair import X_LABEL, banded_axis, draw_line, mark_level, pair_axis
+from ropecli.report.study.by_pair import banded_axis, chart_by_pair, draw_line, mark_level, pair_axis
 from ropecli.report.tuned.course import method_of, names_of, subject
 from ropecli.report.wording import clean
 from ropecli.rope import RopeGeometry, ScalingSpec
@@ -61,20 +61,11 @@ def figure(reports: Sequence[TuneReport]) -> "Figure":
 
 def chart(reports: Sequence[TuneReport]) -> "RenderableType":
     """Raises DataError where no pair turned in pretraining."""
-    from ropecli.report.charts import Chart, Series
-
-    return Chart(
-        title=_title(reports),
-        x_label=X_LABEL,
-        y_label=_Y_LABEL,
-        series=[
-            Series(line.name, [(float(pair), float(one)) for pair, one in enumerate(line.ratio)], dense=True)
-            for line in _lines(reports)
-        ],
-        logarithmic=True,
+    return chart_by_pair(
+        _title(reports),
+        _Y_LABEL,
+        [(line.name, line.ratio) for line in _lines(reports)],
         shown="{:.4g}".format,
-        x_logarithmic=False,
-        shown_x="pair {:.0f}".format,
         marks=_border(reports),
         levels=_levels(reports),
         notes=_notes(reports),

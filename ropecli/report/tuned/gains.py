@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropecli.report.plots import style
+from ropecli.report.study.by_pair import X_LABEL
 from ropecli.report.tuned.course import names_of, subject
 from ropecli.report.tuned.layers import Layer, layers_of
 from ropecli.tune.record import TuneReport
@@ -25,7 +26,6 @@ _LEAST = 0.01
 """The scale's end is at least so far from none: less than that is nothing learned."""
 _COLOURS = "RdBu_r"
 """Both its ends are dark, and equally so."""
-_X_LABEL = "pair of dimensions, fastest first"
 _MOST_NUMBERS = 5
 """Beside a scale."""
 
@@ -71,7 +71,7 @@ def chart(reports: Sequence[TuneReport]) -> "RenderableType":
     return Group(
         Chart(
             title=_title(reports),
-            x_label=_X_LABEL,
+            x_label=X_LABEL,
             y_label="mean over heads and layers",
             series=series,
             logarithmic=False,
@@ -149,7 +149,7 @@ def _draw_maps(
     everything = [layer.log_gain if what == "gain" else layer.phase for layer in layers]
     end = max(_LEAST, *(float(np.abs(one).max()) for one in everything if one is not None))
     images = [_draw_map(axes, one, end) for axes, one in zip(panels, values, strict=True)]
-    panels[-1].set_xlabel(_X_LABEL)
+    panels[-1].set_xlabel(X_LABEL)
     image = next((one for one in images if one is not None), None)
     if image is None:
         return
