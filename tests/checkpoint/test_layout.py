@@ -5,8 +5,10 @@ import types
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.llama import modeling_llama
+from uneven import load_uneven
 
 from ropecli.checkpoint import layout
 from ropecli.checkpoint.layout import Layout, find_layout, layer_label
@@ -15,24 +17,7 @@ from ropecli.errors import PatchError
 from ropecli.remapping.attention.turning import Rotation
 
 HALVES, NEIGHBOURS = Layout(0, False), Layout(0, True)
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-# of multi-head latent attention: 32 dimensions stand still before the 16 that turn
-LATENT = {
-    "q_lora_rank": 32,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 24,
-    "num_key_value_heads": 2,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
 ALL_LAYERS = {"layer_types": ["full_attention"] * 2}
-ONE_OF_EACH = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
 KNOWN = {
     "cohere": ({}, NEIGHBOURS),
     "deepseek_v2": (LATENT, Layout(32, True)),
@@ -63,16 +48,6 @@ REFUSED = {
 }
 
 
-def load(folder, **options):
-    """The model with uneven weights everywhere: a norm that multiplies by 1 would commute with a rotation."""
-    model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1 + 0.2 * torch.randn_like(parameter)).add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
 @contextlib.contextmanager
 def left_as_it_is(model):
     """Whatever comes of it: the attention, the tables, the weights' mode and what transformers knows are as before."""
@@ -100,7 +75,7 @@ def left_as_it_is(model):
 @pytest.mark.parametrize("model_type", KNOWN)
 def test_the_layout_is_the_known_one(build, model_type):
     settings, known = KNOWN[model_type]
-    model = load(build(model_type, **settings))
+    model = load_uneven(build(model_type, **settings))
     with left_as_it_is(model):
         assert find_layout(model) == known
 
@@ -108,16 +83,16 @@ def test_the_layout_is_the_known_one(build, model_type):
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_what_is_not_exact_is_refused_with_its_reason(build, model_type):
     settings, reason = REFUSED[model_type]
-    model = load(build(model_type, **settings))
+    model = load_uneven(build(model_type, **settings))
     with left_as_it_is(model), pytest.raises(PatchError, match=reason):
         find_layout(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_of_other_precisions_are_proved_too(build, llama, dtype):
-    assert find_layout(load(llama, dtype=dtype)) == HALVES
+    assert find_layout(load_uneven(llama, dtype=dtype)) == HALVES
     with pytest.raises(PatchError, match="after the rotation"):
-        find_layout(load(build("hunyuan_v1_dense", head_dim=32), dtype=dtype))
+        find_layout(load_uneven(build("hunyuan_v1_dense", head_dim=32), dtype=dtype))
 
 
 def test_a_wrong_turning_fits_no_layout(llama, monkeypatch):
@@ -127,7 +102,7 @@ def test_a_wrong_turning_fits_no_layout(llama, monkeypatch):
 
     monkeypatch.setattr(layout, "Rotation", Slower)
     with pytest.raises(PatchError, match="Layer 0"):
-        find_layout(load(llama))
+        find_layout(load_uneven(llama))
 
 
 def test_one_head_that_does_not_turn_is_noticed(build, monkeypatch):
@@ -137,7 +112,7 @@ def test_one_head_that_does_not_turn_is_noticed(build, monkeypatch):
         turned, keys = rotate(query, key, cos, sin)
         return torch.cat([turned[:, :-1], query[:, -1:]], 1), keys
 
-    model = load(build("llama", head_dim=16, num_attention_heads=4))
+    model = load_uneven(build("llama", head_dim=16, num_attention_heads=4))
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", all_but_the_last)
     with left_as_it_is(model), pytest.raises(PatchError, match=r"Layer 0 \(LlamaAttention\) changes queries or keys"):
         find_layout(model)
@@ -154,14 +129,14 @@ def test_layers_that_do_not_turn_alike_are_refused(llama, monkeypatch):
         turned = (states.chunk(2, -1) for states in rotate(*parted, cos, sin))
         return tuple(torch.stack(pair, -1).flatten(-2) for pair in turned)
 
-    model = load(llama)
+    model = load_uneven(llama)
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", every_other_by_neighbours)
     with left_as_it_is(model), pytest.raises(PatchError, match="do not turn alike"):
         find_layout(model)
 
 
 def test_a_layer_that_turns_and_does_not_come_by_is_refused(llama):
-    model = load(llama)
+    model = load_uneven(llama)
     model.model.layers[1].self_attn.forward = lambda hidden_states, position_embeddings, **others: (
         hidden_states * position_embeddings[0].mean(-1, keepdim=True),
         None,
@@ -182,7 +157,7 @@ def test_a_layer_that_turns_and_does_not_come_by_is_refused(llama):
     ],
 )
 def test_what_the_function_cannot_honour_is_named(llama, asked, reason):
-    model = load(llama)
+    model = load_uneven(llama)
     layer = model.model.layers[1].self_attn
     plain = layer.forward
     layer.forward = lambda *arguments, **named: plain(*arguments, **{**named, **asked})
@@ -191,7 +166,7 @@ def test_what_the_function_cannot_honour_is_named(llama, asked, reason):
 
 
 def test_a_model_that_breaks_is_left_as_it_is(llama):
-    model = load(llama)
+    model = load_uneven(llama)
     with left_as_it_is(model):
         model.model.layers[1].mlp.forward = lambda hidden: 1 / 0
         with pytest.raises(PatchError, match="division by zero"):

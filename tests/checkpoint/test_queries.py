@@ -2,27 +2,15 @@
 
 import pytest
 import torch
+from tiny_settings import LATENT, PARTIAL
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from uneven import load_uneven
 
 from ropecli.checkpoint.queries import find_queries
 from ropecli.errors import PatchError
 
-LATENT = {
-    "q_lora_rank": 32,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 12,
-    "v_head_dim": 24,
-    "num_key_value_heads": 2,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
+SMALL_LATENT = {**LATENT, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12}
 MOSHI = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32, "vocab_size": 96}
-PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 
 
 def halves(starts, pairs):
@@ -51,26 +39,16 @@ KNOWN = {
     "cohere": ({}, "self_attn.q_proj", neighbours([0, 32], 16)),
     "glm": ({"head_dim": 32}, "self_attn.q_proj", neighbours([0, 32], 8)),
     # of each head 12 rows that stand still, then 8 that turn, which transformers takes apart by neighbours
-    "deepseek_v3": (LATENT, "self_attn.q_b_proj", neighbours([12, 32], 4)),
+    "deepseek_v3": (SMALL_LATENT, "self_attn.q_b_proj", neighbours([12, 32], 4)),
     "qwen3": ({"head_dim": 32}, "self_attn.q_norm", halves([0, 0], 16)),
     "olmo2": ({}, "self_attn.q_norm", halves([0, 32], 16)),
 }
 
 
-def load(folder, **options):
-    """With uneven weights: a norm that multiplies by 1 would commute with a rotation."""
-    model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1 + 0.2 * torch.randn_like(parameter)).add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
 @pytest.mark.parametrize("model_type", KNOWN)
 def test_the_rows_are_those_of_the_architecture(build, model_type):
     settings, module, rows = KNOWN[model_type]
-    found = find_queries(load(build(model_type, **settings)), {None})
+    found = find_queries(load_uneven(build(model_type, **settings)), {None})
     assert len(found) == 2
     for layer, queries in enumerate(found):
         assert queries.name.endswith(f"layers.{layer}.{module}")
@@ -83,12 +61,12 @@ def test_the_rows_are_those_of_the_architecture(build, model_type):
 @pytest.mark.parametrize("model_type", ["llama", "deepseek_v3", "qwen3"])
 def test_half_precision_finds_the_same(build, model_type, dtype):
     settings, _, rows = KNOWN[model_type]
-    assert torch.equal(find_queries(load(build(model_type, **settings), dtype=dtype), {None})[0].rows, rows)
+    assert torch.equal(find_queries(load_uneven(build(model_type, **settings), dtype=dtype), {None})[0].rows, rows)
 
 
 def test_of_layer_types_only_those_that_are_asked_for(build):
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "head_dim": 32}
-    model = load(build("gemma3_text", **kinds))
+    model = load_uneven(build("gemma3_text", **kinds))
     for label, layer in (("sliding_attention", 0), ("full_attention", 1)):
         assert [one.name for one in find_queries(model, {label})] == [f"model.layers.{layer}.self_attn.q_norm"]
     assert len(find_queries(model, {"sliding_attention", "full_attention"})) == 2
@@ -104,7 +82,7 @@ def test_of_layer_types_only_those_that_are_asked_for(build):
 )
 @pytest.mark.parametrize("attn", ["sdpa", "eager"])
 def test_attention_by_code_of_its_own_is_seen(build, settings, starts, attn):
-    model = load(build("falcon", **{"new_decoder_architecture": False, **settings}), attn_implementation=attn)
+    model = load_uneven(build("falcon", **{"new_decoder_architecture": False, **settings}), attn_implementation=attn)
     for queries in find_queries(model, {None}):
         assert torch.equal(queries.rows, halves(starts, 16))
     assert model.config._attn_implementation == attn
@@ -114,12 +92,12 @@ def test_attention_by_code_of_its_own_is_seen(build, settings, starts, attn):
 def test_a_mask_that_is_given_by_its_name(build):
     """As afmoe gives it."""
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
-    model = load(build("afmoe", head_dim=32, **sizes))
+    model = load_uneven(build("afmoe", head_dim=32, **sizes))
     assert [queries.name[-6:] for queries in find_queries(model, {None})] == ["q_norm", "q_norm"]
 
 
 def test_a_module_that_attends_twice_is_one_layer(build):
-    model = load(build("diffllama", num_key_value_heads=2))
+    model = load_uneven(build("diffllama", num_key_value_heads=2))
     names = [f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)]
     assert [queries.name for queries in find_queries(model, {None})] == names
 
@@ -134,19 +112,19 @@ def test_parts_that_name_no_attention_are_left_so(build):
 
 
 def test_layers_without_positions_are_passed_over(build):
-    model = load(build("smollm3", no_rope_layers=[0, 1]))
+    model = load_uneven(build("smollm3", no_rope_layers=[0, 1]))
     assert [one.name for one in find_queries(model, {None})] == ["model.layers.1.self_attn.q_proj"]
 
 
 def test_one_projection_of_several_layers_is_refused(llama):
-    model = load(llama)
+    model = load_uneven(llama)
     model.model.layers[1].self_attn.q_proj = model.model.layers[0].self_attn.q_proj
     with pytest.raises(PatchError, match="share the projection"):
         find_queries(model, {None})
 
 
 def test_what_changes_the_queries_in_between_is_noticed(llama):
-    model = load(llama)
+    model = load_uneven(llama)
     for layer in model.model.layers:
         norm = torch.nn.RMSNorm(32, elementwise_affine=False)
         layer.self_attn.q_proj = torch.nn.Sequential(layer.self_attn.q_proj, torch.nn.Unflatten(-1, (-1, 32)), norm)
@@ -155,7 +133,7 @@ def test_what_changes_the_queries_in_between_is_noticed(llama):
 
 
 def test_the_model_is_left_as_it_was(llama):
-    model, ids = load(llama).train(), torch.arange(12)[None]
+    model, ids = load_uneven(llama).train(), torch.arange(12)[None]
     names = set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
     with torch.no_grad():
         logits = model(ids, use_cache=False).logits

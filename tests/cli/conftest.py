@@ -1,7 +1,9 @@
-"""What tests of `ropecli patch` share."""
+"""What tests of the commands share."""
 
+import contextlib
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,26 @@ def contents():
 def source(llama, tmp_path) -> Path:
     """A copy of the checkpoint, for tests that look at what becomes of it."""
     return Path(shutil.copytree(llama, tmp_path / "source"))
+
+
+@pytest.fixture
+def stopping(monkeypatch):
+    """with stopping(after): Ctrl-C comes when so many documents are measured."""
+    from ropecli.evaluate.progress import Progress
+
+    @contextlib.contextmanager
+    def stop(after: int) -> Iterator[None]:
+        add = Progress.add
+
+        def adding(self, *values):
+            add(self, *values)
+            nonlocal after
+            after -= 1
+            if not after:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Progress, "add", adding)
+            yield
+
+    return stop

@@ -51,22 +51,11 @@ def is_one_message(outcome, expected):
 
 
 @pytest.fixture
-def stopped(ropecli, arguments, monkeypatch):
+def stopped(ropecli, arguments, stopping):
     """stopped(after, ...) -> a run that Ctrl-C ends after so many documents."""
-    from ropecli.evaluate.progress import Progress
 
     def run(after, *options, **others):
-        add = Progress.add
-
-        def adding(self, *values):
-            add(self, *values)
-            nonlocal after
-            after -= 1
-            if not after:
-                raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Progress, "add", adding)
+        with stopping(after):
             return ropecli(*arguments(*options, **others))
 
     return run

@@ -442,22 +442,11 @@ def test_a_full_disk_is_one_message_and_the_run_can_be_gone_on_with(ropecli, arg
 
 
 @pytest.fixture
-def stopped(ropecli, arguments, monkeypatch):
+def stopped(ropecli, arguments, stopping):
     """stopped(after, output, ...) -> a run that Ctrl-C ends after so many documents."""
-    from ropecli.evaluate.progress import Progress
 
     def run(after, output, *options):
-        add = Progress.add
-
-        def adding(self, *values):
-            add(self, *values)
-            nonlocal after
-            after -= 1
-            if not after:
-                raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Progress, "add", adding)
+        with stopping(after):
             return ropecli(*arguments(output, *options))
 
     return run

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH, PARTIAL
 from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
@@ -24,25 +25,8 @@ from ropecli.tune.training import Learned
 from ropecli.tune.tuning import tuned_to
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FALCON = {"new_decoder_architecture": False}
-ONE_OF_EACH = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
-LATENT = {
-    "q_lora_rank": 32,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 24,
-    "num_key_value_heads": 2,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
 # by name: the model type, its settings, and how many gains and phases there are in all
 MODELS = {
     "llama": ("llama", {"head_dim": 32}, 64, 64),
