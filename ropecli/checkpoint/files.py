@@ -18,6 +18,8 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 PROVENANCE = "ropecli.yaml"
 TUNING = "tune.json"
 FACTORS = "factors.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "*.safetensors"
 # What makes up a checkpoint. Code travels only with a config that names it.
 CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*"]

@@ -15,6 +15,8 @@ from typing import Any
 from ropecli import demo
 from ropecli.checkpoint import hub
 from ropecli.checkpoint.files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     CHECKPOINT_FILES,
     CODE,
     CONFIG,
@@ -40,7 +42,8 @@ _SAMPLE = 2**20
 class Checkpoint:
     """name: as the user gave it. folder: where its files are. config: config.json as it stands.
 
-    revision, commit: of a Hub id, what was asked for and the commit that it stood for.
+    revision, commit: of a Hub id, what was asked for and the commit that it stood for. base: of an adapter, the
+    checkpoint whose weights it is added to.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Checkpoint:
     config: dict[str, Any]
     revision: str | None = None
     commit: str | None = None
+    base: "Checkpoint | None" = None
 
     @property
     def tokenizer_config(self) -> dict[str, Any] | None:
@@ -56,6 +60,8 @@ class Checkpoint:
 
     def weight_files(self) -> list[Path]:
         """The safetensors files. Raises CheckpointError where there are none, or one is missing or damaged."""
+        if self.base:
+            return self.base.weight_files()
         found = sorted(self.folder.glob(WEIGHTS))
         index = self.folder / "model.safetensors.index.json"
         if is_own_file(index):
@@ -109,6 +115,8 @@ class Checkpoint:
                 sha.update(file.read(_SAMPLE))
                 file.seek(max(0, size - _SAMPLE))
                 sha.update(file.read(_SAMPLE))
+        if self.base:
+            sha.update(self.base.digest().encode())
         return sha.hexdigest()
 
     def origin(self) -> dict[str, Any]:
@@ -117,11 +125,14 @@ class Checkpoint:
         return {"checkpoint": self.name, **pinned, "digest": self.digest()}
 
 
-def open_checkpoint(name: str | Path, *, weights: bool = False, revision: str | None = None) -> Checkpoint:
+def open_checkpoint(
+    name: str | Path, *, weights: bool = False, revision: str | None = None, adapters: bool = False
+) -> Checkpoint:
     """Finds CHECKPOINT: a folder, `demo`, or a Hub id (`owner/name`).
 
     weights: all files will be needed: of a Hub id, fetch them rather than the small config files alone.
-    revision: of a Hub id, a branch, tag or commit. Raises CheckpointError.
+    revision: of a Hub id, a branch, tag or commit. adapters: accept the folder of an adapter that ropecli wrote, on
+    the base that it names. Raises CheckpointError.
     """
     fetched = hub.Fetched(demo.FOLDER) if str(name) == demo.NAME else _local(name)
     if fetched is None:
@@ -134,21 +145,39 @@ def open_checkpoint(name: str | Path, *, weights: bool = False, revision: str | 
             "Leave --revision out."
         )
     folder = fetched.folder
-    if not is_own_file(folder / CONFIG):
+    has_config, is_adapter = is_own_file(folder / CONFIG), _is_adapter(folder)
+    if is_adapter and not (adapters and has_config):
+        raise CheckpointError(f"{name} is an adapter; make it whole first: ropecli merge {name} --output DIR.")
+    if not has_config:
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. A checkpoint's folder holds one.")
-    _refuse_adapter(name, folder)
-    checkpoint = Checkpoint(str(name), folder, read_json(folder / CONFIG), fetched.revision, fetched.commit)
+    base = adapter_base(folder) if is_adapter else None
+    checkpoint = Checkpoint(str(name), folder, read_json(folder / CONFIG), fetched.revision, fetched.commit, base)
     if weights:  # what a command would refuse after hours is refused before
         _refuse_kernels(checkpoint)
         checkpoint.files()
     return checkpoint
 
 
-def _refuse_adapter(name: str | Path, folder: Path) -> None:
+def adapter_base(adapter: Path, revision: str | None = None) -> Checkpoint:
+    """The checkpoint that adapter_config.json names as the adapter's base, with its weights. Raises CheckpointError.
+
+    revision: of a Hub id, other than the one that is named there.
+    """
+    config = read_json(adapter / ADAPTER_CONFIG)
+    name, pinned = config.get("base_model_name_or_path"), revision or config.get("revision")
+    if not name or not isinstance(name, str) or not isinstance(pinned, str | None):
+        raise CheckpointError(f"{adapter}: {ADAPTER_CONFIG} names no base. Name it: ropecli merge --base CHECKPOINT.")
+    try:
+        return open_checkpoint(name, weights=True, revision=pinned)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{adapter} names a base that cannot be opened: {error} Name it: ropecli merge --base CHECKPOINT."
+        ) from error
+
+
+def _is_adapter(folder: Path) -> bool:
     """Its config.json alone would pass for a checkpoint's."""
-    alone = all(path.name == "adapter_model.safetensors" for path in folder.glob(WEIGHTS))
-    if is_own_file(folder / "adapter_config.json") and alone:
-        raise CheckpointError(f"{name} is an adapter; make it whole first: ropecli merge {name} --output DIR.")
+    return is_own_file(folder / ADAPTER_CONFIG) and all(path.name == ADAPTER_WEIGHTS for path in folder.glob(WEIGHTS))
 
 
 def _local(name: str | Path) -> hub.Fetched | None:

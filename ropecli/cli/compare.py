@@ -64,7 +64,9 @@ def command(
     wanted = parse_numbers(lengths, "--lengths", int)
     if revision and len(checkpoints) > 1:
         raise MethodError("--revision is for one checkpoint; which of several it means is not clear.")
-    opened = [open_checkpoint(name, weights=True, revision=revision) for name in dict.fromkeys(checkpoints)]
+    opened = [
+        open_checkpoint(name, weights=True, revision=revision, adapters=True) for name in dict.fromkeys(checkpoints)
+    ]
     specs = scaling.method_specs(methods, parse_numbers(factors, "--factors", float), settings)
     plans = [plan_comparison(one, specs) for one in opened]
     for one, plan in ((one, plan) for one, own in zip(opened, plans, strict=True) for plan in own):

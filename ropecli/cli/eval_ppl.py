@@ -57,9 +57,13 @@ def command(
     params = scaling.parameters(method or "none", settings, factors_file)
     asked = Protocol(protocol, stride, targets)
     subject = scaling.planned(
-        open_checkpoint(checkpoint, weights=True, revision=revision), method, factor, params, original_length
+        open_checkpoint(checkpoint, weights=True, revision=revision, adapters=True),
+        method,
+        factor,
+        params,
+        original_length,
     )
-    base = scaling.planned(open_checkpoint(baseline, weights=True)) if baseline else None
+    base = scaling.planned(open_checkpoint(baseline, weights=True, adapters=True)) if baseline else None
     for one in (subject, base) if base else (subject,):
         scaling.refuse_attention(one.checkpoint, one.plan, attn)
     for warning in [*subject.warnings, *(f"the baseline: {text}" for text in (base.warnings if base else ()))]:

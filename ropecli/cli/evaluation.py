@@ -55,10 +55,10 @@ _LONG = 32_768
 _CHUNK_OF_LONG = 1024
 
 
-def load(checkpoint, tokenizer, dtype: str, device: str, attn: str):
-    """The checkpoint's model; says where its vocabulary is not the tokenizer's.
+def load(checkpoint, tokenizer, dtype: str, device: str, attn: str, *, whole: bool = False):
+    """The checkpoint's model; warns of a tokenizer of another vocabulary, and of weights that config.json does not use.
 
-    Raises MethodError for an unknown dtype or attention.
+    whole: refuse such weights. Raises MethodError for an unknown dtype or attention, CheckpointError.
     """
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
@@ -67,7 +67,7 @@ def load(checkpoint, tokenizer, dtype: str, device: str, attn: str):
     for option, value, known in (("--dtype", dtype, DTYPES), ("--attn", attn, ATTENTION)):
         if value not in known:
             raise MethodError(f"{option} is {value!r}; it must be one of {', '.join(known)}.")
-    model = load_model(checkpoint, dtype=dtype, device=device, attn=attn)
+    model = load_model(checkpoint, dtype=dtype, device=device, attn=attn, say=None if whole else warn)
     if mismatch := vocabulary_mismatch(tokenizer, model):
         warn(mismatch)
     return model
@@ -192,7 +192,7 @@ class Run:
     protocol: Any
     chunk: int | None
     batch_size: int
-    loading: dict[str, str]
+    loading: dict[str, Any]
     workers: Any
 
     @property

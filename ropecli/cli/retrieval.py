@@ -114,7 +114,7 @@ def open_subject(
     from ropecli.cli.terminal import warn
 
     params = scaling.parameters(method or "none", settings, factors_file)
-    opened = open_checkpoint(name, weights=True, revision=revision)
+    opened = open_checkpoint(name, weights=True, revision=revision, adapters=True)
     subject = scaling.planned(opened, method, factor, params, original_length)
     for warning in subject.warnings:
         warn(warning)
@@ -127,7 +127,7 @@ def run(
     source: str,
     make_task: Callable[[Any], Any],
     settings: dict[str, Any],
-    **loading: str,
+    **loading: Any,
 ) -> None:
     """Measures and gives the report. make_task: the task from the tokenizer's Pieces. settings: the task's own.
 

@@ -149,7 +149,7 @@ def _tune(task: "Task", kept: Any) -> "TuneResult":
     from ropecli.cli.tune_progress import watching
     from ropecli.tune.procedure import run_task
 
-    model = evaluation.load(task.checkpoint, task.tokenizer, **task.loading)
+    model = evaluation.load(task.checkpoint, task.tokenizer, **task.loading, whole=True)
     with watching(task, kept.points.all) as on_point:
         return run_task(task, model, kept=kept, command=evaluation.command_line(), on_point=on_point)
 

@@ -1,12 +1,13 @@
 """Loads a checkpoint's model and tokenizer with stock transformers, and turns its failures into clear messages."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ropecli.checkpoint.carrier import read_carrier
 from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.checkpoint.reading import Checkpoint
+from ropecli.checkpoint.reading import Checkpoint, section_of
 from ropecli.errors import CheckpointError, reason_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -51,17 +52,20 @@ def load_model(
     device: str = "auto",
     attn: str = "auto",
     options: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] | None = None,
 ):
     """The causal LM in evaluation mode.
 
     dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way, because
     the dtype is given at loading and not cast afterwards. attn: the attention implementation; 'auto' is what
     transformers chooses, or what the checkpoint carries, which nothing replaces. options: more for from_pretrained;
-    with a device_map among them, `device` is passed over. Raises CheckpointError, also for weights that do not fill the
-    model: stock transformers would leave the rest random.
+    with a device_map among them, `device` is passed over. say: told of tensors in the files that config.json leaves
+    unused; without it they are an error, since whatever is written from this model would lack them. An adapter is
+    merged into its base. Raises CheckpointError, also for weights that do not fill the model: stock transformers would
+    leave the rest random.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     checkpoint.weight_files()
     carrier = read_carrier(checkpoint.config)
@@ -70,17 +74,20 @@ def load_model(
             f"{checkpoint.name} attends by {carrier.method}, which {attn} would do away with. Take attn: auto."
         )
     dtype, device = settle(dtype, device)
+    options = dict(options or {})
     try:
         with quiet_transformers():
+            if checkpoint.base:
+                options["config"] = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                checkpoint.folder,
+                (checkpoint.base or checkpoint).folder,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 **({} if attn == "auto" else {"attn_implementation": attn}),
-                **(options or {}),
+                **options,
             )
     except Exception as error:  # damaged weights and configs surface as many kinds
         raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
@@ -95,9 +102,35 @@ def load_model(
         )
     if found["missing_keys"]:
         raise CheckpointError(f"{checkpoint.name}: the weights lack {sorted(found['missing_keys'])[0]}.")
-    if not (options or {}).get("device_map"):
+    if unused := sorted(name for name in found["unexpected_keys"] if not _is_mtp(name, checkpoint.config)):
+        names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
+        message = f"{checkpoint.name}: config.json leaves {len(unused)} tensors of the weight files unused: {names}."
+        if say is None:
+            raise CheckpointError(f"{message} Fix config.json (num_hidden_layers, biases), or remove these tensors.")
+        say(message)
+    if not options.get("device_map"):
         model.to(device)
+    if checkpoint.base:
+        from ropecli.evaluate.adapter import merge_adapter, other_base, read_adapter
+
+        if say and (warning := other_base(checkpoint.folder, checkpoint.base)):
+            say(warning)
+        model = merge_adapter(checkpoint, model, *read_adapter(checkpoint.folder))
     return model.eval()
+
+
+def _is_mtp(name: str, config: dict[str, Any]) -> bool:
+    """Whether a tensor belongs to a layer that predicts several tokens ahead, which stock transformers does not run.
+
+    transformers ignores such layers by the number that the published checkpoint gives them; other sizes of the same
+    model have other numbers.
+    """
+    section = section_of(config)
+    layers, extra = section.get("num_hidden_layers"), section.get("num_nextn_predict_layers")
+    number = re.search(r"\blayers\.(\d+)\.", name)
+    if number and isinstance(layers, int) and isinstance(extra, int):
+        return layers <= int(number[1]) < layers + extra
+    return False
 
 
 def load_tokenizer(checkpoint: Checkpoint):

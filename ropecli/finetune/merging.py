@@ -9,19 +9,12 @@ from typing import NamedTuple
 from safetensors import SafetensorError
 
 from ropecli.atomic import new_folder, refuse_existing
-from ropecli.checkpoint.files import CONFIG, PROVENANCE, is_own_file
-from ropecli.checkpoint.provenance import read_record
-from ropecli.checkpoint.reading import Checkpoint, open_checkpoint
+from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG, PROVENANCE, is_own_file
+from ropecli.checkpoint.reading import Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.writing import place
-from ropecli.errors import CheckpointError, OutputError, reason_of
-from ropecli.finetune.adapter_files import (
-    ADAPTER_CONFIG,
-    ADAPTER_NOTE,
-    adapter_base,
-    merged,
-    read_adapter,
-    weights_digest,
-)
+from ropecli.errors import OutputError, reason_of
+from ropecli.evaluate.adapter import merge_adapter, other_base, read_adapter
+from ropecli.evaluate.loading import load_model
 from ropecli.finetune.writing import save_weights, write_beside
 
 
@@ -47,16 +40,11 @@ def merge_to(
     """
     refuse_existing(output)
     config, tensors = read_adapter(adapter)
-    named, pinned = adapter_base(config)
-    if base is None and not named:
-        raise CheckpointError(f"{adapter}: {ADAPTER_CONFIG} names no base. Name it: --base CHECKPOINT.")
-    source = open_checkpoint(base or str(named), weights=True, revision=revision or (None if base else pinned))
-    record = read_record(adapter)
-    trained_beside = (record.get(ADAPTER_NOTE) or {}).get("weights")
-    if trained_beside and trained_beside != weights_digest(source):
-        say(f"the adapter was trained beside other weights than those of {source.name}.")
+    source = open_checkpoint(base, weights=True, revision=revision) if base else adapter_base(adapter, revision)
+    if warning := other_base(adapter, source):
+        say(warning)
     with _with_files_of(source, adapter) as whole:
-        model = merged(whole, config, tensors)
+        model = merge_adapter(whole, load_model(whole, dtype="float32", device="cpu"), config, tensors)
         notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
         with new_folder(output) as folder:
             try:

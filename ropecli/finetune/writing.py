@@ -11,20 +11,15 @@ import torch
 import yaml
 from safetensors import SafetensorError, safe_open
 
+from ropecli.checkpoint.files import ADAPTER_CONFIG
 from ropecli.checkpoint.provenance import PROVENANCE, read_record
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.reading import CONFIG, Checkpoint
 from ropecli.checkpoint.writing import place
 from ropecli.errors import OutputError
-from ropecli.finetune.adapter_files import (
-    ADAPTER_CONFIG,
-    ADAPTER_NOTE,
-    Tensors,
-    adapter_tensors,
-    merged,
-    save_adapter,
-    weights_digest,
-)
+from ropecli.evaluate.adapter import ADAPTER_NOTE, Tensors, merge_adapter, weights_digest
+from ropecli.evaluate.loading import load_model
+from ropecli.finetune.adapter_files import adapter_tensors, save_adapter
 from ropecli.finetune.adapters import all_names, config_of
 from ropecli.finetune.recipe import Recipe
 from ropecli.finetune.state import CHECKPOINTS
@@ -57,7 +52,9 @@ def write_result(
         _finish(checkpoint, output, notes, lambda partial: save_adapter(checkpoint, model, partial, state))
     else:
         tensors = adapter_tensors(model, state)
-        write_finetuned(checkpoint, merged(checkpoint, config_of(model), tensors), output, asked)
+        # onto the weights of the files: a base in 4 bits, or in bfloat16, would leave its rounding behind
+        base = load_model(checkpoint, dtype="float32", device="cpu")
+        write_finetuned(checkpoint, merge_adapter(checkpoint, base, config_of(model), tensors), output, asked)
 
 
 def write_finetuned(

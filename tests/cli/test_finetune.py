@@ -129,12 +129,27 @@ def test_an_adapter_is_no_checkpoint_until_it_is_merged(finetune, ropecli, tmp_p
     outcome = finetune(*options)
     assert outcome.code == 0, outcome.err
     assert "lora trains" in outcome.err
-    refused = ropecli("eval-ppl", tmp_path / "run", "--data", corpus, "--lengths", "32")
+    refused = ropecli("patch", tmp_path / "run", "-m", "yarn", "--factor", 2, "-o", tmp_path / "patched")
     assert refused.code == 2
     assert f"ropecli merge {tmp_path / 'run'}" in refused.err
     whole = ropecli("merge", tmp_path / "run", "--output", tmp_path / "whole")
     assert whole.code == 0, whole.err
     assert ropecli("eval-ppl", tmp_path / "whole", "--data", corpus, "--lengths", "32").code == 0
+
+
+def test_weights_that_the_config_leaves_unused_are_measured_with_a_warning_and_never_trained(
+    finetune, ropecli, edited, llama, corpus, tmp_path
+):
+    """transformers drops them: what is written from such a model would lack them."""
+    folder = edited(llama, num_hidden_layers=1)
+    measured = ropecli("eval-ppl", folder, "--data", corpus, "--lengths", "32")
+    assert measured.code == 0
+    assert "model.layers.1" in measured.err
+    tuned = ropecli("tune", folder, "--data", corpus, "--factor", 2, "--output", tmp_path / "run", "--max-documents", 8)
+    for refused in (tuned, finetune("--length", 32, "--steps", 1, checkpoint=folder)):
+        assert refused.code == 2
+        assert "model.layers.1" in refused.err
+        assert not list(tmp_path.glob("run*"))
 
 
 def test_a_dry_run_warns_of_positions_that_the_patch_does_not_reach(finetune):

@@ -57,19 +57,50 @@ def logits(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
 
 
-def test_it_is_what_merging_at_once_would_have_written(ropecli, patched, llama, adapter, contents, tmp_path):
-    """The adapter names the base as it was before the patch, and brings the patch."""
+def test_it_is_what_merging_at_once_would_have_written(ropecli, patched, adapter, contents, tmp_path):
     at_once = train(patched, tmp_path / "at-once", save="merged")
     outcome = ropecli("merge", adapter, "--output", tmp_path / "whole", "--json")
     assert outcome.code == 0, outcome.err
     assert not outcome.err
     printed = json.loads(outcome.out)
-    assert printed["base"]["checkpoint"] == str(llama)
+    assert printed["base"]["checkpoint"] == str(patched)
     assert printed["matrices"] == 8
     whole, expected = contents(tmp_path / "whole"), contents(at_once)
     assert whole.keys() == expected.keys()
     assert {name for name in whole if whole[name] != expected[name]} == {"ropecli.yaml"}
     assert (logits(tmp_path / "whole") - logits(patched)).abs().max() > 1e-2
+
+
+def test_peft_alone_loads_the_adapter_on_the_patched_base(ropecli, adapter, tmp_path):
+    from peft import AutoPeftModelForCausalLM
+
+    ropecli("merge", adapter, "--output", tmp_path / "whole")
+    with torch.no_grad():
+        found = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype=torch.float32).eval()(IDS).logits
+    expected = logits(tmp_path / "whole")
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_an_adapter_is_measured_on_its_base_with_its_own_config(ropecli, llama, adapter, corpus, tmp_path):
+    ropecli("merge", adapter, "--output", tmp_path / "whole")
+    older = Path(shutil.copytree(adapter, tmp_path / "older"))  # names the base as it was before the patch
+    config = json.loads((older / "adapter_config.json").read_text())
+    (older / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(llama)}))
+
+    def measured(checkpoint):
+        outcome = ropecli("eval-ppl", checkpoint, "--data", corpus, "--lengths", "48,128", "--json")
+        assert outcome.code == 0, outcome.err
+        return [row["nll"] for row in json.loads(outcome.out)["rows"]], outcome.err
+
+    expected, _ = measured(tmp_path / "whole")
+    for folder in (adapter, older):
+        found, said = measured(folder)
+        assert found == pytest.approx(expected, rel=1e-6)
+        assert "other weights" not in said
+    (older / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "nowhere"}))
+    outcome = ropecli("eval-ppl", older, "--data", corpus, "--lengths", "48")
+    assert outcome.code == 2
+    assert "--base" in outcome.err
 
 
 def test_the_result_is_a_checkpoint_like_any(ropecli, adapter, tmp_path):
@@ -93,7 +124,7 @@ def test_another_base_is_said(ropecli, build, patched, adapter, tmp_path):
     save_file({name: tensor * 1.01 for name, tensor in tensors.items()}, other / "model.safetensors", {"format": "pt"})
     outcome = ropecli("merge", adapter, "-o", tmp_path / "other", "--base", other)
     assert outcome.code == 0
-    assert "trained beside other weights" in outcome.err
+    assert "trained with other weights" in outcome.err
 
 
 @pytest.mark.parametrize("settings", [{"hidden_size": 128}, {"vocab_size": 600}, {"num_hidden_layers": 1}])
@@ -160,6 +191,21 @@ def test_what_is_no_adapter_is_refused(ropecli, llama, adapter, tmp_path):
         (folder / "adapter_config.json").write_text(json.dumps({**config, key: value}))
         outcome = ropecli("merge", folder, "-o", tmp_path / "whole")
         assert (outcome.code, "merged" in outcome.err) == (2, True), outcome.err
+    assert not (tmp_path / "whole").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("r", "8"), ("lora_alpha", None), ("target_modules", 5), ("base_model_name_or_path", 5), ("revision", 5)],
+)
+def test_values_of_another_type_in_an_adapters_config_are_one_message(ropecli, adapter, tmp_path, key, value):
+    folder = Path(shutil.copytree(adapter, tmp_path / "adapter"))
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, key: value}))
+    outcome = ropecli("merge", folder, "-o", tmp_path / "whole")
+    assert outcome.code == 2
+    assert "adapter_config.json" in outcome.err
+    assert "Traceback" not in outcome.err
     assert not (tmp_path / "whole").exists()
 
 

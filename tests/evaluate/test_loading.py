@@ -1,5 +1,6 @@
 """Loading: the dtype that was asked for with exact positions, and one clear message for what cannot be loaded."""
 
+import json
 import shutil
 
 import pytest
@@ -93,6 +94,35 @@ def test_a_tensor_of_another_shape_is_named(copied):
     rewrite(copied, lambda weights: weights.update({"model.layers.1.mlp.down_proj.weight": torch.ones(2, 2)}))
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj"):
         load_model(open_checkpoint(copied))
+
+
+@pytest.mark.parametrize(
+    ("change", "unused"),
+    [
+        ({"num_hidden_layers": 1}, "13 tensors"),
+        ({"attention_bias": False}, "self_attn.k_proj.bias"),
+    ],
+)
+def test_weights_that_the_config_does_not_use_are_named_or_refused(build, edited, change, unused):
+    """transformers drops them, and only logs it."""
+    folder = edited(build("llama", head_dim=32, attention_bias=True), **change)
+    told = []
+    load_model(open_checkpoint(folder), device="cpu", say=told.append)
+    assert unused in "".join(told)
+    with pytest.raises(CheckpointError, match=unused):
+        load_model(open_checkpoint(folder), device="cpu")
+
+
+def test_tensors_that_transformers_ignores_are_not_called_unused(copied, build, edited):
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    old_table = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite(copied, lambda weights: weights.update({old_table: torch.ones(16)}))
+    load_model(open_checkpoint(copied), device="cpu")
+
+    glm = build("glm4_moe", head_dim=32, first_k_dense_replace=2)  # its next layer predicts a second token
+    rewrite(glm, lambda weights: weights.update({"model.layers.2.eh_proj.weight": torch.ones(2, 2)}))
+    load_model(open_checkpoint(edited(glm, num_nextn_predict_layers=1)), device="cpu")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 1000, 400_000])
