@@ -1,15 +1,18 @@
 """Documents of tokens: a source, tokenized, with those that are too short left out and counted."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from ropecli.errors import DataError
 
 _BATCH = 32
+_CHARACTERS = 8
+"""Of a text that are tokenized first, for each token that is used of it; as many times more where they give fewer."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,13 @@ def read_documents(
 ) -> Documents:
     """Tokenizes (name, text) pairs, special tokens included, until `most` documents have `least` tokens or more.
 
-    cut: keep only so many tokens of each, so that memory stays small. count_bytes: fill in Document.ends, where the
-    tokenizer tells which characters a token stands for. advance: called after each document. Raises DataError where no
-    document has `least` tokens, saying how long the longest is.
+    cut: keep only so many tokens of each; where the tokenizer allows, no more than that is tokenized. count_bytes: fill
+    in Document.ends, where the tokenizer tells which characters a token stands for. advance: called after each
+    document. Raises DataError where no document has `least` tokens, saying how long the longest is.
     """
     kept: list[Document] = []
     lengths = [0]
-    for document in tokenize(texts, tokenizer, count_bytes):
+    for document in tokenize(texts, tokenizer, count_bytes, enough=max(cut, least) if cut else None):
         lengths.append(len(document.ids))
         advance()
         if len(document.ids) >= least:
@@ -124,20 +127,64 @@ def special_tokens(tokenizer) -> SpecialTokens:
     return SpecialTokens(prefix, tokenizer.bos_token_id, tokenizer.eos_token_id, suffix)
 
 
-def tokenize(texts: Iterable[tuple[str, str]], tokenizer, count_bytes: bool = False) -> Iterator[Document]:
-    """Every text as a document, in batches, which fast tokenizers spread over the cores. See read_documents."""
+def tokenize(
+    texts: Iterable[tuple[str, str]], tokenizer, count_bytes: bool = False, enough: int | None = None
+) -> Iterator[Document]:
+    """Every text as a document, in batches, which fast tokenizers spread over the cores. See read_documents.
+
+    enough: how many tokens of each document are used. Where the tokenizer splits the text into words first, a longer
+    document may then end after that many, which are those that the whole text gives.
+    """
     texts = iter(texts)
-    offsets = count_bytes and tokenizer.is_fast
+    if tokenizer.is_fast and any(len(token.split()) > 1 for token in tokenizer.get_added_vocab()):
+        enough = None  # such a token may reach over any place where the text is cut
     while batch := list(islice(texts, _BATCH)):
         names, bodies = zip(*batch, strict=True)
-        tokens = tokenizer(list(bodies), verbose=False, return_offsets_mapping=offsets)
-        for index, (name, body) in enumerate(zip(names, bodies, strict=True)):
-            ends = _byte_ends(body, tokens["offset_mapping"][index]) if offsets else None
-            yield Document(name, np.array(tokens["input_ids"][index], dtype=np.int64), ends)
+        if not tokenizer.is_fast:
+            for name, ids in zip(names, tokenizer(list(bodies), verbose=False)["input_ids"], strict=True):
+                yield Document(name, np.array(ids, dtype=np.int64))
+            continue
+        for name, body, (encoding, count) in zip(names, bodies, _encode(bodies, tokenizer, enough), strict=True):
+            ends = _byte_ends(body, encoding.offsets[:count]) if count_bytes else None
+            yield Document(name, np.array(encoding.ids[:count], dtype=np.int64), ends)
+
+
+def _encode(texts: Sequence[str], tokenizer, enough: int | None) -> list[tuple[Any, int]]:
+    """Each text's encoding, of all of it or of a head, and how many of its tokens are those of the whole text.
+
+    enough: the tokens that a head must give; None: no heads.
+    """
+    found: dict[int, tuple[Any, int]] = {}
+    characters = None if enough is None else _CHARACTERS * enough
+    while left := [index for index in range(len(texts)) if index not in found]:
+        heads = [texts[index][:characters] for index in left]
+        for index, head, encoding in zip(left, heads, tokenizer(heads, verbose=False).encodings, strict=True):
+            whole = len(head) == len(texts[index])
+            count = len(encoding) if whole else _settled(head, encoding)
+            if whole or count >= (enough or 0):
+                found[index] = encoding, count
+        characters = characters and _CHARACTERS * characters
+    return [found[index] for index in range(len(texts))]
+
+
+def _settled(head: str, encoding) -> int:
+    """How many tokens of the head are the whole text's: those of words that end before the last two of the head.
+
+    Pre-tokenizers look no further than the white space after a word and the character after that. Where there is none,
+    all tokens are of one word, and none is settled.
+    """
+    parts = head.rsplit(maxsplit=2)
+    words, stops = encoding.word_ids, [stop for _, stop in encoding.offsets]
+    end = len(parts[0]) if len(parts) == 3 else 0
+    count = next((index for index, stop in enumerate(stops) if stop > end), 0)
+    while count and words[count - 1] == words[count]:
+        count -= 1
+    return count
 
 
 def _byte_ends(text: str, offsets: list[tuple[int, int]]) -> np.ndarray:
     """offsets: (start, stop) of each token, characters; (0, 0) for a special token, which stands for nothing."""
+    text = text[: max((stop for _, stop in offsets), default=0)]
     points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000).astype(np.int64)
     bytes_before = np.concatenate([[0], np.cumsum(widths, dtype=np.int64)])

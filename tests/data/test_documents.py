@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from ropecli.data.documents import Document, Documents, SpecialTokens, read_documents
 from ropecli.errors import DataError
@@ -21,8 +24,6 @@ def test_documents_are_the_tokenizers_own_ids(tokenizer):
 
 def test_special_tokens_are_included(tokenizer):
     import copy
-
-    from tokenizers.processors import TemplateProcessing
 
     begins = copy.deepcopy(tokenizer)
     begins.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
@@ -133,6 +134,83 @@ def test_a_cut_keeps_the_beginning_alone(tokenizer, cut):
             assert array.base is None or array.base.nbytes <= array.nbytes  # no view that keeps the whole in memory
 
 
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITTERS = {
+    "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "llama-3": lambda: pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    ),
+    "bert": pre_tokenizers.BertPreTokenizer,
+    "metaspace": pre_tokenizers.Metaspace,
+    "digits": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel()]),
+    "spaces after": lambda: pre_tokenizers.Split(" ", "merged_with_previous"),
+    "whole": lambda: pre_tokenizers.Metaspace(split=False),
+}
+PIECES = [
+    "ba",
+    "de",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    " \n\n ",
+    "\t",
+    "123",
+    "4",
+    "!",
+    "?!\n",
+    "日本",
+    "e\u0301",
+    "🦜",
+    "don't",
+    "<s>",
+]
+
+
+def split_by(splitter):
+    bpe = Tokenizer(models.BPE(unk_token="<unk>"))
+    bpe.normalizer, bpe.pre_tokenizer = normalizers.NFC(), splitter()
+    texts = [" ".join(PIECES), "".join(PIECES * 3)]
+    special = ["<unk>", "<s>"]
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False))
+    bpe.post_processor = TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, unk_token="<unk>", bos_token="<s>")
+
+
+@pytest.mark.parametrize("splitter", SPLITTERS.values(), ids=SPLITTERS)
+def test_tokens_of_a_beginning_are_those_of_the_whole_text(splitter, monkeypatch):
+    """Wherever the text is cut before it is tokenized: amid spaces, line breaks, words, digits, accents."""
+    tokenizer, rng = split_by(splitter), np.random.default_rng(0)
+    monkeypatch.setattr("ropecli.data.documents._CHARACTERS", 2)
+    texts = [(str(row), "".join(rng.choice(PIECES, rng.integers(30, 300)))) for row in range(100)]
+    for enough in (2, 7, 30):
+        whole = read_documents(texts, tokenizer, 2, count_bytes=True).kept
+        cut = read_documents(texts, tokenizer, 2, cut=enough, count_bytes=True).kept
+        for one, other in zip(cut, whole, strict=True):
+            np.testing.assert_array_equal(one.ids, other.ids[:enough])
+            np.testing.assert_array_equal(one.ends, other.ends[:enough])
+
+
+@pytest.mark.parametrize(("splitter", "characters"), [("gpt-2", 512), ("whole", 720_000)])
+def test_no_more_text_is_tokenized_than_a_cut_takes(splitter, characters, monkeypatch):
+    tokenizer, given = split_by(SPLITTERS[splitter]), []
+    encode = type(tokenizer)._encode_plus
+
+    def encoding(self, text, **options):
+        given.append(max(map(len, text)) if isinstance(text, list) else len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(type(tokenizer), "_encode_plus", encoding)
+    read_documents([("a", "ba de 12 " * 80_000)], tokenizer, 2, cut=64)
+    assert max(given) == characters
+
+
 def test_every_document_is_told_of_whether_kept_or_not(tokenizer):
     told = []
     read_documents(TEXTS, tokenizer, 20, advance=lambda: told.append(1))
@@ -171,8 +249,6 @@ def test_a_character_that_several_tokens_share_is_counted_once(tokenizer):
 def test_special_tokens_stand_for_no_bytes(tokenizer):
     import copy
 
-    from tokenizers.processors import TemplateProcessing
-
     surrounded = copy.deepcopy(tokenizer)
     surrounded.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 0)])
     text = "ba de 🦜 fi"
@@ -185,9 +261,6 @@ def test_special_tokens_stand_for_no_bytes(tokenizer):
 
 def test_bytes_are_of_the_text_and_not_of_what_a_tokenizer_makes_of_it():
     """A normalizer that takes letters apart, and a tokenizer that puts a mark for the first space."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     text = " ".join(["Ünïcödé ﬁne ½ ba de fi go"] * 4)
     bpe = Tokenizer(models.BPE(unk_token="<unk>"))
     bpe.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase()])
