@@ -54,7 +54,7 @@ def command(
     terminal: Annotated[bool, typer.Option("--terminal", help="Draw in the terminal, beside --output too.")] = False,
 ) -> None:
     """Plot reports of evaluations and tunings, or what theory says of a checkpoint and its scaling."""
-    from ropecli.atomic import refuse_unwritable
+    from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.study_plot import Asked
     from ropecli.cli.terminal import out, warn
     from ropecli.report.kinds import refuse_unknown_name
@@ -63,7 +63,7 @@ def command(
 
     refuse_unknown_name(kind)
     refuse_unknown_kind(output)
-    refuse_unwritable(output)
+    refuse_outputs(drawn=output)
     asked = Asked(methods, factor, settings, factors_file, original_length, revision)
     plot = (
         _of_study(kind, subjects, metric, asked) if kind in STUDY_KINDS else _of_reports(kind, subjects, metric, asked)

@@ -33,6 +33,47 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("eval-ppl", ["--data", "data/text.txt", *MEASURED, "-o", "data/text.txt"]),
+        ("eval-ppl", ["--data", "data", *MEASURED, "-o", "./data/../data/text.txt"]),
+        ("eval-ppl", ["--data", "data", *MEASURED, "-o", "link.txt"]),
+        ("eval-ppl", ["--data", "data", *MEASURED, "-o", "checkpoint/config.json"]),
+        ("eval-ppl", ["--data", "data", *MEASURED, "-o", "checkpoint/model.safetensors"]),
+        ("eval-ppl", ["--data", "data", *MEASURED, "-o", "checkpoint/tune.json"]),
+        ("compare", ["--data", "data", *MEASURED, "-m", "none", "-o", "data/text.txt"]),
+        ("compare", ["--data", "data", *MEASURED, "-m", "none", "--plot", "new.svg", "-o", "./new.svg"]),
+        ("passkey", [*ASKED, "--factors-file", "factors.json", "-m", "longrope", "--factor", 2, "-o", "factors.json"]),
+        ("needle", ["--data", "data", *ASKED, "-o", "new.png", "--plot", "new.png"]),
+        ("plot", [*DRAWN, "-o", "report.svg"]),
+    ],
+)
+def test_no_file_of_the_user_is_overwritten(
+    ropecli, checkpoint, text, tmp_path, contents, monkeypatch, command, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    (checkpoint / "tune.json").write_text(json.dumps({"kind": "tune"}))
+    Path("link.txt").symlink_to(text)
+    Path("factors.json").write_text(json.dumps([1.0] * 16))
+    Path("report.svg").write_text(json.dumps({"kind": "perplexity"}))
+    before = contents(tmp_path)
+    refused(ropecli(command, "checkpoint", *arguments), "Give")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("before", [None, "", '[{"kind": "perplexity", "schema_version": 1}]'])
+def test_an_earlier_output_is_replaced(ropecli, llama, text, tmp_path, before):
+    report, plot, page = tmp_path / "report.json", tmp_path / "plot.svg", tmp_path / "page.html"
+    if before is not None:
+        report.write_text(before)
+    for _ in range(2):
+        outcome = ropecli("compare", llama, "--data", text, *MEASURED, "-m", "none", "-o", report, "--plot", plot)
+        assert outcome.code == 0, outcome.err
+        assert ropecli("report", report, "-o", page).code == 0
+    assert json.loads(report.read_text())[0]["kind"] == "perplexity"
+
+
 def test_the_home_folder_in_any_path(ropecli, llama, text, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(text.parent)
