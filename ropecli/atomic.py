@@ -18,21 +18,27 @@ def new_file(path: Path) -> Iterator[Path]:
 
     Raises OutputError for whatever the disk refuses.
     """
-    partial = partial_file(path)
+    partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
+        handle, name = tempfile.mkstemp(prefix=_own_prefix(path), dir=path.parent)
+        os.close(handle)
+        partial = Path(name)
+        partial.chmod(0o666 & ~_umask())
         yield partial
         partial.replace(path)
     except OSError as error:
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
     finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        if partial:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
 
-def partial_file(path: Path) -> Path:
-    """Where a file is written before it is whole; a kill leaves it there."""
-    return path.with_name(f".{path.name}.partial")
+def is_partial(path: Path, of: Path) -> bool:
+    """Whether a run that was killed while it wrote `of`, on this machine or another, left `path`."""
+    return path.name.startswith(_partial_prefix(of))
 
 
 @contextlib.contextmanager
@@ -61,7 +67,8 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
 def new_folder(output: Path) -> Iterator[Path]:
     """Gives a folder to fill, renamed to `output` at the end, or removed when anything goes wrong.
 
-    Raises OutputError for an output that exists and is not empty, and for whatever the disk refuses.
+    Raises OutputError for an output that exists and is not empty, and for whatever the disk
+    refuses.
     """
     refuse_existing(output)
     parents: list[Path] = []
@@ -69,7 +76,7 @@ def new_folder(output: Path) -> Iterator[Path]:
     try:
         parents = _make_parents(output)
         _remove_abandoned(output)
-        partial = Path(tempfile.mkdtemp(prefix=f"{_partial_prefix(output)}{os.getpid()}-", dir=output.parent))
+        partial = Path(tempfile.mkdtemp(prefix=_own_prefix(output), dir=output.parent))
         yield partial
         partial.chmod(0o777 & ~_umask())
         partial.rename(output)
@@ -138,17 +145,27 @@ def _remove_empty(parents: list[Path]) -> None:
 
 
 def _partial_prefix(output: Path) -> str:
+    return f".{output.name[:100]}.partial-"
+
+
+def _host_prefix(output: Path) -> str:
     # the host's name keeps two containers apart that share a disk, but no process numbers
-    return f".{output.name[:100]}.partial-{platform.node()[:32]}-"
+    return f"{_partial_prefix(output)}{platform.node()[:32]}-"
+
+
+def _own_prefix(output: Path) -> str:
+    return f"{_host_prefix(output)}{os.getpid()}-"
 
 
 def _remove_abandoned(output: Path) -> None:
     """Removes what a killed run of this host left beside `output`."""
-    prefix = _partial_prefix(output)
+    prefix = _host_prefix(output)
     for partial in output.parent.iterdir():
         process = re.fullmatch(re.escape(prefix) + r"(\d{1,9})-\w+", partial.name)
         if process and not _is_running(int(process[1])):
             shutil.rmtree(partial, ignore_errors=True)
+            with contextlib.suppress(OSError):  # a file; another user's may have to stay
+                partial.unlink()
 
 
 def _is_running(process: int) -> bool:

@@ -310,6 +310,18 @@ def test_what_a_dead_run_left_is_removed(patch, source, tmp_path):
     assert not stale.exists()
 
 
+def test_a_file_is_written_beside_the_users_own(ropecli, tmp_path):
+    """Of the names that it might have there, only what a dead run of this machine left is removed."""
+    stale = tmp_path / f".plot.svg.partial-{platform.node()[:32]}-{dead_process()}-x1"
+    kept = tmp_path / ".plot.svg.partial"
+    for path in (stale, kept):
+        path.write_text("kept")
+    assert ropecli("plot", "demo", "--kind", "wavelengths", "-o", tmp_path / "plot.svg").code == 0
+    assert kept.read_text() == "kept"
+    assert {path.name for path in tmp_path.iterdir()} == {kept.name, "plot.svg"}
+    assert (tmp_path / "plot.svg").stat().st_mode == kept.stat().st_mode
+
+
 @pytest.mark.parametrize(
     "name",
     [
