@@ -16,18 +16,19 @@ from ropecli.errors import OutputError
 def new_file(path: Path) -> Iterator[Path]:
     """Gives a path to write to, renamed to `path` at the end, or removed when anything goes wrong.
 
-    Raises OutputError for whatever the disk refuses.
+    A link is followed. Raises OutputError for whatever the disk refuses.
     """
+    target = _followed(path)
     partial = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path)
-        handle, name = tempfile.mkstemp(prefix=_own_prefix(path), dir=path.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target)
+        handle, name = tempfile.mkstemp(prefix=_own_prefix(target), dir=target.parent)
         os.close(handle)
         partial = Path(name)
         partial.chmod(0o666 & ~_umask())
         yield partial
-        partial.replace(path)
+        partial.replace(target)
     except OSError as error:
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
     finally:
@@ -67,19 +68,20 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
 def new_folder(output: Path) -> Iterator[Path]:
     """Gives a folder to fill, renamed to `output` at the end, or removed when anything goes wrong.
 
-    Raises OutputError for an output that exists and is not empty, and for whatever the disk
+    A link is followed. Raises OutputError for an output that exists and is not empty, and for whatever the disk
     refuses.
     """
     refuse_existing(output)
+    target = _followed(output)
     parents: list[Path] = []
     partial = None
     try:
-        parents = _make_parents(output)
-        _remove_abandoned(output)
-        partial = Path(tempfile.mkdtemp(prefix=_own_prefix(output), dir=output.parent))
+        parents = _make_parents(target)
+        _remove_abandoned(target)
+        partial = Path(tempfile.mkdtemp(prefix=_own_prefix(target), dir=target.parent))
         yield partial
         partial.chmod(0o777 & ~_umask())
-        partial.rename(output)
+        partial.rename(target)
     except OSError as error:
         raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
     finally:
@@ -101,18 +103,24 @@ def refuse_unwritable(path: Path | None) -> None:
 
 
 def refuse_existing(output: Path) -> None:
-    """Raises OutputError for a folder that is there already, or could not be made."""
+    """Raises OutputError for a folder that is there already, or could not be made or renamed to."""
     with _asking(output):
         taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
+        fixed = output.is_dir() and (output.samefile(Path.cwd()) or os.path.ismount(_followed(output)))
     if taken:
         raise OutputError(f"{output} exists and is not empty. Give another --output, or remove it first.")
+    if fixed:
+        raise OutputError(
+            f"{output} is the current folder or a mount point, which cannot be replaced. Name a folder inside it: "
+            f"--output {output / 'checkpoint'}."
+        )
     _refuse_place(output)
 
 
 def _refuse_place(path: Path) -> None:
     """Raises OutputError where nothing can be written beside it."""
     with _asking(path):
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        folder = next(parent for parent in _followed(path).parents if parent.exists())
         writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
     if not writable:
         raise OutputError(f"{path} could not be written: {folder} is no folder that can be written to.")
@@ -142,6 +150,11 @@ def _remove_empty(parents: list[Path]) -> None:
     for parent in reversed(parents):
         with contextlib.suppress(OSError):
             parent.rmdir()
+
+
+def _followed(path: Path) -> Path:
+    """The absolute path without links; where they lead nowhere, what they name."""
+    return Path(os.path.realpath(path))
 
 
 def _partial_prefix(output: Path) -> str:

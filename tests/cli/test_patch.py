@@ -293,6 +293,20 @@ def test_a_sliding_window_below_the_target_is_said(ropecli, build):
     assert "sliding_window is 32" in outcome.err
 
 
+# Links.
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_as_output_is_followed(ropecli, source, tmp_path, exists):
+    if exists:
+        (tmp_path / "large").mkdir()
+    (tmp_path / "out").symlink_to("large")
+    outcome = ropecli("patch", source, "-m", "linear", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "large" / "config.json").is_file()
+
+
 # What earlier runs left.
 
 
