@@ -6,10 +6,10 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ropecli.errors import OutputError
+from ropecli.errors import OutputError, RopecliError
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def new_folder(output: Path) -> Iterator[Path]:
     """Gives a folder to fill, renamed to `output` at the end, or removed when anything goes wrong.
 
     A link is followed. Raises OutputError for an output that exists and is not empty, and for whatever the disk
-    refuses.
+    refuses. Other errors name `output` where they would name the folder that is filled.
     """
     refuse_existing(output)
     target = _followed(output)
@@ -79,7 +79,8 @@ def new_folder(output: Path) -> Iterator[Path]:
         parents = _make_parents(target)
         _remove_abandoned(target)
         partial = Path(tempfile.mkdtemp(prefix=_own_prefix(target), dir=target.parent))
-        yield partial
+        with naming({partial: output}):
+            yield partial
         partial.chmod(0o777 & ~_umask())
         partial.rename(target)
     except OSError as error:
@@ -89,6 +90,18 @@ def new_folder(output: Path) -> Iterator[Path]:
         if partial:
             shutil.rmtree(partial, ignore_errors=True)
         _remove_empty(parents)
+
+
+@contextlib.contextmanager
+def naming(names: Mapping[Path, object]) -> Iterator[None]:
+    """Errors raised inside say what the user knows instead of temporary paths, the keys of `names`."""
+    try:
+        yield
+    except RopecliError as error:
+        message = str(error)
+        for temporary, name in names.items():
+            message = message.replace(str(temporary), str(name))
+        raise type(error)(message) from error
 
 
 def refuse_unwritable(path: Path | None) -> None:

@@ -300,6 +300,14 @@ def test_a_mount_point_as_output(refused, source, tmp_path):
         subprocess.run(["umount", mounted], check=True)
 
 
+@pytest.mark.parametrize("method", ["yarn", "rerope"])
+def test_no_temporary_folder_is_named(method, refused, edited, llama, tmp_path):
+    """transformers says where it read: the folder that is filled, or one for a config alone."""
+    message = refused(edited(llama, model_type=...), "-m", method, "--factor", 4, "-o", tmp_path / "out")
+    where = f"Unrecognized model in {tmp_path / 'out'}." if method == "yarn" else "Unrecognized model in this folder."
+    assert where in " ".join(message.split())
+
+
 @pytest.mark.parametrize("output", ["out", "parent/of/out"])
 def test_a_patch_that_the_model_does_not_take(output, refused, llama, edited, tmp_path, contents, monkeypatch):
     """An OPT in a Llama's clothes has no table; the proof finds that out after config.json was written.
