@@ -1,4 +1,4 @@
-"""ropecli export: what a serving engine has to be told of a checkpoint's positions."""
+"""ropecli export: what a serving engine must be told of a checkpoint's positions."""
 
 from typing import Annotated
 
@@ -9,11 +9,11 @@ from ropecli.cli import options
 
 def command(
     checkpoint: options.Checkpoint,
-    engine: Annotated[str, typer.Option("--engine", "-e", help="vllm, sglang, llama.cpp or transformers-v4.")],
+    engine: Annotated[str, typer.Option("--engine", "-e", help="vllm, sglang or llama.cpp.")],
     revision: options.Revision = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print the command line by which an engine serves a checkpoint at its window, and what it cannot express."""
+    """Print the command by which an engine serves a checkpoint at its context length, and what it cannot express."""
     from ropecli.checkpoint.reading import open_checkpoint
     from ropecli.cli.terminal import err, out, print_json, warn
     from ropecli.export.engine import export_checkpoint

@@ -1,5 +1,5 @@
-"""What a serving engine has to be told of a checkpoint's positions: one file for each engine, found by `engine`.
+"""What serving engines must be told of a checkpoint's positions: a table per engine, rendered by engine.py.
 
-Everything is said in terms of the written `rope_type`, its parameters and the window, never of a method's name, so
-that a new method needs nothing here. Each engine's file names the release that was read. Loads no engine.
+The tables work from the written `rope_type`, its parameters and the context length, never from a method's name, so
+that a new method needs nothing here. Each names the release that was read. No engine is loaded.
 """

@@ -1,25 +1,24 @@
-"""Finds the engines and asks one of them: Export, the registry, export_checkpoint."""
+"""Renders an engine's table for a checkpoint, as a command and sentences."""
 
-import importlib
 import json
-import pkgutil
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from ropecli.checkpoint.reading import Checkpoint
 from ropecli.errors import MethodError, PatchError, did_you_mean
+from ropecli.export import llama_cpp, sglang, vllm
 from ropecli.export.positions import Positions, read_positions
+from ropecli.export.table import Case
 
 
 @dataclass(frozen=True)
 class Export:
     """What to tell an engine.
 
-    command: one line to paste. overrides: what it says in place of the config, as JSON would have it. cannot: what
-    the engine does otherwise than stock transformers, in sentences. notes: what else is worth knowing.
+    command: one line to paste. overrides: what the command overrides in the config. cannot: what the engine does
+    otherwise than stock transformers, in sentences. notes: what else is worth knowing.
     """
 
     engine: str
@@ -29,49 +28,47 @@ class Export:
     notes: tuple[str, ...] = ()
 
 
-_ENGINES: dict[str, Callable[[Positions], Export]] = {}
-
-
-def engine(name: str) -> Callable:
-    """Registers the decorated function as the one that speaks to an engine."""
-
-    def register(function: Callable[[Positions], Export]) -> Callable[[Positions], Export]:
-        _ENGINES[name] = function
-        return function
-
-    return register
-
-
-@cache
-def engines() -> dict[str, Callable[[Positions], Export]]:
-    """All engines by name."""
-    package = importlib.import_module(__package__)
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{__package__}.{module.name}")
-    return dict(sorted(_ENGINES.items()))
+ENGINES = {"llama.cpp": llama_cpp.ENGINE, "sglang": sglang.ENGINE, "vllm": vllm.ENGINE}
+_ONE_TABLE = Case(
+    lambda p: p.rope_type == "dynamic",
+    "dynamic NTK has one table of frequencies in engines: every request gets those for {p.length} tokens, where "
+    "transformers leaves requests of up to {p.original_length} tokens unscaled.",
+)
+_NOT_RAISED = (
+    "config.json says a context length of {p.written_length} tokens, and the engine stops there without options."
+)
 
 
 def export_checkpoint(checkpoint: Checkpoint, name: str) -> Export:
-    """What the engine `name` has to be told of the checkpoint's positions.
+    """What the engine `name` must be told of the checkpoint's positions.
 
     Raises MethodError for an unknown engine, PatchError where the engine cannot express the positions.
     """
-    known = engines()
-    if name not in known:
-        raise MethodError(f"Unknown engine {name!r}. Known: {', '.join(known)}.{did_you_mean(name, known)}")
-    return known[name](read_positions(checkpoint))
+    if name == "transformers-v4":
+        raise MethodError(
+            "transformers-v4 is no engine of export any more: a folder that `ropecli patch` wrote carries the "
+            "fields of transformers 4 and needs no arguments. For an unpatched checkpoint: ropecli patch --method none."
+        )
+    if name not in ENGINES:
+        raise MethodError(f"Unknown engine {name!r}. Known: {', '.join(ENGINES)}.{did_you_mean(name, ENGINES)}")
+    engine, positions = ENGINES[name], read_positions(checkpoint)
+    for reason in _said(engine.refused, positions):
+        raise PatchError(f"{engine.title} cannot express the positions of {positions.checkpoint}: {reason}")
+    alone = "" if positions.nested else engine.alone.get(positions.rope_type, "")
+    alone = alone if positions.raised else _NOT_RAISED
+    return Export(
+        engine=name,
+        command=command_line(*engine.command(positions)),
+        overrides=engine.overrides(positions),
+        cannot=tuple(_said((_ONE_TABLE, *engine.cannot), positions)),
+        notes=(*positions.warnings, *_said((Case(lambda p: bool(alone), alone), *engine.notes), positions)),
+    )
 
 
-def refusal(positions: Positions, name: str, reason: str, next_step: str) -> PatchError:
-    """The error for positions that the engine cannot express; the caller raises it."""
-    return PatchError(f"{name} cannot express the positions of {positions.checkpoint}: {reason} {next_step}")
+def _said(cases: Iterable[Case], positions: Positions) -> Iterator[str]:
+    return (case.said.format(p=positions) for case in cases if case.holds(positions))
 
 
 def command_line(*words: object) -> str:
-    """Words as a shell takes them back; mappings as JSON."""
+    """Words as a shell reads them; mappings as JSON."""
     return shlex.join(json.dumps(word) if isinstance(word, Mapping) else str(word) for word in words)
-
-
-def number(value: float) -> str:
-    """As short as a float32 or float64 reader gives the value back: 4, 0.878, 1000000."""
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))

@@ -1,5 +1,7 @@
-"""A checkpoint's positions as an engine gets to know them: the written parameters, by layer type, and the window."""
+"""A checkpoint's positions as an engine gets to know them: the written parameters and the context length."""
 
+import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,38 +18,35 @@ from ropecli.errors import PatchError
 from ropecli.rope import ScaledRope
 from ropecli.scaling.longrope import longrope_attention_factor
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
-"""What the engines' files know. Others are refused."""
-_DEFAULT_REVISION = "main"  # where everyone starts, so that nobody has to be told
+_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+_SECTIONS = ("mrope_section", "xdrope_section")
+_DEFAULT_REVISION = "main"
 
 
 @dataclass(frozen=True)
 class Positions:
-    """What the engines' files work from.
+    """What the engines' tables work from.
 
-    checkpoint: what a command line calls it, a folder or a Hub id; on_hub: the latter; revision: of the Hub id, None
-    where it is the one that everybody takes. section: the part of config.json that holds the RoPE fields, None for
-    all of it; fields: that part. parameters: `rope_parameters` with a base each, by layer type (None where all layers
-    share them). rope: the one that sees the whole context; written: what config.json itself holds of it. window:
-    tokens that it reaches; written_window: what config.json says of that, under window_key. latent: multi-head latent
-    attention. warnings: what config.json leaves open, in sentences.
+    checkpoint: its name on a command line, a folder or a Hub id. on_hub: whether it is a Hub id. revision: of a Hub
+    id, None for the default one. section: the part of config.json that holds the RoPE fields, None for all of it.
+    parameters: `rope_parameters` with a base each, by layer type (None where all layers share them). rope: the one
+    that sees the whole context. length: context length, tokens. written_length: what config.json says of that, under
+    length_key. sections: whether multimodal positions share out the pairs. warnings: what config.json leaves open, in
+    sentences.
     """
 
     checkpoint: str
     on_hub: bool
     revision: str | None
     model_type: str
-    family: Family
     section: str | None
-    fields: Mapping[str, Any]
     parameters: Mapping[str | None, Parameters | None]
-    written: Parameters
     rope: ScaledRope
-    window: int
-    written_window: int
-    window_key: str
-    tokenizer_window: float | None
-    latent: bool
+    length: int
+    written_length: int
+    length_key: str
+    tokenizer_length: float
+    sections: bool
     warnings: tuple[str, ...]
 
     @property
@@ -61,15 +60,9 @@ class Positions:
         return self.parameters[self.rope.geometry.layer_type] or {}
 
     @property
-    def others(self) -> list[Parameters]:
-        """Those of the layer types that turn otherwise than `rope`."""
-        label = self.rope.geometry.layer_type
-        return [one for key, one in self.parameters.items() if key != label and one]
-
-    @property
     def scaled(self) -> list[Parameters]:
-        """Those that scale, of `rope` first."""
-        return [one for one in (self.main, *self.others) if one["rope_type"] != "default"]
+        """Those of all layer types that scale."""
+        return [one for one in self.parameters.values() if one and one["rope_type"] != "default"]
 
     @property
     def rope_type(self) -> str:
@@ -81,8 +74,13 @@ class Positions:
         return () if self.revision is None else ("--revision", self.revision)
 
     @property
-    def original_window(self) -> int:
-        """The pretraining window, tokens."""
+    def quoted(self) -> str:
+        """The checkpoint's name and revision as a shell reads them."""
+        return shlex.join([self.checkpoint, *self.at_revision])
+
+    @property
+    def original_length(self) -> int:
+        """The pretraining length, tokens."""
         return self.rope.geometry.original_max_position_embeddings
 
     @property
@@ -90,9 +88,19 @@ class Positions:
         return float(self.main.get("factor", 1.0))
 
     @property
-    def usual_longrope_attention_factor(self) -> float:
-        """By the windows in config.json: where nothing else says, readers take this."""
-        return longrope_attention_factor(self.written_window / self.original_window, self.original_window)
+    def raised(self) -> bool:
+        """Whether config.json says the context length itself."""
+        return self.written_length == self.length
+
+    @property
+    def switches(self) -> bool:
+        """Whether longrope has one list of factors for short inputs and another for long ones."""
+        return self.main.get("short_factor") != self.main.get("long_factor")
+
+    @property
+    def usual_longrope_factor(self) -> float:
+        """longrope's attention factor by the lengths in config.json, where nothing else says."""
+        return longrope_attention_factor(self.written_length / self.original_length, self.original_length)
 
     def in_section(self, overrides: dict[str, Any]) -> dict[str, Any]:
         """`overrides` at the place of config.json where the RoPE fields are."""
@@ -100,21 +108,22 @@ class Positions:
 
 
 def read_positions(checkpoint: Checkpoint) -> Positions:
-    """Raises CheckpointError for a config without rotary embeddings, PatchError for one that no engine gets whole."""
+    """Raises CheckpointError for a config without rotary embeddings, PatchError for what no engine can be told."""
     section = section_of(checkpoint.config)
     ropes, settings = effective_ropes(checkpoint)
     rope = main_rope(ropes, settings)
-    window = gather(checkpoint, settings, rope).target
+    length = gather(checkpoint, settings, rope).target
     written = parameters_by_layer_type(section, settings.family, [])
     parameters = {
-        label: _parameters(ropes[label], own or {}, section, settings.family, window) if label in ropes else None
+        label: _parameters(ropes[label], own or {}, section, settings.family, length) if label in ropes else None
         for label, own in written.items()
     }
-    _refuse(checkpoint.name, written, parameters)
+    latent = section.get("qk_rope_head_dim") is not None
+    _refuse(checkpoint.name, written, parameters, latent)
     if rope.remapping is not None:
         raise PatchError(
-            f"{checkpoint.name} attends by {rope.spec.method}, in whose place an engine would run plain attention. "
-            "Read it with transformers, after `import ropecli`."
+            f"{checkpoint.name} attends by {rope.spec.method}, which no engine has: it would run plain attention. "
+            "Load it with transformers, after `import ropecli`."
         )
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
     return Positions(
@@ -122,45 +131,52 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
         on_hub=checkpoint.commit is not None,
         revision=None if checkpoint.revision == _DEFAULT_REVISION else checkpoint.revision,
         model_type=str(checkpoint.config.get("model_type")),
-        family=settings.family,
         section=None if section is checkpoint.config else "text_config",
-        fields=section,
         parameters=parameters,
-        written=written[rope.geometry.layer_type] or {},
         rope=rope,
-        window=window,
-        written_window=settings.max_position_embeddings,
-        window_key=next((key for key in WINDOW_KEYS if section.get(key) is not None), WINDOW_KEYS[0]),
-        tokenizer_window=tokenizer if isinstance(tokenizer, int | float) else None,
-        latent=section.get("qk_rope_head_dim") is not None,
+        length=length,
+        written_length=settings.max_position_embeddings,
+        length_key=next((key for key in WINDOW_KEYS if section.get(key) is not None), WINDOW_KEYS[0]),
+        tokenizer_length=tokenizer if isinstance(tokenizer, int | float) else math.inf,
+        sections=any(key in (one or {}) for one in written.values() for key in _SECTIONS),
         warnings=settings.warnings,
     )
 
 
 def _parameters(
-    rope: ScaledRope, written: Parameters, section: dict[str, Any], family: Family, window: int
+    rope: ScaledRope, written: Parameters, section: dict[str, Any], family: Family, length: int
 ) -> Parameters:
     """What makes the rope's frequencies, and what config.json has there that is no scaling."""
     kept = {key: value for key, value in written.items() if key in KEPT_KEYS}
     if "max_position_embeddings" in kept:  # a copy that Ministral's config keeps there
-        kept["max_position_embeddings"] = window
-    width, turning = rope.geometry.head_dim, rope.geometry.rotary_dim
-    if turning != width:
-        kept.setdefault("partial_rotary_factor", first(section, PARTIAL_KEYS) or turning / width)
-    elif rope.geometry.still_pairs:  # native_parameters says which pairs stand still
+        kept["max_position_embeddings"] = length
+    head, rotary = rope.geometry.head_dim, rope.geometry.rotary_dim
+    if rotary != head:
+        kept.setdefault("partial_rotary_factor", first(section, PARTIAL_KEYS) or rotary / head)
+    elif rope.geometry.still_pairs:  # native_parameters says which pairs do not rotate
         kept.pop("partial_rotary_factor", None)
-    return {**native_parameters(rope, family, window), **kept}
+    return {**native_parameters(rope, family, length), **kept}
 
 
-def _refuse(name: str, written: Mapping[Any, Parameters | None], parameters: Mapping[Any, Parameters | None]) -> None:
+def _refuse(
+    name: str,
+    written: Mapping[Any, Parameters | None],
+    parameters: Mapping[Any, Parameters | None],
+    latent: bool,
+) -> None:
     if any(one and one.get("mscale_all_dim") for one in written.values()):
         raise PatchError(
-            f"{name} carries mscale_all_dim, which also multiplies the softmax scale (DeepSeek). Engines read that "
-            "pair from config.json themselves, each in its own way, and overrides would break it: give the engine "
-            "the folder as it is."
+            f"{name} carries mscale_all_dim, which also multiplies the softmax scale (DeepSeek). Each engine reads it "
+            "from config.json in its own way, and overrides would break that: give the engine the folder alone."
         )
-    for rope_type in sorted({one["rope_type"] for one in parameters.values() if one} - set(ROPE_TYPES)):
+    scaled = {one["rope_type"] for one in parameters.values() if one} - {"default"}
+    for rope_type in sorted(scaled - set(_ROPE_TYPES)):
         raise PatchError(
-            f"{name} has rope_type {rope_type!r}, which no engine was read for; read were {', '.join(ROPE_TYPES)}. "
-            "Give the engine the folder as it is, and compare a long answer with transformers."
+            f"{name} has rope_type {rope_type!r}; what engines do with it was not checked, only with "
+            f"{', '.join(_ROPE_TYPES)}. Give the engine the folder alone, and compare a long answer with transformers."
+        )
+    if latent and scaled:
+        raise PatchError(
+            f"{name} has multi-head latent attention, for which every engine reads a scaling in a way of its own. "
+            "Patch with ntk or abf, which only change the base."
         )

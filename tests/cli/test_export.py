@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-ENGINES = ["llama.cpp", "sglang", "transformers-v4", "vllm"]
+ENGINES = ["llama.cpp", "sglang", "vllm"]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,13 @@ def test_the_embedded_checkpoint_is_named_by_its_folder(ropecli):
 def test_an_unknown_engine(yarn, ropecli):
     outcome = ropecli("export", yarn, "--engine", "vlm")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "Known: llama.cpp, sglang, transformers-v4, vllm. Did you mean 'vllm'?" in outcome.err
+    assert "Known: llama.cpp, sglang, vllm. Did you mean 'vllm'?" in outcome.err
+
+
+def test_transformers_4_needs_no_line(yarn, ropecli):
+    outcome = ropecli("export", yarn, "--engine", "transformers-v4")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "carries the fields of transformers 4 and needs no arguments" in outcome.err
 
 
 def test_what_an_engine_cannot_express(llama, edited, ropecli):

@@ -5,14 +5,13 @@ import dataclasses
 import pytest
 
 from ropecli.errors import PatchError
-from ropecli.export.engine import engines, export_checkpoint
+from ropecli.export.engine import ENGINES, export_checkpoint
 
 WINDOW, TARGET = 256, 1024
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": WINDOW}
 AT_REVISION = {
     "llama.cpp": "hf download someone/model --revision v1 ",
     "sglang": "--model-path someone/model --revision v1 --json",
-    "transformers-v4": "from_pretrained('someone/model', revision='v1', rope_theta=",
     "vllm": "vllm serve someone/model --revision v1 --hf-overrides",
 }
 
@@ -26,19 +25,14 @@ def all_said(checkpoint, engine: str) -> str:
     return "\n".join([export.command, *export.notes])
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_revision_is_handed_on(engine, config_only):
     assert AT_REVISION[engine] in all_said(on_hub(config_only(rope_scaling=YARN), "v1"), engine)
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_revision_that_everybody_takes_is_not_spelled_out(engine, config_only):
     assert "revision" not in all_said(on_hub(config_only(rope_scaling=YARN), "main"), engine)
-
-
-def test_vllms_line_for_the_folder_alone_names_the_revision_too(config_only):
-    said = all_said(on_hub(config_only(rope_scaling=YARN), "v1"), "vllm")
-    assert "`vllm serve someone/model --revision v1` alone" in said
 
 
 def test_llama_cpp_converts_a_local_folder(config_only):
@@ -47,19 +41,56 @@ def test_llama_cpp_converts_a_local_folder(config_only):
     assert "convert_hf_to_gguf.py DIR " in said
 
 
-@pytest.mark.parametrize("engine", ["sglang", "transformers-v4", "vllm"])
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_keys_that_nobody_reads_stay_behind(engine, config_only):
     checkpoint = config_only(rope_scaling={**YARN, "beta_fasst": 64.0, "attn_factor": 1.5})
     overrides = export_checkpoint(checkpoint, engine).overrides
-    told = overrides.get("rope_parameters") or overrides["rope_scaling"]
-    assert "beta_fasst" not in told
-    assert told["attn_factor"] == 1.5  # vLLM's own
+    assert "beta_fasst" not in overrides["rope_parameters"]
+    assert overrides["rope_parameters"]["attn_factor"] == 1.5  # vLLM's own
 
 
 def test_the_window_is_the_one_that_inspect_takes(config_only):
     """A scaling whose pretraining window is not named: the window that stands there may be the raised one."""
     checkpoint = config_only(rope_scaling={"rope_type": "yarn", "factor": 4.0})
     assert export_checkpoint(checkpoint, "vllm").overrides["max_position_embeddings"] == WINDOW
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"qk_rope_head_dim": 16, "rope_scaling": {"type": "linear", "factor": 2.0}}, "multi-head latent attention"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0}}, "the softmax scale"),
+        (
+            {"rope_scaling": {"type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.5}},
+            "'proportional'; what engines do with it was not",
+        ),
+    ],
+    ids=["latent", "mscale", "unknown"],
+)
+def test_what_no_engine_can_be_told_is_refused(fields, said, engine, config_only):
+    with pytest.raises(PatchError, match=said):
+        export_checkpoint(config_only(**fields), engine)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_sections_of_multimodal_positions_are_not_dropped(engine, config_only):
+    scaling = {"type": "linear", "factor": 2.0, "mrope_section": [4, 4, 8]}
+    with pytest.raises(PatchError, match="silently drops the sections"):
+        export_checkpoint(config_only(rope_scaling=scaling), engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_table_for_all_lengths_is_named(engine, patched):
+    said = export_checkpoint(patched("dynamic").checkpoint, engine).cannot[0]
+    assert f"for {TARGET} tokens" in said
+    assert f"up to {WINDOW} tokens unscaled" in said
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_context_length_that_config_json_does_not_say_is_named(engine, config_only):
+    notes = export_checkpoint(config_only(model_type="qwen2", rope_scaling=YARN), engine).notes
+    assert f"config.json says a context length of {WINDOW} tokens" in notes[0]
 
 
 @pytest.mark.parametrize(("engine", "said"), [("sglang", "gemma3"), ("llama.cpp", "flags hold for all layers")])
@@ -75,9 +106,9 @@ def test_vllm_is_told_which_layers_are_scaled(patched_model):
         "sliding_attention": ("linear", 10000.0),
         "full_attention": ("default", 1000000.0),
     }
-    assert any("was not read: keep to the line" in note for note in export.notes)
+    assert any("checked in vLLM's gemma3 alone" in note for note in export.notes)
 
 
 def test_vllm_refuses_an_unrounded_ramp_of_any_layer(patched_model):
-    with pytest.raises(PatchError, match="truncate is read inside each layer type"):
+    with pytest.raises(PatchError, match="it reads truncate inside each layer type"):
         export_checkpoint(patched_model("gemma3_text", "yarn", ["sliding_attention"], truncate=False), "vllm")

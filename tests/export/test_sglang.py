@@ -75,20 +75,27 @@ def test_the_overrides_make_the_patched_positions(patch, patched):
     assert longest(config) >= TARGET
 
 
-def test_what_is_said_of_the_folder_alone_is_so(patch, patched):
-    _, rope, checkpoint = patched(patch)
-    said = " ".join(export_checkpoint(checkpoint, "sglang").notes)
+@pytest.mark.parametrize(
+    ("patch_name", "said"),
+    [
+        ("ntk", "SGLang does the same without"),
+        ("yarn with its own attention factor", "ignores attention_factor, and takes 0.1·ln s + 1"),
+        ("linear", f"reads on beyond {TARGET} tokens"),
+        ("longrope with its own attention factor", "ignores attention_factor"),
+    ],
+)
+def test_what_is_said_of_the_folder_alone_is_so(patch_name, said, patched):
+    _, rope, checkpoint = patched(patch_name)
     attention_factor = table(checkpoint.config, rope.geometry)[1]
-    same = math.isclose(attention_factor, rope.attention_factor, rel_tol=1e-6) and longest(checkpoint.config) == TARGET
-    assert ("does the same with the folder alone" in said) <= same
-    assert ("Without --context-length SGLang takes 4096" in said) == (longest(checkpoint.config) == 4 * TARGET)
-    if not same:
-        assert "Without " in said
+    if "attention factor" in patch_name and "yarn" in patch_name:
+        assert attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+    assert longest(checkpoint.config) == (4 * TARGET if patch_name == "linear" else TARGET)
+    assert said in export_checkpoint(checkpoint, "sglang").notes[0]
 
 
 def test_classes_that_drop_the_scaling_are_refused(config_only):
     scaled = config_only(model_type="gemma2", head_dim=32, rope_scaling={"type": "linear", "factor": 2.0})
-    with pytest.raises(PatchError, match="gemma2 reads rope_theta and drops the rest"):
+    with pytest.raises(PatchError, match="gemma2 reads rope_theta and silently drops"):
         export_checkpoint(scaled, "sglang")
 
 
@@ -106,4 +113,4 @@ def test_layer_types_are_refused(build):
 
 def test_a_class_that_was_not_read_is_said_to_be(config_only):
     scaled = config_only(model_type="olmo2", rope_scaling={"type": "linear", "factor": 2.0})
-    assert any("olmo2 was not read" in note for note in export_checkpoint(scaled, "sglang").notes)
+    assert any("olmo2 passes rope_parameters" in note for note in export_checkpoint(scaled, "sglang").notes)

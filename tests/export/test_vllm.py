@@ -7,7 +7,6 @@ import shlex
 import numpy as np
 import pytest
 
-from ropecli.errors import PatchError
 from ropecli.export.engine import export_checkpoint
 from ropecli.scaling.yarn import by_parts
 
@@ -69,21 +68,35 @@ def test_the_overrides_make_the_patched_positions(patch, patched):
     assert longest(overrides) >= TARGET
 
 
-def test_what_is_said_of_the_folder_alone_is_so(patch, patched):
-    """`vllm serve DIR` without a flag, worked out by vLLM's rules from the config that was written."""
-    folder, rope, checkpoint = patched(patch)
+@pytest.mark.parametrize(
+    ("patch_name", "said"),
+    [
+        ("ntk", "vLLM does the same without"),
+        ("yarn", "vLLM 0.30.0 and later do the same without"),
+        ("linear", f"reads on beyond {TARGET} tokens"),
+        ("longrope", f"stops at {WINDOW} tokens and ignores attention_factor"),
+    ],
+)
+def test_what_is_said_of_the_folder_alone_is_so(patch_name, said, patched):
+    """`vllm serve DIR` without an option, by vLLM's rules from the config that was written."""
+    folder, rope, checkpoint = patched(patch_name)
     config = json.loads((folder / "config.json").read_text())
-    said = " ".join(export_checkpoint(checkpoint, "vllm").notes)
-    longrope = config["rope_parameters"]["rope_type"] == "longrope"
-    window = config["original_max_position_embeddings"] if longrope else longest(config)
     inv_freq, attention_factor, rows = table(config, TARGET, rope.geometry)
-    right = np.allclose(inv_freq, rope.inv_freq) and rows >= TARGET
-    same_attention_factor = math.isclose(attention_factor, rope.attention_factor, rel_tol=1e-6)
-    assert ("alone does the same" in said) == (right and same_attention_factor and window == TARGET)
-    assert ("same frequencies but takes 4096" in said) == (right and same_attention_factor and window == 4 * TARGET)
-    assert (f"alone stops at {WINDOW} tokens" in said) == (window == WINDOW)
-    assert ("with another attention factor" in said) == (not same_attention_factor)
-    assert ("does not scale at all" in said) == (not right)
+    np.testing.assert_allclose(inv_freq, rope.inv_freq)
+    assert rows >= TARGET
+    if patch_name == "longrope":
+        assert config["original_max_position_embeddings"] == WINDOW
+        assert "attention_factor" in config["rope_parameters"]
+    else:
+        assert attention_factor == pytest.approx(rope.attention_factor)
+        assert longest(config) == (4 * TARGET if patch_name == "linear" else TARGET)
+    assert said in export_checkpoint(checkpoint, "vllm").notes[0]
+
+
+def test_two_lists_of_longrope_are_named(patched):
+    switching = export_checkpoint(patched("longrope", short_factor=[1.0] * 16).checkpoint, "vllm")
+    assert f"once --max-model-len is above {WINDOW}" in switching.cannot[0]
+    assert not export_checkpoint(patched("longrope").checkpoint, "vllm").cannot
 
 
 def test_releases_before_0_30_read_attn_factor_on_top_of_the_usual_attention_factor(patched):
@@ -92,24 +105,12 @@ def test_releases_before_0_30_read_attn_factor_on_top_of_the_usual_attention_fac
     assert told["attn_factor"] * (0.1 * math.log(4) + 1) == pytest.approx(1.0)
 
 
-def test_one_table_for_all_lengths_is_named(patched):
-    for patch in ("dynamic", "longrope"):
-        cannot = export_checkpoint(patched(patch, **switching(patch)).checkpoint, "vllm").cannot
-        assert [str(WINDOW) in sentence for sentence in cannot] == [True]
-    assert not export_checkpoint(patched("longrope").checkpoint, "vllm").cannot
-
-
-def switching(patch: str) -> dict:
-    return {"short_factor": [1.0] * 16} if patch == "longrope" else {}
-
-
 def test_a_config_scaled_by_hand_is_served_at_the_window_it_reaches(config_only):
     yarn = {"type": "yarn", "factor": 4, "original_max_position_embeddings": WINDOW}
     export = export_checkpoint(config_only(model_type="qwen2", rope_scaling=yarn), "vllm")
     _, overrides, window = parsed(export.command)
     assert (window, overrides["max_position_embeddings"]) == (TARGET, TARGET)
     assert overrides["rope_parameters"]["factor"] == 4.0
-    assert any(f"alone stops at {WINDOW} tokens" in note for note in export.notes)
 
 
 def test_the_share_that_turns_and_sections_are_kept(config_only):
@@ -133,19 +134,3 @@ def test_the_text_part_of_a_composite_model_is_named(config_only):
     text = {"max_position_embeddings": WINDOW, "rope_theta": 10000.0, "head_dim": 32, "model_type": "llama"}
     export = export_checkpoint(config_only(model_type="llava", text_config=text), "vllm")
     assert export.overrides["text_config"]["max_position_embeddings"] == WINDOW
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"qk_rope_head_dim": 16, "rope_scaling": {"type": "linear", "factor": 2.0}}, "YaRN of their own"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [4, 4, 8]}}, "drops the sections"),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
-            "multiplies the softmax scale",
-        ),
-    ],
-)
-def test_what_cannot_be_said_is_refused(fields, said, config_only):
-    with pytest.raises(PatchError, match=said):
-        export_checkpoint(config_only(**fields), "vllm")
