@@ -25,20 +25,10 @@ def granularity(inv_freq: np.ndarray) -> float:
 
     The paper's C_d is the sum, for which it gives the limits 1/(ln b + ln β) and α/ln b. A sum of d/2 terms grows
     with d; the limits are those of the mean (the closed forms are right, their limits leave out the factor 2/d).
+    Theorem 1 bounds the sine by min x_k²/‖x‖²·C_d and max x_k²/‖x‖²·C_d. Each sine is weighed by two squares, so that
+    both lack a factor 2: the lower bound is right but loose, the upper one wrong.
     """
     return float(np.sin(inv_freq).mean())
-
-
-def sine_bounds(inv_freq: np.ndarray, x: np.ndarray) -> tuple[float, float]:
-    """Theorem 1, lower and upper bound on the sine similarity of consecutive images of x, shape (rotary_dim,).
-
-    With C_d the sum, they are 2·min x_k²/‖x‖²·C_d and 2·max x_k²/‖x‖²·C_d, since each sine is weighed by two squares.
-    The paper leaves out the 2: its lower bound is right but loose, its upper one wrong (for a vector of ones the sine
-    is twice as large). For angles up to π, whose sines are not negative.
-    """
-    squares = x**2
-    mean = granularity(inv_freq)
-    return float(squares.min() / squares.mean() * mean), float(squares.max() / squares.mean() * mean)
 
 
 def granularity_limit(rope_theta: float, alpha: float = 1.0) -> float:

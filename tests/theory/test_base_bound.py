@@ -69,7 +69,7 @@ def test_at_16k_the_papers_base_does_not_hold_and_a_smaller_one_does():
     ],
     ids=["d=128", "d=32", "d=20", "5 still"],
 )
-@pytest.mark.parametrize("length", [1, 2, 7, 64, 100, 256])
+@pytest.mark.parametrize("length", [2, 100, 256])
 def test_against_a_search_through_all(geometry, length):
     step = 2e-3
     expected = first_that_holds(geometry, length, step)
@@ -78,8 +78,8 @@ def test_against_a_search_through_all(geometry, length):
     assert lowest(geometry, found, length) >= -1e-9
 
 
-@pytest.mark.parametrize("length", [64, 200, 512])
-def test_every_smaller_base_fails(length):
+def test_every_smaller_base_fails():
+    length = 200
     bound = smallest_base(HEAD, length)
     for base in np.geomspace(1, bound * (1 - 1e-5), 600):
         assert lowest(HEAD, base, length) < -1e-9, base
@@ -101,7 +101,7 @@ def test_one_pair_supports_nothing():
     assert smallest_base(RopeGeometry(2, 2, 10_000.0, 4096), 2) == math.inf
 
 
-@pytest.mark.parametrize("still", [32, 63, 64])
+@pytest.mark.parametrize("still", [32, 64])
 def test_pairs_that_stand_still_can_outweigh_all_others(still):
     assert smallest_base(RopeGeometry(128, 128, 10_000.0, 4096, None, still), 32768) == 1
 

@@ -34,7 +34,7 @@ def by_quadrature(inv_freq: np.ndarray, distance: float) -> complex:
     ],
     ids=["llama 2", "interpolated", "steps", "not in order", "next to level", "level"],
 )
-@pytest.mark.parametrize("distance", [1, 3, 50, 200])
+@pytest.mark.parametrize("distance", [1, 200])
 def test_it_is_the_integral(inv_freq, distance):
     found = decay_estimate(inv_freq, np.array([distance]))
     assert found == pytest.approx(np.array([by_quadrature(inv_freq, distance)]), abs=1e-8)
@@ -73,7 +73,7 @@ def test_inside_the_window_it_falls_by_a_logarithm():
     np.testing.assert_allclose(decay_estimate(LLAMA_2, distances).real, logarithm, atol=0.005)
 
 
-@pytest.mark.parametrize("rope_theta", [100.0, 10_000.0, 500_000.0])
+@pytest.mark.parametrize("rope_theta", [100.0, 500_000.0])
 def test_the_bound_by_parts(rope_theta):
     distances = np.unique(np.geomspace(1, 1e9, 400).round())
     found = np.abs(decay_estimate(RopeGeometry(64, 64, rope_theta, 4096).inv_freq(), distances))

@@ -12,7 +12,7 @@ from ropecli.theory.granularity import granularity
 from ropecli.theory.images import closest_images, distance_to_old_images, helix
 
 SMALL = RopeGeometry(32, 32, 10_000.0, 64)
-METHODS = {"none": {}, "linear": {}, "ntk": {}, "abf": {"beta": 50.0}, "yarn": {}, "p-rope": {}, "dynamic": {}}
+METHODS = {"none": {}, "linear": {}, "ntk": {}, "abf": {"beta": 50.0}, "p-rope": {}}
 
 
 def frequencies(method: str, factor: float = 4.0) -> np.ndarray:
@@ -29,7 +29,7 @@ def distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("length", [2, 3, 64, 256])
+@pytest.mark.parametrize("length", [2, 256])
 def test_the_two_closest_images(method, length):
     images = curve(frequencies(method), length)
     apart = distances(images, images)
@@ -78,7 +78,7 @@ def test_gaps_are_looked_at_up_to_a_limit():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("target", [1, 2, 64, 256])
+@pytest.mark.parametrize("target", [1, 256])
 def test_the_distance_to_the_old_images(method, target):
     new, old = curve(frequencies(method), target), curve(SMALL.inv_freq(), 64)
     expected = distances(new, old).min(axis=1).max()
@@ -107,11 +107,10 @@ def test_interpolation_stays_near():
     assert distance_to_old_images(SMALL.inv_freq(), frequencies("none"), 64, 253) > 2 * found
 
 
-@pytest.mark.parametrize("block", [1, 7, 64])
-def test_block_by_block_it_is_the_same(block, monkeypatch):
-    whole = distance_to_old_images(SMALL.inv_freq(), frequencies("yarn"), 64, 256)
-    monkeypatch.setattr(module, "_BLOCK", block)
-    assert distance_to_old_images(SMALL.inv_freq(), frequencies("yarn"), 64, 256) == pytest.approx(whole, abs=1e-12)
+def test_block_by_block_it_is_the_same(monkeypatch):
+    whole = distance_to_old_images(SMALL.inv_freq(), frequencies("ntk"), 64, 256)
+    monkeypatch.setattr(module, "_BLOCK", 7)
+    assert distance_to_old_images(SMALL.inv_freq(), frequencies("ntk"), 64, 256) == pytest.approx(whole, abs=1e-12)
 
 
 def test_of_a_long_target_a_part_stands_for_all(monkeypatch):

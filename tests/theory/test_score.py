@@ -8,18 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropecli.rope import RopeGeometry
-from ropecli.theory import score as module
 from ropecli.theory.score import changes, first_negative, first_rise, score, score_grid, scores
 
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096).inv_freq()
 TABLES = {
     "llama 2": LLAMA_2,
     "blog": RopeGeometry(256, 256, 10_000.0, 4096).inv_freq(),
-    "two pairs": np.array([1.0, 0.01]),
     "one pair": np.array([1.0]),
     "some still": np.array([1.0, 0.1, 0.01, 0.0]),
     "fast": np.array([1.0, 1.7, 3.0, 5.5]),
-    "interpolated": LLAMA_2 / 8,
 }
 
 
@@ -28,7 +25,7 @@ def by_hand(inv_freq: np.ndarray, distance: int) -> float:
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, 700), (1, 3), (99_990, 100_700)])
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, 700), (99_990, 100_700)])
 def test_all_ways_give_the_sum(name, start, stop):
     inv_freq, distances = TABLES[name], np.arange(start, stop)
     expected = np.array([by_hand(inv_freq, distance) for distance in range(start, stop)])
@@ -51,12 +48,6 @@ def test_a_grid_is_the_score_at_each_sum():
     np.testing.assert_allclose(
         score_grid(LLAMA_2, firsts, rest), score(LLAMA_2, firsts[:, None] + rest[None]), atol=1e-9
     )
-
-
-def test_products_in_pieces_are_the_whole(monkeypatch):
-    whole = scores(LLAMA_2, 5, 5000)
-    monkeypatch.setattr(module, "_PIECE", 1)
-    np.testing.assert_allclose(scores(LLAMA_2, 5, 5000), whole, atol=1e-9)
 
 
 def test_a_masked_distance_has_no_score():

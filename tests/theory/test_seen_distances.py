@@ -12,7 +12,7 @@ REMAPPING = [name for name, method in scaling_methods().items() if method.remaps
 
 
 @pytest.mark.parametrize("method", REMAPPING)
-@pytest.mark.parametrize("factor", [1.0, 3.3, 8.0])
+@pytest.mark.parametrize("factor", [1.0, 3.3])
 def test_they_are_the_last_tokens(method, factor):
     rope, target = scale(GEOMETRY, ScalingSpec(method, factor)), round(64 * factor)
     seen = seen_distances(rope, target)
@@ -25,12 +25,12 @@ def test_they_are_the_last_tokens(method, factor):
 
 
 @pytest.mark.parametrize("method", REMAPPING)
-@pytest.mark.parametrize("target", [1, 2, 40, 63, 64, 65, 100, 211, 512])
-def test_no_token_sees_farther_than_the_largest(method, target):
+def test_no_token_sees_farther_than_the_largest(method):
     rope = scale(GEOMETRY, ScalingSpec(method, 8.0))
-    rows = rope.remapping.distances(np.arange(target), np.arange(target))
-    seen = [row[: position + 1] for position, row in enumerate(rows)]
-    assert largest_distance(rope, target) == int(max(np.nanmax(row) for row in seen)) <= 64
+    for target in (1, 2, 63, 64, 65, 211, 512):
+        rows = rope.remapping.distances(np.arange(target), np.arange(target))
+        seen = [row[: position + 1] for position, row in enumerate(rows)]
+        assert largest_distance(rope, target) == int(max(np.nanmax(row) for row in seen)) <= 64
 
 
 def test_plain_attention_sees_all_as_they_are():
