@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import sys
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -61,7 +60,7 @@ def warn(message: str) -> None:
 def print_json(value: Any) -> None:
     """JSON on standard output; infinities and NaN, which JSON has not, become null."""
     if not out.quiet:
-        sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+        out.file.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def show_changes(file: str, changes: Iterable[tuple[str, Any, Any]]) -> None:
