@@ -12,7 +12,7 @@ from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import get_method
 
-WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
+WINDOW = "max_position_embeddings"
 THETA_KEYS = ("rope_theta", "rotary_emb_base")
 PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
 LOCAL_THETA = "rope_local_base_freq"
@@ -99,10 +99,10 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
 
 
 def _window(section: dict[str, Any], family: Family, warnings: list[str]) -> int:
-    default = family.max_position_embeddings
-    if default is None or any(key in section for key in WINDOW_KEYS):
-        return whole_number(section, WINDOW_KEYS)
-    warnings.append(f"config.json names no {WINDOW_KEYS[0]}; models of this type have {default}.")
+    default, names = family.max_position_embeddings, family.names_of(WINDOW)
+    if default is None or any(name in section for name in names):
+        return whole_number(section, names)
+    warnings.append(f"config.json names no {names[0]}; models of this type have {default}.")
     return default
 
 

@@ -14,13 +14,13 @@ from ropecli.checkpoint.dialects import (
     NATIVE_KEYS,
     ORIGINAL_WINDOW,
     THETA_KEYS,
-    WINDOW_KEYS,
+    WINDOW,
     Parameters,
     parameters_by_layer_type,
     rope_type_of,
     rotary_share,
 )
-from ropecli.checkpoint.families import MSCALES, Family, family_of
+from ropecli.checkpoint.families import COMMON_NAMES, MSCALES, Family, family_of
 from ropecli.checkpoint.fields import head_dim
 from ropecli.checkpoint.reading import section_of
 from ropecli.errors import PatchError
@@ -135,12 +135,18 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
         nest = {label: written.get(label, parameters) for label, parameters in before.items()}
         section["rope_parameters"] = nest
         _write_legacy_of_nest(section, family, nest, main)
-    present = [key for key in WINDOW_KEYS if key in section]
-    for key in present or WINDOW_KEYS[:1]:
-        section[key] = window
+    write_window(section, family, window)
     if "head_dim" in section and section["head_dim"] is None:
         # transformers 5 divides by null in yarn, longrope and dynamic
         section["head_dim"] = head_dim(section, family)
+
+
+def write_window(section: dict[str, Any], family: Family, window: int) -> None:
+    """Writes the window, tokens, under a name that the family reads, and under every other name that is there."""
+    names = family.names_of(WINDOW)
+    read = [name for name in names if name in section] or names[:1]
+    others = [name for name in COMMON_NAMES[WINDOW] if name in section]  # of all these, vLLM takes the smallest
+    section |= dict.fromkeys([*read, *others], window)
 
 
 def _refuse_longrope_of_mixed_layers(

@@ -71,6 +71,19 @@ _REFUSED = {
     "nothing to extend",
 }
 _LOCAL_WORDS = ("sliding", "local", "chunked")
+# What types that transformers does not know call the same. Its own types read one name, or those in families.json.
+COMMON_NAMES = {
+    "max_position_embeddings": (
+        "max_position_embeddings",
+        "n_positions",
+        "max_sequence_length",
+        "max_seq_len",
+        "seq_length",
+    ),
+    "head_dim": ("head_dim", "attention_head_dim"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
+}
 
 
 @dataclass(frozen=True)
@@ -80,9 +93,10 @@ class Family:
     known: whether transformers' release that families.json was made with has it. rotary: whether config.json
     drives rotary embeddings at all. rope_theta, partial_rotary_factor, head_dim, max_position_embeddings: what an
     absent key means; None where it is derived, or must be there. fills_head_dim: whether a head_dim of null means
-    the same. layers: defaults by layer type, of types that give each its own rope. scaled: whether absent RoPE
-    fields mean a scaling. rope_types: what the type honours; None for all. switch: (key, value) without which
-    nothing turns. refused: why a patch makes no sense.
+    the same. layers: defaults by layer type, of types that give each its own rope. names: keys that the type saves
+    under another name (transformers' attribute_map), each with both names, the one that wins first. scaled: whether
+    absent RoPE fields mean a scaling. rope_types: what the type honours; None for all. switch: (key, value) without
+    which nothing turns. refused: why a patch makes no sense.
     """
 
     model_type: str | None
@@ -94,6 +108,7 @@ class Family:
     fills_head_dim: bool = False
     max_position_embeddings: int | None = None
     layers: dict[str, dict[str, float]] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
     scaled: bool = False
     rope_types: tuple[str, ...] | None = None
     reads_mscales: bool = False
@@ -108,6 +123,10 @@ class Family:
     slides_throughout: bool = False
     only_sliding_turn: bool = False
     refused: str | None = None
+
+    def names_of(self, key: str) -> tuple[str, ...]:
+        """The names that config.json may have for `key`. The first that is there wins."""
+        return tuple(self.names.get(key, (key,))) if self.known else COMMON_NAMES[key]
 
     def sees_whole_context(self, layer_type: str | None) -> bool:
         """False for layers with a sliding or chunked window: they never see far, so scaling only harms them."""

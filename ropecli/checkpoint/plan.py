@@ -7,8 +7,9 @@ from typing import Any
 
 from ropecli.checkpoint import warnings
 from ropecli.checkpoint.carrier import Carrier, read_carrier, write_carrier
-from ropecli.checkpoint.dialects import MSCALE_PAIR, WINDOW_KEYS, ConfiguredRope, RopeSettings, read_settings
-from ropecli.checkpoint.encoding import write_settings
+from ropecli.checkpoint.dialects import MSCALE_PAIR, ConfiguredRope, RopeSettings, read_settings
+from ropecli.checkpoint.encoding import write_settings, write_window
+from ropecli.checkpoint.families import family_of
 from ropecli.checkpoint.provenance import (
     Change,
     Provenance,
@@ -100,8 +101,7 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
 def _before_remapping(config: dict[str, Any], carrier: Carrier) -> RopeSettings:
     """The settings that the checkpoint came with: the window alone was another one, and the carrier tells of it."""
     config = copy.deepcopy(config)
-    section = section_of(config)
-    section |= dict.fromkeys((key for key in WINDOW_KEYS if key in section), carrier.pretrained)
+    write_window(section_of(config), family_of(config), carrier.pretrained)
     return read_settings(config)
 
 
