@@ -46,6 +46,8 @@ _FLAT_MEANS_FULL = {"gemma3_text", "gemma3n_text", "olmo3"}
 _OWN_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct"), "gpt_neox_japanese": ("rotary_emb_base", "rotary_pct")}
 # Layer types whose names do not say that they look back a few tokens only.
 _LOCAL_LAYERS = {"deepseek_v4": ("main",)}
+# Layer types whose compressors rotate by positions of their own, beside those of the pass.
+_OWN_POSITIONS = {"deepseek_v4": ("compress",)}
 # A key that must have a value, or no layer turns anything.
 _SWITCHES = {"zamba2": ("use_mem_rope", True), "granitemoehybrid": ("position_embedding_type", "rope")}
 # Every layer of these slides where config.json names a sliding_window; others mix their layers, or do not read it.
@@ -119,6 +121,7 @@ class Family:
     flat_means_full: bool = False
     own_names: tuple[str, str] | None = None
     local_layers: tuple[str, ...] = ()
+    own_positions: tuple[str, ...] = ()
     switch: tuple[str, Any] | None = None
     slides_throughout: bool = False
     only_sliding_turn: bool = False
@@ -161,6 +164,7 @@ def _family(name: str | None) -> Family:
         flat_means_full=name in _FLAT_MEANS_FULL,
         own_names=_OWN_NAMES.get(name or ""),
         local_layers=_LOCAL_LAYERS.get(name or "", ()),
+        own_positions=_OWN_POSITIONS.get(name or "", ()),
         switch=_SWITCHES.get(name or ""),
         slides_throughout=name in _SLIDE_THROUGHOUT,
         only_sliding_turn=name in _ONLY_SLIDING_TURN,
