@@ -13,6 +13,7 @@ from ropecli.checkpoint.dialects import (
     LOCAL_THETA,
     NATIVE_KEYS,
     ORIGINAL_WINDOW,
+    QUERY_SCALE,
     THETA_KEYS,
     WINDOW,
     Parameters,
@@ -178,7 +179,7 @@ def _with_kept_keys(
         kept["partial_rotary_factor"] = share
     if rope.geometry.still_pairs and parameters["rope_type"] == "longrope":
         del kept["partial_rotary_factor"]  # here longrope's factors say which pairs stand still
-    if "llama_4_scaling_beta" in kept:  # its attention reads the window beside it, whatever the rope_type
+    if QUERY_SCALE in kept:
         kept[ORIGINAL_WINDOW] = rope.geometry.original_max_position_embeddings
     return {**parameters, **kept}
 
@@ -232,5 +233,7 @@ def _write_legacy_of_nest(
         _write_legacy(section, family, {**far, "rope_type": rope_type_of(far)})
         if local is not None and (LOCAL_THETA in section or local["rope_theta"] != far["rope_theta"]):
             section[LOCAL_THETA] = local["rope_theta"]
-    elif "rope_scaling" in section:
+        return
+    if "rope_scaling" in section:
         section["rope_scaling"] = None
+    section.pop(ORIGINAL_WINDOW, None)  # transformers reads those of the layer types alone
