@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli import demo
-from ropecli.checkpoint.dialects import KEPT_KEYS, PARTIAL_KEYS, WINDOW_KEYS, Parameters, parameters_by_layer_type
+from ropecli.checkpoint.dialects import KEPT_KEYS, PARTIAL_KEYS, WINDOW, Parameters, parameters_by_layer_type
 from ropecli.checkpoint.encoding import native_parameters
 from ropecli.checkpoint.facts import gather
 from ropecli.checkpoint.families import Family
@@ -117,6 +117,7 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
             "Read it with transformers, after `import ropecli`."
         )
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
+    names = settings.family.names_of(WINDOW)
     return Positions(
         checkpoint=str(demo.FOLDER) if checkpoint.name == demo.NAME else checkpoint.name,
         on_hub=checkpoint.commit is not None,
@@ -130,7 +131,7 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
         rope=rope,
         window=window,
         written_window=settings.max_position_embeddings,
-        window_key=next((key for key in WINDOW_KEYS if section.get(key) is not None), WINDOW_KEYS[0]),
+        window_key=next((name for name in names if section.get(name) is not None), names[0]),
         tokenizer_window=tokenizer if isinstance(tokenizer, int | float) else None,
         latent=section.get("qk_rope_head_dim") is not None,
         warnings=settings.warnings,
