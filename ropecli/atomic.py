@@ -6,33 +6,40 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ropecli.errors import OutputError
+from ropecli.errors import OutputError, RopecliError
 
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """Gives a path to write to, renamed to `path` at the end, or removed when anything goes wrong.
 
-    Raises OutputError for whatever the disk refuses.
+    A link is followed. Raises OutputError for whatever the disk refuses.
     """
-    partial = partial_file(path)
+    target = _followed(path)
+    partial = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target)
+        handle, name = tempfile.mkstemp(prefix=_own_prefix(target), dir=target.parent)
+        os.close(handle)
+        partial = Path(name)
+        partial.chmod(0o666 & ~_umask())
         yield partial
-        partial.replace(path)
+        partial.replace(target)
     except OSError as error:
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
     finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        if partial:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
 
-def partial_file(path: Path) -> Path:
-    """Where a file is written before it is whole; a kill leaves it there."""
-    return path.with_name(f".{path.name}.partial")
+def is_partial(path: Path, of: Path) -> bool:
+    """Whether a run that was killed while it wrote `of`, on this machine or another, left `path`."""
+    return path.name.startswith(_partial_prefix(of))
 
 
 @contextlib.contextmanager
@@ -61,18 +68,21 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
 def new_folder(output: Path) -> Iterator[Path]:
     """Gives a folder to fill, renamed to `output` at the end, or removed when anything goes wrong.
 
-    Raises OutputError for an output that exists and is not empty, and for whatever the disk refuses.
+    A link is followed. Raises OutputError for an output that exists and is not empty, and for whatever the disk
+    refuses. Other errors name `output` where they would name the folder that is filled.
     """
     refuse_existing(output)
+    target = _followed(output)
     parents: list[Path] = []
     partial = None
     try:
-        parents = _make_parents(output)
-        _remove_abandoned(output)
-        partial = Path(tempfile.mkdtemp(prefix=f"{_partial_prefix(output)}{os.getpid()}-", dir=output.parent))
-        yield partial
+        parents = _make_parents(target)
+        _remove_abandoned(target)
+        partial = Path(tempfile.mkdtemp(prefix=_own_prefix(target), dir=target.parent))
+        with naming({partial: output}):
+            yield partial
         partial.chmod(0o777 & ~_umask())
-        partial.rename(output)
+        partial.rename(target)
     except OSError as error:
         raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
     finally:
@@ -80,6 +90,18 @@ def new_folder(output: Path) -> Iterator[Path]:
         if partial:
             shutil.rmtree(partial, ignore_errors=True)
         _remove_empty(parents)
+
+
+@contextlib.contextmanager
+def naming(names: Mapping[Path, object]) -> Iterator[None]:
+    """Errors raised inside say what the user knows instead of temporary paths, the keys of `names`."""
+    try:
+        yield
+    except RopecliError as error:
+        message = str(error)
+        for temporary, name in names.items():
+            message = message.replace(str(temporary), str(name))
+        raise type(error)(message) from error
 
 
 def refuse_unwritable(path: Path | None) -> None:
@@ -94,18 +116,24 @@ def refuse_unwritable(path: Path | None) -> None:
 
 
 def refuse_existing(output: Path) -> None:
-    """Raises OutputError for a folder that is there already, or could not be made."""
+    """Raises OutputError for a folder that is there already, or could not be made or renamed to."""
     with _asking(output):
         taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
+        fixed = output.is_dir() and (output.samefile(Path.cwd()) or os.path.ismount(_followed(output)))
     if taken:
         raise OutputError(f"{output} exists and is not empty. Give another --output, or remove it first.")
+    if fixed:
+        raise OutputError(
+            f"{output} is the current folder or a mount point, which cannot be replaced. Name a folder inside it: "
+            f"--output {output / 'checkpoint'}."
+        )
     _refuse_place(output)
 
 
 def _refuse_place(path: Path) -> None:
     """Raises OutputError where nothing can be written beside it."""
     with _asking(path):
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        folder = next(parent for parent in _followed(path).parents if parent.exists())
         writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
     if not writable:
         raise OutputError(f"{path} could not be written: {folder} is no folder that can be written to.")
@@ -137,18 +165,33 @@ def _remove_empty(parents: list[Path]) -> None:
             parent.rmdir()
 
 
+def _followed(path: Path) -> Path:
+    """The absolute path without links; where they lead nowhere, what they name."""
+    return Path(os.path.realpath(path))
+
+
 def _partial_prefix(output: Path) -> str:
+    return f".{output.name[:100]}.partial-"
+
+
+def _host_prefix(output: Path) -> str:
     # the host's name keeps two containers apart that share a disk, but no process numbers
-    return f".{output.name[:100]}.partial-{platform.node()[:32]}-"
+    return f"{_partial_prefix(output)}{platform.node()[:32]}-"
+
+
+def _own_prefix(output: Path) -> str:
+    return f"{_host_prefix(output)}{os.getpid()}-"
 
 
 def _remove_abandoned(output: Path) -> None:
     """Removes what a killed run of this host left beside `output`."""
-    prefix = _partial_prefix(output)
+    prefix = _host_prefix(output)
     for partial in output.parent.iterdir():
         process = re.fullmatch(re.escape(prefix) + r"(\d{1,9})-\w+", partial.name)
         if process and not _is_running(int(process[1])):
             shutil.rmtree(partial, ignore_errors=True)
+            with contextlib.suppress(OSError):  # a file; another user's may have to stay
+                partial.unlink()
 
 
 def _is_running(process: int) -> bool:

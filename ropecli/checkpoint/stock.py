@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ropecli.atomic import naming
 from ropecli.checkpoint.files import CONFIG
 from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.errors import CheckpointError, OutputError, reason_of
@@ -25,7 +26,7 @@ def read_folder(folder: Path, name: str = "") -> Any:
 def read_values(config: dict[str, Any], name: str = "") -> Any:
     """The same of a config.json that is not on disk yet. Raises OutputError where nothing temporary can be written."""
     try:
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder, naming({Path(folder): name or "this folder"}):
             (Path(folder) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
             return read_folder(Path(folder), name)
     except OSError as error:

@@ -26,6 +26,7 @@ from ropecli.cli import (
     theory,
     tune,
 )
+from ropecli.cli.options import expand_home
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError
 from ropecli.version import VERSION
@@ -37,21 +38,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("inspect")(inspect.command)
-app.command("methods")(methods.command)
-app.command("patch")(patch.command)
-app.command("eval-ppl")(eval_ppl.command)
-app.command("compare")(compare.command)
-app.command("passkey")(passkey.command)
-app.command("needle")(needle.command)
-app.command("plot")(plot.command)
-app.command("theory")(theory.command)
-app.command("report")(report.command)
-app.command("plan")(plan.command)
-app.command("finetune")(finetune.command)
-app.command("tune")(tune.command)
-app.command("merge")(merge.command)
-app.command("export")(export.command)
+app.command("inspect")(expand_home(inspect.command))
+app.command("methods")(expand_home(methods.command))
+app.command("patch")(expand_home(patch.command))
+app.command("eval-ppl")(expand_home(eval_ppl.command))
+app.command("compare")(expand_home(compare.command))
+app.command("passkey")(expand_home(passkey.command))
+app.command("needle")(expand_home(needle.command))
+app.command("plot")(expand_home(plot.command))
+app.command("theory")(expand_home(theory.command))
+app.command("report")(expand_home(report.command))
+app.command("plan")(expand_home(plan.command))
+app.command("finetune")(expand_home(finetune.command))
+app.command("tune")(expand_home(tune.command))
+app.command("merge")(expand_home(merge.command))
+app.command("export")(expand_home(export.command))
 
 
 def _print_version(wanted: bool) -> None:

@@ -45,8 +45,8 @@ def command(
 
     With several checkpoints, such as sizes of one model, every method is tried on each.
     """
-    from ropecli.atomic import refuse_unwritable
     from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
     from ropecli.errors import MethodError
     from ropecli.evaluate.comparison import plan_comparison
@@ -57,8 +57,7 @@ def command(
 
     speak_from_first_process()
     refuse_unknown_kind(plot)
-    refuse_unwritable(plot)
-    refuse_unwritable(output)
+    refuse_outputs(output, plot)
     refuse_interrupted(output, resume)
     asked = Protocol(protocol, stride, targets)
     wanted = parse_numbers(lengths, "--lengths", int)

@@ -43,15 +43,15 @@ def command(
 
     Several processes, started by `accelerate launch -m ropecli eval-ppl ...`, share the documents.
     """
-    from ropecli.atomic import refuse_unwritable
     from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
     from ropecli.evaluate.progress import refuse_interrupted, remove_progress
     from ropecli.evaluate.protocols import Protocol
     from ropecli.evaluate.sharing import join_workers
 
     speak_from_first_process()
-    refuse_unwritable(output)
+    refuse_outputs(output)
     refuse_interrupted(output, resume)
     wanted = parse_numbers(lengths, "--lengths", int)
     params = scaling.parameters(method or "none", settings, factors_file)

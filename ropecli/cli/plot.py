@@ -54,7 +54,7 @@ def command(
     terminal: Annotated[bool, typer.Option("--terminal", help="Draw in the terminal, beside --output too.")] = False,
 ) -> None:
     """Plot reports of evaluations and tunings, or what theory says of a checkpoint and its scaling."""
-    from ropecli.atomic import refuse_unwritable
+    from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.study_plot import Asked
     from ropecli.cli.terminal import out, warn
     from ropecli.report.kinds import refuse_unknown_name
@@ -63,7 +63,7 @@ def command(
 
     refuse_unknown_name(kind)
     refuse_unknown_kind(output)
-    refuse_unwritable(output)
+    refuse_outputs(drawn=output)
     asked = Asked(methods, factor, settings, factors_file, original_length, revision)
     plot = (
         _of_study(kind, subjects, metric, asked) if kind in STUDY_KINDS else _of_reports(kind, subjects, metric, asked)
@@ -104,10 +104,11 @@ def _of_reports(kind: str | None, subjects: list[str], metric: str | None, asked
     kinds = f"--kind {', '.join(STUDY_KINDS[:-1])} or {STUDY_KINDS[-1]}"
     if asked.named:
         raise DataError(f"{', '.join(asked.named)}: for plots of a checkpoint, by {kinds}.")
-    if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or Path(subjects[0]).is_dir()):
+    paths = options.expanded([Path(name) for name in subjects])
+    if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or paths[0].is_dir()):
         raise DataError(f"{subjects[0]} is no report. A checkpoint is plotted by {kinds}.")
     wanted = get_metric(metric or "ppl")
-    reports = read_reports([Path(name) for name in subjects])
+    reports = read_reports(paths)
     chosen = choose_kind(reports, kind)
     if wanted.name != "ppl" and not chosen.metrics:
         raise DataError(f"--metric {metric} is for plots of perplexity; this kind has an axis of its own.")

@@ -13,7 +13,7 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the page here, as HTML.")],
 ) -> None:
     """Make one self-contained HTML page of reports: tables, plots, headline numbers, how it was measured."""
-    from ropecli.atomic import refuse_unwritable
+    from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import out
     from ropecli.errors import OutputError
     from ropecli.report.page import write_page
@@ -21,6 +21,6 @@ def command(
 
     if output.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"{output} has not the ending of a page, .html.")
-    refuse_unwritable(output)
+    refuse_outputs(drawn=output)
     write_page(output, read_reports(reports))
     out.print(f"page: {output}", markup=False, soft_wrap=True)

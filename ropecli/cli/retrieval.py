@@ -61,7 +61,7 @@ def make_request(
     lengths: str, depths: str, mode: str, chunk: int | None, candidates: int | None, *, keys: int = 1, **others: Any
 ) -> Request:
     """Raises MethodError, and OutputError for files that could not be written, before anything is loaded."""
-    from ropecli.atomic import refuse_unwritable
+    from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process
     from ropecli.errors import MethodError
     from ropecli.evaluate.retrieval.grid import check_mode
@@ -78,12 +78,11 @@ def make_request(
     chunk = evaluation.chunk_size(chunk, wanted[-1])
     candidates = _CANDIDATES if candidates is None else candidates
     request = Request(wanted, parse_depths(depths), mode=mode, chunk=chunk, candidates=candidates, **others)
-    refuse_unwritable(request.output)
-    refuse_unwritable(request.plot)
     if request.plot:
         from ropecli.report.plots import refuse_unknown_kind
 
         refuse_unknown_kind(request.plot)
+    refuse_outputs(request.output, request.plot)
     return request
 
 

@@ -90,7 +90,8 @@ def save_checkpoint(
     if failure:
         if main:
             shutil.rmtree(partial, ignore_errors=True)
-        raise OutputError(f"{partial} could not be written; is the disk full? ({failure}) --resume goes on.")
+        why = failure.replace(str(partial), str(whole))
+        raise OutputError(f"{whole} could not be written; is the disk full? ({why}) --resume goes on.")
     if main:
         _prune(folder, position, keep, spare)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError
 
-from ropecli.atomic import new_folder, refuse_existing
+from ropecli.atomic import naming, new_folder, refuse_existing
 from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG, PROVENANCE, is_own_file
 from ropecli.checkpoint.reading import Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.writing import place
@@ -61,16 +61,18 @@ def _with_files_of(source: Checkpoint, adapter: Path) -> Iterator[Checkpoint]:
     with ExitStack() as stack:
         try:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ropecli-merge-")))
-            _fill(folder, source, adapter)
+            files = _fill(folder, source, adapter)
         except OSError as error:
             raise OutputError(
                 f"The temporary folder could not be written: {reason_of(error)}. Make room there, or set the "
                 "environment variable TMPDIR to a folder that can be written to."
             ) from error
-        yield Checkpoint(source.name, folder, open_checkpoint(folder).config)
+        with naming({**{folder / name: file for name, file in files.items()}, folder: source.folder}):
+            yield Checkpoint(source.name, folder, open_checkpoint(folder).config)
 
 
-def _fill(folder: Path, source: Checkpoint, adapter: Path) -> None:
+def _fill(folder: Path, source: Checkpoint, adapter: Path) -> dict[str, Path]:
+    """The files that it put there, by their names."""
     own = Checkpoint(str(adapter), adapter, {})
     files = {file.name: file for file in source.files()}
     files |= {file.name: file for file in own.files() if file.suffix != ".safetensors" and file.name != ADAPTER_CONFIG}
@@ -82,3 +84,4 @@ def _fill(folder: Path, source: Checkpoint, adapter: Path) -> None:
             (folder / name).symlink_to(file.resolve())
         else:
             place(file, folder / name, link=False)
+    return files

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from ropecli.atomic import new_file, partial_file, refuse_existing, sole_use
+from ropecli.atomic import is_partial, new_file, refuse_existing, sole_use
 from ropecli.errors import OutputError, RecipeError, reason_of
 
 RUN = "run.yaml"
@@ -35,7 +35,7 @@ def refuse_foreign(output: Path, resume: bool) -> None:
         if not resume:
             raise OutputError(f"{output} holds a run already. Go on with it by --resume, or give another --output.")
     elif not output.is_dir() or [
-        path for path in output.iterdir() if path.name not in (_LOCK, partial_file(output / RUN).name)
+        path for path in output.iterdir() if path.name != _LOCK and not is_partial(path, output / RUN)
     ]:
         refuse_existing(output)
 

@@ -75,7 +75,8 @@ def _finish(checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: C
     try:
         write_beside(checkpoint, output, notes, save)
     except (OSError, SafetensorError) as error:
-        raise OutputError(f"{output} could not be written: {error}. Make room; --resume tries again.") from error
+        why = getattr(error, "strerror", None) or error  # the whole error may name the folder that is filled first
+        raise OutputError(f"{output} could not be written: {why}. Make room; --resume tries again.") from error
     clear_finished(output)
 
 

@@ -8,13 +8,12 @@ OUTPUT.state/training.pt    the numbers that are learned, and their optimizer
 import contextlib
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ropecli.atomic import new_file
+from ropecli.atomic import is_partial, new_file
 from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluate.progress import Progress, kept_progress, refuse_interrupted, remove_progress
 from ropecli.tune.record import Point, Score
@@ -72,13 +71,17 @@ def kept_run(output: Path, request: dict[str, Any]) -> Iterator[Kept]:
                 yield Kept(progress, Points(file, earlier), folder / _TRAINING)
         finally:
             if progress.empty and not found:  # else it may be another request's
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
 
 
 def refuse_kept(output: Path, resume: bool) -> None:
-    """Raises OutputError where a run was interrupted that is not to be gone on with."""
+    """Raises OutputError where a run was interrupted and is not to be resumed, and for a user's file in its place."""
     refuse_interrupted(output, resume)
     folder = _folder(output)
+    if folder.exists() and not (folder.is_dir() and all(_is_own(path) for path in folder.iterdir())):
+        raise OutputError(
+            f"{folder} is in the way: it is not the state of a tuning run. Rename it, or give another --output."
+        )
     if folder.exists() and not resume:
         raise OutputError(
             f"{folder} is left of a run that was interrupted. Go on with it by --resume, or remove it to begin anew."
@@ -87,12 +90,25 @@ def refuse_kept(output: Path, resume: bool) -> None:
 
 def remove_kept(output: Path) -> None:
     """When the checkpoint is written."""
-    shutil.rmtree(_folder(output), ignore_errors=True)
+    _remove(_folder(output))
     remove_progress(output)
 
 
 def _folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.state")
+
+
+def _is_own(path: Path) -> bool:
+    return any(path.name == name or is_partial(path, path.with_name(name)) for name in (_POINTS, _TRAINING))
+
+
+def _remove(folder: Path) -> None:
+    """Removes a state's own files, and its folder where nothing else is in it."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if _is_own(path):
+                path.unlink()
+        folder.rmdir()
 
 
 def _key(point: Point) -> str:

@@ -209,6 +209,15 @@ def test_values_of_another_type_in_an_adapters_config_are_one_message(ropecli, a
     assert not (tmp_path / "whole").exists()
 
 
+def test_what_cannot_be_read_is_named_where_it_lies(ropecli, patched, adapter, tmp_path):
+    """It is read from a temporary folder, which is gone afterwards."""
+    broken = Path(shutil.copytree(adapter, tmp_path / "broken"))
+    for text, named in (("{", f"{broken / 'config.json'} cannot be read"), ("{}", f"Unrecognized model in {patched}")):
+        (broken / "config.json").write_text(text)
+        outcome = ropecli("merge", broken, "-o", tmp_path / "whole", "--base", patched)
+        assert (outcome.code, named in outcome.err) == (2, True), outcome.err
+
+
 def test_tensors_missing_or_too_many_are_refused(ropecli, adapter, tmp_path):
     from safetensors.torch import load_file, save_file
 

@@ -293,6 +293,20 @@ def test_a_sliding_window_below_the_target_is_said(ropecli, build):
     assert "sliding_window is 32" in outcome.err
 
 
+# Links.
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_as_output_is_followed(ropecli, source, tmp_path, exists):
+    if exists:
+        (tmp_path / "large").mkdir()
+    (tmp_path / "out").symlink_to("large")
+    outcome = ropecli("patch", source, "-m", "linear", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "large" / "config.json").is_file()
+
+
 # What earlier runs left.
 
 
@@ -308,6 +322,18 @@ def test_what_a_dead_run_left_is_removed(patch, source, tmp_path):
     (stale / "model.safetensors").write_bytes(b"x" * 1000)
     patch(source, "-m", "linear", "--factor", 4)
     assert not stale.exists()
+
+
+def test_a_file_is_written_beside_the_users_own(ropecli, tmp_path):
+    """Of the names that it might have there, only what a dead run of this machine left is removed."""
+    stale = tmp_path / f".plot.svg.partial-{platform.node()[:32]}-{dead_process()}-x1"
+    kept = tmp_path / ".plot.svg.partial"
+    for path in (stale, kept):
+        path.write_text("kept")
+    assert ropecli("plot", "demo", "--kind", "wavelengths", "-o", tmp_path / "plot.svg").code == 0
+    assert kept.read_text() == "kept"
+    assert {path.name for path in tmp_path.iterdir()} == {kept.name, "plot.svg"}
+    assert (tmp_path / "plot.svg").stat().st_mode == kept.stat().st_mode
 
 
 @pytest.mark.parametrize(

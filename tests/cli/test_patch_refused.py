@@ -278,10 +278,34 @@ def test_an_output_below_a_file(refused, source, tmp_path):
     assert "could not be written" in message
 
 
-def test_an_output_whose_name_is_a_link_to_nothing(refused, source, tmp_path):
-    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
-    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert "could not be written" in message
+@pytest.mark.parametrize("output", [".", "", "../here"])
+def test_the_current_folder_as_output(refused, source, tmp_path, monkeypatch, output):
+    """Nothing can be renamed to it; that is said before anything is read."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    message = refused(source / "missing", "-m", "yarn", "--factor", 4, "-o", output)
+    assert "is the current folder or a mount point" in message
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a file system")
+def test_a_mount_point_as_output(refused, source, tmp_path):
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mounted], capture_output=True).returncode:
+        pytest.skip("may not mount here")
+    try:
+        message = refused(source / "missing", "-m", "yarn", "--factor", 4, "-o", mounted)
+        assert f"--output {mounted / 'checkpoint'}" in message
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+
+
+@pytest.mark.parametrize("method", ["yarn", "rerope"])
+def test_no_temporary_folder_is_named(method, refused, edited, llama, tmp_path):
+    """transformers says where it read: the folder that is filled, or one for a config alone."""
+    message = refused(edited(llama, model_type=...), "-m", method, "--factor", 4, "-o", tmp_path / "out")
+    where = f"Unrecognized model in {tmp_path / 'out'}." if method == "yarn" else "Unrecognized model in this folder."
+    assert where in " ".join(message.split())
 
 
 @pytest.mark.parametrize("output", ["out", "parent/of/out"])

@@ -25,13 +25,22 @@ def written(tmp_path_factory, llama, corpus):
 
 def test_a_page_is_written_over_an_older_one(ropecli, written, tmp_path):
     page = tmp_path / "page.html"
-    page.write_text("older")
+    page.write_text("<!DOCTYPE html>older")
     result = ropecli("report", written, "--output", page)
     assert (result.code, result.out, result.err) == (0, f"page: {page}\n", "")
     tree = ET.fromstring(page.read_text(encoding="utf-8"))
     command = "".join(next(tree.iter("code")).itertext())
     assert command.startswith("ropecli eval-ppl ")
     assert list(tmp_path.iterdir()) == [page]
+
+
+def test_a_report_is_not_overwritten_by_its_page(ropecli, written, tmp_path):
+    report = tmp_path / "report.html"
+    report.write_bytes(written.read_bytes())
+    result = ropecli("report", report, "--output", report)
+    assert (result.code, result.out) == (2, "")
+    assert "report.html exists and is not an earlier plot or page" in result.err
+    assert report.read_bytes() == written.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -510,6 +510,17 @@ def test_another_request_is_refused(ropecli, arguments, stopped, tmp_path):
     assert names(tmp_path) == ["out"]
 
 
+def test_a_folder_of_the_user_is_no_state(ropecli, arguments, tmp_path, contents):
+    (tmp_path / "out.state").mkdir()
+    (tmp_path / "out.state" / "notes.txt").write_text("mine")
+    before = contents(tmp_path)
+    for options in ([], ["--resume"]):
+        outcome = ropecli(*arguments(tmp_path / "out", *options))
+        refused(outcome, f"{tmp_path / 'out.state'} is in the way")
+        assert "--resume" not in outcome.err
+    assert contents(tmp_path) == before
+
+
 def test_points_that_were_measured_before_keep_their_seconds(ropecli, arguments, stopped, tmp_path):
     stopped(13, tmp_path / "out")
     lines = [json.loads(line) for line in (tmp_path / "out.state" / "points.jsonl").read_text().splitlines()]

@@ -252,13 +252,14 @@ def test_a_disk_that_fills_while_the_result_is_written(
 ):
     from transformers import PreTrainedModel
 
-    def refuse(*arguments, **options):
-        raise OSError(28, "No space left on device")
+    def refuse(model, folder, **options):
+        raise OSError(28, "No space left on device", f"{folder}/model.safetensors")
 
     with monkeypatch.context() as patch:
         patch.setattr(PreTrainedModel, "save_pretrained", refuse)
-        with pytest.raises(OutputError, match="No space left"):
+        with pytest.raises(OutputError, match="No space left") as failure:
             tune(patched_llama)
+    assert ".weights.partial" not in str(failure.value)
     assert not (tmp_path / "run" / "config.json").exists()
     assert weights_of(tune(patched_llama, resume=True)) == weights_of(uninterrupted)
 

@@ -1,0 +1,60 @@
+"""What a command may overwrite: an earlier output of the same kind, and no other file.
+
+So an output is never the text that is measured, a file of a checkpoint, or anything else of the user's.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from ropecli.atomic import refuse_unwritable
+from ropecli.errors import OutputError
+
+_REPORTS = ("perplexity", "retrieval")
+_LARGEST_REPORT = 256 * 2**20
+_BEGINNINGS = {
+    ".png": b"\x89png",
+    ".pdf": b"%pdf",
+    ".svg": b"<?xml",
+    ".html": b"<!doctype html",
+    ".htm": b"<!doctype html",
+}
+"""Of what is drawn, by the file's ending; in lower case."""
+
+
+def refuse_outputs(report: Path | None = None, drawn: Path | None = None) -> None:
+    """Raises OutputError for outputs that cannot be written, are one file, or would overwrite a file of another kind.
+
+    report: as JSON. drawn: a picture or a page, with a known ending.
+    """
+    refuse_unwritable(report)
+    refuse_unwritable(drawn)
+    if report and drawn and os.path.realpath(report) == os.path.realpath(drawn):
+        raise OutputError(f"{report} would be both the report and the plot. Give one of them another name.")
+    for path, is_earlier, kind in ((report, _holds_reports, "report"), (drawn, _is_drawn, "plot or page")):
+        if path and path.exists() and not (path.is_file() and is_earlier(path)):
+            raise OutputError(
+                f"{path} exists and is not an earlier {kind}, so it is not overwritten. Give another name."
+            )
+
+
+def _holds_reports(path: Path) -> bool:
+    """Whether it is empty, or holds reports of any release. A tuning's report is part of a checkpoint."""
+    try:
+        if path.stat().st_size > _LARGEST_REPORT:
+            return False
+        text = path.read_bytes()
+        value = json.loads(text) if text else []
+    except (OSError, ValueError, RecursionError):
+        return False
+    reports = value if isinstance(value, list) else [value]
+    return all(isinstance(one, dict) and one.get("kind") in _REPORTS for one in reports)
+
+
+def _is_drawn(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            start = file.read(100).lstrip().lower()
+    except OSError:
+        return False
+    return not start or start.startswith(_BEGINNINGS[path.suffix.lower()])
