@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
 from ropecli.errors import MethodError, shown
+from ropecli.yaml12 import read_yaml
 
 _LARGEST = 10**12
 
@@ -77,7 +77,7 @@ def _json(value: Any) -> str:
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """`--set KEY=VALUE` options, values read as YAML. Raises MethodError for one that is not KEY=VALUE."""
+    """`--set KEY=VALUE` options, values read as YAML 1.2. Raises MethodError for one that is not KEY=VALUE."""
     params = {}
     for setting in settings or []:
         key, equals, value = setting.partition("=")
@@ -85,7 +85,7 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
             raise MethodError(f"--set {setting!r} was not understood; it has the form KEY=VALUE.")
         if key.strip() in params:
             raise MethodError(f"--set {key.strip()} was given twice; once is meant.")
-        params[key.strip()] = _scalar(value)
+        params[key.strip()] = _value(value)
     return params
 
 
@@ -100,14 +100,10 @@ def parse_numbers(text: str, option: str, kind: type) -> list:
     return numbers
 
 
-def _scalar(text: str) -> Any:
+def _value(text: str) -> Any:
     try:
-        return float(text) if "." in text or "e" in text.lower() else int(text)  # YAML 1.1 takes 5e5 for a string
+        return read_yaml(text)
     except ValueError:
-        pass
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 
