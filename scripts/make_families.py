@@ -60,9 +60,24 @@ def _describe(text: Any) -> dict[str, Any]:
         "head_dim": _fixed_head_dim(type(text)),
         "fills_head_dim": _fills_head_dim(type(text)),
         "max_position_embeddings": getattr(text, "max_position_embeddings", None),
+        "names": _names(text),
         "scaled": parameters.get("rope_type", "default") != "default",
     }
     return {**entry, **{key: value for key, value in fixed.items() if value}}
+
+
+def _names(text: Any) -> dict[str, list[str]]:
+    """Of the keys that the class saves under another name: both names, first the one that wins where both are there.
+
+    transformers sets first what the class declares, then the rest in the file's order, which is sorted when it saves.
+    """
+    found = {}
+    for key in ("max_position_embeddings", "head_dim", "hidden_size", "num_attention_heads"):
+        if saved := text.attribute_map.get(key):
+            values = dict(zip(sorted((key, saved)), (128, 256), strict=True))
+            taken = getattr(coverage.config_of(text.model_type, **values), key)
+            found[key] = sorted(values, key=lambda name: values[name] != taken)
+    return found
 
 
 def _defaults(parameters: dict[str, Any]) -> dict[str, float]:

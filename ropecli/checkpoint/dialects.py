@@ -2,6 +2,7 @@
 `rope_theta` + `rope_scaling` (+ `partial_rotary_factor`, `rope_local_base_freq`). Writing them is encoding.py's.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,14 @@ from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import get_method
 
-WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
+WINDOW = "max_position_embeddings"
 THETA_KEYS = ("rope_theta", "rotary_emb_base")
 PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
 LOCAL_THETA = "rope_local_base_freq"
 LAYER_THETAS = "layer_rope_theta"
 ORIGINAL_WINDOW = "original_max_position_embeddings"
+QUERY_SCALE = "llama_4_scaling_beta"
+"""Ministral's: queries grow with position // ORIGINAL_WINDOW, whatever the rope_type."""
 MSCALE_PAIR = ("mscale", "mscale_all_dim")
 """DeepSeek's: the second multiplies the softmax scale too, the first over the second cos and sin."""
 # rope_type -> the keys that transformers reads beside rope_type and rope_theta.
@@ -45,7 +48,7 @@ KEPT_KEYS = (
     "partial_rotary_factor",
     "mrope_section",
     "mrope_interleaved",
-    "llama_4_scaling_beta",
+    QUERY_SCALE,
     "max_position_embeddings",
     "alpha",  # Hunyuan's dynamic
     "attn_factor",  # vLLM's name of the attention factor
@@ -92,17 +95,20 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
     if original_length and original_length > window:
         warnings.append(f"--original-length {original_length} is above the config's own window, {window}.")
     ropes = []
-    for layer_type, parameters in parameters_by_layer_type(section, family, warnings).items():
+    by_layer_type = parameters_by_layer_type(section, family, warnings)
+    for layer_type, parameters in by_layer_type.items():
         if parameters is not None:  # a layer type may carry no positions at all
             ropes.append(_read_rope(section, family, parameters, layer_type, window, original_length, warnings))
+    if original_length is None:
+        warnings += _leftover_windows(section, by_layer_type, ropes)
     return RopeSettings(tuple(ropes), window, family, tuple(dict.fromkeys(warnings)))
 
 
 def _window(section: dict[str, Any], family: Family, warnings: list[str]) -> int:
-    default = family.max_position_embeddings
-    if default is None or any(key in section for key in WINDOW_KEYS):
-        return whole_number(section, WINDOW_KEYS)
-    warnings.append(f"config.json names no {WINDOW_KEYS[0]}; models of this type have {default}.")
+    default, names = family.max_position_embeddings, family.names_of(WINDOW)
+    if default is None or any(name in section for name in names):
+        return whole_number(section, names)
+    warnings.append(f"config.json names no {names[0]}; models of this type have {default}.")
     return default
 
 
@@ -327,10 +333,11 @@ def _original_window(
     layer_type: str | None,
     warnings: list[str],
 ) -> int:
-    if method == "dynamic":  # transformers takes max_position_embeddings, whatever else is named
-        return window
-    # transformers 5 takes a stray one first, but for ropes by layer type, where it looks for none
-    own_alone = layer_type is not None and ORIGINAL_WINDOW in NATIVE_KEYS[rope_type_of(parameters)]
+    if method == "dynamic" or (method == "none" and QUERY_SCALE not in parameters):
+        return window  # transformers takes max_position_embeddings, whatever else is named
+    # transformers 5 takes a stray one first, but for ropes by layer type and QUERY_SCALE, where it looks for none
+    by_layer_type = layer_type is not None and ORIGINAL_WINDOW in NATIVE_KEYS[rope_type_of(parameters)]
+    own_alone = by_layer_type or method == "none"
     places = (parameters,) if own_alone else (section, parameters)
     for place in places:
         if place.get(ORIGINAL_WINDOW) is not None:
@@ -341,6 +348,22 @@ def _original_window(
             f"max_position_embeddings, {window}, is taken for it. Correct it with patch --original-length."
         )
     return window
+
+
+def _leftover_windows(
+    section: dict[str, Any], parameters: dict[str | None, Parameters | None], ropes: list[ConfiguredRope]
+) -> Iterator[str]:
+    """Warns of a pretraining window that nothing reads, as no layer is scaled."""
+    if any(rope.spec.method != "none" for rope in ropes):
+        return
+    for geometry in (rope.geometry for rope in ropes if rope.far):
+        for place in (section, parameters[geometry.layer_type] or {}):
+            named, window = place.get(ORIGINAL_WINDOW), geometry.original_max_position_embeddings
+            if named not in (None, window):
+                yield (
+                    f"config.json names {ORIGINAL_WINDOW} {shown(named)}, but no scaling that reads it; {window} is "
+                    "taken for the pretraining window. Correct it with patch --original-length."
+                )
 
 
 def rope_type_of(parameters: Parameters) -> str:

@@ -13,14 +13,15 @@ from ropecli.checkpoint.dialects import (
     LOCAL_THETA,
     NATIVE_KEYS,
     ORIGINAL_WINDOW,
+    QUERY_SCALE,
     THETA_KEYS,
-    WINDOW_KEYS,
+    WINDOW,
     Parameters,
     parameters_by_layer_type,
     rope_type_of,
     rotary_share,
 )
-from ropecli.checkpoint.families import MSCALES, Family, family_of
+from ropecli.checkpoint.families import COMMON_NAMES, MSCALES, Family, family_of
 from ropecli.checkpoint.fields import head_dim
 from ropecli.checkpoint.reading import section_of
 from ropecli.errors import PatchError
@@ -135,12 +136,18 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
         nest = {label: written.get(label, parameters) for label, parameters in before.items()}
         section["rope_parameters"] = nest
         _write_legacy_of_nest(section, family, nest, main)
-    present = [key for key in WINDOW_KEYS if key in section]
-    for key in present or WINDOW_KEYS[:1]:
-        section[key] = window
+    write_window(section, family, window)
     if "head_dim" in section and section["head_dim"] is None:
         # transformers 5 divides by null in yarn, longrope and dynamic
         section["head_dim"] = head_dim(section, family)
+
+
+def write_window(section: dict[str, Any], family: Family, window: int) -> None:
+    """Writes the window, tokens, under a name that the family reads, and under every other name that is there."""
+    names = family.names_of(WINDOW)
+    read = [name for name in names if name in section] or names[:1]
+    others = [name for name in COMMON_NAMES[WINDOW] if name in section]  # of all these, vLLM takes the smallest
+    section |= dict.fromkeys([*read, *others], window)
 
 
 def _refuse_longrope_of_mixed_layers(
@@ -172,7 +179,7 @@ def _with_kept_keys(
         kept["partial_rotary_factor"] = share
     if rope.geometry.still_pairs and parameters["rope_type"] == "longrope":
         del kept["partial_rotary_factor"]  # here longrope's factors say which pairs stand still
-    if "llama_4_scaling_beta" in kept:  # its attention reads the window beside it, whatever the rope_type
+    if QUERY_SCALE in kept:
         kept[ORIGINAL_WINDOW] = rope.geometry.original_max_position_embeddings
     return {**parameters, **kept}
 
@@ -226,5 +233,7 @@ def _write_legacy_of_nest(
         _write_legacy(section, family, {**far, "rope_type": rope_type_of(far)})
         if local is not None and (LOCAL_THETA in section or local["rope_theta"] != far["rope_theta"]):
             section[LOCAL_THETA] = local["rope_theta"]
-    elif "rope_scaling" in section:
+        return
+    if "rope_scaling" in section:
         section["rope_scaling"] = None
+    section.pop(ORIGINAL_WINDOW, None)  # transformers reads those of the layer types alone

@@ -46,6 +46,8 @@ _FLAT_MEANS_FULL = {"gemma3_text", "gemma3n_text", "olmo3"}
 _OWN_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct"), "gpt_neox_japanese": ("rotary_emb_base", "rotary_pct")}
 # Layer types whose names do not say that they look back a few tokens only.
 _LOCAL_LAYERS = {"deepseek_v4": ("main",)}
+# Layer types whose compressors rotate by positions of their own, beside those of the pass.
+_OWN_POSITIONS = {"deepseek_v4": ("compress",)}
 # A key that must have a value, or no layer turns anything.
 _SWITCHES = {"zamba2": ("use_mem_rope", True), "granitemoehybrid": ("position_embedding_type", "rope")}
 # Every layer of these slides where config.json names a sliding_window; others mix their layers, or do not read it.
@@ -71,6 +73,19 @@ _REFUSED = {
     "nothing to extend",
 }
 _LOCAL_WORDS = ("sliding", "local", "chunked")
+# What types that transformers does not know call the same. Its own types read one name, or those in families.json.
+COMMON_NAMES = {
+    "max_position_embeddings": (
+        "max_position_embeddings",
+        "n_positions",
+        "max_sequence_length",
+        "max_seq_len",
+        "seq_length",
+    ),
+    "head_dim": ("head_dim", "attention_head_dim"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
+}
 
 
 @dataclass(frozen=True)
@@ -80,9 +95,10 @@ class Family:
     known: whether transformers' release that families.json was made with has it. rotary: whether config.json
     drives rotary embeddings at all. rope_theta, partial_rotary_factor, head_dim, max_position_embeddings: what an
     absent key means; None where it is derived, or must be there. fills_head_dim: whether a head_dim of null means
-    the same. layers: defaults by layer type, of types that give each its own rope. scaled: whether absent RoPE
-    fields mean a scaling. rope_types: what the type honours; None for all. switch: (key, value) without which
-    nothing turns. refused: why a patch makes no sense.
+    the same. layers: defaults by layer type, of types that give each its own rope. names: keys that the type saves
+    under another name (transformers' attribute_map), each with both names, the one that wins first. scaled: whether
+    absent RoPE fields mean a scaling. rope_types: what the type honours; None for all. switch: (key, value) without
+    which nothing turns. refused: why a patch makes no sense.
     """
 
     model_type: str | None
@@ -94,6 +110,7 @@ class Family:
     fills_head_dim: bool = False
     max_position_embeddings: int | None = None
     layers: dict[str, dict[str, float]] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
     scaled: bool = False
     rope_types: tuple[str, ...] | None = None
     reads_mscales: bool = False
@@ -104,10 +121,15 @@ class Family:
     flat_means_full: bool = False
     own_names: tuple[str, str] | None = None
     local_layers: tuple[str, ...] = ()
+    own_positions: tuple[str, ...] = ()
     switch: tuple[str, Any] | None = None
     slides_throughout: bool = False
     only_sliding_turn: bool = False
     refused: str | None = None
+
+    def names_of(self, key: str) -> tuple[str, ...]:
+        """The names that config.json may have for `key`. The first that is there wins."""
+        return tuple(self.names.get(key, (key,))) if self.known else COMMON_NAMES[key]
 
     def sees_whole_context(self, layer_type: str | None) -> bool:
         """False for layers with a sliding or chunked window: they never see far, so scaling only harms them."""
@@ -142,6 +164,7 @@ def _family(name: str | None) -> Family:
         flat_means_full=name in _FLAT_MEANS_FULL,
         own_names=_OWN_NAMES.get(name or ""),
         local_layers=_LOCAL_LAYERS.get(name or "", ()),
+        own_positions=_OWN_POSITIONS.get(name or "", ()),
         switch=_SWITCHES.get(name or ""),
         slides_throughout=name in _SLIDE_THROUGHOUT,
         only_sliding_turn=name in _ONLY_SLIDING_TURN,

@@ -6,7 +6,7 @@ from ropecli.checkpoint.families import Family
 from ropecli.errors import CheckpointError, shown
 
 _WIDEST_HEAD = 2**16
-_HEAD_KEYS = ("head_dim", "attention_head_dim")
+_LATENT = "qk_rope_head_dim"
 _LARGEST = 1e15
 """No count, base or factor of a model comes near it; beyond, float64 loses whole numbers."""
 
@@ -24,12 +24,13 @@ def mapping(section: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def whole_number(section: dict[str, Any], keys: tuple[str, ...]) -> int:
-    value = first(section, keys)
-    if value is None:
-        raise CheckpointError(f"config.json has none of {', '.join(keys)}.")
-    number = int(positive_number(keys[0], value))
+    key = next((key for key in keys if section.get(key) is not None), None)
+    if key is None:
+        raise CheckpointError(f"config.json has no {' or '.join(keys)}.")
+    value = section[key]
+    number = int(positive_number(key, value))
     if number != value:
-        raise CheckpointError(f"{keys[0]} in config.json is {value}; a whole number from 1 on was expected.")
+        raise CheckpointError(f"{key} in config.json is {value}; a whole number from 1 on was expected.")
     return number
 
 
@@ -43,24 +44,25 @@ def positive_number(key: str, value: Any) -> float:
 
 def head_dim(section: dict[str, Any], family: Family, layer_type: str | None = None) -> int:
     """Width of what turns in a head: MLA's rope part, or head_dim (a layer type may have its own), or width / heads."""
-    if section.get("qk_rope_head_dim") is not None:
-        return whole_number(section, ("qk_rope_head_dim",))
+    names = family.names_of("head_dim")
+    if section.get(_LATENT) is not None and _LATENT not in names:
+        return whole_number(section, (_LATENT,))
     by_type = family.layers.get(layer_type or "", {}).get("head_dim")
     if by_type is not None and section.get("per_layer_config") is None:  # Gemma 4, as published
         key = "global_head_dim" if family.sees_whole_context(layer_type) else "head_dim"
         return whole_number({key: section.get(key, by_type)}, (key,))
     own = _of_layer(section, layer_type)
-    if first(own, _HEAD_KEYS) is not None:
-        return whole_number(own, _HEAD_KEYS)
+    if first(own, names) is not None:
+        return whole_number(own, names)
     if family.head_dim is not None and "head_dim" not in section:
         return family.head_dim
-    width = whole_number(section, ("hidden_size", "n_embd", "d_model"))
-    return width // whole_number(section, ("num_attention_heads", "n_head", "n_heads"))
+    width = whole_number(section, family.names_of("hidden_size"))
+    return width // whole_number(section, family.names_of("num_attention_heads"))
 
 
 def rotary_dim(section: dict[str, Any], head: int, share: Any) -> int:
     """Width of the part of a head that turns; `share` of the head, or all of it."""
-    if section.get("qk_rope_head_dim") is not None:
+    if section.get(_LATENT) is not None:
         share = 1.0  # the part that turns is named by its width; a share beside it says the same of the whole head
     width = int(head * positive_number("partial_rotary_factor", 1.0 if share is None else share))
     if not 2 <= width <= min(head, _WIDEST_HEAD) or width % 2:

@@ -24,7 +24,7 @@ WEIGHTS = "*.safetensors"
 # What makes up a checkpoint. Code travels only with a config that names it.
 CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*"]
 CODE = "*.py"
-_LARGEST_JSON = 32 * 2**20
+LARGEST_JSON = 32 * 2**20
 _DEEPEST = 64
 
 
@@ -64,24 +64,31 @@ def _homes(folder: Path) -> list[Path]:
 
 
 def read_text(path: Path, largest: int) -> str:
-    """The text of a small file. Raises CheckpointError, OSError, and ValueError for what is no UTF-8.
+    """The text of a small file of a checkpoint. Raises CheckpointError, and what read_bounded raises.
 
     largest: bytes.
     """
     if not is_own_file(path):
         raise FileNotFoundError(f"there is no {path.name}")
+    return read_bounded(path, largest)
+
+
+def read_bounded(path: Path, largest: int) -> str:
+    """The text of a file or a pipe. Raises OSError, and ValueError for what is no UTF-8 or too long.
+
+    largest: bytes.
+    """
     with path.open("rb") as file:
         data = file.read(largest + 1)  # a file's own size is no promise
     if len(data) > largest:
-        size = path.stat().st_size
-        raise CheckpointError(f"{path} is {size >> 20} MiB; at most {largest >> 20} are read.")
+        raise ValueError(f"it holds more than {largest >> 10} KiB")
     return data.decode("utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Raises CheckpointError for a file that is too large, is not JSON, or does not hold an object."""
     try:
-        value = json.loads(read_text(path, _LARGEST_JSON))
+        value = json.loads(read_text(path, LARGEST_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):

@@ -7,8 +7,9 @@ from typing import Any
 
 from ropecli.checkpoint import warnings
 from ropecli.checkpoint.carrier import Carrier, read_carrier, write_carrier
-from ropecli.checkpoint.dialects import MSCALE_PAIR, WINDOW_KEYS, ConfiguredRope, RopeSettings, read_settings
-from ropecli.checkpoint.encoding import write_settings
+from ropecli.checkpoint.dialects import MSCALE_PAIR, ConfiguredRope, RopeSettings, read_settings
+from ropecli.checkpoint.encoding import write_settings, write_window
+from ropecli.checkpoint.families import family_of
 from ropecli.checkpoint.provenance import (
     Change,
     Provenance,
@@ -21,7 +22,13 @@ from ropecli.checkpoint.provenance import (
     untuned,
 )
 from ropecli.checkpoint.reading import Checkpoint, section_of
-from ropecli.checkpoint.unpatchable import refuse_near_layers, refuse_remapped, refuse_unknown_base, refuse_varying
+from ropecli.checkpoint.unpatchable import (
+    refuse_near_layers,
+    refuse_own_positions,
+    refuse_remapped,
+    refuse_unknown_base,
+    refuse_varying,
+)
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
 from ropecli.scaling.registry import check_factor, get_method, label_of, remap, scale
@@ -100,8 +107,7 @@ def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope
 def _before_remapping(config: dict[str, Any], carrier: Carrier) -> RopeSettings:
     """The settings that the checkpoint came with: the window alone was another one, and the carrier tells of it."""
     config = copy.deepcopy(config)
-    section = section_of(config)
-    section |= dict.fromkeys((key for key in WINDOW_KEYS if key in section), carrier.pretrained)
+    write_window(section_of(config), family_of(config), carrier.pretrained)
     return read_settings(config)
 
 
@@ -151,7 +157,7 @@ def make_plan(
     target_length: tokens; with choose_factor the factor follows from it and the true original window, whatever
     spec.factor says. original_length: corrects a config that lies about that window. layer_types: those to scale
     in place of the ones that see the whole context. Raises MethodError for a factor or target out of range,
-    PatchError for layer types that are not there.
+    PatchError for layer types that are not there, and for what the architecture does not allow.
     """
     get_method(spec.method)
     for name, length in (("--target-length", target_length), ("--original-length", original_length)):
@@ -170,6 +176,7 @@ def make_plan(
     keeps_window = get_method(spec.method).rope_type == "dynamic"
     written_window = window.original_max_position_embeddings if keeps_window else target
     scaled = {label: ropes[label] for label in labels}
+    refuse_own_positions(settings, scaled.values())
     patched, unwritable = copy.deepcopy(config), None
     try:
         write_settings(patched, _as_written(settings, scaled), written_window)

@@ -1,6 +1,7 @@
-"""What a patch is refused for: a base that is not known for sure, and layers where distances are not remapped."""
+"""What a patch is refused for: a base that is not known for sure, layers where distances are not remapped, and
+frequencies that would disagree within one forward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ropecli.checkpoint import warnings
@@ -19,6 +20,17 @@ def refuse_varying(rope: ScaledRope) -> None:
             f"The checkpoint comes with {rope.spec.method}, whose frequencies follow the length; a relative-position "
             "method needs frequencies that stay."
         )
+
+
+def refuse_own_positions(settings: RopeSettings, ropes: Iterable[ScaledRope]) -> None:
+    """transformers makes frequencies that follow the length anew for each set of positions, by the largest of them."""
+    for rope in ropes:
+        if rope.geometry.layer_type in settings.family.own_positions and varies_with_length(rope.geometry, rope.spec):
+            raise PatchError(
+                f"{rope.spec.method} follows the length, but the compressors of {settings.family.model_type} rotate by "
+                "positions of their own: one forward pass would mix several frequencies. Use a method with one set of "
+                "frequencies for all lengths, such as yarn or ntk."
+            )
 
 
 def refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: Sequence[str | None]) -> None:

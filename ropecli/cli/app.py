@@ -3,7 +3,6 @@
 Loads neither torch nor transformers; a command imports them when it runs.
 """
 
-import io
 import os
 import sys
 
@@ -27,6 +26,7 @@ from ropecli.cli import (
     tune,
 )
 from ropecli.cli.options import expand_home
+from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError
 from ropecli.version import VERSION
@@ -72,11 +72,9 @@ def main() -> None:
     """Runs the command line. Exit status 2: the user can mend it; 130 and 143: interrupted; 1: a fault of ours."""
     # Idle OpenMP threads that spin make two jobs on one machine several times slower; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that has no × still gets the rest
     try:
-        app()
+        with safe_streams():
+            app()
     except SystemExit as stop:
         if stop.code == 130:
             fail("interrupted")

@@ -208,6 +208,7 @@ def _read_factors(method: str, path: Path | None) -> dict[str, Any]:
     """A JSON object with the method's parameters, or a list of its factors."""
     import json
 
+    from ropecli.checkpoint.files import LARGEST_JSON, read_bounded
     from ropecli.errors import MethodError
 
     if path is None:
@@ -215,7 +216,7 @@ def _read_factors(method: str, path: Path | None) -> dict[str, Any]:
     if method not in _LISTS:
         raise MethodError(f"--factors-file is for {' and '.join(_LISTS)}; {method} takes no list of numbers.")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_bounded(path, LARGEST_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise MethodError(f"{path} cannot be read as JSON: {error}") from error
     if isinstance(value, list):

@@ -3,17 +3,16 @@
 import json
 import math
 import os
-import sys
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
 from ropecli.errors import MethodError, shown
+from ropecli.yaml12 import read_yaml
 
 _LARGEST = 10**12
 
@@ -61,7 +60,7 @@ def warn(message: str) -> None:
 def print_json(value: Any) -> None:
     """JSON on standard output; infinities and NaN, which JSON has not, become null."""
     if not out.quiet:
-        sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+        out.file.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def show_changes(file: str, changes: Iterable[tuple[str, Any, Any]]) -> None:
@@ -77,7 +76,7 @@ def _json(value: Any) -> str:
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """`--set KEY=VALUE` options, values read as YAML. Raises MethodError for one that is not KEY=VALUE."""
+    """`--set KEY=VALUE` options, values read as YAML 1.2. Raises MethodError for one that is not KEY=VALUE."""
     params = {}
     for setting in settings or []:
         key, equals, value = setting.partition("=")
@@ -85,7 +84,7 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
             raise MethodError(f"--set {setting!r} was not understood; it has the form KEY=VALUE.")
         if key.strip() in params:
             raise MethodError(f"--set {key.strip()} was given twice; once is meant.")
-        params[key.strip()] = _scalar(value)
+        params[key.strip()] = _value(value)
     return params
 
 
@@ -100,14 +99,10 @@ def parse_numbers(text: str, option: str, kind: type) -> list:
     return numbers
 
 
-def _scalar(text: str) -> Any:
+def _value(text: str) -> Any:
     try:
-        return float(text) if "." in text or "e" in text.lower() else int(text)  # YAML 1.1 takes 5e5 for a string
+        return read_yaml(text)
     except ValueError:
-        pass
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli import demo
-from ropecli.checkpoint.dialects import KEPT_KEYS, PARTIAL_KEYS, WINDOW_KEYS, Parameters, parameters_by_layer_type
+from ropecli.checkpoint.dialects import KEPT_KEYS, PARTIAL_KEYS, WINDOW, Parameters, parameters_by_layer_type
 from ropecli.checkpoint.encoding import native_parameters
 from ropecli.checkpoint.facts import gather
 from ropecli.checkpoint.families import Family
@@ -126,6 +126,7 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
             "Load it with transformers, after `import ropecli`."
         )
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
+    names = settings.family.names_of(WINDOW)
     return Positions(
         checkpoint=str(demo.FOLDER) if checkpoint.name == demo.NAME else checkpoint.name,
         on_hub=checkpoint.commit is not None,
@@ -136,7 +137,7 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
         rope=rope,
         length=length,
         written_length=settings.max_position_embeddings,
-        length_key=next((key for key in WINDOW_KEYS if section.get(key) is not None), WINDOW_KEYS[0]),
+        length_key=next((name for name in names if section.get(name) is not None), names[0]),
         tokenizer_length=tokenizer if isinstance(tokenizer, int | float) else math.inf,
         sections=any(key in (one or {}) for one in written.values() for key in _SECTIONS),
         warnings=settings.warnings,

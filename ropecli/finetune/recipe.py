@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ropecli.checkpoint.files import read_bounded
 from ropecli.errors import RecipeError, shown
+from ropecli.yaml12 import read_yaml
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Tokens = Annotated[int, Field(ge=2, le=2**40)]
 _MOST = 10**6
+_LARGEST = 2**20
+"""Bytes of a recipe. YAML is read at some 100 KB a second."""
 
 
 class _Keys(BaseModel):
@@ -84,7 +87,7 @@ class Recipe(_Text):
     lora_targets: tuple[str, ...] = Field((), description="names of modules; the attention's projections by default")
     save: Literal["merged", "adapter"] = Field("merged", description="merged: a whole checkpoint")
 
-    # not Accelerate's "no", which YAML reads as false
+    # not Accelerate's "no", which YAML 1.1 takes for false
     mixed_precision: Literal["bf16", "none"] = Field("bf16", description="of products; weights stay in float32")
     attn: str = Field("auto", description="the attention implementation, as transformers names it")
     gradient_checkpointing: bool = Field(True, description="compute layers again in the backward pass")
@@ -142,16 +145,6 @@ class Recipe(_Text):
         return {**shared, "seed": self.seed + number, **stage}
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """A key given twice is an error: YAML's own readers let the last one win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value]
-        if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.YAMLError(f"the key {twice!r} is given twice")
-        return super().construct_mapping(node, deep)
-
-
 def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
     """The recipe file's keys, overridden by the options that are not None, in all stages.
 
@@ -177,8 +170,8 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        loaded = read_yaml(read_bounded(path, _LARGEST))
+    except (OSError, ValueError) as error:
         raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(loaded, dict):
         raise RecipeError(f"{path} holds {type(loaded).__name__}; a recipe is a mapping of keys to values.")

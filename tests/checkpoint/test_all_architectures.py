@@ -179,7 +179,9 @@ def test_every_type_is_patched_or_refused(model_type, tmp_path):
     for method in working:
         plan = make_plan(source, coverage.spec_of(method, source))
         patch_to(plan, tmp_path / method, verify=False)  # this file is the proof here
-        assert_patched(before, build(AutoConfig.from_pretrained(tmp_path / method)), plan)
+        config = AutoConfig.from_pretrained(tmp_path / method)
+        assert config.get_text_config().max_position_embeddings == plan.window
+        assert_patched(before, build(config), plan)
 
 
 def assert_inspected(before: Live, source: Any) -> None:

@@ -3,7 +3,10 @@ reads it, and written so that it finds what was meant."""
 
 import numpy as np
 import pytest
+from transformers import CONFIG_MAPPING, AutoConfig
 
+from ropecli.checkpoint.dialects import read_settings
+from ropecli.checkpoint.families import family_of
 from ropecli.checkpoint.plan import effective_ropes, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import CheckpointError, PatchError, RopecliError
@@ -316,6 +319,68 @@ def test_still_pairs_stay_still_when_patched_again(then, written, patched, confi
 
 
 # Names of their own.
+
+OWN = {
+    "bailing_hybrid": {"qk_rope_head_dim": 16},
+    "dbrx": {"attn_config": {"kv_n_heads": 1, "rope_theta": 1e4, "clip_qkv": 8}},
+    "glm4_moe_lite": {"head_dim": 16},
+    "jetmoe": {"head_dim": 16},
+    "zamba2": {"head_dim": 16, "use_mem_rope": True},
+}
+RENAMED = [(name, key) for name in CONFIG_MAPPING for key in family_of({"model_type": name}).names]
+
+
+@pytest.fixture(params=["saved", "other", "both"])
+def renamed(request):
+    """renamed("jetmoe", "head_dim") -> a config as stock transformers saves it, under another name; or one with that
+    of the attribute, or with both of different values."""
+
+    def make(model_type: str, key: str) -> dict:
+        small = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
+        config = CONFIG_MAPPING[model_type](**small, **OWN[model_type]).to_dict()
+        names = family_of(config).names[key]
+        saved = next(name for name in names if name in config)
+        other = next(name for name in names if name != saved)
+        values = {"saved": {saved: config[saved]}, "other": {other: config[saved]}}
+        values["both"] = {saved: config.pop(saved), other: 2 * values["saved"][saved]}
+        return dict(sorted({**config, **values[request.param]}.items()))
+
+    return make
+
+
+@pytest.mark.parametrize(("model_type", "key"), RENAMED)
+def test_a_key_that_a_type_saves_under_another_name_is_read(
+    model_type, key, renamed, written, assert_inspection_is_live
+):
+    folder = written(renamed(model_type, key))
+    settings, stock = read_settings(open_checkpoint(folder).config), AutoConfig.from_pretrained(folder)
+    assert settings.max_position_embeddings == stock.max_position_embeddings
+    width = getattr(stock, "head_dim", None) or stock.hidden_size // stock.num_attention_heads
+    assert [rope.geometry.head_dim for rope in settings.ropes] == [width]
+    assert_inspection_is_live(folder)
+
+
+@pytest.mark.parametrize("model_type", [name for name, key in RENAMED if key == "max_position_embeddings"])
+def test_a_window_that_a_type_saves_under_another_name_is_written(model_type, renamed, written, patched, config_of):
+    folder = written(renamed(model_type, "max_position_embeddings"))
+    before = AutoConfig.from_pretrained(folder).max_position_embeddings
+    after = patched(folder, "yarn")
+    assert AutoConfig.from_pretrained(after).max_position_embeddings == 4 * before
+    assert config_of(after)["rope_parameters"]["original_max_position_embeddings"] == before
+    names = family_of(config_of(after)).names["max_position_embeddings"]
+    assert {config_of(after)[name] for name in names if name in config_of(folder)} == {4 * before}
+
+
+def test_a_window_under_a_name_that_the_type_does_not_read(written, patched):
+    folder = written(
+        {
+            **{key: value for key, value in SMALL.items() if "max" not in key},
+            "model_type": "llama",
+            "max_sequence_length": 64,
+        }
+    )
+    assert "config.json names no max_position_embeddings; models of this type have 2048" in warnings_of(folder)
+    assert AutoConfig.from_pretrained(patched(folder, "yarn")).max_position_embeddings == 8192
 
 
 def granite(**values) -> dict:

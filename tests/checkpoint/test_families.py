@@ -13,7 +13,7 @@ import scripts_by_path
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from ropecli.checkpoint import families
+from ropecli.checkpoint import families, live
 from ropecli.checkpoint.encoding import native_parameters
 from ropecli.checkpoint.families import family_of
 from ropecli.checkpoint.plan import make_plan
@@ -159,6 +159,56 @@ def test_the_main_rope_of_deepseek_v4_is_that_of_its_sliding_layers():
     assert not near & {rope for kind, rope in kinds if kind != "sliding_attention"}
     family = family_of({"model_type": "deepseek_v4"})
     assert [family.sees_whole_context(label) for label in ("main", "compress")] == [False, True]
+
+
+COMPRESSED = {
+    **TINY,
+    "model_type": "deepseek_v4",
+    "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+    "compress_rates": {"heavily_compressed_attention": 8, "compressed_sparse_attention": 4},
+    "qk_rope_head_dim": 16,
+    "q_lora_rank": 16,
+    "o_lora_rank": 16,
+    "o_groups": 2,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "index_topk": 4,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "rope_parameters": {
+        label: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+        for label in ("main", "compress")
+    },
+}
+
+
+@torch.no_grad()
+def test_the_compressors_of_deepseek_v4_rotate_by_positions_of_their_own():
+    """In one pass over 30 tokens, not every table is asked for 30 positions."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**COMPRESSED)).eval()
+    lengths: dict[str, set[int]] = {}
+
+    def note(module, arguments, named):
+        lengths.setdefault(named["layer_type"], set()).add(int(named["position_ids"].max()) + 1)
+
+    for module in {table.module for table in live.rotary_tables(model)}:
+        module.register_forward_pre_hook(note, with_kwargs=True)
+    model(torch.arange(30)[None], use_cache=False)
+    assert lengths["main"] == {30}
+    assert lengths["compress"] == {17, 25, 30}
+    assert families._OWN_POSITIONS == {"deepseek_v4": ("compress",)}
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("dynamic", {}), ("dynamic-yarn", {}), ("longrope", {"long_factor": [4.0] * 8, "short_factor": [1.0] * 8})],
+)
+def test_frequencies_that_follow_the_length_are_refused_there(method, params, written, patched):
+    source = open_checkpoint(written(COMPRESSED))
+    with pytest.raises(PatchError, match="compressors of deepseek_v4 rotate by positions of their own"):
+        make_plan(source, ScalingSpec(method, 4.0, params))  # what is written and what is patched in memory start here
+    patched(source.folder, "longrope", long_factor=[4.0] * 8)  # one list serves every length
 
 
 def _rope_parameters(model_type: str, **fields) -> dict:

@@ -57,6 +57,9 @@ DEEPSEEK = {
 MISTRAL = {**SIZES, "model_type": "mistral", "head_dim": 32, "max_position_embeddings": 64, "rope_theta": 1e4}
 MIXTRAL = {**MISTRAL, "model_type": "mixtral", "num_local_experts": 2, "sliding_window": None}
 COHERE2 = {**MISTRAL, "model_type": "cohere2", "sliding_window": 16, "layer_types": LAYERS}
+MINISTRAL = {**SIZES, "model_type": "ministral3", "head_dim": 32, "max_position_embeddings": 64, "rope_theta": 1e4}
+LEFTOVER = {"original_max_position_embeddings": 8192}
+QUERIES = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
 VISION = {"model_type": "siglip_vision_model", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 RISING = np.linspace(1, 6, 16).tolist()
 
@@ -94,6 +97,7 @@ CLEAN = scaled(yarn())
 NEW_ALONE = {key: value for key, value in CLEAN.items() if key not in ("rope_theta", "rope_scaling")}
 BASE_500K = {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
+MODERNBERT = {**SIZES, "model_type": "modernbert-decoder", "max_position_embeddings": 64, "rope_parameters": nest({})}
 
 TRAPS = {
     # FACTS 1
@@ -182,6 +186,37 @@ TRAPS = {
         "original_max_position_embeddings is 128 at the top and 64 in rope_parameters; transformers 5 takes the one at",
         {**CLEAN, "original_max_position_embeddings": 64},
         "--original-length 128",
+    ),
+    "a leftover window": Trap(
+        "unclear",
+        {**LLAMA, **LEFTOVER},
+        "config.json names original_max_position_embeddings 8192, but no scaling that reads it; 64 is taken for the",
+        {**LLAMA, "original_max_position_embeddings": 64},
+        "--method none --output",
+    ),
+    "a leftover window in rope_parameters": Trap(
+        "unclear",
+        {**LLAMA, "rope_parameters": {**DEFAULT, **LEFTOVER}},
+        "original_max_position_embeddings 8192, but no scaling that reads it",
+        {**MINISTRAL, "rope_parameters": {**QUERIES, **LEFTOVER}},
+    ),
+    "a leftover window in a nest": Trap(
+        "unclear",
+        {**GEMMA, "rope_parameters": nest(LEFTOVER)},
+        "original_max_position_embeddings 8192, but no scaling that reads it",
+        {**GEMMA, "rope_parameters": nest(yarn())},
+    ),
+    "a leftover window beside a nest": Trap(
+        "unclear",
+        {**MODERNBERT, **LEFTOVER},
+        "original_max_position_embeddings 8192, but no scaling that reads it",
+        MODERNBERT,
+    ),
+    "a leftover window beside Ministral's": Trap(
+        "unclear",
+        {**MINISTRAL, "rope_parameters": {**QUERIES, "original_max_position_embeddings": 16}, **LEFTOVER},
+        "original_max_position_embeddings 8192, but no scaling that reads it; 16 is taken",
+        {**MINISTRAL, "rope_parameters": {**QUERIES, "original_max_position_embeddings": 16}},
     ),
     # FACTS 5
     "a head_dim of null": Trap(
@@ -538,6 +573,19 @@ def test_a_stray_window_overrules(written, live):
     trap = TRAPS["a stray window"]
     named = scaled(yarn(original_max_position_embeddings=128))
     assert pair(trap.config, written, live) == pair(named, written, live) != pair(trap.clean, written, live)
+
+
+def test_a_leftover_window_is_not_read(written, live):
+    trap = TRAPS["a leftover window"]
+    assert pair(trap.config, written, live) == pair(LLAMA, written, live)
+    report = inspect_checkpoint(open_checkpoint(written(trap.config)))
+    assert report["original_max_position_embeddings"] == 64
+
+
+def test_ministrals_queries_are_scaled_by_the_window_that_is_named(written):
+    trap = TRAPS["a leftover window in rope_parameters"]
+    report = inspect_checkpoint(open_checkpoint(written(trap.clean)))
+    assert report["original_max_position_embeddings"] == 8192
 
 
 def test_a_stray_window_does_not_overrule_in_a_nest(written, live, assert_inspection_is_live):

@@ -197,7 +197,8 @@ def test_a_model_whose_positions_the_config_does_not_drive(model_type, settings,
     with pytest.raises(CheckpointError, match="no rotary position embedding"):
         plan(source)
     # The proof finds it for types of which nothing is known. Fields that the model does not read make no difference.
-    monkeypatch.setattr("ropecli.checkpoint.dialects.family_of", lambda config: Family(model_type))
+    for reader in ("dialects", "encoding"):
+        monkeypatch.setattr(f"ropecli.checkpoint.{reader}.family_of", lambda config: Family(model_type))
     dressed = edited(source, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 2.0})
     with pytest.raises(PatchError, match="no rotary table"):
         patch_to(plan(dressed), tmp_path / "out")

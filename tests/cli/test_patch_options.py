@@ -182,6 +182,11 @@ def test_a_file_that_is_not_there(refused, llama, tmp_path):
     assert "none.json cannot be read as JSON" in message
 
 
+def test_a_device_without_end(refused, llama):
+    message = refused(llama, "-m", "longrope", "--factor", 4, "--factors-file", "/dev/zero")
+    assert "/dev/zero cannot be read as JSON: it holds more than 32768 KiB" in message
+
+
 # What no stock reader can express.
 
 

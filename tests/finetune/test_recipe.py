@@ -2,9 +2,12 @@
 
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 
+from ropecli.cli.terminal import parse_settings
 from ropecli.errors import RecipeError
 from ropecli.finetune.recipe import Recipe, Source, make_recipe
 
@@ -74,14 +77,34 @@ def test_a_value_at_its_bound_is_taken(key, value):
     make_recipe(None, {"data": "corpus", key: value})
 
 
-@pytest.mark.parametrize("value", ["bf16", "none"])
-def test_a_precision_means_in_a_file_what_it_means_as_an_option(recipe_file, value):
-    """YAML reads some words as true and false."""
-    from ropecli.cli.terminal import parse_settings
-
-    path = recipe_file(f"data: corpus\nmixed_precision: {value}\n")
-    assert make_recipe(path, {}).mixed_precision == value
-    assert make_recipe(None, {"data": "x", **parse_settings([f"mixed_precision={value}"])}).mixed_precision == value
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1:30", "1:30"),
+        ("0100", 100),
+        ("0o17", 15),
+        ("0x1f", 31),
+        ("-5", -5),
+        ("1_000", "1_000"),
+        ("5e5", 5e5),
+        ("1.", 1.0),
+        ("-.5", -0.5),
+        ("-.inf", -math.inf),
+        ("1e", "1e"),
+        ("TRUE", True),
+        ("no", "no"),
+        ("on", "on"),
+        ("none", "none"),
+        ("null", None),
+        ("2026-11-22", "2026-11-22"),
+        ("[1:30, 0100]", ["1:30", 100]),
+        ("'0100'", "0100"),
+    ],
+)
+def test_a_value_is_read_as_in_yaml_1_2_in_a_file_and_as_an_option(recipe_file, text, value):
+    path = recipe_file(f"data: corpus\npatch: {{method: yarn, params: {{key: {text}}}}}\n")
+    for read in (make_recipe(path, {}).patch.params["key"], parse_settings([f"key={text}"])["key"]):
+        assert (type(read), read) == (type(value), value)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +118,30 @@ def test_a_precision_means_in_a_file_what_it_means_as_an_option(recipe_file, val
         (b"data: \xff", "YAML"),
         ("data: !!python/object/apply:os.getcwd []", "YAML"),
         ("data: corpus\nsteps: 3\nsteps: 4", "steps"),
+        ("[" * 5000, "YAML"),
+        ("# " + "long " * 2**18, "it holds more than 1024 KiB"),
     ],
-    ids=["a list", "nothing", "a word", "a number for a key", "broken", "not UTF-8", "code", "a key given twice"],
+    ids=[
+        *("a list", "nothing", "a word", "a number for a key", "broken", "not UTF-8", "code", "a key given twice"),
+        *("nested without end", "too long"),
+    ],
 )
 def test_a_file_that_is_no_recipe_is_refused(recipe_file, text, message):
     with pytest.raises(RecipeError, match=message):
         make_recipe(recipe_file(text), {})
+
+
+def test_a_device_without_end_is_refused():
+    with pytest.raises(RecipeError, match="/dev/zero cannot be read as YAML: it holds more than 1024 KiB"):
+        make_recipe(Path("/dev/zero"), {})
+
+
+def test_a_pipe_is_read():
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as pipe:
+        pipe.write("data: corpus\nsteps: 7\n")
+    with os.fdopen(reading):
+        assert make_recipe(Path(f"/dev/fd/{reading}"), {}).steps == 7
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):

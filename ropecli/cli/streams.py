@@ -1,0 +1,66 @@
+"""Keeps a command alive when standard output or error cannot be written: the disk is full, or the reader has gone."""
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from ropecli.errors import OutputError
+
+
+class _Stream(io.FileIO):
+    """Standard output or error. Never fails: text that cannot be written goes to `instead`, or is dropped.
+
+    fault: why it could not be written; empty where the reader has gone, as in `| head -1`.
+    """
+
+    def __init__(self, number: int, instead: TextIO | None = None) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._instead = instead
+        self.fault = ""
+
+    def write(self, data: Any, /) -> int:
+        if not self.fault:
+            try:
+                return super().write(data)
+            except BrokenPipeError:
+                return len(data)
+            except OSError as error:
+                self.fault = error.strerror or str(error)
+        if self._instead:
+            self._instead.buffer.write(data)
+            self._instead.flush()
+        return len(data)
+
+
+@contextlib.contextmanager
+def safe_streams() -> Iterator[None]:
+    """Prints on standard error what cannot be written to standard output, and ignores failures of standard error.
+
+    Raises OutputError at the end of a command whose standard output could not be written.
+    """
+    sys.stderr, _ = _safe(sys.stderr, sys.__stderr__)
+    sys.stdout, output = _safe(sys.stdout, sys.__stdout__, sys.stderr)
+    try:
+        yield
+    except SystemExit as stop:
+        if output and not stop.code:
+            sys.stdout.flush()
+            if output.fault:
+                raise OutputError(
+                    f"Standard output could not be written: {output.fault}. The missing part is printed above."
+                ) from None
+        raise
+
+
+def _safe(stream: TextIO, own: TextIO | None, instead: TextIO | None = None) -> tuple[TextIO, _Stream | None]:
+    """A stream that is not the process's own, as in tests, is left as it is."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream, None
+    stream.reconfigure(errors="replace")  # a terminal that has no × still gets the rest
+    if stream is not own:
+        return stream, None
+    raw = _Stream(stream.fileno(), instead)
+    by_line = stream.line_buffering or stream.write_through
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=by_line), raw

@@ -1,0 +1,190 @@
+# ruff: noqa: E501
+"""Checks that the tests fail where the code is wrong: small faults are put in one by one, and the tests of that part run.
+
+    python scripts/faults.py              all faults, two at a time
+    python scripts/faults.py remapping    those in files whose path contains the word
+
+Each fault is a piece of code that stands once in ropecli/, and what replaces it. It is put into a copy of the
+repository, never into the working tree. A fault that no test notices is a survivor; exit status 1. A piece that is not
+found once has moved or changed: adjust it here.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+# Beside tests/PART of a file ropecli/PART/...
+ALSO = {
+    "checkpoint": ["tests/cli"],
+    "evaluate": ["tests/cli"],
+    "finetune": ["tests/cli"],
+    "remapping": ["tests/checkpoint", "tests/cli"],
+    "tune": ["tests/cli"],
+    "atomic.py": ["tests/cli", "tests/finetune"],
+    "rope.py": ["tests/scaling", "tests/remapping"],
+}
+FAULTS: list[tuple[str, str]] = [
+    # scaling
+    ("return 0.1 * mscale * math.log(s) + 1.0", "return 0.1 * mscale * math.log(s + 1) + 1.0"),
+    ("low, high = math.floor(low), math.ceil(high)", "low, high = math.ceil(low), math.floor(high)"),
+    ("min(high, rope.rotary_dim - 1)", "min(high, rope.rotary_dim // 2 - 1)"),
+    ("(interpolated / s + (1 - interpolated))", "((1 - interpolated) / s + interpolated)"),
+    ("yarn_attention_factor(s, mscale) / yarn_attention_factor(s, mscale_all_dim)", "yarn_attention_factor(s, mscale)"),
+    ("s ** (rope.rotary_dim / (2 * slowest))", "s ** (rope.rotary_dim / (2 * slowest + 2))"),
+    ("base * (kept + (1 - kept) / s)", "base * ((1 - kept) + kept / s)"),
+    ("math.sqrt(1 + math.log(s) / math.log(window))", "math.sqrt(1 + math.log(s)) / math.log(window)"),
+    ("long_factor if length > window else short_factor", "long_factor if length >= window else short_factor"),
+    ("now = max(1.0, length / rope.original_max_position_embeddings)", "now = max(s, 1.0)"),
+    ("inv_freq[int(p * rope.rotary_dim // 2) :] = 0.0", "inv_freq[int(p * rope.rotary_dim // 2) + 1 :] = 0.0"),
+    # remapping
+    ("Branch(lambda n: np.maximum(n - window + 1, 0), lambda n: n + 1)\n    far", "Branch(lambda n: np.maximum(n - window, 0), lambda n: n + 1)\n    far"),
+    ("near_and_far(window, lambda n: np.full_like(n, window), np.zeros_like)", "near_and_far(window, lambda n: np.full_like(n, window - 1), np.zeros_like)"),
+    ("window + (n - window) / slope, lambda m: m / slope", "(n - window) / slope, lambda m: m / slope"),
+    ("shift = window - window // group", "shift = window // group"),
+    ("np.minimum(n % stride + stride, chunk)", "np.minimum(n % stride, chunk)"),
+    ("last = sinks + window - 1", "last = sinks + window"),
+    ("torch.mul(one, turn.cos).addcmul_(two, turn.sin, value=-1)", "torch.mul(one, turn.cos).addcmul_(two, turn.sin)"),
+    ("query = query.to(computing_dtype(query)) * self._scaling", "query = query.to(computing_dtype(query))"),
+    # evaluate
+    ('ids = _begun(special.prefix, document.ids[longest - length : longest])', 'ids = _begun(special.prefix, document.ids[:length])'),
+    ('yield Window(document.ids[:length], length - special.first_scored, length)', 'yield Window(document.ids[:length], length - special.first_scored - 1, length)'),
+    ("ids[start:stop]) if start else ids[:stop], stop - scored, stop)", "ids[start:stop]) if start else ids[:stop], stop - start - 1, stop)"),
+    ("text[max(0, stop - length) : stop + 1], stop - scored", "text[scored : stop + 1], stop - scored"),
+    ("scored = 1 - len(begin)", "scored = 0"),
+    ("parts.append(logits.logsumexp(-1) - chosen)", "parts.append(logits.logsumexp(-1) - chosen.max())"),
+    ("nll = float(sums.sum() / weights.sum())\n    if nll", "nll = float((sums / np.maximum(weights, 1)).mean())\n    if nll"),
+    ("for one in tallies) / math.log(2) / sum(text)", "for one in tallies) / sum(text)"),
+    ("one.window_means if by_windows else one.nll", "one.nll"),
+    ("np.quantile(_resampled_means(sums, weights), (0.025, 0.975))", "np.quantile(_resampled_means(sums, weights), (0.05, 0.95))"),
+    ("difference = np.array(row.document_nll) - np.array(base.document_nll)", "difference = np.array(base.document_nll) - np.array(row.document_nll)"),
+    ("length for length in ours if length <= window", "length for length in ours if length < window"),
+    ("cache = outputs.past_key_values", "cache = None"),
+    ("rank = 1 + int((others >= true).sum())", "rank = 1 + int((others > true).sum())"),
+    # data
+    ("text[ahead], text[ahead + 1], positions", "text[ahead], text[ahead], positions"),
+    ("labels[begin : end - 1] = ids[begin + 1 : end]", "labels[begin:end] = np.append(ids[begin + 1 : end], 0)"),
+    ("at = bisect_left(rooms, size)", "at = min(bisect_left(rooms, size) + 1, len(rooms))"),
+    ("shares[by_remainder[: free - shares.sum()]] += 1", "shares[by_remainder[: free - shares.sum() - 1]] += 1"),
+    ("(lengths >= long_from) | (chances < keep_short)", "(lengths >= long_from) | (chances > keep_short)"),
+    ("draw.integers(bias, window - length, endpoint=True)", "draw.integers(0, window - length, endpoint=True)"),
+    # finetune
+    ("scale = averaged_over(self.accelerator) * len(batches) / targets", "scale = averaged_over(self.accelerator) / targets"),
+    ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),
+    ("if digest != sha256[path]:", "if False:"),
+    ("step % self.every == 0 or step == self.steps", "step % self.every == 0"),
+    ("accelerator.step = position.part", "accelerator.step = 0"),
+    ('others["attention_mask"] = torch.ones_like(ids)', "pass"),
+    ("now > self._best + self._max_rise:", "now > self._best + 10 * self._max_rise:"),
+    ("changed = [key for key in keys if _other(flat_before, flat_now, key) and not _MAY_CHANGE.fullmatch(key)]", "changed = []"),
+    # tune
+    ("return cos * first - sin * second, sin * first + cos * second", "return cos * first + sin * second, cos * second - sin * first"),
+    ("changed[f\"{one.name}.{name}\"] = folded - offset", "changed[f\"{one.name}.{name}\"] = folded"),
+    ("target + self.short_weight * window, len", "target + window, len"),
+    ("points, read = (points + 1) // 2, min(2 * read, documents)", "points, read = points // 2, min(2 * read, documents)"),
+    ("if not off <= allowed:", "if off > 1000 * allowed:"),
+    ("torch.equal(file.get_tensor(name), missing[name])", "True"),
+    # checkpoint
+    ("written_window = window.original_max_position_embeddings if keeps_window else target", "written_window = target"),
+    ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL", "allowed = rope.inv_freq + _STILL"),
+    ("if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:", "if False:"),
+    ("factors = scaled.geometry.powers() / scaled.inv_freq", "factors = scaled.inv_freq / scaled.geometry.powers()"),
+    ("parameters = {**(legacy or new)}", "parameters = {**(new or legacy)}"),
+    ("set_path(config, change.path, change.before)", "set_path(config, change.path, change.after)"),
+    ('return "ntk-by-parts" if rope_type == "yarn" and parameters.get("attention_factor") == 1.0 else rope_type', "return rope_type"),
+    ("if original_length and original_length > window:", "if False:"),
+    ("name not in self.local_layers and not any(word in name for word in _LOCAL_WORDS)", "name not in self.local_layers"),
+    # theory
+    ("(turns(inv_freq, length) >= 1 - _SAME).mean()", "(turns(inv_freq, length) >= 2).mean()"),
+    ("-4 * np.sin(inv_freq / 2)", "-4 * np.sin(inv_freq)"),
+    ("return alpha / math.log(rope_theta)", "return alpha / math.log2(rope_theta)"),
+    ("np.minimum(1.0, 2 * rope_theta /", "np.minimum(1.0, rope_theta /"),
+]  # fmt: skip
+
+
+class Place(NamedTuple):
+    file: str
+    before: str
+    after: str
+
+    @property
+    def tests(self) -> list[str]:
+        part = Path(self.file).parts[1]
+        own = [f"tests/{part}"] if (ROOT / "tests" / part).is_dir() else []
+        return [*own, *ALSO.get(part, [])]
+
+
+def places() -> list[Place]:
+    """Where each fault goes. Exits where a piece does not stand exactly once in ropecli/."""
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "ropecli").rglob("*.py"))}
+    found = []
+    for before, after in FAULTS:
+        files = [name for name, text in texts.items() for _ in range(text.count(before))]
+        if len(files) != 1:
+            sys.exit(f"{before!r} stands {len(files)} times in ropecli/; adjust scripts/faults.py.")
+        found.append(Place(files[0], before, after))
+    return found
+
+
+def copy_of_repository(folder: Path) -> Path:
+    for name in ("ropecli", "tests", "scripts", "recipes"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def noticed_by(place: Place, copy: Path) -> str | None:
+    """The first test that fails; None where all pass."""
+    file = copy / place.file
+    text = file.read_text()
+    file.write_text(text.replace(place.before, place.after))
+    settings = {
+        "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *place.tests]
+    try:
+        done = subprocess.run(command, cwd=copy, env={**os.environ, **settings}, capture_output=True, text=True)
+    finally:
+        file.write_text(text)
+    if done.returncode == 0:
+        return None
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0] if failed else (done.stdout + done.stderr)[-200:]
+
+
+def main() -> None:
+    wanted = "".join(sys.argv[1:])
+    chosen = [place for place in places() if wanted in place.file]
+    survivors = 0
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        copies: Queue[Path] = Queue()
+        for number in range(2):
+            copies.put(copy_of_repository(Path(folder) / str(number)))
+
+        def run(place: Place) -> str | None:
+            copy = copies.get()
+            try:
+                return noticed_by(place, copy)
+            finally:
+                copies.put(copy)
+
+        for place, noticed in zip(chosen, pool.map(run, chosen), strict=True):
+            survivors += noticed is None
+            print(
+                f"{'noticed ' if noticed else 'SURVIVED'} {place.file}: {place.after[:60]!r}  {noticed or ''}",
+                flush=True,
+            )
+    print(f"{len(chosen) - survivors} of {len(chosen)} faults are noticed.")
+    sys.exit(1 if survivors else 0)
+
+
+if __name__ == "__main__":
+    main()

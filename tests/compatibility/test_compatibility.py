@@ -1,0 +1,97 @@
+"""Folders and reports that earlier releases wrote (see `make`) are read, patched again, reverted and drawn."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+WRITTEN = Path(__file__).parent
+FOLDERS = {
+    "base": ("none", 1.0, 64),
+    "patched": ("yarn", 2.0, 128),
+    "patched-twice": ("linear", 4.0, 256),
+    "distance": ("rerope", 2.0, 128),
+    "fine-tuned": ("yarn", 2.0, 128),
+    "tuned-grid": ("yarn", 2.0, 128),
+    "tuned-heads": ("yarn", 2.0, 128),
+    "tuned-lora": ("yarn", 2.0, 128),
+    "tuned-search": ("longrope", 2.0, 128),
+}
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch) -> Path:
+    """A copy, as the current folder: the records name each other by relative paths."""
+    folder = tmp_path / "written"
+    shutil.copytree(WRITTEN, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_says_what_it_is(ropecli, written, name):
+    outcome = ropecli("inspect", name, "--json")
+    assert outcome.code == 0, outcome.err
+    seen = json.loads(outcome.out)
+    assert (seen["method"], seen["factor"], seen["target_length"]) == FOLDERS[name]
+    assert seen["original_max_position_embeddings"] == 64
+    assert seen["tuned_from"] == ("base" if name in ("tuned-heads", "tuned-lora") else None)
+
+
+@pytest.mark.parametrize("name", ["patched", "patched-twice", "distance", "fine-tuned", "tuned-grid"])
+def test_a_patched_folder_is_patched_again_and_reverted_to_its_base(ropecli, written, name):
+    again = ropecli("patch", name, "--method", "yarn", "--factor", 4, "--output", "again", "--json")
+    assert again.code == 0, again.err
+    assert json.loads(again.out)["target_length"] == 256
+    assert ropecli("patch", "again", "--revert", "--output", "reverted").code == 0
+    assert (written / "reverted" / "config.json").read_text() == (written / "base" / "config.json").read_text()
+
+
+def test_weights_that_were_tuned_are_not_reverted(ropecli, written):
+    outcome = ropecli("patch", "tuned-heads", "--revert", "--output", "reverted")
+    assert outcome.code == 2
+    assert "base" in outcome.err
+
+
+def test_an_adapter_on_the_base_as_it_was_before_the_patch_is_measured_and_merged(ropecli, written, corpus):
+    assert ropecli("merge", "adapter", "--output", "whole").code == 0
+    losses = []
+    for name in ("adapter", "whole"):
+        outcome = ropecli("eval-ppl", name, "--data", corpus, "--max-documents", 2, "--lengths", "128", "--json")
+        assert outcome.code == 0, outcome.err
+        losses.append(json.loads(outcome.out)["rows"][0]["nll"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["distance", "fine-tuned", "tuned-search"])
+def test_a_folder_is_measured(ropecli, written, corpus, name):
+    outcome = ropecli("eval-ppl", name, "--data", corpus, "--max-documents", 1, "--lengths", "128", "--json")
+    assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "reports"),
+    [
+        ("perplexity", ["reports/tail.json"]),
+        ("context", ["reports/prefix.json"]),
+        ("comparison", ["reports/compare.json", "reports/study.json"]),
+        ("retrieval", ["reports/passkey.json", "reports/needle.json"]),
+        ("tuning", ["tuned-grid/tune.json"]),
+        ("tuning", ["tuned-search/tune.json"]),
+        ("gains", ["tuned-heads/tune.json"]),
+        ("tuned-frequencies", ["tuned-search/tune.json"]),
+    ],
+)
+def test_reports_are_drawn(ropecli, written, kind, reports):
+    outcome = ropecli("plot", *reports, "--kind", kind, "--output", "plot.png")
+    assert outcome.code == 0, outcome.err
+    assert (written / "plot.png").stat().st_size > 10_000
+
+
+def test_all_reports_make_one_page(ropecli, written):
+    reports = [*sorted(Path("reports").glob("*.json")), *sorted(Path().glob("tuned-*/tune.json"))]
+    assert len(reports) == 11
+    outcome = ropecli("report", *reports, "--output", "page.html")
+    assert outcome.code == 0, outcome.err
+    assert all(name in (written / "page.html").read_text() for name in ("passkey", "sliding", "tuned"))
