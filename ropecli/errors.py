@@ -64,7 +64,6 @@ def reason_of(error: BaseException) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: at most 60 characters, and no number of hundreds of digits."""
-    huge = isinstance(value, int) and abs(value) >= 10**30
-    text = "a number beyond all use" if huge else repr(value)
+    """A value as a message shows it: at most 60 characters."""
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

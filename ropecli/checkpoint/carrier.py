@@ -3,10 +3,12 @@
 Stock transformers refuses the name where ropecli is not imported, in place of running plain attention.
 """
 
-import math
+import json
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge
 
 from ropecli.checkpoint.reading import section_of
 from ropecli.errors import CheckpointError, RopecliError, shown
@@ -19,8 +21,6 @@ ATTENTION = "attn_implementation"
 KEY = "ropecli_remapping"
 _OVERRULES = "_attn_implementation"
 """transformers takes it, where there is one, in place of the public field; older releases wrote it."""
-_LONGEST = 10**12
-_WIDEST_HEAD = 2**16
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,15 @@ class Carrier:
     all, of a model patched in memory; else the config's RoPE fields say how the model turns.
     """
 
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
     method: str
     params: dict[str, Any]
-    pretrained: int
-    target: int
-    rotary_start: int | None = None
+    pretrained: Annotated[int, Ge(1)]
+    target: Annotated[int, Ge(1)]
+    rotary_start: Annotated[int, Ge(0)] | None = None
     neighbours: bool | None = None
-    inv_freq: dict[str, list[float]] = field(default_factory=dict)
+    inv_freq: dict[str, list[Annotated[float, Ge(0)]]] = field(default_factory=dict)
 
     @property
     def attention(self) -> str:
@@ -109,57 +111,24 @@ def read_carrier(config: dict[str, Any]) -> Carrier | None:
 
 def parse_carrier(block: Any, method: str) -> Carrier:
     """The value of `ropecli_remapping`, of a checkpoint whose attention is the method's. Raises CheckpointError."""
-    fault = _fault_of(block, method)
-    if fault is None:
-        carrier = Carrier(**block)
-        try:
-            carrier.remapping()
-        except RopecliError as error:
-            fault = str(error)
-        else:
-            return carrier
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        carrier = TypeAdapter(Carrier).validate_json(json.dumps(block))  # as JSON a strict Carrier may be an object
+        if carrier.method != method:
+            raise CheckpointError(f"its method is {shown(carrier.method)}.")
+        carrier.remapping()
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "as a whole"
+        fault = f"{place}: {first['msg']} (given: {shown(first['input'])})."
+    except RopecliError as error:
+        fault = str(error)
+    else:
+        return carrier
     raise CheckpointError(
         f"{KEY} in config.json does not describe {method}: {fault} Write the patch anew from the original checkpoint."
     )
-
-
-def _fault_of(block: Any, method: str) -> str | None:
-    """A sentence for the first value that is not of its kind."""
-    if not isinstance(block, dict):
-        return f"it is {shown(block)}; an object was expected."
-    known = fields(Carrier)
-    if unknown := sorted(block.keys() - {one.name for one in known}):
-        return f"{shown(unknown[0])} is no key of it."
-    required = [one.name for one in known if one.default is MISSING and one.default_factory is MISSING]
-    if missing := [name for name in required if name not in block]:
-        return f"{missing[0]} is missing."
-    if block["method"] != method:
-        return f"its method is {shown(block['method'])}."
-    if not isinstance(block["params"], dict):
-        return f"params is {shown(block['params'])}; an object was expected."
-    for name in ("pretrained", "target"):
-        if not _counts(block[name], 1, _LONGEST):
-            return f"{name} is {shown(block[name])}; a whole number of tokens from 1 to {_LONGEST} was expected."
-    return _fault_of_layout(**{key: block.get(key) for key in ("rotary_start", "neighbours", "inv_freq")})
-
-
-def _fault_of_layout(rotary_start: Any, neighbours: Any, inv_freq: Any) -> str | None:
-    if not (rotary_start is None or _counts(rotary_start, 0, _WIDEST_HEAD)):
-        return f"rotary_start is {shown(rotary_start)}; a dimension of a head was expected, from 0 on."
-    if not (neighbours is None or isinstance(neighbours, bool)):
-        return f"neighbours is {shown(neighbours)}; true or false was expected."
-    lists = inv_freq.values() if isinstance(inv_freq, dict) else [] if inv_freq is None else [None]
-    if not all(isinstance(one, list) and all(map(_turns, one)) for one in lists):
-        return "inv_freq does not hold lists of radians per token, by layer type."
-    return None
-
-
-def _counts(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _turns(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def write_carrier(config: dict[str, Any], carrier: Carrier) -> None:

@@ -33,8 +33,6 @@ from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
 from ropecli.scaling.registry import check_factor, get_method, label_of, remap, scale
 
-_LONGEST = 10**12
-
 
 @dataclass(frozen=True)
 class PatchPlan:
@@ -160,9 +158,6 @@ def make_plan(
     PatchError for layer types that are not there, and for what the architecture does not allow.
     """
     get_method(spec.method)
-    for name, length in (("--target-length", target_length), ("--original-length", original_length)):
-        if length is not None and length > _LONGEST:
-            raise MethodError(f"{name} is beyond any use; it must be at most {_LONGEST} tokens.")
     config, settings = original_settings(checkpoint, original_length)
     labels = _labels_to_scale(checkpoint.name, settings, layer_types)
     if get_method(spec.method).remaps:
@@ -243,8 +238,6 @@ def _with_factor(spec: ScalingSpec, window: int, target_length: int | None, choo
         )
     if target_length is not None and choose_factor:
         spec = replace(spec, factor=target_length / window)
-    if spec.factor > 1e6:
-        raise MethodError(f"The factor {spec.factor:g} is beyond any use; it must be at most 1000000.")
     check_factor(spec.factor)
     return spec
 

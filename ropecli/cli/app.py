@@ -5,6 +5,7 @@ Loads neither torch nor transformers; a command imports them when it runs.
 
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -28,7 +29,7 @@ from ropecli.cli import (
 from ropecli.cli.options import expand_home
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
-from ropecli.errors import RopecliError
+from ropecli.errors import RopecliError, reason_of
 from ropecli.version import VERSION
 
 app = typer.Typer(
@@ -81,9 +82,15 @@ def main() -> None:
         _end_among_others(stop.code)
         raise
     except RopecliError as error:
-        fail(str(error))
-        _end_among_others(2)
-        sys.exit(2)
+        _refuse(str(error))
+    except OverflowError as error:
+        _refuse(f"A number that was given is too large: {reason_of(error)}.")
+
+
+def _refuse(message: str) -> NoReturn:
+    fail(message)
+    _end_among_others(2)
+    sys.exit(2)
 
 
 def _end_among_others(status: int | str | None) -> None:

@@ -40,7 +40,7 @@ def _table(reports: list[dict[str, Any]], differing: list[str]):
     from rich.markup import escape
     from rich.table import Table
 
-    names = [f"{report['checkpoint']} ({str(report['model_type'])[:60]})" for report in reports]
+    names = [f"{report['checkpoint']} ({report['model_type']})" for report in reports]
     title = escape(names[0]) if len(names) == 1 else None
     table = Table(title=title, title_justify="left", show_header=len(names) > 1)
     table.add_column(style="bold", overflow="fold")

@@ -14,8 +14,6 @@ from rich.text import Text
 from ropecli.errors import MethodError, shown
 from ropecli.yaml12 import read_yaml
 
-_LARGEST = 10**12
-
 # What a terminal would take for a command: a name or a config may come from anyone.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
@@ -94,7 +92,7 @@ def parse_numbers(text: str, option: str, kind: type) -> list:
         numbers = sorted({kind(part) for part in text.split(",") if part.strip()})
     except ValueError:
         numbers = []
-    if not numbers or not all(0 < number < _LARGEST for number in numbers):
+    if not numbers or not all(0 < number < math.inf for number in numbers):
         raise MethodError(f"{option} is {shown(text)}; it must be positive numbers with commas between, as 256,512.")
     return numbers
 

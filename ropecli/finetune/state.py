@@ -104,16 +104,12 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-        fault = "" if isinstance(settings, dict) else "it is no mapping of keys to values"
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        fault = reason_of(error)
-    if fault:
+        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise OutputError(
-            f"{path} cannot be read as the settings of a run: {fault}. Put a sound copy back, or begin anew with "
+            f"{path} cannot be read as the settings of a run: {reason_of(error)}. Restore it, or start over with "
             "another --output."
-        )
-    return settings
+        ) from error
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

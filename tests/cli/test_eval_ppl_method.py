@@ -101,7 +101,7 @@ WRONG = {
     "a factor of zero": (["--method", "yarn", "--factor", 0], "The factor is 0; it must be"),
     "a factor below one": (["--method", "yarn", "--factor", 0.5], "The factor is 0.5; it must be"),
     "a factor of nan": (["--method", "yarn", "--factor", "nan"], "The factor is nan; it must be"),
-    "an endless factor": (["--method", "yarn", "--factor", "inf"], "beyond any use"),
+    "an endless factor": (["--method", "yarn", "--factor", "inf"], "The factor is inf; it must be"),
     "an unknown method": (["--method", "yran", "--factor", 4], "Did you mean 'yarn'?"),
     "an unknown parameter": (["--method", "yarn", "--factor", 4, "--set", "betafast=3"], "Did you mean 'beta_fast'?"),
     "numbers that are missing": (["--method", "longrope", "--factor", 4], "needs long_factor"),

@@ -3,7 +3,6 @@ kept of a run that was stopped."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -288,20 +287,6 @@ def test_inspect_names_the_checkpoint_that_was_tuned(tuned, ropecli, llama):
     for folder in (llama, tuned("grid")[0]):
         assert json.loads(ropecli("inspect", folder, "--json").out)["tuned_from"] is None
         assert "weights tuned" not in ropecli("inspect", folder).out
-
-
-@pytest.mark.parametrize("name", ["gone\nerror: another", "\x1b[31mred", "x" * 5000, ["a list"], None])
-def test_a_note_of_what_was_tuned_that_is_no_name_is_not_shown(tuned, ropecli, arguments, tmp_path, name):
-    folder = shutil.copytree(tuned("heads")[0], tmp_path / "copy")
-    record = yaml.safe_load((folder / "ropecli.yaml").read_text())
-    record["tuned"]["checkpoint"] = name
-    (folder / "ropecli.yaml").write_text(yaml.safe_dump(record))
-    for outcome in (
-        ropecli(*arguments(tmp_path / "out", checkpoint=folder)),
-        ropecli("patch", folder, "--revert", "-o", tmp_path / "out"),
-    ):
-        refused(outcome, ", whose name is not noted.")
-        assert len(outcome.err) < 1000
 
 
 def test_tuned_constants_are_reverted_and_tuned_again(tuned, ropecli, arguments, llama, tmp_path):
