@@ -11,6 +11,7 @@ from ropecli.cli import evaluation, scaling
 
 LENGTHS = "256,512,1024"
 DEPTHS = "0,0.25,0.5,0.75,1"
+_LONGEST = 2**24
 _CANDIDATES = 10
 
 Lengths = Annotated[
@@ -67,6 +68,8 @@ def make_request(
 
     speak_from_first_process()
     wanted = parse_numbers(lengths, "--lengths", int)
+    if wanted[-1] > _LONGEST:
+        raise MethodError(f"--lengths has {wanted[-1]}; a prompt may have up to {_LONGEST} tokens.")
     check_mode(mode)
     if mode == "generate":
         if candidates is not None:
