@@ -142,7 +142,7 @@ def run(
     task = make_task(Pieces(tokenizer))
     # what does not fit is known before the weights are loaded
     task.check_room(request.lengths, request.depths, request.trials)
-    workers = join_workers(loading["device"])
+    workers = join_workers()
     model = evaluation.load(subject.checkpoint, tokenizer, **loading)
     grid = _measure(request, subject, task, model, workers)
     settings = {**settings, "attn": loading["attn"], "processes": workers.count}

@@ -198,15 +198,16 @@ def test_killed_amid_its_documents_and_gone_on_with(ropecli, arguments, tmp_path
 
 
 def test_two_processes_give_the_very_numbers_of_one(ropecli, arguments, stopped, llama, tmp_path):
-    """And go on where one was stopped. The first alone speaks."""
+    """On CPUs by the default --device too; they resume where one was stopped. The first alone speaks."""
     options = ["--baseline", llama, "--method", "linear", "--factor", 4, "--json"]
     output = tmp_path / "report.json"
     stopped(5, *options, "--output", output)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "ropecli"]
-    command = [sys.executable, *launcher, *arguments(*options, "--output", output, "--resume")]
+    command = arguments(*options, "--output", output, "--resume")
+    command[command.index("--device") + 1] = "auto"
     # the launcher would give each process one thread, and sums in another order
-    threads = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    done = subprocess.run(command, capture_output=True, text=True, env=threads)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, *launcher, *command], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)  # of one process, or it would be no JSON
     assert report == json.loads(output.read_text())
