@@ -1,14 +1,20 @@
 """Several processes, started by `accelerate launch` or torchrun, that share one evaluation's documents."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from ropecli.errors import RopecliError, reason_of
+
 _T = TypeVar("_T")
 _PATIENCE = timedelta(days=7)
 """A process that is done waits so long for the others: their documents may be longer."""
+# How gloo and NCCL report a connection that broke. gloo's own faults read "[enforce fail at ...", and do not match.
+_BROKEN = re.compile(r"\[\S*gloo/transport/\S+\] (?P<gloo>[^\n]+?)(\. |\n|$)|(?P<nccl>ncclRemoteError[^\n]*)")
 
 
 @dataclass(frozen=True)
@@ -46,5 +52,29 @@ def join_workers() -> Workers:
         return Workers()
     from torch import distributed
 
-    distributed.init_process_group("gloo", timeout=_PATIENCE)
+    with among_processes("Start all processes again."):
+        distributed.init_process_group("gloo", timeout=_PATIENCE)
     return Workers(distributed.get_rank(), distributed.get_world_size())
+
+
+@contextlib.contextmanager
+def among_processes(remedy: str) -> Iterator[None]:
+    """Raises RopecliError, which ends with the `remedy`, where another process of this launch ended or is silent."""
+    try:
+        yield
+    except RuntimeError as error:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and (reason := _lost(error)):
+            raise RopecliError(
+                f"Another process of this run ended or does not answer: {reason}. Its own output may say why. {remedy}"
+            ) from error
+        raise
+
+
+def _lost(error: RuntimeError) -> str | None:
+    """What the network reported of another process; None for errors of any other kind."""
+    from torch import distributed
+
+    if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):
+        return reason_of(error).rstrip(".")
+    found = _BROKEN.search(str(error))
+    return found["gloo"] or found["nccl"] if found else None

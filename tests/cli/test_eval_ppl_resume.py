@@ -69,7 +69,7 @@ def test_an_interrupted_run_is_gone_on_with(ropecli, arguments, stopped, llama, 
     options = ["--baseline", llama, "--method", "linear", "--factor", 4]
     outcome = stopped(after, *options, "--output", output)
     assert outcome.code == 130
-    assert "the same command with --resume goes on from it" in " ".join(outcome.err.split())
+    assert "run the same command with --resume to continue" in " ".join(outcome.err.split())
     assert names(tmp_path) == ["done", "report.json.progress-0"]
     assert ropecli(*arguments(*options, "--output", output, "--resume")).code == 0
     assert names(tmp_path) == ["done", "report.json"]

@@ -458,7 +458,7 @@ def test_an_interrupted_run_is_gone_on_with(tuned, ropecli, arguments, stopped, 
     options = ["--level", level, *(SMALL_SEARCH[2:] if level == "search" else [])]
     outcome = stopped(after, tmp_path / "out", *options)
     assert outcome.code == 130
-    assert "the same command with --resume goes on from it" in " ".join(outcome.err.split())
+    assert "run the same command with --resume to continue" in " ".join(outcome.err.split())
     assert names(tmp_path) == ["out.progress-0", "out.state"]
     refused(ropecli(*arguments(tmp_path / "out", *options)), "was interrupted", "--resume")
     assert ropecli(*arguments(tmp_path / "out", *options, "--resume")).code == 0
@@ -532,7 +532,7 @@ def test_sigterm_is_obeyed_and_killed_runs_go_on_to_the_same_weights(ropecli, ar
         process.send_signal(number)
         _, said = process.communicate()
         assert process.returncode == code
-        assert ("the same command with --resume goes on from it" in " ".join(said.split())) == (code == 143)
+        assert ("run the same command with --resume to continue" in " ".join(said.split())) == (code == 143)
         assert not output.exists()
     # cut short within a line
     with (tmp_path / "out.progress-0").open("ab") as file:
