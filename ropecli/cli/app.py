@@ -28,6 +28,7 @@ from ropecli.cli import (
 )
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError
+from ropecli.signals import terminated_by_signals
 from ropecli.version import VERSION
 
 app = typer.Typer(
@@ -68,14 +69,15 @@ def root(
 
 
 def main() -> None:
-    """Runs the command line. Exit status 2: the user can mend it; 130 and 143: interrupted; 1: a fault of ours."""
+    """Runs the command line. Exit status 2: the user can mend it; 129, 130 and 143: interrupted; 1: a fault of ours."""
     # Idle OpenMP threads that spin make two jobs on one machine several times slower; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no × still gets the rest
     try:
-        app()
+        with terminated_by_signals():
+            app()
     except SystemExit as stop:
         if stop.code == 130:
             fail("interrupted")
