@@ -29,6 +29,7 @@ from ropecli.cli.options import expand_home
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError
+from ropecli.signals import terminated_by_signals
 from ropecli.version import VERSION
 
 app = typer.Typer(
@@ -69,11 +70,11 @@ def root(
 
 
 def main() -> None:
-    """Runs the command line. Exit status 2: the user can mend it; 130 and 143: interrupted; 1: a fault of ours."""
+    """Runs the command line. Exit status 2: the user can mend it; 129, 130 and 143: interrupted; 1: a fault of ours."""
     # Idle OpenMP threads that spin make two jobs on one machine several times slower; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        with safe_streams():
+        with safe_streams(), terminated_by_signals():
             app()
     except SystemExit as stop:
         if stop.code == 130:
