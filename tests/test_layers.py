@@ -176,7 +176,7 @@ def test_nothing_imports_in_a_circle():
 
 def test_finetuning_takes_from_evaluation_how_a_model_is_loaded_and_what_is_scored():
     taken = {imported for name in below(["finetune"]) for imported in own_imports(name)}
-    measured = {"evaluate.loading", "evaluate.memory", "evaluate.protocols", "evaluate.scoring"}
+    measured = {"evaluate.adapter", "evaluate.loading", "evaluate.memory", "evaluate.protocols", "evaluate.scoring"}
     assert {imported for imported in taken if part_of(imported) == "evaluate"} <= measured
 
 

@@ -1,7 +1,5 @@
 """An evaluation that was stopped goes on where it stopped: nothing scored twice, the rows of an uninterrupted one."""
 
-import json
-
 import pytest
 
 from ropecli.errors import OutputError, RecipeError
@@ -192,11 +190,22 @@ def test_a_disk_that_is_full_is_one_error(evaluate, output):
 @pytest.mark.parametrize("stopped_before", [1, 3])
 def test_the_first_line_cut_short_does_not_open_the_file_to_another_request(evaluate, output, stopped_before):
     """A disk that fills, or a kill, amid the first line; then a run that goes on from there."""
-    output.with_name("report.json.progress-0").write_text(json.dumps(ASKED)[:20])
+    path = output.with_name("report.json.progress-0")
+    with pytest.raises(StoppedError):
+        evaluate(stop_after=1)
+    path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(StoppedError):
         evaluate(stop_after=stopped_before)
     with pytest.raises(RecipeError, match="another request"):
         evaluate(asked={**ASKED, "factor": 8.0})
+
+
+def test_a_file_of_the_user_in_place_of_the_progress_is_left_alone(evaluate, output):
+    path = output.with_name("report.json.progress-0")
+    path.write_text("my notes, in one line")
+    with pytest.raises(OutputError, match="Cannot resume from"):
+        evaluate()
+    assert path.read_text() == "my notes, in one line"
 
 
 @pytest.mark.parametrize(
