@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "ropecli"
 
 # From the ground up. A part imports from lower lines; on its own line only what NEIGHBOURS lists.
 LAYERS = [
-    {"errors", "version", "rope", "demo", "atomic", "on_import"},
+    {"errors", "version", "rope", "demo", "atomic", "signals", "on_import"},
     {"scaling", "theory"},
     {"checkpoint", "remapping", "data"},
     {"evaluate", "export"},
@@ -52,6 +52,7 @@ TOUCHES_NONE = [
     "errors",
     "version",
     "atomic",
+    "signals",
     "on_import",
     "scaling",
     "theory",

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,6 +39,10 @@ class Workers:
             return items
         from torch import distributed
 
+        arrived = distributed.barrier(async_op=True)
+        while not arrived.is_completed():  # a blocking wait would hold signals back until the others are done
+            time.sleep(0.05)
+        arrived.wait()
         found: list[Any] = [None] * self.count
         distributed.all_gather_object(found, items)
         return {key: value for part in found for key, value in part.items()}

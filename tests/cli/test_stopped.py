@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def commands(llama, corpus, tmp_path):
         "eval-ppl": ["eval-ppl", str(llama), *data, *cpu, "--lengths", "24", "--output", output],
         "compare": ["compare", str(llama), *data, *cpu, "--lengths", "24", "--methods", "linear", "--output", output],
         "passkey": ["passkey", str(llama), *cpu, "--lengths", "256", "--trials", "2", "--output", output],
-        "finetune": ["finetune", str(llama), *data, "--length", "32", "--steps", "4", "--output", output],
+        "finetune": ["finetune", str(llama), *data, "--length", "32", "--output", output],
     }
 
 
@@ -75,3 +76,43 @@ def test_other_errors_are_no_lost_process(monkeypatch, text):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match=re.escape(text)), among_processes("Start again."):
         raise RuntimeError(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("eval-ppl", signal.SIGTERM), ("eval-ppl", signal.SIGHUP), ("compare", signal.SIGTERM)]
+)
+def test_a_signal_ends_an_evaluation_as_ctrl_c_does(ropecli, commands, stopping, tmp_path, name, number):
+    with stopping(3, number):
+        outcome = ropecli(*commands[name])
+    assert (outcome.code, outcome.out) == (128 + number, "")
+    assert "Progress is saved beside" in outcome.err
+    assert "--resume" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["out.progress-0"]  # and no lock
+    assert ropecli(*commands[name], "--resume").code == 0
+
+
+def test_a_signal_ends_a_command_without_progress_quietly(ropecli, commands, monkeypatch, tmp_path):
+    from ropecli.evaluate.retrieval import grid
+
+    monkeypatch.setattr(grid, "_ask", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
+    outcome = ropecli(*commands["passkey"])
+    assert (outcome.code, outcome.out) == (143, "")
+    assert outcome.err.strip().count("\n") == 0  # the warning about the tokenizer
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_training_saves_when_its_terminal_is_closed(ropecli, commands, tmp_path):
+    import pty
+
+    run = tmp_path / "out"
+    arguments = [*commands["finetune"], "--set", "steps=200", "--set", "save_every=200"]
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(sys.executable, [sys.executable, "-m", "ropecli", *arguments])
+    while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_bytes()):
+        os.read(terminal, 4096)  # the progress bar
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 129
+    assert [path.name for path in run.iterdir()].count(".lock") == 0
+    assert len(list((run / "checkpoints").iterdir())) == 1
