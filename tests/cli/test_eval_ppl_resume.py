@@ -145,28 +145,6 @@ def test_a_run_that_fails_before_it_scores_leaves_nothing(ropecli, arguments, tm
     assert not output.parent.exists() or names(output.parent) == []
 
 
-def test_a_disk_that_is_full_is_one_message(ropecli, arguments, monkeypatch, tmp_path):
-    from ropecli.evaluate import progress
-
-    write = progress.Progress.write
-
-    class Full:
-        def __init__(self, file):
-            self.name, self.lines = file.name, 2
-
-        def write(self, text):
-            raise OSError(28, "No space left on device")
-
-    def writing(self, value):
-        if "document" in value:
-            self._file = Full(self._file)
-        write(self, value)
-
-    monkeypatch.setattr(progress.Progress, "write", writing)
-    outcome = ropecli(*arguments("--output", tmp_path / "report.json"))
-    is_one_message(outcome, "progress-0 could not be written: No space left on device")
-
-
 def started(arguments):
     command = [sys.executable, "-m", "ropecli", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -6,8 +6,9 @@ import pytest
 
 from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluate import perplexity
+from ropecli.evaluate.checked_lines import read_lines
 from ropecli.evaluate.perplexity import evaluate_perplexity
-from ropecli.evaluate.progress import Progress, kept_progress, refuse_interrupted, remove_progress
+from ropecli.evaluate.progress import kept_progress, refuse_interrupted, remove_progress
 from ropecli.evaluate.sharing import Workers
 
 ASKED = {"protocol": "sliding", "lengths": [24, 64], "data": "abc", "factor": 4.0, "baseline": None}
@@ -138,54 +139,37 @@ def test_a_last_line_without_its_end_of_line_is_not_run_into_the_next(evaluate, 
     path = output.with_name("report.json.progress-0")
     path.write_bytes(path.read_bytes().rstrip())
     evaluate()
-    first, *lines = path.read_text().splitlines()
-    assert json.loads(first) == ASKED
-    assert [json.loads(line)["document"] for line in lines if line] == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_line_that_is_no_progress_is_passed_over():
-    progress = Progress()
-    for line in ("", "5", "null", "[]", '"a"', "{}", '{"part": "", "document": 0, "tallies": {"24": {"nul": 1}}}'):
-        progress.take(line)
-        assert progress.empty
+    header, *lines = read_lines(path)
+    assert header == ASKED
+    assert [line["document"] for line in lines] == [0, 1, 2, 3, 4, 5]
 
 
 DAMAGE = {
-    "a loss of another type": {"nll": "many"},
-    "a loss beyond all numbers": {"nll": 10**400},
-    "a loss that is none": {"nll": float("nan")},
-    "a negative count": {"tokens": -5},
-    "half a token": {"tokens": 63.5},
-    "a count beyond all": {"tokens": 10**30, "context_tokens": [10**30]},
-    "tokens in no bucket": {"context_tokens": []},
-    "buckets without end": {"context_nll": [0.0] * 200, "context_tokens": [0] * 200},
-    "buckets that are none": {"context_nll": None},
-    "bytes of another type": {"bytes": [1]},
-    "a time that is none": {"seconds": None},
+    "a bit of a loss": lambda line: flipped(line, line.index(b'"nll": ') + 8, 1),
+    "a bit of the checksum": lambda line: flipped(line, 3, 1),
+    "a byte that is no text": lambda line: flipped(line, 40, 0x80),
+    "a byte that ends the line": lambda line: line[:40] + b"\n" + line[41:],
+    "a part that is gone": lambda line: line[:40],
 }
 
 
+def flipped(line, at, bit):
+    return line[:at] + bytes([line[at] ^ bit]) + line[at + 1 :]
+
+
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_line_is_scored_again(evaluate, output, damage):
-    whole = evaluate(stop_after=None)
-    path = output.with_name("report.json.progress-0")
-    head, line, *rest = path.read_text().splitlines()
-    value = json.loads(line)
-    value["tallies"]["24"].update(damage)
-    path.write_text("\n".join([head, json.dumps(value), *rest]) + "\n")
-    assert evaluate() == whole
-
-
-@pytest.mark.parametrize(
-    "change", [{"document": 10**9}, {"document": "x"}, {"tallies": {}}, {"tallies": {"24": {}}}, {"part": 5}], ids=str
-)
-def test_a_line_of_something_else_is_passed_over(evaluate, output, change):
+def test_a_damaged_line_costs_its_document_alone(evaluate, scored, output, damage):
     whole = evaluate()
+    every = len(scored)
     path = output.with_name("report.json.progress-0")
-    head, line, *rest = path.read_text().splitlines()
-    lines = [head, json.dumps({**json.loads(line), **change}), "[" * 200_000, *rest]
-    path.write_text("\n".join(lines) + "\n")
+    header, line, *rest = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([header, damage(line), *rest]))
+    scored.clear()
     assert evaluate() == whole
+    assert 0 < len(scored) < every / 3
+    scored.clear()
+    assert evaluate() == whole  # the damaged line is still there, and a sound one after it
+    assert scored == []
 
 
 def test_a_disk_that_is_full_is_one_error(evaluate, output):
@@ -215,11 +199,21 @@ def test_the_first_line_cut_short_does_not_open_the_file_to_another_request(eval
         evaluate(asked={**ASKED, "factor": 8.0})
 
 
-@pytest.mark.parametrize("first", ["null", "5", "[]", '"text"'])
-def test_a_first_line_that_is_no_request_is_another_request(evaluate, output, first):
-    output.with_name("report.json.progress-0").write_text(first + "\n")
-    with pytest.raises((RecipeError, OutputError)):
+@pytest.mark.parametrize(
+    "damage",
+    [lambda header: flipped(header, 30, 1), lambda header: flipped(header, 30, 0x80), lambda header: header[9:]],
+    ids=["a bit", "no text", "a version before, without checksums"],
+)
+def test_a_damaged_first_line_is_refused(evaluate, output, damage):
+    with pytest.raises(StoppedError):
+        evaluate(stop_after=2)
+    path = output.with_name("report.json.progress-0")
+    header, *lines = path.read_bytes().split(b"\n")
+    content = b"\n".join([damage(header), *lines])
+    path.write_bytes(content)
+    with pytest.raises(OutputError, match=r"Cannot resume from .*progress-0: .*Delete .*progress-0 to start over"):
         evaluate()
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -304,34 +298,6 @@ def test_a_file_in_the_folders_place_is_one_message(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError), kept_progress(tmp_path / "file" / "report.json", ASKED):
         pytest.fail("it ran")
-
-
-def test_bytes_that_are_no_text_are_one_message(output, evaluate):
-    output.with_name("report.json.progress-0").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(OutputError, match="progress-0"):
-        evaluate()
-
-
-class Full:
-    """A disk without room after so many lines."""
-
-    name = "report.json.progress-0"
-
-    def __init__(self, room):
-        self.room = room
-
-    def write(self, text):
-        self.room -= 1
-        if self.room < 0:
-            raise OSError(28, "No space left on device")
-
-    def flush(self):
-        pass
-
-
-def test_a_full_disk_is_one_message(model, documents):
-    with pytest.raises(OutputError, match=r"report\.json\.progress-0 could not be written: No space left on device"):
-        evaluate_perplexity(model, documents, LENGTHS, progress=Progress(Full(2)))
 
 
 class OneOf(Workers):
