@@ -29,7 +29,6 @@ from ropecli.cli.options import expand_home
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError
-from ropecli.signals import terminated_by_signals
 from ropecli.version import VERSION
 
 app = typer.Typer(
@@ -74,7 +73,7 @@ def main() -> None:
     # Idle OpenMP threads that spin make two jobs on one machine several times slower; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        with safe_streams(), terminated_by_signals():
+        with safe_streams():
             app()
     except SystemExit as stop:
         if stop.code == 130:

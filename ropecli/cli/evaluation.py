@@ -166,17 +166,19 @@ def documents_are(count: int) -> str:
 
 @contextlib.contextmanager
 def interruptible(output: Path | None) -> Iterator[None]:
-    """Says how to resume a run that a signal stops, or the end of another of its processes (RopecliError).
+    """Lets SIGTERM and SIGHUP end a run as Ctrl-C does: its lock is removed. Says how to resume it.
 
-    output: beside which the run saves its progress; None where it saves none.
+    output: beside which the run saves its progress; None where it saves none. Raises RopecliError where another of its
+    processes ended.
     """
     from ropecli.cli.terminal import warn
     from ropecli.evaluate.progress import has_progress
     from ropecli.evaluate.sharing import among_processes
+    from ropecli.signals import terminated_by_signals
 
     again = f"Progress is saved beside {output}: run the same command with --resume to continue."
     try:
-        with among_processes(again if output else "Start all processes again."):
+        with terminated_by_signals(), among_processes(again if output else "Start all processes again."):
             yield
     except (KeyboardInterrupt, SystemExit):
         if has_progress(output):
