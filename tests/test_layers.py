@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "ropecli"
 
 # From the ground up. A part imports from lower lines; on its own line only what NEIGHBOURS lists.
 LAYERS = [
-    {"errors", "version", "rope", "demo", "atomic", "on_import", "yaml12"},
+    {"errors", "version", "rope", "demo", "atomic", "signals", "on_import", "yaml12"},
     {"scaling", "theory"},
     {"checkpoint", "remapping", "data"},
     {"evaluate", "export"},
@@ -52,6 +52,7 @@ TOUCHES_NONE = [
     "errors",
     "version",
     "atomic",
+    "signals",
     "on_import",
     "yaml12",
     "scaling",
@@ -175,7 +176,7 @@ def test_nothing_imports_in_a_circle():
 
 def test_finetuning_takes_from_evaluation_how_a_model_is_loaded_and_what_is_scored():
     taken = {imported for name in below(["finetune"]) for imported in own_imports(name)}
-    measured = {"evaluate.loading", "evaluate.memory", "evaluate.protocols", "evaluate.scoring"}
+    measured = {"evaluate.adapter", "evaluate.loading", "evaluate.memory", "evaluate.protocols", "evaluate.scoring"}
     assert {imported for imported in taken if part_of(imported) == "evaluate"} <= measured
 
 

@@ -72,7 +72,7 @@ def command(
         scaling.refuse_attention(one, plan, attn)
     for warning in dict.fromkeys(text for one, own in zip(opened, plans, strict=True) for text in _warnings(one, own)):
         warn(warning)
-    workers = join_workers(device)
+    workers = join_workers()
     runs: list[evaluation.Run] = []
     for one in opened:
         run = evaluation.prepare(

@@ -83,7 +83,7 @@ def command(
         loading={"dtype": dtype, "device": device, "attn": attn},
         chunk=evaluation.chunk_size(chunk, wanted[-1]),
         batch_size=batch_size,
-        workers=join_workers(device),
+        workers=join_workers(),
     )
     if base:
         _refuse_another_vocabulary(run, base.checkpoint)

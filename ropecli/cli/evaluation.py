@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -164,16 +165,24 @@ def documents_are(count: int) -> str:
 
 
 @contextlib.contextmanager
-def interruptible(output) -> Iterator[None]:
-    """Says how to go on, when a run that keeps its progress is stopped."""
+def interruptible(output: Path | None) -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end a run as Ctrl-C does: its lock is removed. Says how to resume it.
+
+    output: beside which the run saves its progress; None where it saves none. Raises RopecliError where another of its
+    processes ended.
+    """
     from ropecli.cli.terminal import warn
     from ropecli.evaluate.progress import has_progress
+    from ropecli.evaluate.sharing import among_processes
+    from ropecli.signals import terminated_by_signals
 
+    again = f"Progress is saved beside {output}: run the same command with --resume to continue."
     try:
-        yield
+        with terminated_by_signals(), among_processes(again if output else "Start all processes again."):
+            yield
     except (KeyboardInterrupt, SystemExit):
         if has_progress(output):
-            warn(f"Stopped. What was scored is kept beside {output}; the same command with --resume goes on from it.")
+            warn(f"Stopped. {again}")
         raise
 
 

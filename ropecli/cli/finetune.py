@@ -100,10 +100,13 @@ def _run(opened: "Opened", recipe: "Recipe", output: Path, resume: bool, console
         TimeRemainingColumn,
     )
 
+    from ropecli.evaluate.sharing import among_processes
     from ropecli.finetune.stages import run_stages
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    again = "Run the same command with --resume to continue."
+    bars = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+    with among_processes(again), bars as bar:
         task = bar.add_task("fine-tuning", total=sum(run.steps for run in recipe.runs))
 
         def on_step(progress) -> None:

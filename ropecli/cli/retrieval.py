@@ -141,9 +141,10 @@ def run(
     task = make_task(Pieces(tokenizer))
     # what does not fit is known before the weights are loaded
     task.check_room(request.lengths, request.depths, request.trials)
-    workers = join_workers(loading["device"])
+    workers = join_workers()
     model = evaluation.load(subject.checkpoint, tokenizer, **loading)
-    grid = _measure(request, subject, task, model, workers)
+    with evaluation.interruptible(None):
+        grid = _measure(request, subject, task, model, workers)
     settings = {**settings, "attn": loading["attn"], "processes": workers.count}
     if workers.first:
         _give(request, _report(request, subject, source, task, model, grid, settings))

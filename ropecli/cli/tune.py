@@ -1,8 +1,5 @@
 """ropecli tune: find what suits a model by measuring, and write it as a checkpoint."""
 
-import contextlib
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,7 +116,7 @@ def command(
     if short := task.calibration.judged.too_short:
         warn(f"{evaluation.documents_are(short)} shorter than {task.target} tokens and left out.")
     scaling.refuse_attention(opened, task.plain, attn)
-    with _stoppable(output), kept_run(output, task.request()) as kept:
+    with evaluation.interruptible(output), kept_run(output, task.request()) as kept:
         refuse_existing(output)  # a run that was going on may have ended meanwhile
         result = _tune(task, kept)
         for warning in result.plan.warnings:
@@ -127,22 +124,6 @@ def command(
         proved = write_tuned(result, output, link=weights == "link", say=warn)
     remove_kept(output)
     _give(result, output, proved, as_json)
-
-
-@contextlib.contextmanager
-def _stoppable(output: Path) -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does, and both say how to go on."""
-    from ropecli.finetune.interrupt import Terminated
-
-    def end(number: int, frame: Any) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        with evaluation.interruptible(output):
-            yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _tune(task: "Task", kept: Any) -> "TuneResult":

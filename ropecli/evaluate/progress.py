@@ -1,21 +1,22 @@
-"""How far an evaluation came, beside the report that it is to become: a line of JSON for each document.
+"""How far an evaluation came, beside the report that it is to become: a line for each document (checked_lines.py).
 
 OUTPUT.progress-0      of the first process; its first line says what was asked, each other what a document gave
 OUTPUT.progress-1 …    of the others
 
-A run is resumed only with the same request. A line that a kill cut short is left out; its document is scored again.
+A run is resumed only with the same request.
 """
 
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from ropecli.atomic import sole_use
-from ropecli.errors import OutputError, RecipeError, reason_of, shown
+from ropecli.errors import OutputError, RecipeError, shown
+from ropecli.evaluate.checked_lines import appending, read_lines
 from ropecli.evaluate.tally import Tally
 
 Tallies = dict[int, Tally]
@@ -25,17 +26,17 @@ Tallies = dict[int, Tally]
 class Progress:
     """What was measured, by part and document; a part is one of the models or methods that a run measures.
 
-    Without a file it is kept in memory alone.
+    append: keeps a line in a file; without it all is kept in memory alone.
     """
 
-    def __init__(self, file: BinaryIO | None = None) -> None:
-        self._file = file
+    def __init__(self, append: Callable[[Any], None] = lambda line: None) -> None:
+        self._append = append
         self._found: dict[tuple[str, int], Tallies] = {}
 
     @property
     def empty(self) -> bool:
         """Whether it holds nothing that a run could go on from; a loss that is not finite is measured again."""
-        return not any(all(tally.finite for tally in tallies.values()) for tallies in self._found.values())
+        return not any(all(tally.is_finite() for tally in tallies.values()) for tallies in self._found.values())
 
     def of(self, part: str) -> dict[int, Tallies]:
         """By the document's index."""
@@ -45,25 +46,13 @@ class Progress:
         """Raises OutputError for what the disk refuses."""
         self._found[part, document] = tallies
         values = {str(length): asdict(tally) for length, tally in tallies.items()}
-        self.write({"part": part, "document": document, "tallies": values})
+        self._append({"part": part, "document": document, "tallies": values})
 
-    def write(self, value: dict[str, Any]) -> None:
-        if not self._file:
-            return
-        try:
-            self._file.write(json.dumps(value).encode() + b"\n")
-        except OSError as error:
-            raise OutputError(f"{self._file.name} could not be written: {error.strerror or error}") from error
-
-    def take(self, line: str) -> None:
-        """Takes in a line of a file; one that was cut short is skipped: its document is scored again."""
-        try:
-            value = json.loads(line)
-            tallies = {int(length): Tally(**tally) for length, tally in value["tallies"].items()}
-            if all(tally.finite for tally in tallies.values()):
-                self._found[str(value["part"]), int(value["document"])] = tallies
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return
+    def take(self, line: dict[str, Any]) -> None:
+        """Takes in a line of a file. A loss that is not finite is measured again."""
+        tallies = {int(length): Tally(**tally) for length, tally in line["tallies"].items()}
+        if all(tally.is_finite() for tally in tallies.values()):
+            self._found[line["part"], line["document"]] = tallies
 
 
 @contextlib.contextmanager
@@ -80,12 +69,10 @@ def kept_progress(output: Path | None, asked: dict[str, Any], rank: int = 0) -> 
     own = output.with_name(f"{output.name}.progress-{rank}")
     with sole_use(_lock_file(own), own):
         lines = [line for path in _files(output) for line in _read(path, asked)]
-        with _opened(own) as file:
-            progress = Progress(file)
+        with appending(own, asked) as append:
+            progress = Progress(append)
             for line in lines:
                 progress.take(line)
-            if not file.tell():
-                progress.write(asked)
             try:
                 yield progress
             finally:
@@ -125,37 +112,15 @@ def _files(output: Path) -> list[Path]:
         return []
 
 
-def _read(path: Path, asked: dict[str, Any]) -> list[str]:
+def _read(path: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Its lines but for the request. Raises RecipeError where that is another than `asked`, OutputError for no such."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if "\n" not in text:
-            return []  # cut short before anything was measured
-        request, *lines = text.splitlines()
-        before = json.loads(request)
-        if not isinstance(before, dict):
-            raise ValueError("its first line is no request")
-    except (OSError, ValueError, RecursionError) as error:
-        raise OutputError(f"{path} cannot be gone on with: {reason_of(error)}. Remove it to begin anew.") from error
+    before, *lines = read_lines(path) or [asked]
     if changed := [key for key in asked if before.get(key) != asked[key]]:
-        lines = [f"  {key}: {shown(before.get(key))} then, {shown(asked[key])} now" for key in changed]
-        raise RecipeError(f"{path} is of another request; go on with the same, or remove it:\n" + "\n".join(lines))
+        shown_changes = [f"  {key}: {shown(before.get(key))} then, {shown(asked[key])} now" for key in changed]
+        raise RecipeError(
+            f"{path} is of another request; go on with the same, or remove it:\n" + "\n".join(shown_changes)
+        )
     return lines
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """For appending; what a kill cut short ends with a line of its own, or, were it the first, is gone."""
-    try:
-        text = path.read_bytes() if path.exists() else b""
-        # unbuffered: what a full disk refuses is known at once, and nothing is left for the closing
-        file = path.open("ab" if b"\n" in text else "wb", buffering=0)
-        if file.tell() and not text.endswith(b"\n"):
-            file.write(b"\n")
-    except OSError as error:
-        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
-    with file:
-        yield cast(BinaryIO, file)
 
 
 def _lock_file(path: Path) -> Path:

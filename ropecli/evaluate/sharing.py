@@ -1,14 +1,21 @@
 """Several processes, started by `accelerate launch` or torchrun, that share one evaluation's documents."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from ropecli.errors import RopecliError, reason_of
+
 _T = TypeVar("_T")
 _PATIENCE = timedelta(days=7)
 """A process that is done waits so long for the others: their documents may be longer."""
+# How gloo and NCCL report a connection that broke. gloo's own faults read "[enforce fail at ...", and do not match.
+_BROKEN = re.compile(r"\[\S*gloo/transport/\S+\] (?P<gloo>[^\n]+?)(\. |\n|$)|(?P<nccl>ncclRemoteError[^\n]*)")
 
 
 @dataclass(frozen=True)
@@ -30,16 +37,49 @@ class Workers:
         """The items of all processes, in each of them. They are passed on as they are: sums stay exact."""
         if self.count == 1:
             return items
-        from accelerate.utils import gather_object
+        from torch import distributed
 
-        return dict(gather_object(list(items.items())))
+        arrived = distributed.barrier(async_op=True)
+        while not arrived.is_completed():  # a blocking wait would hold signals back until the others are done
+            time.sleep(0.05)
+        arrived.wait()
+        found: list[Any] = [None] * self.count
+        distributed.all_gather_object(found, items)
+        return {key: value for part in found for key, value in part.items()}
 
 
-def join_workers(device: str) -> Workers:
-    """Meets the other processes of this launch, if there are any. device: 'cpu' keeps them off the GPUs."""
+def join_workers() -> Workers:
+    """Meets the other processes of this launch, if there are any.
+
+    By gloo on GPUs too: what they exchange are a few Python objects.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Workers()
-    from accelerate import PartialState
+    from torch import distributed
 
-    state = PartialState(cpu=device.startswith("cpu"), timeout=_PATIENCE)
-    return Workers(state.process_index, state.num_processes)
+    with among_processes("Start all processes again."):
+        distributed.init_process_group("gloo", timeout=_PATIENCE)
+    return Workers(distributed.get_rank(), distributed.get_world_size())
+
+
+@contextlib.contextmanager
+def among_processes(remedy: str) -> Iterator[None]:
+    """Raises RopecliError, which ends with the `remedy`, where another process of this launch ended or is silent."""
+    try:
+        yield
+    except RuntimeError as error:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and (reason := _lost(error)):
+            raise RopecliError(
+                f"Another process of this run ended or does not answer: {reason}. Its own output may say why. {remedy}"
+            ) from error
+        raise
+
+
+def _lost(error: RuntimeError) -> str | None:
+    """What the network reported of another process; None for errors of any other kind."""
+    from torch import distributed
+
+    if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):
+        return reason_of(error).rstrip(".")
+    found = _BROKEN.search(str(error))
+    return found["gloo"] or found["nccl"] if found else None

@@ -38,8 +38,7 @@ class Tally:
     context_nll: list[float] = field(default_factory=list)
     context_tokens: list[int] = field(default_factory=list)
 
-    @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         return math.isfinite(self.nll)
 
     def add(self, nll: np.ndarray, first_context: int, scored_bytes: int | None) -> None:

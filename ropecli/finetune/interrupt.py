@@ -1,24 +1,14 @@
-"""SIGTERM and Ctrl-C as a wish: the run stops where it can be saved."""
+"""SIGTERM, SIGHUP and Ctrl-C as a wish: the run stops where it can be saved."""
 
 import contextlib
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# A launcher may hand on the Ctrl-C that the terminal gave to all its children already; no one presses twice so fast.
-_ECHO_SECONDS = 0.5
-
-
-class Terminated(SystemExit):
-    """SIGTERM was obeyed. Ends the process with status 143, as a shell reports a process that SIGTERM ended."""
-
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+from ropecli.signals import ECHO_SECONDS, ENDING, Terminated, handled
 
 
 class Interrupt:
@@ -39,10 +29,10 @@ class Interrupt:
         return self._agreed > 0
 
     def stop(self, message: str) -> NoReturn:
-        """Says `message` and ends the run: raises KeyboardInterrupt (exit status 130), or Terminated (143)."""
+        """Says `message` and ends the run: raises KeyboardInterrupt (exit status 130), or Terminated (143, 129)."""
         self._say(message)
-        if self._agreed == signal.SIGTERM:
-            raise Terminated
+        if self._agreed in ENDING:
+            raise Terminated(self._agreed)
         raise KeyboardInterrupt(message)
 
     def ask(self, number: int, frame: Any = None) -> None:
@@ -52,23 +42,13 @@ class Interrupt:
             self._asked, self._asked_at = number, now
             with contextlib.suppress(RuntimeError):  # the signal came amid another line on the same stream
                 self._say("Stopping after this pass; Ctrl-C once more to stop at once, without saving.")
-        elif number == signal.SIGINT and now - self._asked_at > _ECHO_SECONDS:
+        elif number == signal.SIGINT and now - self._asked_at > ECHO_SECONDS:
             raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def stop_on_signals(say: Callable[[str], None] = lambda message: None) -> Iterator[Interrupt]:
-    """Takes SIGINT and SIGTERM over while it lasts. Outside the main thread Python cannot, and none is noticed."""
+    """Takes these signals over while it lasts. Outside the main thread Python cannot, and none is noticed."""
     interrupt = Interrupt(say)
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
-    # None: set by a library in C. SIG_IGN: by nohup, or a shell for what runs in its background.
-    taken = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
-    for number in taken:
-        signal.signal(number, interrupt.ask)
-    try:
+    with handled((signal.SIGINT, *ENDING), interrupt.ask):
         yield interrupt
-    finally:
-        for number, handler in taken.items():
-            signal.signal(number, handler)

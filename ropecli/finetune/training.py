@@ -53,10 +53,10 @@ def finetune_checkpoint(
     """One run of a recipe without stages, into the folder `output`, which stock transformers then loads.
 
     say: told in sentences what is used and left out. on_step: called after each step. Both on the main process alone.
-    SIGTERM and Ctrl-C save and stop: SystemExit 143, KeyboardInterrupt. One that comes in the last pass lets the run
-    finish; more: another stage follows, and then it stops here. Raises CheckpointError, DataError, OutputError,
-    RecipeError, DivergedError or NotFiniteError for a loss that leaves its best far behind, and RopecliError where
-    memory does not suffice.
+    SIGTERM, SIGHUP and Ctrl-C save and stop: SystemExit 143 and 129, KeyboardInterrupt. One that comes in the last pass
+    lets the run finish; more: another stage follows, and then it stops here. Raises CheckpointError, DataError,
+    OutputError, RecipeError, DivergedError or NotFiniteError for a loss that leaves its best far behind, and
+    RopecliError where memory does not suffice.
     """
     if any(source.data == sources.DEMO for source in recipe.sources):
         raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")

@@ -8,13 +8,14 @@ OUTPUT.state/training.pt    the numbers that are learned, and their optimizer
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-from ropecli.atomic import is_partial, new_file
+from ropecli.atomic import is_partial
 from ropecli.errors import OutputError, RecipeError
+from ropecli.evaluate.checked_lines import appending, read_lines
 from ropecli.evaluate.progress import Progress, kept_progress, refuse_interrupted, remove_progress
 from ropecli.tune.record import Point, Score
 
@@ -24,10 +25,13 @@ _REQUEST = "request"
 
 
 class Points:
-    """Every measurement, in the order of the first time. Without a file it is kept in memory alone."""
+    """Every measurement, in the order of the first time.
 
-    def __init__(self, file: BinaryIO | None = None, earlier: tuple[Point, ...] = ()) -> None:
-        self._file = file
+    append: keeps a line in a file; without it all is kept in memory alone.
+    """
+
+    def __init__(self, append: Callable[[Any], None] = lambda line: None, earlier: tuple[Point, ...] = ()) -> None:
+        self._append = append
         self._found = {_key(point): point for point in earlier}
 
     @property
@@ -41,8 +45,7 @@ class Points:
         key = _key(point)
         if key not in self._found:
             self._found[key] = point
-            if self._file:
-                _write(self._file, asdict(point))
+            self._append(asdict(point))
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ def kept_run(output: Path, request: dict[str, Any]) -> Iterator[Kept]:
         try:
             header = {_REQUEST: hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()}
             earlier = _read(folder, header)
-            with _appending(folder / _POINTS, [header, *map(asdict, earlier)]) as file:
-                yield Kept(progress, Points(file, earlier), folder / _TRAINING)
+            with appending(folder / _POINTS, header) as append:
+                yield Kept(progress, Points(append, earlier), folder / _TRAINING)
         finally:
             if progress.empty and not found:  # else it may be another request's
                 _remove(folder)
@@ -118,43 +121,10 @@ def _key(point: Point) -> str:
 
 
 def _read(folder: Path, header: dict[str, Any]) -> tuple[Point, ...]:
-    """Lines that a kill cut short are passed over. Raises RecipeError for what is left of another request."""
-    path = folder / _POINTS
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        first = json.loads(lines[0]) if lines else None
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{path} cannot be gone on with. Remove {folder} to begin anew.") from error
-    if first != header and (lines or (folder / _TRAINING).exists()):
+    """Raises RecipeError for what is left of another request."""
+    first, *lines = read_lines(folder / _POINTS, delete=folder) or [None]
+    if first != header and (first or (folder / _TRAINING).exists()):
         raise RecipeError(
             f"{folder} is of another request; go on with the same, or remove it and {folder.stem}.progress-0."
         )
-    return tuple(point for line in lines[1:] if (point := _parsed(line)))
-
-
-def _parsed(line: str) -> Point | None:
-    try:
-        value = json.loads(line)
-        return Point(**{**value, "score": Score(**value["score"])})
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-@contextlib.contextmanager
-def _appending(path: Path, lines: list[dict[str, Any]]) -> Iterator[BinaryIO]:
-    """A file of these lines, to be appended to; written at once, so that a kill loses no whole line."""
-    with new_file(path) as partial:
-        partial.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-    try:
-        file = path.open("ab", buffering=0)
-    except OSError as error:
-        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
-    with file:
-        yield cast(BinaryIO, file)
-
-
-def _write(file: BinaryIO, value: dict[str, Any]) -> None:
-    try:
-        file.write(json.dumps(value).encode() + b"\n")
-    except OSError as error:
-        raise OutputError(f"{file.name} could not be written: {error.strerror or error}") from error
+    return tuple(Point(**{**line, "score": Score(**line["score"])}) for line in lines)

@@ -21,7 +21,7 @@ from ropecli.atomic import new_file
 from ropecli.checkpoint.layout import in_evaluation
 from ropecli.checkpoint.live import rotary_tables
 from ropecli.data.sequences import UNSCORED
-from ropecli.errors import MethodError, NotFiniteError, OutputError, RecipeError, reason_of
+from ropecli.errors import MethodError, NotFiniteError, OutputError, RecipeError
 from ropecli.finetune.checkpointing import disable_checkpointing, enable_checkpointing, is_checkpointing
 from ropecli.finetune.loss import NextTokenLoss
 from ropecli.tune.judge import Judge
@@ -29,6 +29,9 @@ from ropecli.tune.record import Score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_DIGEST_BYTES = 32
+"""Of sha256, at the end of a saved state."""
 
 
 @dataclass(frozen=True)
@@ -217,19 +220,27 @@ def _save(
     }
     written = io.BytesIO()  # torch would raise what it likes where a disk is full
     torch.save(values, written)
+    digest = hashlib.sha256(written.getvalue()).digest()  # torch.load checks nothing
     with new_file(path) as partial:
-        partial.write_bytes(written.getvalue())
+        partial.write_bytes(written.getvalue() + digest)
 
 
 def _restore(
     path: Path, request: str, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> tuple[int, Learned, list[Tensor]]:
     try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
-        if values["request"] == request:
-            _put(parameters, values["parameters"])
-            optimizer.load_state_dict(values["optimizer"])
-            return values["step"], Learned(Score(**values["best_score"]), values["best_step"]), values["kept"]
-    except Exception as error:  # damaged files surface as many kinds
-        raise OutputError(f"{path} cannot be gone on with: {reason_of(error)}. Remove it to begin anew.") from error
-    raise RecipeError(f"{path} is of another request; go on with the same, or remove it to begin anew.")
+        content = path.read_bytes()
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    written, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    if hashlib.sha256(written).digest() != digest:
+        raise OutputError(
+            f"Cannot resume from {path}: it is damaged, or an older version of ropecli wrote it. Delete it to train "
+            "from the start."
+        )
+    values = torch.load(io.BytesIO(written), map_location="cpu", weights_only=True)
+    if values["request"] != request:
+        raise RecipeError(f"{path} is of another request; go on with the same, or remove it to begin anew.")
+    _put(parameters, values["parameters"])
+    optimizer.load_state_dict(values["optimizer"])
+    return values["step"], Learned(Score(**values["best_score"]), values["best_step"]), values["kept"]

@@ -1,7 +1,9 @@
 """What tests of the commands share."""
 
 import contextlib
+import os
 import shutil
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,11 +32,11 @@ def source(llama, tmp_path) -> Path:
 
 @pytest.fixture
 def stopping(monkeypatch):
-    """with stopping(after): Ctrl-C comes when so many documents are measured."""
+    """with stopping(after, number): a signal comes when so many documents are measured; Ctrl-C, or the given one."""
     from ropecli.evaluate.progress import Progress
 
     @contextlib.contextmanager
-    def stop(after: int) -> Iterator[None]:
+    def stop(after: int, number: int = signal.SIGINT) -> Iterator[None]:
         add = Progress.add
 
         def adding(self, *values):
@@ -42,7 +44,7 @@ def stopping(monkeypatch):
             nonlocal after
             after -= 1
             if not after:
-                raise KeyboardInterrupt
+                os.kill(os.getpid(), number)
 
         with monkeypatch.context() as patch:
             patch.setattr(Progress, "add", adding)

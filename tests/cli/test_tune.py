@@ -13,6 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from ropecli.evaluate.checked_lines import read_lines
+
 FEW = ["--points", 3, "--steps", 4, "--batch-size", 2, "--max-documents", 10, "--targets", 16]
 SMALL_SEARCH = ["--level", "search", "--population", 4, "--iterations", 1]
 TIMES = ("seconds", "command")
@@ -443,7 +445,7 @@ def test_an_interrupted_run_is_gone_on_with(tuned, ropecli, arguments, stopped, 
     options = ["--level", level, *(SMALL_SEARCH[2:] if level == "search" else [])]
     outcome = stopped(after, tmp_path / "out", *options)
     assert outcome.code == 130
-    assert "the same command with --resume goes on from it" in " ".join(outcome.err.split())
+    assert "run the same command with --resume to continue" in " ".join(outcome.err.split())
     assert names(tmp_path) == ["out.progress-0", "out.state"]
     refused(ropecli(*arguments(tmp_path / "out", *options)), "was interrupted", "--resume")
     assert ropecli(*arguments(tmp_path / "out", *options, "--resume")).code == 0
@@ -508,10 +510,10 @@ def test_a_folder_of_the_user_is_no_state(ropecli, arguments, tmp_path, contents
 
 def test_points_that_were_measured_before_keep_their_seconds(ropecli, arguments, stopped, tmp_path):
     stopped(13, tmp_path / "out")
-    lines = [json.loads(line) for line in (tmp_path / "out.state" / "points.jsonl").read_text().splitlines()]
+    _, *points = read_lines(tmp_path / "out.state" / "points.jsonl")
     assert ropecli(*arguments(tmp_path / "out", "--resume")).code == 0
-    assert read_report(tmp_path / "out")["points"][: len(lines) - 1] == lines[1:]
-    assert len(lines) > 3
+    assert read_report(tmp_path / "out")["points"][: len(points)] == points
+    assert len(points) > 2
 
 
 def test_sigterm_is_obeyed_and_killed_runs_go_on_to_the_same_weights(ropecli, arguments, tmp_path):
@@ -528,7 +530,7 @@ def test_sigterm_is_obeyed_and_killed_runs_go_on_to_the_same_weights(ropecli, ar
         process.send_signal(number)
         _, said = process.communicate()
         assert process.returncode == code
-        assert ("the same command with --resume goes on from it" in " ".join(said.split())) == (code == 143)
+        assert ("run the same command with --resume to continue" in " ".join(said.split())) == (code == 143)
         assert not output.exists()
     # cut short within a line
     with (tmp_path / "out.progress-0").open("ab") as file:
@@ -539,10 +541,28 @@ def test_sigterm_is_obeyed_and_killed_runs_go_on_to_the_same_weights(ropecli, ar
     assert names(tmp_path) == ["out", "whole"]
 
 
-def test_a_state_that_is_damaged_is_said(ropecli, arguments, stopped, tmp_path):
+@pytest.mark.parametrize("file", ["out.progress-0", "out.state/points.jsonl"])
+def test_a_flipped_bit_costs_one_measurement(tuned, ropecli, arguments, stopped, tmp_path, file):
     stopped(13, tmp_path / "out")
-    (tmp_path / "out.state" / "training.pt").write_bytes(b"no state")
-    refused(ropecli(*arguments(tmp_path / "out", "--resume")), "training.pt cannot be gone on with", "Remove it")
+    header, line, *rest = (tmp_path / file).read_bytes().split(b"\n")
+    at = line.index(b'"nll": ' if file == "out.progress-0" else b'"target": ') + 10
+    line = line[:at] + bytes([line[at] ^ 1]) + line[at + 1 :]
+    (tmp_path / file).write_bytes(b"\n".join([header, line, *rest]))
+    assert ropecli(*arguments(tmp_path / "out", "--resume")).code == 0
+    whole, _ = tuned("heads")
+    reports = [without_times(read_report(folder)) for folder in (tmp_path / "out", whole)]
+    for report in reports:
+        report["points"].sort(key=str)  # what is measured again comes last
+    assert reports[0] == reports[1]
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_a_state_whose_first_line_is_damaged_is_refused(ropecli, arguments, stopped, tmp_path):
+    stopped(13, tmp_path / "out")
+    points = tmp_path / "out.state" / "points.jsonl"
+    points.write_bytes(points.read_bytes().replace(b"request", b"sequest", 1))
+    expected = "points.jsonl: its first line is damaged", "out.state to start over"
+    refused(ropecli(*arguments(tmp_path / "out", "--resume")), *expected)
 
 
 # From Python.

@@ -1,13 +1,12 @@
 """An evaluation that was stopped goes on where it stopped: nothing scored twice, the rows of an uninterrupted one."""
 
-import json
-
 import pytest
 
 from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluate import perplexity
+from ropecli.evaluate.checked_lines import read_lines
 from ropecli.evaluate.perplexity import evaluate_perplexity
-from ropecli.evaluate.progress import Progress, kept_progress, refuse_interrupted, remove_progress
+from ropecli.evaluate.progress import kept_progress, refuse_interrupted, remove_progress
 from ropecli.evaluate.sharing import Workers
 
 ASKED = {"protocol": "sliding", "lengths": [24, 64], "data": "abc", "factor": 4.0, "baseline": None}
@@ -114,7 +113,7 @@ def test_parts_are_kept_apart(evaluate, scored):
     assert count == len(scored) > 0
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
+@pytest.mark.parametrize("keep", [0.0, 0.01, 0.3, 0.99])
 def test_a_line_that_was_cut_short_is_scored_again(evaluate, scored, output, keep):
     with pytest.raises(StoppedError):
         evaluate(stop_after=5)
@@ -138,37 +137,37 @@ def test_a_last_line_without_its_end_of_line_is_not_run_into_the_next(evaluate, 
     path = output.with_name("report.json.progress-0")
     path.write_bytes(path.read_bytes().rstrip())
     evaluate()
-    first, *lines = path.read_text().splitlines()
-    assert json.loads(first) == ASKED
-    assert [json.loads(line)["document"] for line in lines if line] == [0, 1, 2, 3, 4, 5]
+    header, *lines = read_lines(path)
+    assert header == ASKED
+    assert [line["document"] for line in lines] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_line_that_is_no_progress_is_passed_over():
-    progress = Progress()
-    for line in ("", "5", "null", "[]", '"a"', "{}", '{"part": "", "document": 0, "tallies": {"24": {"nul": 1}}}'):
-        progress.take(line)
-        assert progress.empty
+DAMAGE = {
+    "a bit of a loss": lambda line: flipped(line, line.index(b'"nll": ') + 8, 1),
+    "a bit of the checksum": lambda line: flipped(line, 3, 1),
+    "a byte that is no text": lambda line: flipped(line, 40, 0x80),
+    "a byte that ends the line": lambda line: line[:40] + b"\n" + line[41:],
+    "a part that is gone": lambda line: line[:40],
+}
 
 
-@pytest.mark.parametrize(
-    "change", [{"tallies": {}}, {"tallies": {"24": {"nll": 1.0, "tokens": "x"}}}, {"tallies": {"24": {"nul": 1.0}}}]
-)
-def test_a_line_of_something_else_is_skipped(evaluate, output, change):
+def flipped(line, at, bit):
+    return line[:at] + bytes([line[at] ^ bit]) + line[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_line_costs_its_document_alone(evaluate, scored, output, damage):
     whole = evaluate()
+    every = len(scored)
     path = output.with_name("report.json.progress-0")
-    head, line, *rest = path.read_text().splitlines()
-    path.write_text("\n".join([head, json.dumps({**json.loads(line), **change}), *rest]) + "\n")
+    header, line, *rest = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([header, damage(line), *rest]))
+    scored.clear()
     assert evaluate() == whole
-
-
-def test_a_loss_that_is_not_finite_is_scored_again(evaluate, output):
-    whole = evaluate()
-    path = output.with_name("report.json.progress-0")
-    head, line, *rest = path.read_text().splitlines()
-    value = json.loads(line)
-    value["tallies"]["24"]["nll"] = float("nan")
-    path.write_text("\n".join([head, json.dumps(value), *rest]) + "\n")
-    assert evaluate() == whole
+    assert 0 < len(scored) < every / 3
+    scored.clear()
+    assert evaluate() == whole  # the damaged line is still there, and a sound one after it
+    assert scored == []
 
 
 def test_a_disk_that_is_full_is_one_error(evaluate, output):
@@ -191,18 +190,39 @@ def test_a_disk_that_is_full_is_one_error(evaluate, output):
 @pytest.mark.parametrize("stopped_before", [1, 3])
 def test_the_first_line_cut_short_does_not_open_the_file_to_another_request(evaluate, output, stopped_before):
     """A disk that fills, or a kill, amid the first line; then a run that goes on from there."""
-    output.with_name("report.json.progress-0").write_text(json.dumps(ASKED)[:20])
+    path = output.with_name("report.json.progress-0")
+    with pytest.raises(StoppedError):
+        evaluate(stop_after=1)
+    path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(StoppedError):
         evaluate(stop_after=stopped_before)
     with pytest.raises(RecipeError, match="another request"):
         evaluate(asked={**ASKED, "factor": 8.0})
 
 
-@pytest.mark.parametrize("first", ["null", "no JSON"])
-def test_a_first_line_that_is_no_request_is_another_request(evaluate, output, first):
-    output.with_name("report.json.progress-0").write_text(first + "\n")
-    with pytest.raises((RecipeError, OutputError)):
+def test_a_file_of_the_user_in_place_of_the_progress_is_left_alone(evaluate, output):
+    path = output.with_name("report.json.progress-0")
+    path.write_text("my notes, in one line")
+    with pytest.raises(OutputError, match="Cannot resume from"):
         evaluate()
+    assert path.read_text() == "my notes, in one line"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda header: flipped(header, 30, 1), lambda header: flipped(header, 30, 0x80), lambda header: header[9:]],
+    ids=["a bit", "no text", "a version before, without checksums"],
+)
+def test_a_damaged_first_line_is_refused(evaluate, output, damage):
+    with pytest.raises(StoppedError):
+        evaluate(stop_after=2)
+    path = output.with_name("report.json.progress-0")
+    header, *lines = path.read_bytes().split(b"\n")
+    content = b"\n".join([damage(header), *lines])
+    path.write_bytes(content)
+    with pytest.raises(OutputError, match=r"Cannot resume from .*progress-0: .*Delete .*progress-0 to start over"):
+        evaluate()
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -287,34 +307,6 @@ def test_a_file_in_the_folders_place_is_one_message(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError), kept_progress(tmp_path / "file" / "report.json", ASKED):
         pytest.fail("it ran")
-
-
-def test_bytes_that_are_no_text_are_one_message(output, evaluate):
-    output.with_name("report.json.progress-0").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(OutputError, match="progress-0"):
-        evaluate()
-
-
-class Full:
-    """A disk without room after so many lines."""
-
-    name = "report.json.progress-0"
-
-    def __init__(self, room):
-        self.room = room
-
-    def write(self, text):
-        self.room -= 1
-        if self.room < 0:
-            raise OSError(28, "No space left on device")
-
-    def flush(self):
-        pass
-
-
-def test_a_full_disk_is_one_message(model, documents):
-    with pytest.raises(OutputError, match=r"report\.json\.progress-0 could not be written: No space left on device"):
-        evaluate_perplexity(model, documents, LENGTHS, progress=Progress(Full(2)))
 
 
 class OneOf(Workers):

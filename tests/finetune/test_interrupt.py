@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C become a wish that a run asks for; a second Ctrl-C is obeyed at once."""
+"""SIGTERM, SIGHUP and Ctrl-C become a wish that a run asks for; a second Ctrl-C is obeyed at once."""
 
 import os
 import signal
@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from ropecli.finetune import interrupt
-from ropecli.finetune.interrupt import Terminated, stop_on_signals
+from ropecli import signals
+from ropecli.finetune.interrupt import stop_on_signals
+from ropecli.signals import Terminated, terminated_by_signals
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class OneProcess:
@@ -28,7 +29,7 @@ def test_nothing_is_asked_without_a_signal():
         assert not wish.agreed(OneProcess)
 
 
-@pytest.mark.parametrize(("number", "ends_by"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+@pytest.mark.parametrize(("number", "ends_by"), zip(SIGNALS, (KeyboardInterrupt, Terminated, Terminated), strict=True))
 def test_a_signal_is_remembered_and_the_run_ends_when_it_says_so(number, ends_by):
     said = []
     with stop_on_signals(said.append) as wish:
@@ -40,14 +41,10 @@ def test_a_signal_is_remembered_and_the_run_ends_when_it_says_so(number, ends_by
     assert said[1:] == ["Saved after step 3."]
 
 
-def test_terminated_ends_a_process_with_the_status_of_sigterm():
-    assert Terminated().code == 143
-
-
 def test_a_second_ctrl_c_is_obeyed_at_once():
     with stop_on_signals():
         send(signal.SIGINT)
-        time.sleep(interrupt._ECHO_SECONDS + 0.05)
+        time.sleep(signals.ECHO_SECONDS + 0.05)
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
 
@@ -64,7 +61,7 @@ def test_the_same_ctrl_c_handed_on_by_a_launcher_is_no_second_one():
 def test_a_second_sigterm_waits_as_the_first_does():
     with stop_on_signals() as wish:
         send(signal.SIGTERM)
-        time.sleep(interrupt._ECHO_SECONDS + 0.05)
+        time.sleep(signals.ECHO_SECONDS + 0.05)
         send(signal.SIGTERM)
         assert wish.agreed(OneProcess)
 
@@ -85,16 +82,17 @@ def test_the_handlers_are_given_back():
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_signal_that_is_ignored_stays_so(monkeypatch):
-    """As nohup and a shell's background have it."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_so(number):
+    """As a shell's background and nohup have it."""
+    before = signal.signal(number, signal.SIG_IGN)
     try:
-        with stop_on_signals() as wish:
-            send(signal.SIGINT)
+        with terminated_by_signals(), stop_on_signals() as wish:
+            send(number)
             assert not wish.agreed(OneProcess)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 def test_beside_the_main_thread_no_handler_is_touched():

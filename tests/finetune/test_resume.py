@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from ropecli.errors import OutputError, RecipeError
-from ropecli.finetune.interrupt import Terminated
+from ropecli.signals import Terminated
 
 
 class InterruptedRunError(Exception):

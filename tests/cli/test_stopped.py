@@ -1,0 +1,118 @@
+"""How a command ends that cannot finish: another of its processes is gone, or a signal stops it."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+# Joins the processes of the launch, as a second `ropecli` would, and is killed.
+KILLED = """
+import os, signal
+from torch import distributed
+distributed.init_process_group("gloo")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def commands(llama, corpus, tmp_path):
+    """By name: arguments of short runs on a CPU."""
+    output = str(tmp_path / "out")
+    data, cpu = ["--data", str(corpus)], ["--device", "cpu"]
+    return {
+        "eval-ppl": ["eval-ppl", str(llama), *data, *cpu, "--lengths", "24", "--output", output],
+        "compare": ["compare", str(llama), *data, *cpu, "--lengths", "24", "--methods", "linear", "--output", output],
+        "passkey": ["passkey", str(llama), *cpu, "--lengths", "256", "--trials", "2", "--output", output],
+        "finetune": ["finetune", str(llama), *data, "--length", "32", "--output", output],
+    }
+
+
+def started(arguments, **variables):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
+    return subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["eval-ppl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("compare", "passkey", "finetune"))]
+)
+def test_the_end_of_another_process_is_one_message(commands, name):
+    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    first, other = (
+        started(arguments, RANK=str(rank), LOCAL_RANK=str(rank), **launch)
+        for rank, arguments in enumerate((["-m", "ropecli", *commands[name]], ["-c", KILLED]))
+    )
+    out, err = first.communicate(timeout=120)
+    other.kill()
+    other.communicate()
+    assert (first.returncode, out) == (2, "")
+    assert "error: Another process of this run ended" in err
+    assert "Connection closed by peer" in err
+    assert ("--resume" in err) == (name != "passkey")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:458] op.preamble.length <= op.nbytes",
+    ],
+)
+def test_other_errors_are_no_lost_process(monkeypatch, text):
+    from ropecli.evaluate.sharing import among_processes
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=re.escape(text)), among_processes("Start again."):
+        raise RuntimeError(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("eval-ppl", signal.SIGTERM), ("eval-ppl", signal.SIGHUP), ("compare", signal.SIGTERM)]
+)
+def test_a_signal_ends_an_evaluation_as_ctrl_c_does(ropecli, commands, stopping, tmp_path, name, number):
+    with stopping(3, number):
+        outcome = ropecli(*commands[name])
+    assert (outcome.code, outcome.out) == (128 + number, "")
+    assert "Progress is saved beside" in outcome.err
+    assert "--resume" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["out.progress-0"]  # and no lock
+    assert ropecli(*commands[name], "--resume").code == 0
+
+
+def test_a_signal_ends_a_command_without_progress_quietly(ropecli, commands, monkeypatch, tmp_path):
+    from ropecli.evaluate.retrieval import grid
+
+    monkeypatch.setattr(grid, "_ask", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
+    outcome = ropecli(*commands["passkey"])
+    assert (outcome.code, outcome.out) == (143, "")
+    assert outcome.err.strip().count("\n") == 0  # the warning about the tokenizer
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_training_saves_when_its_terminal_is_closed(ropecli, commands, tmp_path):
+    import pty
+
+    run = tmp_path / "out"
+    arguments = [*commands["finetune"], "--set", "steps=200", "--set", "save_every=200"]
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(sys.executable, [sys.executable, "-m", "ropecli", *arguments])
+    while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_bytes()):
+        os.read(terminal, 4096)  # the progress bar
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 129
+    assert [path.name for path in run.iterdir()].count(".lock") == 0
+    assert len(list((run / "checkpoints").iterdir())) == 1
