@@ -14,9 +14,6 @@ from ropecli.theory.images import closest_images, distance_to_old_images
 from ropecli.theory.precision import float32_angle_error
 from ropecli.theory.score import first_negative, first_rise
 
-_LARGEST = 300.0
-"""The logarithm of the largest base that is taken for one."""
-
 
 def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
     """What `ropecli theory` says of one rope that is to read `target` tokens; null where a quantity has no meaning.
@@ -82,7 +79,7 @@ def _granular(rope: ScaledRope, target: int) -> dict[str, Any]:
         "closest_images_gap": None,
         "distance_to_old_images": None,
     }
-    law = _power_law(rope)
+    law = wavelengths.power_law(rope)
     if law is not None:
         found["granularity_limit"], found["granularity_exact_limit"] = granularity_limit(*law), exact_limit(*law)
     if rope.remapping is None and target > 1:
@@ -93,25 +90,13 @@ def _granular(rope: ScaledRope, target: int) -> dict[str, Any]:
     return found
 
 
-def _power_law(rope: ScaledRope) -> tuple[float, float] | None:
-    """(b, α) where the frequencies are α·b^(-2i/d), as in PI, ABF and NTK; None where they are no such thing."""
-    inv_freq, pairs = rope.inv_freq, rope.geometry.pairs
-    if not (inv_freq > 0).all():
-        return None
-    logarithm = pairs * math.log(inv_freq[0] / inv_freq[1]) if pairs > 1 else math.log(rope.rope_theta)
-    powers = inv_freq[0] * np.exp(-logarithm / pairs * np.arange(pairs))
-    if 0 < logarithm < _LARGEST and np.allclose(inv_freq, powers, rtol=1e-9, atol=0):
-        return math.exp(logarithm), float(inv_freq[0])
-    return None
-
-
 def _decay(rope: ScaledRope, farthest: int) -> list[dict[str, Any]]:
     """At powers of four up to the largest distance that is seen, and there: of unit vectors, 1 at distance 0."""
     if farthest == 0:
         return []
     distances = np.array([*(4**power for power in range(32) if 4**power < farthest), farthest])
     exact, estimate = mean_rotation(rope.inv_freq, distances), decay_estimate(rope.inv_freq, distances)
-    law = _power_law(rope)
+    law = wavelengths.power_law(rope)
     bound = decay_bound(law[0], distances * law[1]).tolist() if law else [None] * len(distances)
     sinusoidal = _sinusoidal(rope, distances)
     return [

@@ -8,8 +8,10 @@ import math
 
 import numpy as np
 
-from ropecli.rope import RopeGeometry
+from ropecli.rope import RopeGeometry, ScaledRope
 
+_LARGEST = 300.0
+"""The logarithm of the largest base that is taken for one."""
 _SAME = 1e-9
 """Relative: wavelengths that are equal on paper differ by a rounding."""
 
@@ -61,3 +63,15 @@ def critical_dimension(geometry: RopeGeometry) -> int:
     else:
         turning = math.ceil(geometry.pairs * math.log(window) / math.log(geometry.rope_theta))
     return 2 * min(max(turning, 0), geometry.pairs - geometry.still_pairs)
+
+
+def power_law(rope: ScaledRope) -> tuple[float, float] | None:
+    """(b, α) where the frequencies are α·b^(-2i/d), as in PI, ABF and NTK; None where they are no such thing."""
+    inv_freq, pairs = rope.inv_freq, rope.geometry.pairs
+    if not (inv_freq > 0).all():
+        return None
+    logarithm = pairs * math.log(inv_freq[0] / inv_freq[1]) if pairs > 1 else math.log(rope.rope_theta)
+    powers = inv_freq[0] * np.exp(-logarithm / pairs * np.arange(pairs))
+    if 0 < logarithm < _LARGEST and np.allclose(inv_freq, powers, rtol=1e-9, atol=0):
+        return math.exp(logarithm), float(inv_freq[0])
+    return None
