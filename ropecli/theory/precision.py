@@ -15,7 +15,8 @@ def float32_angle_error(rope: ScaledRope, position: int) -> np.ndarray:
     law = power_law(rope)
     base = law[0] if law else rope.rope_theta  # dynamic has another base than rope_theta at this length
     width, one = np.float32(rope.geometry.rotary_dim), np.float32(1)
-    powers = np.float32(base) ** (np.arange(0, width, 2, dtype=np.float32) / width)
+    with np.errstate(over="ignore"):  # a pair that hardly rotates: 1 / inf
+        powers = np.float32(base) ** (np.arange(0, width, 2, dtype=np.float32) / width)
     scaling = (rope.inv_freq / rope.geometry.powers(base)).astype(np.float32)
     angles = one / powers * scaling * np.float32(position)
     return np.abs(angles.astype(np.float64) - rope.inv_freq * position)
