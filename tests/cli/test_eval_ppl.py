@@ -309,7 +309,7 @@ def test_an_attention_without_its_package_is_one_message(evaluate):
     assert "flash" in line.lower()
 
 
-@pytest.mark.parametrize("lengths", ["", ",", "a,b", "0", "-5", "1", "2.5", "1" + "0" * 400, "24;64"])
+@pytest.mark.parametrize("lengths", ["", ",", "a,b", "0", "-5", "1", "2.5", "24;64"])
 def test_wrong_lengths_are_one_message(evaluate, lengths):
     is_one_message(evaluate(lengths=lengths), "length")
 
