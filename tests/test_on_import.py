@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
@@ -65,38 +64,6 @@ def test_who_only_looks_for_the_module_does_not_end_the_waiting(library):
     assert not called
     importlib.import_module(f"{library}.waited_for")
     assert called == [1]
-
-
-def test_a_module_that_is_mended_is_still_waited_for(library, tmp_path):
-    """As after a Ctrl-C in a notebook, in the middle of the import."""
-    called = []
-    after_import(f"{library}.broken", lambda: called.append(1))
-    with pytest.raises(ImportError, match="of its own"):
-        importlib.import_module(f"{library}.broken")
-    (tmp_path / library / "broken.py").write_text("")
-    importlib.invalidate_caches()
-    importlib.import_module(f"{library}.broken")
-    assert called == [1]
-
-
-def test_a_module_of_a_zip_file(tmp_path, monkeypatch):
-    with zipfile.ZipFile(tmp_path / "waiting_zip.zip", "w") as archive:
-        archive.writestr("waiting_zipped.py", "NUMBER = 7")
-    monkeypatch.syspath_prepend(str(tmp_path / "waiting_zip.zip"))
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    called = []
-    after_import("waiting_zipped", lambda: called.append(sys.modules["waiting_zipped"].NUMBER))
-    importlib.import_module("waiting_zipped")
-    del sys.modules["waiting_zipped"]
-    assert called == [7]
-
-
-def test_two_may_wait_for_one_module(library):
-    called = []
-    for number in (1, 2):
-        after_import(f"{library}.waited_for", lambda number=number: called.append(number))
-    importlib.import_module(f"{library}.waited_for")
-    assert sorted(called) == [1, 2]
 
 
 def test_a_module_that_fails_fails_as_without(library):

@@ -7,7 +7,6 @@ target, *, parameters) -> Remapping` of two windows. Its keyword-only parameters
 
 import importlib
 import inspect
-import math
 import pkgutil
 import types
 import typing
@@ -110,6 +109,7 @@ class ScalingMethod:
 _LARGEST = 1e30
 """longrope factors that stand for a frequency of zero come up to this."""
 
+_LARGEST_FACTOR = 10**6
 _LARGEST_COUNT = 10**12
 """Tokens: no window comes near it."""
 
@@ -193,7 +193,7 @@ def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) 
 
     length: the current sequence length, tokens; by default the target window. Methods that do not depend on
     it ignore it. Raises MethodError for an unknown method or parameter, a value of the wrong kind, or a
-    factor that is not a finite number of at least 1.
+    factor that is not a number from 1 to 1000000.
     """
     method = get_method(spec.method)
     check_factor(spec.factor)
@@ -226,9 +226,9 @@ def remap(rope: ScaledRope, spec: ScalingSpec, pretrained: int, target: int) -> 
 
 
 def check_factor(factor: float) -> None:
-    """Raises MethodError unless it is a finite number of at least 1."""
-    if not (math.isfinite(factor) and factor >= 1):
-        raise MethodError(f"The factor is {factor:g}; it must be a finite number of at least 1.")
+    """Raises MethodError unless it is from 1 to 1000000."""
+    if not 1 <= factor <= _LARGEST_FACTOR:
+        raise MethodError(f"The factor is {factor:g}; it must be a number from 1 to {_LARGEST_FACTOR}.")
 
 
 def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> None:

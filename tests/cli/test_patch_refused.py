@@ -183,6 +183,7 @@ def test_a_config_with_numbers_that_json_has_not(refused, source, tmp_path):
         (["-m", "yarn", "--factor", -1], "The factor is -1"),
         (["-m", "yarn", "--factor", "nan"], "The factor is nan"),
         (["-m", "yarn", "--factor", "1e400"], "The factor is inf"),
+        (["-m", "yarn", "--factor", 1e7], "from 1 to 1000000"),
         (["-m", "yarn", "--factor", 0.5], "The factor is 0.5"),
         (["-m", "yarn"], "needs --factor or --target-length"),
         (["-m", "yarn", "--target-length", 63], "below the pretraining window, 64"),

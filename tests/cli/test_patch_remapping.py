@@ -72,7 +72,7 @@ def test_without_the_proof_of_the_tables_the_attention_is_proved_all_the_same(ro
 @pytest.mark.parametrize("factor", ["nan", "0.5"])
 def test_a_factor_that_is_none(factor, ropecli, llama):
     outcome = ropecli("patch", llama, "-m", "rerope", "--factor", factor, "--dry-run")
-    is_one_message(outcome, f"The factor is {factor}; it must be a finite number of at least 1")
+    is_one_message(outcome, f"The factor is {factor}; it must be a number from 1 to 1000000")
 
 
 @pytest.mark.parametrize(

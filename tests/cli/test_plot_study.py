@@ -55,7 +55,7 @@ def test_a_default_method_that_does_not_suit_the_geometry_is_left_out_and_said(r
         (["--kind", "decay", "--set", "beta_fast=8"], "none was given"),
         (["--kind", "helix", "--method", "yarm"], "Did you mean 'yarn'"),
         (["--kind", "helix", "--method", "abf"], "takes either rope_theta"),
-        (["--kind", "tradeoff", "--factor", "0.5"], "at least 1"),
+        (["--kind", "tradeoff", "--factor", "0.5"], "from 1 to 1000000"),
         (["--method", "yarn"], "--method: for plots of a checkpoint"),
         ([], "is no report"),
         (["--kind", "decay", "--output", "plot.docx"], "no ending that can be drawn"),

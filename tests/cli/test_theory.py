@@ -293,7 +293,7 @@ WRONG = {
     "no factor for the second": (["demo", "-m", "none,yarn"], "yarn needs --factor, as --factor 4."),
     "a factor below one": (["demo", "-m", "yarn", "--factor", 0.5], "0.5"),
     "a factor that is no number": (["demo", "-m", "yarn", "--factor", "nan"], "nan"),
-    "a factor beyond use": (["demo", "-m", "yarn", "--factor", 1e9], "at most 1000000"),
+    "a factor beyond use": (["demo", "-m", "yarn", "--factor", 1e9], "from 1 to 1000000"),
     "a factor for no method": (["demo", "--factor", 4], "are for a --method"),
     "settings for no method": (["demo", "--set", "beta_fast=8"], "are for a --method"),
     "a file for no method": (["demo", "--factors-file", "f.json"], "are for a --method"),

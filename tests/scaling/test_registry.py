@@ -204,7 +204,7 @@ def test_an_optional_parameter_may_be_none(key):
 @pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf, 0.0, -4.0, 0.999])
 @pytest.mark.parametrize("method", ["none", "linear", "yarn"])
 def test_a_factor_must_be_finite_and_at_least_one(method, factor):
-    assert "at least 1" in refusal(method, factor)
+    assert "from 1 to 1000000" in refusal(method, factor)
 
 
 def test_longrope_needs_its_factors():
@@ -294,7 +294,7 @@ def test_ntk_needs_two_pairs_that_turn(method, width, still, turning):
 def test_a_base_that_overflows_is_refused():
     # d = 4 squares the factor
     with pytest.raises(MethodError, match="overflow"):
-        scale(RopeGeometry(4, 4, 1e10, 64), ScalingSpec("ntk", 1e200))
+        scale(RopeGeometry(4, 4, 1e300, 64), ScalingSpec("ntk", 1e6))
 
 
 def test_frequencies_that_overflow_are_refused():
