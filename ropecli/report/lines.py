@@ -166,7 +166,7 @@ def _names(lines: Sequence[Line]) -> list[str]:
     return numbered(names)
 
 
-def numbered(names: Sequence[str]) -> list[str]:
+def numbered(names: Iterable[str]) -> list[str]:
     """The same names, those that come again with a number."""
     seen: dict[str, int] = {}
     unlike = []
