@@ -13,16 +13,16 @@ from ropecli.tune.record import TRAINING, Score, TuneReport
 
 _Z = 1.959964
 """Of 95%."""
-_OVERFLOW = 700.0
+OVERFLOW = 700.0
 """Nats; the exponential of more is beyond float64."""
 
 
 @dataclass(frozen=True)
-class Column:
-    """name: with the unit. of: the cell."""
+class Table:
+    """rows: a cell under each of the heads."""
 
-    name: str
-    of: Callable[[Row], str]
+    heads: list[str]
+    rows: list[list[str]]
 
 
 def _interval(row: Row) -> str:
@@ -31,27 +31,29 @@ def _interval(row: Row) -> str:
     return f"{number(row.ppl_low)} to {number(row.ppl_high)}"
 
 
-_COLUMNS = (
-    Column("length", lambda row: f"{row.length}"),
-    Column("ppl", lambda row: number(row.ppl)),
-    Column("95% interval", _interval),
-    Column("nll (nats)", lambda row: f"{row.nll:.4f}"),
-    Column("bits/byte", lambda row: "unknown" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"),
-    Column("tokens", lambda row: f"{row.tokens}"),
-    Column("documents", lambda row: f"{row.documents}"),
-    Column("time", lambda row: duration(row.seconds)),
-    Column("tokens/s", lambda row: f"{row.tokens_per_second:.0f}"),
-    Column("peak memory", lambda row: size(row.peak_memory)),
-)
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "length": lambda row: f"{row.length}",
+    "ppl": lambda row: number(row.ppl),
+    "95% interval": _interval,
+    "nll (nats)": lambda row: f"{row.nll:.4f}",
+    "bits/byte": lambda row: "unknown" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}",
+    "tokens": lambda row: f"{row.tokens}",
+    "documents": lambda row: f"{row.documents}",
+    "time": lambda row: duration(row.seconds),
+    "tokens/s": lambda row: f"{row.tokens_per_second:.0f}",
+    "peak memory": lambda row: size(row.peak_memory),
+}
 
 
-def columns_of(report: EvalReport) -> list[Column]:
-    """With the baseline's perplexity beside the report's own, where there is one."""
-    columns = list(_COLUMNS)
+def measured_rows(report: EvalReport) -> Table:
+    """A row a length, with the baseline's perplexity beside the report's own, where there is one."""
+    table = Table(list(_COLUMNS), [[of(row) for of in _COLUMNS.values()] for row in report.rows])
     if report.baseline is not None:
         theirs = {row.length: number(row.ppl) for row in report.baseline.rows}
-        columns.insert(2, Column("baseline ppl", lambda row: theirs.get(row.length, "–")))
-    return columns
+        table.heads.insert(2, "baseline ppl")
+        for cells, row in zip(table.rows, report.rows, strict=True):
+            cells.insert(2, theirs.get(row.length, "–"))
+    return table
 
 
 @dataclass(frozen=True)
@@ -126,14 +128,6 @@ def pivot(report: RetrievalReport) -> Pivot:
     )
 
 
-@dataclass(frozen=True)
-class Table:
-    """rows: a name, then a cell under each of the other heads."""
-
-    heads: list[str]
-    rows: list[list[str]]
-
-
 def length_summary(report: RetrievalReport) -> Table:
     """A row a length, over all depths; with mean rank and margin where answers were ranked."""
     ranked = report.mode == "rank"
@@ -203,11 +197,11 @@ def _state(name: str, score: Score, learned: str = "–", spent: str = "–") ->
 
 def ppl_of(nll: float) -> float:
     """nll: nats. Infinite where the model overflowed."""
-    return math.exp(nll) if nll < _OVERFLOW else math.inf
+    return math.exp(nll) if nll < OVERFLOW else math.inf
 
 
 def ppl_words(nll: float) -> str:
-    return number(ppl_of(nll)) if nll < _OVERFLOW else "overflowed"
+    return number(ppl_of(nll)) if nll < OVERFLOW else "overflowed"
 
 
 def tuning_names(reports: Sequence[TuneReport]) -> list[str]:

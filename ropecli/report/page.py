@@ -63,7 +63,9 @@ def render_page(reports: Sequence[Report]) -> str:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True)
     environment.globals.update(sentence=headline_sentence, headlines_note=HEADLINES_NOTE, facts=_facts)
-    environment.globals.update(columns_of=cells.columns_of, pivot=cells.pivot, length_summary=cells.length_summary)
+    environment.globals.update(
+        measured_rows=cells.measured_rows, pivot=cells.pivot, length_summary=cells.length_summary
+    )
     template = environment.from_string(resources.files("ropecli.report").joinpath("page.html").read_text("utf-8"))
     measured = [report for report in reports if isinstance(report, EvalReport)]
     retrieved = [report for report in reports if isinstance(report, RetrievalReport)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ropecli.errors import DataError, reason_of, shown
 from ropecli.evaluate.protocols import PROTOCOLS
 from ropecli.evaluate.report import SCHEMA_VERSION, EvalReport, RetrievalReport
+from ropecli.report.cells import OVERFLOW
 from ropecli.tune.record import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
 from ropecli.tune.record import LayerGains, TuneReport
 
@@ -119,7 +120,7 @@ def _faults(report: Report) -> Iterator[str]:
         if any(cell.hits > cell.trials for cell in report.cells):
             yield "cells: more hits than trials"
     else:
-        if not all(map(math.isfinite, (report.score.target, report.score.window, report.score.objective))):
+        if max(report.score.target, report.score.window, report.score.objective) >= OVERFLOW:
             yield "score: the result overflowed"
         if len(report.inv_freq) != len(report.pretrained_inv_freq):
             yield "inv_freq: not as many as pretrained_inv_freq"

@@ -67,15 +67,14 @@ def perplexity_table(report: EvalReport) -> Group:
     patched = f", {clean(report.label)} in memory" if report.in_memory else ""
     title = f"{clean(report.checkpoint)}{patched}: perplexity by length, protocol {protocol_name(report)}, "
     title += f"data {clean(report.source)}"
-    columns = cells.columns_of(report)
-    rows = [[column.of(row) for column in columns] for row in report.rows]
+    measured = cells.measured_rows(report)
     below = []
     if report.baseline is not None:
         base = report.baseline
         below.append(Text(f"baseline: {clean(base.checkpoint)}, {clean(base.label)}"))
         below += [Text(headline_sentence(headline)) for headline in report.headlines]
         below += [Text(HEADLINES_NOTE, "dim")] if report.headlines else []
-    return Group(Text(title), _numbers([column.name for column in columns], rows), *below)
+    return Group(Text(title), _numbers(measured.heads, measured.rows), *below)
 
 
 def comparison_table(reports: Sequence[EvalReport]) -> Group:

@@ -79,7 +79,7 @@ def _draw_helix(axes: Any, name: str, rope: ScaledRope, pair: int) -> None:
     gap = int(np.argmin(np.round(closest, 9)))
     between = "neighbours" if gap == 0 else f"{gap + 1} positions apart"
     words = f"from dot to dot {np.diagonal(apart, 1).mean():.2f}\nclosest two {closest[gap]:.2f} ({between})"
-    axes.set_title(f"{name}\n{words}", fontsize=8.5)
+    axes.set_title(f"{name}\n{words}", fontsize=8.5, y=0.96)
 
 
 def draw_tradeoff(study: Study) -> "Figure":

@@ -59,7 +59,7 @@ def draw_perplexity(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
         style.legend(axes)
         if ends:
             notes.append(
-                "whiskers: 95% interval over documents, set apart so that all are seen"
+                "whiskers: 95% interval over documents"
                 if whiskers
                 else f"95% intervals are left out of more than {_MOST_WHISKERS} lines; --kind comparison shows them"
             )

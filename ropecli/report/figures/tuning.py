@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropecli.errors import DataError
-from ropecli.report.cells import of_same_tokens, ppl_of, ppl_words, subject_of, tuning_names
+from ropecli.report.cells import OVERFLOW, of_same_tokens, ppl_of, ppl_words, subject_of, tuning_names
 from ropecli.report.figures import style
 from ropecli.report.figures.pairs import X_LABEL
-from ropecli.report.wording import clean
+from ropecli.report.wording import clean, number
 from ropecli.tune.record import TRAINING, LayerGains, Score, TuneReport
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ _CEILING = 2.0
 """Times the lowest perplexity. What lies above would press together what a search is about."""
 _UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 _LEVEL_DASHES = ((6, 3), (2, 4), (1, 2), (4, 2, 1, 2), (10, 2))
-_MOST_GROUPS = 12
-"""Of points that look alike; more would have no marker of their own."""
 _MOST_MAPS = 8
 """Layers; of more, those that changed most are drawn."""
 _LEAST = 0.01
@@ -43,10 +41,12 @@ def draw_tuning(reports: Sequence[TuneReport]) -> "Figure":
         figure, panels = style.line_figure([f"{name}: overflowed" for name in names], levels, panels=2)
         above = False
         for axes, at in zip(panels, ("target", "window"), strict=True):
-            handles, values = [], []
+            values: list[float] = []
             for index, (name, report) in enumerate(zip(names, reports, strict=True)):
-                draw = _draw_points if len(reports) == 1 else _draw_way
-                values += draw(axes, report, at, seconds, name, index)
+                if len(reports) == 1:
+                    values += _draw_points(axes, report, at, seconds)
+                else:
+                    values += _draw_way(axes, report, at, seconds, name, index)
             handles = axes.get_legend_handles_labels()[0]
             known = _levels(reports, at)
             low = min([value for value in [*values, *known.values()] if math.isfinite(value)])
@@ -62,11 +62,8 @@ def draw_tuning(reports: Sequence[TuneReport]) -> "Figure":
             style.legend(axes, handles)
         panels[-1].set_xlabel(f"{unit} of all measurements so far, with the training between them")
         panels[-1].set_xlim(left=0)
-        what = (
-            "Tuning, " + names[0]
-            if len(reports) == 1
-            else f"{len(reports)} tuning runs, the best so far and the result"
-        )
+        several = f"{len(reports)} tuning runs, the best so far and the result"
+        what = several if len(reports) > 1 else f"Tuning, {names[0]}"
         style.title(figure, f"{what}: {subject_of(reports)}", _notes(reports, above))
     return figure
 
@@ -81,17 +78,14 @@ def best_so_far(report: TuneReport) -> list[int]:
     return kept
 
 
-def _draw_points(axes: "Axes", report: TuneReport, at: str, unit: float, name: str, index: int) -> list[float]:
+def _draw_points(axes: "Axes", report: TuneReport, at: str, unit: float) -> list[float]:
     """Every measurement, a look for each level and number of documents. Returns the perplexities drawn."""
     spent = np.cumsum([point.seconds for point in report.points]) / unit
-    keys = [(point.level, point.score.documents) for point in report.points]
-    if len(set(keys)) > _MOST_GROUPS:
-        keys = [(level, report.score.documents) for level, _ in keys]
+    values = np.array([_ppl(point.score, at) for point in report.points])
     groups: dict[tuple[str, int], list[int]] = {}
     for place, point in enumerate(report.points):
         if _finite(point.score):
-            groups.setdefault(keys[place], []).append(place)
-    values = np.array([_ppl(point.score, at) for point in report.points])
+            groups.setdefault((point.level, point.score.documents), []).append(place)
     for index, ((level, documents), places) in enumerate(groups.items()):
         look = {**style.look(index), "linestyle": "-" if level in TRAINING else "none"}
         # hollow where they were read on other documents than the result
@@ -111,13 +105,10 @@ def _draw_way(axes: "Axes", report: TuneReport, at: str, unit: float, name: str,
     """The best so far, and the result as a marker at the end. Returns the perplexities drawn."""
     spent = np.cumsum([point.seconds for point in report.points]) / unit
     kept = best_so_far(report)
-    result = _ppl(report.score, at)
-    values = [_ppl(report.points[place].score, at) for place in kept]
+    values = [*(_ppl(report.points[place].score, at) for place in kept), _ppl(report.score, at)]
     look = {**style.look(index), "drawstyle": "steps-post", "markevery": [len(kept)]}
-    axes.plot(
-        [*spent[kept], spent[-1]], [*values, result], label=f"{name}: {ppl_words(getattr(report.score, at))}", **look
-    )
-    return [*values, result]
+    axes.plot([*spent[kept], spent[-1]], values, label=f"{name}: {number(values[-1])}", **look)
+    return values
 
 
 def _levels(reports: Sequence[TuneReport], at: str) -> dict[str, float]:
@@ -133,11 +124,9 @@ def _levels(reports: Sequence[TuneReport], at: str) -> dict[str, float]:
             states.append((f"as pretrained, at {target} tokens", report.base.target))
         states.append((clean(report.plain_name, 60), getattr(report.plain, at)))
         if len(reports) == 1:
-            if report.level in TRAINING:
-                states.append(("best constants", getattr(report.begun, at)))
-            states.append(
-                (f"result{f', after {report.step:,} steps' * (report.level in TRAINING)}", getattr(report.score, at))
-            )
+            trained = report.level in TRAINING
+            states += [("best constants", getattr(report.begun, at))] * trained
+            states.append(("result" + f", after {report.step:,} steps" * trained, getattr(report.score, at)))
         of_each.append({f"{name}: {ppl_words(nll)}": ppl_of(nll) for name, nll in states})
     shared = of_same_tokens(reports)
     return {name: value for name, value in of_each[0].items() if shared and all(name in one for one in of_each)}
@@ -166,7 +155,7 @@ def _length(reports: Sequence[TuneReport], at: str) -> str:
 
 
 def _finite(score: Score) -> bool:
-    return all(map(math.isfinite, (score.target, score.window, score.objective)))
+    return max(score.target, score.window, score.objective) < OVERFLOW
 
 
 def _ppl(score: Score, at: str) -> float:
@@ -197,9 +186,9 @@ def draw_gains(reports: Sequence[TuneReport]) -> "Figure":
         figure = style.new_figure(9.5 if phases else 6.0, 1.9 + sum(heights) + 0.25 * len(heights))
         panels = figure.subplots(len(layers), 1 + phases, squeeze=False, height_ratios=heights)
         for row, index, layer in zip(panels, sorted(shown), layers, strict=True):
-            number = re.search(r"(?:^|\.)(\d{1,4})(?:\.|$)", layer.name)
+            found = re.search(r"(?:^|\.)(\d{1,4})(?:\.|$)", layer.name)
             heads = "all heads" if len(layer.log_gain) == 1 else "query head"
-            row[0].set_ylabel(f"layer {number[1] if number else index}\n{heads}")
+            row[0].set_ylabel(f"layer {found[1] if found else index}\n{heads}")
         # one scale for all layers
         gain = max(_LEAST, *(np.abs(layer.log_gain).max() for layer in report.gains))
         _draw_maps(list(panels[:, 0]), [layer.log_gain for layer in layers], gain, "gain, logarithmic", np.exp)
