@@ -76,14 +76,10 @@ def test_pictures_are_data_and_nothing_is_fetched(page):
     assert policy.startswith("default-src 'none'")
 
 
-NAMES = [
-    "<script>alert(1)</script>'\"><img src=x onerror=alert(1)></title>--><!--",
-    "{{ 7 * 7 }}]]>&lt;$\\frac",
-    "\x00\x1b",
-]
+MARKUP = "<script>alert(1)</script>'\"><img src=x onerror=alert(1)></title>--><!--{{ 7 * 7 }}]]>&lt;$\\frac"
 
 
-@pytest.mark.parametrize("name", NAMES, ids=["markup", "template", "controls"])
+@pytest.mark.parametrize("name", [MARKUP, "\x00\x1b[31m"], ids=["markup", "controls"])
 def test_no_name_is_markup(report, retrieval, tuning, name):
     hostile = {"checkpoint": name, "source": name}
     everywhere = {"digest": name, "fingerprint": name, "dtype": name, "device": name, "settings": {name: name}}
@@ -130,7 +126,7 @@ def test_tunings_have_their_numbers_plots_and_facts(tuning):
         ["as pretrained", "13.55", "47.03", "16", "–", "–"],
         ["yarn ×4, nothing tuned", "15.47", "14.91", "16", "–", "–"],
         ["yarn ×4, the best constants", "14.43", "14.31", "16", "0", f"{spent:.1f} s"],
-        ["yarn ×4, tuned (heads, step 100)", *result, "16", "513", "2 min 07 s"],
+        ["yarn ×4, tuned (heads, step 100)", *result, "16", "513", "1 min 52 s"],
     ]
     assert len(list(tree.iter("img"))) == 3
     assert {run.digest, "1024 tokens", '{"beta_fast": 8.0, "beta_slow": 0.5}'} <= set(texts(tree, "dd"))
@@ -141,7 +137,7 @@ def test_several_tunings_stand_side_by_side_first(tuning, report):
     runs = [tuning("grid", points=3), tuning("heads", layers=1), tuning("search", points=5)]
     tree = ET.fromstring(render_page([report(18.0, 25.0, 47.0), *runs]))
     assert texts(tree, "h2")[-4] == "Tuning runs side by side"
-    assert ["heads, yarn ×4, 129 numbers learned", "13.94", "13.24", "16", "129", "2 min 07 s"] in rows_of(tree)
+    assert ["heads, yarn ×4, 129 numbers learned", "13.94", "13.24", "16", "129", "1 min 52 s"] in rows_of(tree)
     # of perplexity 2, of all runs 2, of each 2, and the gains of one
     assert len(list(tree.iter("img"))) == 2 + 2 + 3 * 2 + 1
     assert not any("not of the same tokens" in note for note in texts(tree, "p"))

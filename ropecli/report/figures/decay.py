@@ -175,9 +175,10 @@ def _notes(study: Study, near_stop: int, far_stop: int) -> Sequence[str]:
     notes = [
         f"lines: the mean of each {widths[0]} (near) and {widths[1]} (far) neighbouring distances",
         "a marker on the line at 0: where a score by itself is first negative",
-        "sinusoidal embeddings of the same base give the pretrained line",
         "by integral: the exponential integral that stands for the pretrained sum",
     ]
+    if not study.geometry.still_pairs:
+        notes.append("products of sinusoidal embeddings of this base are half the pretrained scores")
     if any(rope.attention_factor != 1 for rope in study.ropes.values()):
         notes.append("attention factors, which multiply all scores of a method alike, are left out")
     remapped = [clean(name) for name, rope in study.ropes.items() if rope.remapping is not None]

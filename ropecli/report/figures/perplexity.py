@@ -161,7 +161,7 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
         axes.annotate(shown(value), (max(*interval, value), place), **words)  # type: ignore[arg-type]
     # room for the numbers right of the dots
     if metric.logarithmic and ends:
-        style.log_axis(axes.xaxis, ends, most=4, room=0.5)
+        style.log_axis(axes.xaxis, ends, most=5, room=0.5)
     else:
         axes.margins(x=0.2)
         axes.locator_params(axis="x", nbins=4)
