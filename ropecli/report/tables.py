@@ -1,6 +1,7 @@
 """Results as tables for the terminal. Names are shown as they are, but for what would command a terminal."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
@@ -18,48 +19,55 @@ _UNBOUNDED = 10**4
 class Fitting:
     """A table whose columns stand in as many blocks below each other as the terminal's width asks for.
 
-    table: of some of `count` columns, by index, beside the names, which are no wider than its second argument.
+    names: heads of the columns that every block has. columns: heads of the others. rows: a cell for each of all these.
+    sections: indices of the rows before which a line stands. justify: of the names.
     """
 
-    def __init__(self, count: int, table: Callable[[Sequence[int], int], Table]) -> None:
-        self.count, self.table = count, table
+    def __init__(
+        self,
+        names: Sequence[str],
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str | Text]],
+        sections: Collection[int] = (),
+        justify: Literal["left", "right"] = "left",
+    ) -> None:
+        self.names, self.columns, self.rows, self.sections, self.justify = names, columns, rows, sections, justify
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
         def fits(columns: Sequence[int], names: int) -> bool:
-            table = self.table(columns, names)
+            table = self._table(columns, names)
             return Measurement.get(console, options.update(max_width=_UNBOUNDED), table).maximum <= options.max_width
 
-        everything = range(self.count)
-        if fits(everything, _UNBOUNDED):
-            yield self.table(everything, _UNBOUNDED)
+        everything = range(len(self.columns))
+        if not everything or fits(everything, _UNBOUNDED):
+            yield self._table(everything, _UNBOUNDED)
             return
         names, block = options.max_width * 11 // 20, [0]
         for column in everything[1:]:
             if not fits([*block, column], names):
-                yield self.table(block, names)
+                yield self._table(block, names)
                 block = []
             block.append(column)
-        yield self.table(block, names)
+        yield self._table(block, names)
 
-
-def add_names(table: Table, heads: Sequence[str], width: int) -> None:
-    """Columns of names, which are wrapped where they are wider than `width` together."""
-    for head in heads:
-        table.add_column(head, overflow="fold", max_width=max(8, width // len(heads)))
-
-
-def _numbers(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Fitting:
-    """A line a row, its first cell in every block."""
-
-    def table(columns: Sequence[int], names: int) -> Table:
-        table = Table()
-        for head in (heads[0], *(heads[column + 1] for column in columns)):
-            table.add_column(head, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in (row[0], *(row[column + 1] for column in columns))))
+    def _table(self, columns: Sequence[int], width: int) -> Table:
+        """Of some of the columns, by index, beside names of up to `width` letters; without rows that say nothing."""
+        table, count = Table(), len(self.names)
+        for head in self.names:
+            table.add_column(head, justify=self.justify, overflow="fold", max_width=max(8, width // count))
+        for column in columns:
+            table.add_column(self.columns[column], justify="right", overflow="fold")
+        for index, row in enumerate(self.rows):
+            if index in self.sections:
+                table.add_section()
+            cells = [row[count + column] for column in columns]
+            if any(map(str, cells)) or not cells:
+                table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in (*row[:count], *cells)))
         return table
 
-    return Fitting(len(heads) - 1, table)
+
+def _numbers(table: cells.Table) -> Fitting:
+    return Fitting(table.heads[:1], table.heads[1:], table.rows, justify="right")
 
 
 def perplexity_table(report: EvalReport) -> Group:
@@ -74,7 +82,7 @@ def perplexity_table(report: EvalReport) -> Group:
         below.append(Text(f"baseline: {clean(base.checkpoint)}, {clean(base.label)}"))
         below += [Text(headline_sentence(headline)) for headline in report.headlines]
         below += [Text(HEADLINES_NOTE, "dim")] if report.headlines else []
-    return Group(Text(title), _numbers(measured.heads, measured.rows), *below)
+    return Group(Text(title), _numbers(measured), *below)
 
 
 def comparison_table(reports: Sequence[EvalReport]) -> Group:
@@ -84,19 +92,12 @@ def comparison_table(reports: Sequence[EvalReport]) -> Group:
     """
     comparison = cells.compare(reports)
 
-    def table(columns: Sequence[int], names: int) -> Table:
-        table = Table()
-        add_names(table, comparison.heads, names)
-        for column in columns:
-            table.add_column(f"{comparison.lengths[column]}", justify="right", no_wrap=True)
-        for line in comparison.lines:
-            if line.section:
-                table.add_section()
-            numbers = [Text(number, "bold" if best else "") for number, best in (line.cells[at] for at in columns)]
-            table.add_row(*map(Text, line.names), *numbers)
-        return table
-
-    fitting = Fitting(len(comparison.lengths), table)
+    rows: list[list[str | Text]] = [
+        [*line.names, *(Text(number, "bold" if best else "") for number, best in line.cells)]
+        for line in comparison.lines
+    ]
+    sections = [index for index, line in enumerate(comparison.lines) if line.section]
+    fitting = Fitting(comparison.heads, [f"{length}" for length in comparison.lengths], rows, sections)
     return Group(Text(comparison.title), fitting, *map(Text, comparison.notes))
 
 
@@ -113,9 +114,8 @@ def retrieval_tables(report: RetrievalReport) -> Group:
     rows = [
         [name, *("–" if cell is None else f"{100 * cell.accuracy:.0f}" for cell in own)] for name, own in found.rows
     ]
-    summary = cells.length_summary(report)
     note = Text("keys found, percent", "italic")
-    return Group(Text(title), note, _numbers(heads, rows), _numbers(summary.heads, summary.rows))
+    return Group(Text(title), note, _numbers(cells.Table(heads, rows)), _numbers(cells.length_summary(report)))
 
 
 def tuning_table(report: TuneReport) -> Group:

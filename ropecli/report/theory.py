@@ -5,7 +5,8 @@ and 1 turns, are its beta_fast and beta_slow (section 3.2).
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ropecli.report.sentences import sentences
-from ropecli.report.tables import Fitting, add_names
+from ropecli.report.tables import Fitting
 from ropecli.report.wording import clean, tokens
 from ropecli.theory.score import LONGEST
 
@@ -61,21 +62,10 @@ def _forms_table(ropes: Sequence[Rope]) -> list[RenderableType]:
 
 
 def _quantities_table(ropes: Sequence[Rope]) -> Fitting:
-    """A column for each rope; rows that say nothing of any beside each other are left out."""
-
-    def table(columns: Sequence[int], names: int) -> Table:
-        table = Table()
-        add_names(table, [""], names)
-        for column in columns:
-            table.add_column(clean(ropes[column]["name"]), justify="right", overflow="fold")
-        for rows in _ROWS:
-            table.add_section()
-            for name, show in rows:
-                if any(show(ropes[column]) for column in columns):
-                    table.add_row(name, *(Text(show(ropes[column])) for column in columns))
-        return table
-
-    return Fitting(len(ropes), table)
+    """A column for each rope."""
+    rows = [[name, *(show(rope) for rope in ropes)] for group in _ROWS for name, show in group]
+    sections = list(accumulate(map(len, _ROWS[:-1])))
+    return Fitting([""], [clean(rope["name"]) for rope in ropes], rows, sections)
 
 
 def _tokens(key: str) -> Callable[[Rope], str]:
@@ -144,47 +134,23 @@ def _bands_table(ropes: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """ropes: the pretrained one first. Methods that change no frequency have no column."""
     pretrained, *methods = ropes
     methods = [rope for rope in methods if any(abs(one - 1) > _SAME for one in _known(rope))]
-    rows = [
-        (band, pairs)
-        for band, (low, high) in _BANDS.items()
-        if (pairs := [pair for pair, turns in enumerate(pretrained["turns_in_window"]) if low <= turns < high])
-    ]
-
-    def table(columns: Sequence[int], names: int) -> Table:
-        table = Table()
-        add_names(table, ["turns r", "pairs", "wavelength, tokens"], names)
-        for column in columns:
-            table.add_column(clean(methods[column]["name"]), justify="right", overflow="fold")
-        for band, pairs in rows:
-            wavelengths = _tokens_between([pretrained["wavelength"][pair] for pair in pairs])
-            cells = [_between([_known(methods[column])[pair] for pair in pairs]) for column in columns]
-            table.add_row(band, _range(pairs), wavelengths, *map(Text, cells))
-        return table
-
-    title = "pairs by their turns in the pretraining window, r = L/λ"
-    if methods:
-        return [Text(f"\n{title}; by method, their frequency over the pretrained one"), Fitting(len(methods), table)]
-    return [Text(f"\n{title}"), table([], 10**4)]
+    rows = []
+    for band, (low, high) in _BANDS.items():
+        pairs = [pair for pair, turns in enumerate(pretrained["turns_in_window"]) if low <= turns < high]
+        if pairs:
+            wavelengths = [tokens(of(pretrained["wavelength"][pair] for pair in pairs)) for of in (min, max)]
+            ratios = [[f"{_known(rope)[pair]:.3g}" for pair in (pairs[0], pairs[-1])] for rope in methods]
+            ends = [f"{pairs[0]}", f"{pairs[-1]}"]
+            rows.append([band, *(" to ".join(dict.fromkeys(each)) for each in (ends, wavelengths, *ratios))])
+    title = "\npairs by their turns in the pretraining window, r = L/λ"
+    title += "; by method, their frequency over the pretrained one" if methods else ""
+    names = ["turns r", "pairs", "wavelength, tokens"]
+    return [Text(title), Fitting(names, [clean(rope["name"]) for rope in methods], rows)]
 
 
 def _known(rope: dict[str, Any]) -> list[float]:
     """The frequency of each pair over the pretrained one; of one that stands still before and after, 1."""
     return [1.0 if math.isnan(one) else one for one in rope["frequency_over_pretrained"]]
-
-
-def _tokens_between(values: Sequence[float]) -> str:
-    ends = [tokens(value) for value in (min(values), max(values))]
-    return " to ".join(dict.fromkeys(ends))
-
-
-def _between(values: Iterable[float]) -> str:
-    """From the first pair to the last one."""
-    ends = [f"{value:.3g}" for value in values]
-    return " to ".join(dict.fromkeys([ends[0], ends[-1]]))
-
-
-def _range(pairs: Sequence[int]) -> str:
-    return f"{pairs[0]}" if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
 
 
 def _decay_table(rope: dict[str, Any]) -> list[RenderableType]:

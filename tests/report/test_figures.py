@@ -231,7 +231,7 @@ def test_gains_and_phases_by_layer(tuning):
         assert gains.images[0].get_clim() == (-2, 2)
     assert "the 8 layers of 12 that changed most" in note(figure)
     drawn("gains", tuning("heads", phases=False))
-    with pytest.raises(DataError, match="no gains: level grid learned none"):
+    with pytest.raises(DataError, match="no gains: level grid learns none"):
         drawn("gains", tuning("grid"))
     with pytest.raises(DataError, match="Give one"):
         drawn("gains", run, run)

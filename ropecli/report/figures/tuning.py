@@ -171,10 +171,9 @@ def draw_gains(reports: Sequence[TuneReport]) -> "Figure":
         raise DataError(f"--kind gains draws one tuning run, and {len(reports)} were given. Give one.")
     (report,) = reports
     if not report.gains:
-        raise DataError(
-            f"The report of {clean(report.checkpoint)} has no gains: level {clean(report.level, 20)} learned none. "
-            "Use --kind tuning, or tune with `ropecli tune --level heads`."
-        )
+        learns = f"level {clean(report.level, 20)} learns none; `ropecli tune --level heads` does"
+        why = "heads found nothing better than none" if report.level == "heads" else learns
+        raise DataError(f"The report of {clean(report.checkpoint)} has no gains: {why}. Use --kind tuning.")
     shown = sorted(range(len(report.gains)), key=lambda index: -_change(report.gains[index]))[:_MOST_MAPS]
     layers = [report.gains[index] for index in sorted(shown)]
     phases = any(any(layer.phase) for layer in report.gains)
