@@ -45,7 +45,9 @@ def read_reports(paths: Iterable[Path]) -> list[Report]:
 def _read_file(path: Path) -> list[Report]:
     try:
         if path.stat().st_size > _LARGEST_FILE:
-            raise DataError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB, the largest report that is read.")
+            raise DataError(
+                f"{path} is {path.stat().st_size >> 20} MiB; reports of up to {_LARGEST_FILE >> 20} are read."
+            )
         text = path.read_text(encoding="utf-8-sig")
         value = json.loads(text, parse_constant=_refuse_constant, object_hook=_with_infinities)
     except OSError as error:

@@ -137,7 +137,7 @@ def test_what_is_no_file_is_refused(tmp_path):
     for path, expected in (
         (tmp_path, "Is a directory"),
         (tmp_path / "missing", "No such file"),
-        (tmp_path / "huge", "larger than 256 MiB"),
+        (tmp_path / "huge", "1024 MiB; reports of up to 256 are read"),
     ):
         with pytest.raises(DataError, match=expected):
             read_reports([path])

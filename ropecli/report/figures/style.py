@@ -56,7 +56,7 @@ _DPI = 150
 def refuse_unknown_ending(path: Path | None) -> None:
     """Raises OutputError for a file that is no PNG, SVG or PDF by its name."""
     if path is not None and path.suffix.lower() not in _ENDINGS:
-        raise OutputError(f"{path} is no picture by its ending. Name a file that ends in {', '.join(_ENDINGS)}.")
+        raise OutputError(f"{path} has no known picture format. Give it one of the endings {', '.join(_ENDINGS)}.")
 
 
 @contextlib.contextmanager
