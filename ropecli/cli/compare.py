@@ -53,10 +53,10 @@ def command(
     from ropecli.evaluate.progress import kept_progress, refuse_interrupted, remove_progress
     from ropecli.evaluate.protocols import Protocol
     from ropecli.evaluate.sharing import join_workers
-    from ropecli.report.plots import refuse_unknown_kind
+    from ropecli.report.figures.style import refuse_unknown_ending
 
     speak_from_first_process()
-    refuse_unknown_kind(plot)
+    refuse_unknown_ending(plot)
     refuse_outputs(output, plot)
     refuse_interrupted(output, resume)
     asked = Protocol(protocol, stride, targets)
@@ -149,11 +149,11 @@ def _request(opened, plans, runs) -> dict[str, Any]:
 def _give(reports, plot: Path | None, output: Path | None, as_json: bool) -> None:
     from ropecli.cli.terminal import out, print_json
     from ropecli.evaluate.report import write_report
-    from ropecli.report.plots import draw_report_plot
+    from ropecli.report.kinds import draw_reports
     from ropecli.report.tables import comparison_table
 
     if plot:
-        draw_report_plot(reports, plot)
+        draw_reports(reports, plot)
     if output:
         write_report(output, [report.as_json() for report in reports])
     if as_json:

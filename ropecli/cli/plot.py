@@ -1,6 +1,5 @@
-"""ropecli plot: what reports say, or a checkpoint's frequencies, as a picture or in the terminal."""
+"""ropecli plot: what reports say, or a checkpoint's frequencies, as a picture in a file."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -8,13 +7,25 @@ import typer
 
 from ropecli.cli import options, scaling
 
+_FACTOR = 4.0
+"""Of the methods that a kind shows, unless another is asked for; as in compare."""
 
-class _Plot(NamedTuple):
-    """figure: made when asked for. note: to be said beside a picture."""
 
-    figure: Callable[[], Any]
-    chart: Callable[[], Any]
-    note: str | None = None
+class _Asked(NamedTuple):
+    """The options that are for plots of a checkpoint alone, as they were given."""
+
+    methods: str | None
+    factor: float | None
+    settings: list[str] | None
+    factors_file: Path | None
+    original_length: int | None
+    revision: str | None
+
+    @property
+    def named(self) -> list[str]:
+        """The options that were given at all."""
+        names = ("--method", "--factor", "--set", "--factors-file", "--original-length", "--revision")
+        return [name for name, value in zip(names, self, strict=True) if value is not None]
 
 
 def command(
@@ -49,69 +60,127 @@ def command(
     original_length: scaling.OriginalLength = None,
     revision: options.Revision = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Draw here (PNG, SVG or PDF), and not in the terminal.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the picture here: PNG, SVG or PDF. Default: a PNG beside the first report, of a checkpoint "
+            "./KIND.png.",
+        ),
     ] = None,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Draw in the terminal, beside --output too.")] = False,
 ) -> None:
-    """Plot reports of evaluations and tunings, or what theory says of a checkpoint and its scaling."""
+    """Plot reports of evaluations and tunings, or what theory says of a checkpoint and its scaling, into a file."""
     from ropecli.cli.outputs import refuse_outputs
-    from ropecli.cli.study_plot import Asked
-    from ropecli.cli.terminal import out, warn
-    from ropecli.report.kinds import refuse_unknown_name
-    from ropecli.report.plots.style import refuse_unknown_kind, save
-    from ropecli.report.study import STUDY_KINDS
+    from ropecli.cli.terminal import out
+    from ropecli.report.figures.style import refuse_unknown_ending, save
+    from ropecli.report.kinds import STUDY_KINDS, refuse_unknown_kind
 
-    refuse_unknown_name(kind)
-    refuse_unknown_kind(output)
+    refuse_unknown_kind(kind)
+    refuse_unknown_ending(output)
     refuse_outputs(drawn=output)
-    asked = Asked(methods, factor, settings, factors_file, original_length, revision)
-    plot = (
-        _of_study(kind, subjects, metric, asked) if kind in STUDY_KINDS else _of_reports(kind, subjects, metric, asked)
-    )
-    if output is not None:
-        save(plot.figure(), output)
-        if plot.note:
-            warn(f"{plot.note}.")
-    if terminal or output is None:
-        out.print(plot.chart())
-    if output is not None:
-        out.print(f"plot: {output}", markup=False, soft_wrap=True)
+    asked = _Asked(methods, factor, settings, factors_file, original_length, revision)
+    if kind in STUDY_KINDS:
+        figure, beside = _draw_study(kind, subjects, metric, asked), Path(f"{kind}.png")
+    else:
+        figure = _draw_reports(kind, subjects, metric, asked)
+        beside = options.expanded(Path(subjects[0])).with_suffix(".png")
+    if output is None:
+        output = _default_output(beside)
+        refuse_outputs(drawn=output)
+    save(figure, output)
+    out.print(f"plot: {output}", markup=False, soft_wrap=True)
 
 
-def _of_study(kind: str, subjects: list[str], metric: str | None, asked) -> _Plot:
-    from ropecli.cli.study_plot import study_of
+def _default_output(path: Path) -> Path:
+    """The path, or its name in the current folder where it lies in a checkpoint's. Raises OutputError for both."""
+    from ropecli.errors import OutputError
+
+    for folder in (path.parent, Path()):
+        if not _is_checkpoints(folder.resolve()):
+            return folder / path.name
+    raise OutputError(f"{path.name} would lie in a checkpoint's folder. Name another place with --output.")
+
+
+def _is_checkpoints(folder: Path) -> bool:
+    """Whether it is a checkpoint's folder, or lies in the Hub's cache."""
+    from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG
+
+    cached = any(part.startswith("models--") for part in folder.parts)
+    return cached or any((folder / name).exists() for name in (CONFIG, ADAPTER_CONFIG))
+
+
+def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, asked: _Asked) -> Any:
+    from ropecli import demo
     from ropecli.cli.terminal import warn
     from ropecli.errors import DataError
-    from ropecli.report.study import study_chart, study_figure
-
-    if metric is not None:
-        raise DataError(f"--metric {metric} is for plots of reports; --kind {kind} has axes of its own. Leave it out.")
-    study = study_of(kind, subjects, asked)
-    for warning in study.warnings:
-        warn(warning)
-    return _Plot(lambda: study_figure(kind, study), lambda: study_chart(kind, study))
-
-
-def _of_reports(kind: str | None, subjects: list[str], metric: str | None, asked) -> _Plot:
-    from ropecli import demo
-    from ropecli.errors import DataError
-    from ropecli.report.kinds import choose_kind
+    from ropecli.evaluate.report import EvalReport
+    from ropecli.report.kinds import STUDY_KINDS, choose_kind
     from ropecli.report.lines import data_note
     from ropecli.report.metrics import get_metric
-    from ropecli.report.reading import perplexity_reports, read_reports
-    from ropecli.report.study import STUDY_KINDS
+    from ropecli.report.reading import read_reports
 
     kinds = f"--kind {', '.join(STUDY_KINDS[:-1])} or {STUDY_KINDS[-1]}"
     if asked.named:
         raise DataError(f"{', '.join(asked.named)}: for plots of a checkpoint, by {kinds}.")
     paths = options.expanded([Path(name) for name in subjects])
     if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or paths[0].is_dir()):
-        raise DataError(f"{subjects[0]} is no report. A checkpoint is plotted by {kinds}.")
+        raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with {kinds}.")
     wanted = get_metric(metric or "ppl")
     reports = read_reports(paths)
     chosen = choose_kind(reports, kind)
     if wanted.name != "ppl" and not chosen.metrics:
         raise DataError(f"--metric {metric} is for plots of perplexity; this kind has an axis of its own.")
-    measured = perplexity_reports(reports)
-    note = data_note(measured, wanted) if measured else None
-    return _Plot(lambda: chosen.figure(reports, wanted), lambda: chosen.terminal(reports, wanted), note)
+    measured = [report for report in reports if isinstance(report, EvalReport)]
+    if measured and (note := data_note(measured, wanted)):
+        warn(f"{note}.")
+    return chosen.figure(reports, wanted)
+
+
+def _draw_study(kind: str, subjects: list[str], metric: str | None, asked: _Asked) -> Any:
+    """Raises MethodError, CheckpointError, and DataError for more than one checkpoint."""
+    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.study import make_study
+    from ropecli.cli.terminal import warn
+    from ropecli.errors import DataError, MethodError
+    from ropecli.report.kinds import draw_study
+
+    if metric is not None:
+        raise DataError(f"--metric {metric} is for plots of reports; --kind {kind} has axes of its own. Leave it out.")
+    if len(subjects) > 1:
+        raise DataError(f"--kind {kind} draws one checkpoint, and {len(subjects)} were given; give one.")
+    checkpoint = open_checkpoint(subjects[0], revision=asked.revision)
+    factor = _FACTOR if asked.factor is None else asked.factor
+    if asked.methods is not None:
+        specs = scaling.method_specs(asked.methods, [factor], asked.settings, asked.factors_file)
+        study = make_study(checkpoint, specs, asked.original_length)
+    elif given := [option for option in asked.named if option in ("--set", "--factors-file", "--original-length")]:
+        raise MethodError(f"{', '.join(given)}: for a --method, and none was given. Example: --method yarn --factor 4.")
+    else:
+        study = make_study(checkpoint, _default_specs(kind, checkpoint, factor, asked.factor is not None))
+    for warning in study.warnings:
+        warn(warning)
+    return draw_study(kind, study)
+
+
+def _default_specs(kind: str, checkpoint, factor: float, at_factor: bool) -> list[Any]:
+    """The checkpoint as it is and the methods of the kind, but those that do not suit its geometry."""
+    from ropecli.checkpoint.plan import make_plan
+    from ropecli.cli.terminal import warn
+    from ropecli.errors import MethodError
+    from ropecli.report.kinds import DEFAULT_METHODS
+    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.registry import check_factor
+
+    check_factor(factor)
+    specs: list[ScalingSpec | None] = [None]
+    if at_factor and not DEFAULT_METHODS[kind]:  # the methods would set the target
+        specs.append(ScalingSpec("none", factor))
+    for name, params in DEFAULT_METHODS[kind].items():
+        spec = ScalingSpec(name, factor, params)
+        try:
+            make_plan(checkpoint, spec)
+        except MethodError as error:
+            warn(f"{name} is left out: {error}")
+            continue
+        specs.append(spec)
+    return specs

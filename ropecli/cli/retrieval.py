@@ -79,9 +79,9 @@ def make_request(
     candidates = _CANDIDATES if candidates is None else candidates
     request = Request(wanted, parse_depths(depths), mode=mode, chunk=chunk, candidates=candidates, **others)
     if request.plot:
-        from ropecli.report.plots import refuse_unknown_kind
+        from ropecli.report.figures.style import refuse_unknown_ending
 
-        refuse_unknown_kind(request.plot)
+        refuse_unknown_ending(request.plot)
     refuse_outputs(request.output, request.plot)
     return request
 
@@ -212,15 +212,15 @@ def _report(request: Request, subject: scaling.Subject, source: str, task, model
 def _give(request: Request, report) -> None:
     from ropecli.cli.terminal import out, print_json
     from ropecli.evaluate.report import write_report
-    from ropecli.report.grids import retrieval_grid
+    from ropecli.report.tables import retrieval_tables
 
     if request.output:
         write_report(request.output, report.as_json())
     if request.plot:
-        from ropecli.report.plots import draw_report_plot
+        from ropecli.report.kinds import draw_reports
 
-        draw_report_plot([report], request.plot)
+        draw_reports([report], request.plot)
     if request.as_json:
         print_json(report.as_json())
     else:
-        out.print(retrieval_grid(report))
+        out.print(retrieval_tables(report))

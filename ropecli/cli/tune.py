@@ -137,7 +137,7 @@ def _tune(task: "Task", kept: Any) -> "TuneResult":
 
 def _give(result: "TuneResult", output: Path, proved: int, as_json: bool) -> None:
     from ropecli.cli.terminal import out, print_json
-    from ropecli.report.tuned.table import tuning_table
+    from ropecli.report.tables import tuning_table
 
     report = result.report
     if as_json:

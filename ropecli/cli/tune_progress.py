@@ -82,11 +82,11 @@ class _Watch:
 
     def _scores(self, point: Point) -> str:
         """Perplexities at the window and the target."""
-        from ropecli.report.tuned.course import ppl, shown
+        from ropecli.report.cells import ppl_words
 
         window, target = self._lengths
-        at_target = "" if window == target else f" and {shown(ppl(point.score.target))} at {target}"
-        return f"{shown(ppl(point.score.window))} at {window}{at_target}"
+        at_target = "" if window == target else f" and {ppl_words(point.score.target)} at {target}"
+        return f"{ppl_words(point.score.window)} at {window}{at_target}"
 
     def _say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropecli.evaluate.protocols import Protocol
-from ropecli.evaluate.tally import Change, Row, paired_change
+from ropecli.evaluate.tally import Change, Row, Tokens, paired_change
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class Headline:
     """
 
     name: str
-    length: int
-    baseline_length: int
+    length: Tokens
+    baseline_length: Tokens
     change: Change
 
 

@@ -4,15 +4,19 @@ import json
 import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval, Len
 
 from ropecli.atomic import new_file
 from ropecli.evaluate.headlines import Headline
-from ropecli.evaluate.tally import Row
+from ropecli.evaluate.tally import Count, Row, Tokens
 from ropecli.scaling.registry import label_of
 from ropecli.version import VERSION
 
 SCHEMA_VERSION = 2
+Factor = Annotated[float, Interval(gt=0, le=1e12)]
+Share = Annotated[float, Interval(ge=0, le=1)]
 
 
 def environment() -> dict[str, str]:
@@ -35,10 +39,10 @@ class Measured:
     checkpoint: str
     digest: str
     method: str
-    factor: float
+    factor: Factor
     params: dict[str, Any]
     in_memory: bool
-    original_max_position_embeddings: int
+    original_max_position_embeddings: Tokens
     source: str
     dtype: str
     device: str
@@ -62,7 +66,7 @@ class EvalReport(Measured):
     settings: dict[str, Any]
     fingerprint: str
     too_short: int
-    rows: list[Row]
+    rows: Annotated[list[Row], Len(1, 10_000)]
     document_names: list[str]
     baseline: "EvalReport | None" = None
     headlines: list[Headline] = field(default_factory=list)
@@ -84,10 +88,10 @@ class Cell:
     both None where the answer was generated.
     """
 
-    length: int
-    depth: float
-    trials: int
-    hits: int
+    length: Tokens
+    depth: Share
+    trials: Tokens
+    hits: Count
     rank: float | None = None
     margin: float | None = None
     found: tuple[bool, ...] = ()
@@ -109,8 +113,8 @@ class RetrievalReport(Measured):
     mode: str
     settings: dict[str, Any]
     fingerprint: str
-    chance: float
-    cells: list[Cell]
+    chance: Share
+    cells: Annotated[list[Cell], Len(1, 10_000)]
     environment: dict[str, str] = field(default_factory=environment)
     kind: str = "retrieval"
     schema_version: int = SCHEMA_VERSION

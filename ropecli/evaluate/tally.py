@@ -3,8 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 
 from ropecli.errors import DataError, NotFiniteError, RopecliError
 
@@ -60,13 +62,20 @@ class Tally:
             self.context_tokens[bucket] += len(inside)
 
 
+# What a report that is read back may hold; pydantic checks it then, and nothing does otherwise.
+Tokens = Annotated[int, Interval(gt=0, le=10**12)]
+Count = Annotated[int, Interval(ge=0, le=10**18)]
+Amount = Annotated[float, Interval(ge=0, le=1e15)]
+Perplexity = Annotated[float, Interval(ge=0.5, le=1e305)]  # one of 1 may be a little less for rounding
+
+
 @dataclass(frozen=True)
 class Bucket:
     """Scored tokens with start ≤ context < stop tokens before them. nll: their mean, nats."""
 
-    start: int
-    stop: int
-    tokens: int
+    start: Tokens
+    stop: Annotated[int, Interval(gt=1, le=10**12)]
+    tokens: Tokens
     nll: float
 
 
@@ -81,21 +90,21 @@ class Row:
     of the process on a CPU, of torch on a GPU. by_context: the mean loss by how much the model had read.
     """
 
-    length: int
-    ppl: float
+    length: Tokens
+    ppl: Perplexity
     nll: float
-    ppl_low: float | None
-    ppl_high: float | None
-    bits_per_byte: float | None
-    tokens: int
-    documents: int
+    ppl_low: Perplexity | None
+    ppl_high: Perplexity | None
+    bits_per_byte: Amount | None
+    tokens: Tokens
+    documents: Tokens
     document_nll: tuple[float, ...]
     document_weights: tuple[float, ...]
     by_context: tuple[Bucket, ...] = ()
     # how it went, and not what was measured
-    seconds: float = field(default=0.0, compare=False)
-    tokens_per_second: float = field(default=0.0, compare=False)
-    peak_memory: int = field(default=0, compare=False)
+    seconds: Amount = field(default=0.0, compare=False)
+    tokens_per_second: Amount = field(default=0.0, compare=False)
+    peak_memory: Count = field(default=0, compare=False)
 
 
 def summarise(length: int, tallies: Sequence[Tally], names: Sequence[str], *, by_windows: bool = False) -> Row:

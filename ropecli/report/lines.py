@@ -35,9 +35,12 @@ class Line:
 
 def lines_of(reports: Sequence[EvalReport]) -> list[Line]:
     """A line each, baselines once, after them. Raises DataError for reports of more than one protocol."""
-    if not reports:
-        raise DataError("There is no perplexity report to draw.")
-    refuse_mixed_protocols(reports)
+    protocols = list(dict.fromkeys(report.protocol for report in reports))
+    if len(protocols) > 1:
+        raise DataError(
+            f"The reports are of different protocols ({', '.join(map(clean, protocols))}): their perplexities mean "
+            "different things and are not drawn together. Give the reports of one protocol at a time."
+        )
     return named_lines(reports)
 
 
@@ -52,16 +55,6 @@ def by_checkpoint(lines: Sequence[Line]) -> list[Line]:
     """Those of one checkpoint together, checkpoints in the order they first come in; baselines first."""
     order = {digest: place for place, digest in enumerate(dict.fromkeys(line.report.digest for line in lines))}
     return sorted(lines, key=lambda line: (not line.baseline, order[line.report.digest]))
-
-
-def refuse_mixed_protocols(reports: Sequence[EvalReport]) -> None:
-    """Raises DataError for reports of more than one protocol."""
-    protocols = list(dict.fromkeys(report.protocol for report in reports))
-    if len(protocols) > 1:
-        raise DataError(
-            f"The reports are of different protocols ({', '.join(map(clean, protocols))}): their perplexities mean "
-            "different things and are not drawn together. Give the reports of one protocol at a time."
-        )
 
 
 def refuse_without(lines: Iterable[Line], metric: Metric) -> None:
@@ -166,7 +159,7 @@ def _names(lines: Sequence[Line]) -> list[str]:
     return numbered(names)
 
 
-def numbered(names: Sequence[str]) -> list[str]:
+def numbered(names: Iterable[str]) -> list[str]:
     """The same names, those that come again with a number."""
     seen: dict[str, int] = {}
     unlike = []

@@ -33,7 +33,7 @@ class Metric:
         return self.axis + (", logarithmic" if self.logarithmic else "")
 
     def shown_among(self, values: Iterable[float | None]) -> Callable[[float], str]:
-        """A value in so many places, with up to two more where these values would else look the same and are not."""
+        """Formats a value with so many places, and up to two more where different values would else look the same."""
         known = sorted(value for value in values if value is not None)
         for places in range(self.places, self.places + _MORE_PLACES + 1):
             if not any(
@@ -47,21 +47,12 @@ def _ppl_interval(row: Row) -> tuple[float, float] | None:
     return None if row.ppl_low is None or row.ppl_high is None else (row.ppl_low, row.ppl_high)
 
 
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("ppl", "perplexity (lower is better)", lambda row: row.ppl, _ppl_interval, True, 2),
-        # no interval: that of perplexity is over tokens, and a document's bytes are not kept
-        Metric(
-            "bits-per-byte",
-            "bits per byte (lower is better)",
-            lambda row: row.bits_per_byte,
-            lambda row: None,
-            False,
-            4,
-        ),
-    )
-}
+PPL = Metric("ppl", "perplexity (lower is better)", lambda row: row.ppl, _ppl_interval, True, 2)
+# no interval: that of perplexity is over tokens, and a document's bytes are not kept
+BITS_PER_BYTE = Metric(
+    "bits-per-byte", "bits per byte (lower is better)", lambda row: row.bits_per_byte, lambda row: None, False, 4
+)
+METRICS = {metric.name: metric for metric in (PPL, BITS_PER_BYTE)}
 
 
 def get_metric(name: str) -> Metric:

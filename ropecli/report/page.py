@@ -1,12 +1,12 @@
 """A page that holds everything reports say, in one file: no script, and nothing fetched from anywhere.
 
-Whatever comes from a report is escaped by the template; pictures escape their own letters.
+Whatever comes from a report is escaped by the template; pictures are data within it.
 """
 
+import base64
 import json
-import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,21 +15,15 @@ from typing import TYPE_CHECKING, Any
 from ropecli.atomic import new_file
 from ropecli.errors import DataError
 from ropecli.evaluate.report import EvalReport, RetrievalReport
-from ropecli.report.comparison import Comparison, compare
+from ropecli.report import cells
 from ropecli.report.kinds import KINDS
 from ropecli.report.lines import data_note, named_lines
-from ropecli.report.metrics import METRICS
-from ropecli.report.pivot import length_summary, pivot
-from ropecli.report.plots.retrieval import MOST_PANELS
-from ropecli.report.reading import Report, perplexity_reports, retrieval_reports, tune_reports
-from ropecli.report.rows import columns_of
-from ropecli.report.tuned.cells import Table, runs_of, states_of
-from ropecli.report.tuned.course import comparable, method_of
+from ropecli.report.metrics import METRICS, PPL
+from ropecli.report.reading import Report
 from ropecli.report.wording import HEADLINES_NOTE, PROTOCOLS_IN_WORDS, clean, headline_sentence, protocol_name
 from ropecli.tune.record import TuneReport
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
     from matplotlib.figure import Figure
 
 _LONGEST_TEXT = 10_000
@@ -37,26 +31,24 @@ _LONGEST_TEXT = 10_000
 
 
 @dataclass(frozen=True)
-class _Protocol:
-    """The reports of one protocol: what it is, and what they say together. left_out: plots, and why."""
+class Picture:
+    """title: for those who do not see it. data: a PNG in base64."""
 
-    name: str
-    words: str
-    comparison: Comparison
-    pictures: "list[Markup]"
-    left_out: list[str]
+    title: str
+    data: str
 
 
 @dataclass(frozen=True)
-class _Tuning:
-    """A tuning run, or several together. reports: whose facts stand below. left_out: plots, and why."""
+class Part:
+    """What several reports say together, or one tuning run. left_out: plots, and why. reports: whose facts follow."""
 
     title: str
-    table: Table
-    reports: list[TuneReport]
-    pictures: "list[Markup]"
+    words: str
+    comparison: cells.Comparison | None
+    table: cells.Table | None
+    pictures: list[Picture]
     notes: list[str]
-    left_out: list[str]
+    reports: Sequence[Report] = ()
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
@@ -70,18 +62,28 @@ def render_page(reports: Sequence[Report]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True)
-    environment.globals.update(sentence=headline_sentence, headlines_note=HEADLINES_NOTE, columns_of=columns_of)
-    environment.globals.update(protocol_name=protocol_name, facts=_facts, pivot=pivot, length_summary=length_summary)
+    environment.globals.update(sentence=headline_sentence, headlines_note=HEADLINES_NOTE, facts=_facts)
+    environment.globals.update(
+        measured_rows=cells.measured_rows, pivot=cells.pivot, length_summary=cells.length_summary
+    )
     template = environment.from_string(resources.files("ropecli.report").joinpath("page.html").read_text("utf-8"))
-    pictures = _Pictures()
-    measured, retrieved = perplexity_reports(reports), retrieval_reports(reports)
+    measured = [report for report in reports if isinstance(report, EvalReport)]
+    retrieved = [report for report in reports if isinstance(report, RetrievalReport)]
+    tuned = [report for report in reports if isinstance(report, TuneReport)]
+    tasks = dict.fromkeys((report.task, report.mode) for report in retrieved)
     return template.render(
         title=_title(reports),
-        protocols=[_protocol(group, pictures) for group in _by_protocol(measured)],
+        protocols=[
+            _protocol([report for report in measured if report.protocol == name])
+            for name in dict.fromkeys(report.protocol for report in measured)
+        ],
         measured=measured,
         retrieved=retrieved,
-        grids=[pictures.add(figure) for figure in _retrieval_figures(retrieved)],
-        tunings=_tunings(tune_reports(reports), pictures),
+        grids=[
+            _picture(KINDS["retrieval"].figure([one for one in retrieved if (one.task, one.mode) == task]))
+            for task in tasks
+        ],
+        tunings=[*([_tuning_runs(tuned)] if len(tuned) > 1 else []), *map(_tuning, tuned)],
     )
 
 
@@ -94,95 +96,53 @@ def _finalize(value: Any) -> Any:
 def _title(reports: Sequence[Report]) -> str:
     names = list(dict.fromkeys(report.checkpoint for report in reports))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    what = "Tuning of " if len(tune_reports(reports)) == len(reports) else "Evaluation of "
+    what = "Tuning of " if all(isinstance(report, TuneReport) for report in reports) else "Evaluation of "
     return what + ", ".join(clean(name, 60) for name in names[:3]) + more
 
 
-def _by_protocol(reports: Sequence[EvalReport]) -> list[list[EvalReport]]:
-    groups: dict[str, list[EvalReport]] = {}
-    for report in reports:
-        groups.setdefault(report.protocol, []).append(report)
-    return list(groups.values())
-
-
-def _protocol(reports: list[EvalReport], pictures: "_Pictures") -> _Protocol:
+def _protocol(reports: list[EvalReport]) -> Part:
+    """The reports of one protocol: what it is, and what they say together."""
     name = reports[0].protocol
-    drawn, left_out = _drawn(_wanted(reports), reports, pictures)
-    return _Protocol(name, PROTOCOLS_IN_WORDS[name], compare(reports), drawn, left_out)
+    metrics = ["ppl"]
+    if data_note(reports, PPL) and all(row.bits_per_byte for report in reports for row in report.rows):
+        metrics.append("bits-per-byte")
+    kinds = ["perplexity", "comparison"] if len(named_lines(reports)) > 1 else ["perplexity"]
+    wanted = [(kind, metric) for metric in metrics for kind in kinds]
+    pictures, left_out = _drawn([*wanted, ("context", "ppl")], reports)
+    compared = cells.compare(reports)
+    title = f"Perplexity, protocol {name}"
+    return Part(title, PROTOCOLS_IN_WORDS[name], compared, None, pictures, left_out)
 
 
-def _drawn(
-    wanted: Iterable[tuple[str, str]], reports: Sequence[Report], pictures: "_Pictures"
-) -> "tuple[list[Markup], list[str]]":
+def _tuning_runs(reports: Sequence[TuneReport]) -> Part:
+    pictures, left_out = _drawn([("tuning", "ppl"), ("tuned-frequencies", "ppl")], reports)
+    other = "Different checkpoints, data or lengths: these perplexities are not of the same tokens."
+    notes = left_out if cells.of_same_tokens(reports) else [other, *left_out]
+    return Part("Tuning runs side by side", "", None, cells.tuning_runs(reports), pictures, notes)
+
+
+def _tuning(report: TuneReport) -> Part:
+    kinds = ["tuning", *(["gains"] if report.gains else []), "tuned-frequencies"]
+    pictures, left_out = _drawn([(kind, "ppl") for kind in kinds], [report])
+    title = f"{report.checkpoint}, {cells.method_of(report)}: tuning ({report.level})"
+    return Part(title, "", None, cells.tuning_states(report), pictures, left_out, [report])
+
+
+def _drawn(wanted: Iterable[tuple[str, str]], reports: Sequence[Report]) -> tuple[list[Picture], list[str]]:
     """(pictures, those that could not be drawn and why). wanted: (kind, metric) of each."""
     drawn, left_out = [], []
-    for what, metric in wanted:
+    for kind, metric in wanted:
         try:
-            drawn.append(pictures.add(KINDS[what].figure(reports, METRICS[metric])))
+            drawn.append(_picture(KINDS[kind].figure(reports, METRICS[metric])))
         except DataError as error:
-            left_out.append(f"The plot of kind {what} is left out: {str(error).partition('. ')[0]}.")
+            left_out.append(f"The plot of kind {kind} is left out: {str(error).partition('. ')[0]}.")
     return drawn, left_out
 
 
-def _wanted(reports: Sequence[EvalReport]) -> Iterator[tuple[str, str]]:
-    """(kind, metric) of the plots that say something of these reports."""
-    metrics = ["ppl"]
-    if data_note(reports, METRICS["ppl"]) and all(row.bits_per_byte for report in reports for row in report.rows):
-        metrics.append("bits-per-byte")
-    for metric in metrics:
-        yield "perplexity", metric
-        if len(named_lines(reports)) > 1:
-            yield "comparison", metric
-    yield "context", "ppl"
+def _picture(figure: "Figure") -> Picture:
+    from ropecli.report.figures.style import as_png
 
-
-def _retrieval_figures(reports: Sequence[RetrievalReport]) -> "Iterator[Figure]":
-    """A picture for each task."""
-    tasks = dict.fromkeys((report.task, report.mode) for report in reports)
-    for task in tasks:
-        own = [report for report in reports if (report.task, report.mode) == task]
-        for start in range(0, len(own), MOST_PANELS):
-            yield KINDS["retrieval"].figure(own[start : start + MOST_PANELS], METRICS["ppl"])
-
-
-def _tunings(reports: list[TuneReport], pictures: "_Pictures") -> list[_Tuning]:
-    """Several side by side, then each."""
-    found = []
-    if len(reports) > 1:
-        drawn, left_out = _drawn([("tuning", "ppl"), ("tuned-frequencies", "ppl")], reports, pictures)
-        other = "Different checkpoints, data or lengths: these perplexities are not of the same tokens."
-        notes = [] if comparable(reports) else [other]
-        found.append(_Tuning("Tuning runs side by side", runs_of(reports), [], drawn, notes, left_out))
-    for report in reports:
-        kinds = ["tuning", *(["gains"] if report.gains else []), "tuned-frequencies"]
-        drawn, left_out = _drawn([(kind, "ppl") for kind in kinds], [report], pictures)
-        title = f"{report.checkpoint}, {method_of(report)}: tuning ({report.level})"
-        found.append(_Tuning(title, states_of(report), [report], drawn, [], left_out))
-    return found
-
-
-class _Pictures:
-    """Figures as SVG within a page, each with ids of its own."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self, figure: "Figure") -> "Markup":
-        from markupsafe import Markup
-
-        from ropecli.report.plots.style import as_svg
-
-        self.count += 1
-        svg = as_svg(figure)
-        svg = svg[svg.index("<svg") :]  # without the XML declaration, which a page may not hold
-        svg = re.sub(r"<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)
-        # no one refers to these, and two panels alike have the same
-        svg = re.sub(r'<(g|image)\b([^>]*?) id="[^"]*"', r"<\1\2", svg)
-        # within tags alone: names are between them
-        svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r'( id="|href="#|url\(#)', rf"\1p{self.count}-", tag[0]), svg)
-        width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', svg[: svg.index(">")])
-        svg = svg.replace(f'width="{width}pt" height="{height}pt"', f'style="width: {width}pt"', 1)
-        return Markup(svg)  # matplotlib escapes every letter it writes
+    return Picture(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode())
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:

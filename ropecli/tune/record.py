@@ -1,8 +1,12 @@
 """What a tuning run tried and found: plain values, for the JSON report and the plots. Loads no model library."""
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from annotated_types import Ge, Interval, Len
+
+from ropecli.evaluate.report import Factor
+from ropecli.evaluate.tally import Amount, Count, Tokens
 from ropecli.scaling.registry import label_of
 
 if TYPE_CHECKING:
@@ -12,6 +16,10 @@ SCHEMA_VERSION = 1
 LEVELS = ("grid", "heads", "lora", "search")
 TRAINING = ("heads", "lora")
 """The levels that change weights."""
+Loss = Annotated[float, Ge(0)]
+"""Nats; infinite where the model overflowed."""
+Frequencies = Annotated[list[Annotated[float, Interval(ge=0, le=1e6)]], Len(1, 4096)]
+Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0, 4096)]
 
 
 @dataclass(frozen=True)
@@ -21,10 +29,10 @@ class Score:
     objective: target + short_weight × window, the smaller the better. documents: how many were read.
     """
 
-    target: float
-    window: float
-    objective: float
-    documents: int
+    target: Loss
+    window: Loss
+    objective: Loss
+    documents: Count
 
 
 @dataclass(frozen=True)
@@ -35,12 +43,12 @@ class Point:
 
     level: str
     method: str
-    factor: float
+    factor: Factor
     params: dict[str, Any]
     score: Score
-    seconds: float
-    step: int = 0
-    learned: int = 0
+    seconds: Amount
+    step: Count = 0
+    learned: Count = 0
 
     @classmethod
     def of(cls, plan: "PatchPlan", score: Score, seconds: float, level: str = "grid", **others: Any) -> "Point":
@@ -58,8 +66,8 @@ class LayerGains:
     """
 
     name: str
-    log_gain: list[list[float]]
-    phase: list[list[float]]
+    log_gain: Annotated[Matrix, Len(1)]
+    phase: Matrix
 
 
 @dataclass(frozen=True)
@@ -75,9 +83,9 @@ class TuneReport:
     checkpoint: str
     digest: str
     level: str
-    factor: float
-    original_max_position_embeddings: int
-    target_length: int
+    factor: Factor
+    original_max_position_embeddings: Tokens
+    target_length: Tokens
     source: str
     fingerprint: str
     dtype: str
@@ -86,20 +94,20 @@ class TuneReport:
     settings: dict[str, Any]
     method: str
     params: dict[str, Any]
-    attention_factor: float
-    inv_freq: list[float]
-    pretrained_inv_freq: list[float]
+    attention_factor: Factor
+    inv_freq: Frequencies
+    pretrained_inv_freq: Frequencies
     base: Score
     plain: Score
     begun: Score
     score: Score
-    learned: int
-    step: int
-    rounding: float
-    seconds: float
-    points: list[Point]
+    learned: Count
+    step: Count
+    rounding: Amount
+    seconds: Amount
+    points: Annotated[list[Point], Len(1, 100_000)]
     gains: list[LayerGains] = field(default_factory=list)
-    log_temperature: float = 0.0
+    log_temperature: Annotated[float, Interval(ge=-50, le=50)] = 0.0
     plain_name: str = "nothing tuned"
     environment: dict[str, str] = field(default_factory=dict)
     kind: str = "tune"

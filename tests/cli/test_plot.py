@@ -1,16 +1,19 @@
-"""ropecli plot, from real reports: pictures and charts, and what it refuses."""
+"""ropecli plot, of real reports and of a checkpoint: pictures where they belong, and what it refuses."""
 
 import json
+import shutil
+import sys
+import xml.etree.ElementTree as ET
+from unittest import mock
 
 import pytest
+
+from ropecli.report.kinds import DEFAULT_METHODS, STUDY_KINDS
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, llama, corpus):
     """Reports as the commands write them."""
-    import sys
-    from unittest import mock
-
     from ropecli.cli.app import main
 
     folder = tmp_path_factory.mktemp("reports")
@@ -19,6 +22,7 @@ def files(tmp_path_factory, llama, corpus):
         ["eval-ppl", *common, "--output", str(folder / "one.json")],
         ["eval-ppl", *common, "--protocol", "tail", "--output", str(folder / "tail.json")],
         ["compare", *common, "--methods", "none,linear,yarn", "--output", str(folder / "several.json")],
+        ["needle", str(llama), "--lengths", "64", "--depths", "0,1", "--trials", "1", "-o", str(folder / "found.json")],
     ):
         with mock.patch.object(sys, "argv", ["ropecli", *arguments]), pytest.raises(SystemExit) as stop:
             main()
@@ -26,59 +30,69 @@ def files(tmp_path_factory, llama, corpus):
     return folder
 
 
-def test_the_terminal_alone_without_an_output(ropecli, files, tmp_path, monkeypatch):
+def texts(path):
+    return ["".join(element.itertext()) for element in ET.parse(path).iter() if element.tag.endswith("}text")]
+
+
+def test_a_png_beside_the_first_report(ropecli, files, tmp_path, monkeypatch):
+    reports = shutil.copytree(files, tmp_path / "reports")
     monkeypatch.chdir(tmp_path)
-    result = ropecli("plot", files / "several.json")
-    assert (result.code, result.err) == (0, "")
-    assert "protocol prefix" in result.out
-    for index, report in enumerate(json.loads((files / "several.json").read_text())):
-        name = report["method"] if report["method"] == "none" else f"{report['method']} ×4"
-        assert f"{'abc'[index]}  {name}: {report['rows'][-1]['ppl']:.2f} at 128" in result.out
-    assert not list(tmp_path.iterdir())
+    for _ in range(2):  # an earlier plot is replaced
+        result = ropecli("plot", "reports/several.json", "reports/one.json")
+        assert (result.code, result.out, result.err) == (0, "plot: reports/several.png\n", "")
+    assert (reports / "several.png").read_bytes().startswith(b"\x89PNG")
+    (reports / "one.png").write_text("mine")
+    result = ropecli("plot", "reports/one.json")
+    assert (result.code, result.out) == (2, "")
+    assert "one.png exists and is not an earlier plot or page, so it is not overwritten" in result.err
+    assert (reports / "one.png").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["reports"]
 
 
-@pytest.mark.parametrize("kind", ["perplexity", "context", "comparison"])
-@pytest.mark.parametrize("name", ["plot.png", "plot.svg", "plot.pdf"])
-def test_a_picture_of_every_kind(ropecli, files, tmp_path, kind, name):
+def test_no_picture_lands_in_a_checkpoints_folder(ropecli, files, llama, tmp_path, monkeypatch):
+    folder = shutil.copytree(llama, tmp_path / "checkpoint")
+    shutil.copy(files / "one.json", folder / "tune.json")
+    cached = tmp_path / "models--me--mine" / "snapshots" / "1"
+    shutil.copytree(files, cached)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for report in (folder / "tune.json", cached / "one.json"):
+        name = f"{report.stem}.png"
+        assert ropecli("plot", report).out == f"plot: {name}\n"
+        assert (here / name).exists()
+    monkeypatch.chdir(folder)
+    for arguments in (["tune.json"], ["demo", "--kind", "decay"]):
+        result = ropecli("plot", *arguments)
+        assert (result.code, result.out) == (2, "")
+        assert "would lie in a checkpoint's folder. Name another place with --output." in result.err
+    assert not list(tmp_path.glob("[cm]*/**/*.png"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("perplexity", "plot.svg"), ("context", "plot.pdf"), ("comparison", "plot.PNG")]
+)
+def test_a_picture_of_every_kind_and_format(ropecli, files, tmp_path, kind, name):
     result = ropecli("plot", files / "one.json", files / "several.json", "--kind", kind, "-o", tmp_path / name)
-    assert (result.code, result.err) == (0, "")
-    assert result.out == f"plot: {tmp_path / name}\n"
-    assert (tmp_path / name).stat().st_size > 5000
+    assert (result.code, result.out, result.err) == (0, f"plot: {tmp_path / name}\n", "")
+    start = {"svg": b"<?xml", "pdf": b"%PDF", "PNG": b"\x89PNG"}[name.rpartition(".")[2]]
+    assert (tmp_path / name).read_bytes().startswith(start)
 
 
-def test_bits_per_byte(ropecli, files):
-    result = ropecli("plot", files / "one.json", "--metric", "bits-per-byte")
+def test_bits_per_byte_and_retrieval(ropecli, files, tmp_path):
+    plot = tmp_path / "plot.svg"
+    assert ropecli("plot", files / "one.json", "--metric", "bits-per-byte", "-o", plot).code == 0
+    assert "bits per byte (lower is better)" in texts(plot)
+    assert ropecli("plot", files / "found.json", "-o", plot).code == 0
+    assert "depth of the key (0 to 1)" in texts(plot)
+
+
+def test_different_data_are_warned_of(ropecli, files, tmp_path):
+    value = json.loads((files / "one.json").read_text())
+    (tmp_path / "other.json").write_text(json.dumps({**value, "fingerprint": "2" * 64}))
+    result = ropecli("plot", tmp_path / "other.json", files / "one.json")
     assert result.code == 0
-    assert "bits per byte" in result.out
-
-
-def test_retrieval(ropecli, tmp_path):
-    from ropecli.evaluate.report import Cell, RetrievalReport, write_report
-
-    report = RetrievalReport(
-        checkpoint="folder",
-        digest="0" * 64,
-        method="none",
-        factor=1.0,
-        params={},
-        in_memory=False,
-        original_max_position_embeddings=64,
-        source="demo",
-        dtype="float32",
-        device="cpu",
-        command=["ropecli", "passkey"],
-        task="passkey",
-        mode="generate",
-        settings={},
-        fingerprint="2" * 64,
-        chance=0.1,
-        cells=[Cell(64, 0.0, 4, 3), Cell(128, 0.0, 4, 1)],
-    )
-    write_report(tmp_path / "found.json", report.as_json())
-    result = ropecli("plot", tmp_path / "found.json", "-o", tmp_path / "found.svg")
-    assert result.code == 0
-    assert "passkey" in (tmp_path / "found.svg").read_text()
-    assert "75" in ropecli("plot", tmp_path / "found.json").out
+    assert "warning: different data" in result.err
 
 
 @pytest.mark.parametrize(
@@ -86,11 +100,25 @@ def test_retrieval(ropecli, tmp_path):
     [
         (["missing.json"], "missing.json cannot be read"),
         (["one.json", "tail.json"], "different protocols"),
+        (["one.json", "found.json"], "different kinds"),
         (["one.json", "--kind", "contxt"], "Did you mean 'context'"),
         (["one.json", "--kind", "retrieval"], "does not draw a perplexity report"),
         (["one.json", "--metric", "nll"], "Unknown metric 'nll'"),
         (["one.json", "--kind", "context", "--metric", "bits-per-byte"], "an axis of its own"),
-        (["one.json", "--output", "plot.docx"], "no ending that can be drawn"),
+        (["one.json", "--output", "plot.docx"], "no known picture format"),
+        (["one.json", "--output", "plot"], "no known picture format"),
+        (["one.json", "--output", "one.json/plot.png"], "could not be written"),
+        (["one.json", "--method", "yarn"], "--method: for plots of a checkpoint"),
+        (["."], "is not a report"),
+        ([""], "is not a report"),
+        (["demo"], "Plot a checkpoint with --kind"),
+        (["demo", "--kind", "wavelength"], "Did you mean 'wavelengths'"),
+        (["demo", "--kind", "decay", "--metric", "ppl"], "axes of its own"),
+        (["demo", "--kind", "decay", "--set", "beta_fast=8"], "none was given"),
+        (["demo", "--kind", "helix", "--method", "yarm"], "Did you mean 'yarn'"),
+        (["demo", "--kind", "helix", "--method", "abf"], "takes either rope_theta"),
+        (["demo", "--kind", "tradeoff", "--factor", "0.5"], "at least 1"),
+        (["demo", "demo", "--kind", "decay"], "give one"),
     ],
 )
 def test_what_cannot_be_drawn_is_said_in_one_message(ropecli, files, monkeypatch, arguments, expected):
@@ -101,6 +129,30 @@ def test_what_cannot_be_drawn_is_said_in_one_message(ropecli, files, monkeypatch
     assert expected in result.err
     assert "Traceback" not in result.err
     assert sorted(files.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", STUDY_KINDS)
+def test_a_checkpoint_is_drawn_by_every_kind(ropecli, llama, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    assert ropecli("plot", llama, "--kind", kind).out == f"plot: {kind}.png\n"
+    assert [path.name for path in tmp_path.iterdir()] == [f"{kind}.png"]
+    assert ropecli("plot", llama, "--kind", kind, "-o", "plot.svg").code == 0
+    assert all(f"{method} ×4" in (tmp_path / "plot.svg").read_text() for method in DEFAULT_METHODS[kind])
+
+
+def test_methods_with_their_parameters(ropecli, llama, tmp_path):
+    chosen = ["-k", "frequencies", "-m", "yarn,abf", "--factor", "8", "--set"]
+    for name, beta in (("a.svg", 50), ("b.svg", 500)):
+        assert ropecli("plot", llama, *chosen, f"abf.beta={beta}", "-o", tmp_path / name).code == 0
+        assert {"yarn ×8", f"abf ×8 (beta {beta})"} <= set(texts(tmp_path / name))
+
+
+def test_a_default_method_that_does_not_suit_the_geometry_is_left_out_and_said(ropecli, edited, llama, tmp_path):
+    folder = edited(llama, max_position_embeddings=1)  # in which no pair turns as often as yarn asks
+    result = ropecli("plot", folder, "--kind", "wavelengths", "-o", tmp_path / "plot.svg")
+    assert result.code == 0
+    assert "yarn is left out" in result.err
+    assert "linear ×4" in (tmp_path / "plot.svg").read_text()
 
 
 def test_signs_that_an_encoding_has_not_have_stand_ins():

@@ -110,25 +110,19 @@ def written(tmp_path):
 
 @pytest.fixture
 def study():
-    """study("yarn", "linear*4", factor=8.0, ...) -> a Study; longrope's factors are made up."""
-    import numpy as np
-
+    """study("yarn", "linear*4", factor=8.0, ...) -> a Study."""
     from ropecli.checkpoint.study import PRETRAINED, Study
     from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
     from ropecli.scaling.registry import scale
 
     def make(*methods, factor=8.0, head_dim=128, rotary_dim=None, rope_theta=10000.0, window=4096, still_pairs=0):
-        pairs = (rotary_dim or head_dim) // 2
-        geometry = RopeGeometry(head_dim, 2 * pairs, rope_theta, window, still_pairs=still_pairs)
-        params = {"longrope": {"long_factor": np.linspace(1, factor, pairs).tolist(), "short_factor": [1.0] * pairs}}
+        geometry = RopeGeometry(head_dim, rotary_dim or head_dim, rope_theta, window, still_pairs=still_pairs)
         ropes = {PRETRAINED: ScaledRope(geometry, ScalingSpec("none"), geometry.inv_freq())}
         for method in methods:
             name, _, own = method.partition("*")
-            given = {"beta": 50.0} if name == "abf" else params.get(name, {})
-            spec = ScalingSpec(name, float(own or factor), given)
+            spec = ScalingSpec(name, float(own or factor), {"beta": 50.0} if name == "abf" else {})
             ropes[f"{name} ×{spec.factor:g}"] = scale(geometry, spec)
-        target = int(window * max(rope.spec.factor for rope in ropes.values()))
-        return Study("folder", target, ropes)
+        return Study("folder", int(window * max(rope.spec.factor for rope in ropes.values())), ropes)
 
     return make
 
@@ -137,7 +131,6 @@ def study():
 def tuning():
     """tuning("heads", points=24, layers=4, ...) -> a TuneReport; the numbers are made up, the frequencies yarn's."""
     import math
-    from dataclasses import replace
 
     import numpy as np
 
@@ -149,45 +142,25 @@ def tuning():
         target, window = math.log(target), math.log(window)
         return Score(target, window, target + 0.25 * window, documents)
 
-    def grid_points(count, drawn):
-        points, left, documents = [], count, 2
-        while left and documents <= 16:
-            last = documents == 16 or left <= 2
-            for _ in range(left):
-                values = score(14.3 + drawn.gamma(1.5, 1.2), 14.4 + drawn.gamma(1.5, 0.8), 16 if last else documents)
-                params = {"beta_fast": float(drawn.uniform(4, 64)), "beta_slow": 1.0}
-                points.append(Point("grid", "yarn", 4.0, params, values, 0.15 * documents))
-            left, documents = (0, documents) if last else ((left + 1) // 2, 2 * documents)
-        return points
-
-    def make(
-        level="heads", points=24, layers=4, heads=4, pairs=16, window=256, base=1e4, phases=True, seed=0, **others
-    ):
-        drawn = np.random.default_rng(seed)
-        geometry = RopeGeometry(2 * pairs, 2 * pairs, base, window)
-        tried, end, params = [], score(14.31, 14.43), {"beta_fast": 8.0, "beta_slow": 0.5}
-        if level == "search":
-            size = max(1, points // 40)
-            for index in range(points):
-                ppls = 14.2 + drawn.gamma(1.5, 3.0 / (1 + index / 60)), 14.5 + drawn.gamma(1.5, 0.5)
-                factors = {"long_factor": np.linspace(1, 4 + drawn.random(), pairs).tolist()}
-                tried.append(Point(level, "longrope", 4.0, factors, score(*ppls, 4), 0.4, step=index // size))
-            end = score(14.2, 14.6)
-        else:
-            tried += grid_points(points, drawn)
-            tried[-1] = replace(tried[-1], params=params, score=end)
+    def make(level="heads", points=24, layers=4, heads=4, pairs=16, window=256, phases=True, **others):
+        drawn = np.random.default_rng(0)
+        geometry = RopeGeometry(2 * pairs, 2 * pairs, 1e4, window)
+        params, first = {"beta_fast": 8.0, "beta_slow": 0.5}, "search" if level == "search" else "grid"
+        # the second half on all documents, but of a search
+        documents = [4 if level == "search" or 2 * index < points - 1 else 16 for index in range(points)]
+        tried = [
+            Point(first, "yarn", 4.0, params, score(14.3 + drawn.gamma(1.5), 14.4 + drawn.gamma(1.5), count), 0.6)
+            for count in documents
+        ]
         learned = {"heads": 2 * layers * heads * pairs + 1, "lora": 12288}.get(level, 0)
-        if learned:
-            for step in range(10, 101, 10):
-                reached = score(13.2 + 1.1 * math.exp(-step / 30), 13.9 + 0.5 * math.exp(-step / 40))
-                tried.append(Point(level, "yarn", 4.0, params, reached, 9.8, step=step, learned=learned))
-            end = tried[-1].score
-        method = "longrope" if level == "search" else "yarn"
+        for step in range(10, 101, 10) if learned else ():
+            reached = score(13.2 + 1.1 * math.exp(-step / 30), 13.9 + 0.5 * math.exp(-step / 40))
+            tried.append(Point(level, "yarn", 4.0, params, reached, 9.8, step=step, learned=learned))
         shape = (heads if phases else 1, pairs)
         gains = [
             LayerGains(
                 f"model.layers.{index}.self_attn.q_proj",
-                drawn.normal(0, 0.1 + 0.1 * math.sin(index) ** 2, shape).tolist(),
+                drawn.normal(0, 0.2, shape).tolist(),
                 drawn.normal(0, 0.3, shape).tolist() if phases else [],
             )
             for index in range(layers if level == "heads" else 0)
@@ -205,18 +178,16 @@ def tuning():
             "device": "cpu",
             "command": ["ropecli", "tune", "demo", "--level", level],
             "settings": {"level": level, "methods": ["yarn"], "short_weight": 0.25},
-            "method": method,
-            "params": tried[-1].params if method == "longrope" else params,
+            "method": "longrope" if level == "search" else "yarn",
+            "params": params,
             "attention_factor": 1.12,
-            "inv_freq": scale(
-                geometry, ScalingSpec("yarn", 4.0, {"beta_fast": 8.0, "beta_slow": 0.5})
-            ).inv_freq.tolist(),
+            "inv_freq": scale(geometry, ScalingSpec("yarn", 4.0, params)).inv_freq.tolist(),
             "pretrained_inv_freq": geometry.inv_freq().tolist(),
             "base": score(47.03, 13.55),
             "plain": score(14.91, 15.47),
             "plain_name": "yarn ×4, nothing tuned",
             "begun": score(14.31, 14.43),
-            "score": end,
+            "score": tried[-1].score if learned else score(14.31, 14.43),
             "learned": learned,
             "step": 100 if learned else 0,
             "rounding": 0.0,

@@ -1,12 +1,15 @@
 """Tables show the reports' numbers, and every name as it is."""
 
+import math
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from ropecli.report.tables import comparison_table, perplexity_table
+from ropecli.report.cells import tuning_states, wilson
+from ropecli.report.tables import comparison_table, perplexity_table, retrieval_tables, tuning_table
 from ropecli.report.wording import clean
+from ropecli.tune.record import Score
 
 
 def printed(table, width=200, **options):
@@ -37,13 +40,6 @@ def test_what_is_not_known_is_said(report):
     assert [row[2:5:2] for row in shown(perplexity_table(bare))] == [["one document", "unknown"]] * 3
 
 
-def test_a_narrow_terminal_gets_two_tables_and_no_number_cut(with_baseline):
-    rows = shown(perplexity_table(with_baseline), width=80)
-    assert rows[:1] == [["256", "20.00", "18.00", "18.00 to 22.00", "2.9957", "1.4406"]]
-    assert rows[3:4] == [["256", "1020", "4", "2.0 s", "512", "3 MiB"]]
-    assert "…" not in printed(perplexity_table(with_baseline), width=80)
-
-
 def test_the_baseline_stands_beside_and_the_headlines_below(with_baseline):
     text = printed(perplexity_table(with_baseline))
     assert [row[2] for row in shown(perplexity_table(with_baseline))] == ["18.00", "25.00", "47.00"]
@@ -58,25 +54,13 @@ def test_yarns_protocol_is_marked(report):
         assert "YaRN's script: unweighted window means; not comparable with other protocols" in printed(table)
 
 
-def test_a_line_for_each_method_and_a_column_for_each_length(report):
-    reports = [
-        report(18.0, 25.0, 47.0),
-        report(20.0, 19.0, 18.5, method="yarn", factor=4.0, params={"beta_fast": 8.0, "beta_slow": 1.0}),
-        report(19.0, 19.5, 30.0, method="linear", factor=2.5),
-    ]
-    assert shown(comparison_table(reports)) == [
-        ["none", "18.00", "25.00", "47.00"],
-        ["yarn ×4 (beta_fast 8)", "20.00", "19.00", "18.50"],
-        ["linear ×2.5", "19.00", "19.50", "30.00"],
-    ]
-
-
 def test_several_checkpoints_have_a_column_and_what_is_missing_a_dash(report):
     small, large = (replace(report(18.0, 25.0, 47.0, checkpoint=name), digest=name) for name in ("small", "large"))
     large = replace(large, rows=large.rows[1:])
-    assert shown(comparison_table([small, large, replace(small, method="yarn", factor=4.0)])) == [
+    yarn = replace(small, method="yarn", factor=4.0, params={"beta_fast": 8.0})
+    assert shown(comparison_table([small, large, yarn])) == [
         ["small", "none", "18.00", "25.00", "47.00"],
-        ["small", "yarn ×4", "18.00", "25.00", "47.00"],
+        ["small", "yarn ×4 (beta_fast 8)", "18.00", "25.00", "47.00"],
         ["large", "none", "–", "25.00", "47.00"],
     ]
 
@@ -98,30 +82,75 @@ def test_values_that_nearly_meet_are_told_apart(report):
     assert shown(comparison_table(reports)) == [["none", "6.012", "9.00", "9.00"], ["yarn ×4", "6.013", "9.00", "9.50"]]
 
 
-def test_a_baseline_is_a_line(with_baseline):
+def test_a_baseline_is_a_line_and_drawn_once(with_baseline):
     base = replace(with_baseline.baseline, digest="2" * 64)
-    assert shown(comparison_table([replace(with_baseline, baseline=base)])) == [
+    own = replace(with_baseline, baseline=base)
+    assert shown(comparison_table([own, replace(own, method="linear")])) == [
         ["base", "baseline: none", "18.00", "25.00", "47.00"],
         ["extended", "yarn ×4", "20.00", "19.00", "18.50"],
+        ["extended", "linear ×4", "20.00", "19.00", "18.50"],
     ]
 
 
 def bold(table):
     parts = printed(table, force_terminal=True, color_system="standard").split("\x1b[1m")[1:]
-    return [text for part in parts if (text := part.split("\x1b[0m")[0]).replace(".", "").isdigit()]
+    return [text for part in parts if "." in (text := part.split("\x1b[0m")[0])]
 
 
 def test_the_best_of_each_column_alone_is_bold(report):
-    columns = ["256", "512", "1024"]
     reports = [report(18.0, 25.0, 47.0), report(20.0, 19.0, 46.0, method="ntk", factor=4.0)]
-    assert [text for text in bold(comparison_table(reports)) if text not in columns] == ["18.00", "19.00", "46.00"]
+    assert bold(comparison_table(reports)) == ["18.00", "19.00", "46.00"]
 
 
 @pytest.mark.parametrize("other", [{"fingerprint": "2" * 64}, {"protocol": "tail"}, {"settings": {"targets": 64}}])
 def test_what_cannot_be_compared_is_not_the_best(report, other):
     reports = [report(18.0, 25.0, 47.0), replace(report(1.0, 1.0, 1.0), **other)]
-    assert not [text for text in bold(comparison_table(reports)) if "." in text]
+    assert not bold(comparison_table(reports))
     assert "the same tokens and protocol" in printed(comparison_table(reports))
+
+
+def test_retrieval_by_depth_and_length_and_in_sum(retrieval):
+    found = retrieval({(256, 0.0): 4, (256, 0.999): 3, (256, 1.0): 0, (512, 1.0): 1})
+    ranked = replace(found, mode="rank", cells=[replace(cell, rank=2.5, margin=-1.5) for cell in found.cells])
+    assert shown(retrieval_tables(ranked)) == [
+        ["0", "100", "–"],
+        ["0.999", "75", "–"],
+        ["1", "0", "25"],
+        ["256", "58%", "32 to 81%", "12", "2.5", "-1.50", "inside"],
+        ["512", "25%", "5 to 70%", "4", "2.5", "-1.50", "beyond"],
+    ]
+    assert shown(retrieval_tables(found))[3] == ["256", "58%", "32 to 81%", "12", "inside"]
+    title = printed(retrieval_tables(replace(ranked, in_memory=True, method="yarn", factor=4.0))).split("\n")[0]
+    assert title.startswith("folder, yarn ×4 in memory: passkey, ranked among candidates, data demo; a guess finds 10%")
+
+
+def test_wilsons_interval():
+    # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), of nothing but misses up to z²/n / (1 + z²/n)
+    assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
+    assert wilson(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("level", "changes", "name"),
+    [
+        ("heads", {}, "yarn ×4, tuned (heads, step 100)"),
+        ("heads", {"step": 0, "learned": 0, "gains": []}, "yarn ×4, heads found nothing better"),
+        ("grid", {}, "yarn ×4, tuned (grid)"),
+    ],
+)
+def test_the_states_of_a_tuned_model(tuning, level, changes, name):
+    run = replace(tuning(level, plain_name="abf ×4, a point"), **changes)
+    lost = replace(run, base=Score(math.inf, run.base.window, math.inf, 16), settings={"targets": 64})
+    before, plain, *_, result = shown(tuning_table(lost))
+    assert before == ["as pretrained", "13.55", "overflowed", "–", "–"]
+    assert plain[:3] == ["abf ×4, a point", "15.47", "14.91"]
+    assert result[:3] == [name, *(f"{math.exp(nll):.2f}" for nll in (run.score.window, run.score.target))]
+
+
+def test_at_factor_one_there_is_one_length(tuning):
+    states = tuning_states(tuning("grid", factor=1.0, target_length=256))
+    assert states.heads == ["model", "perplexity at 256", "documents", "numbers learned", "time"]
+    assert states.rows[1] == ["yarn ×4, nothing tuned", "15.47", "16", "–", "–"]
 
 
 def test_a_long_name_keeps_its_end():
@@ -130,13 +159,12 @@ def test_a_long_name_keeps_its_end():
     assert [len(name) for name in names] == [40, 40]
 
 
-@pytest.mark.parametrize("name", ["runs/a[/red]b", "runs/[v2]", "[bold]", "100%"])
-@pytest.mark.parametrize("draw", [perplexity_table, lambda one: comparison_table([one])], ids=["one", "several"])
-def test_a_name_is_shown_as_it_is(report, draw, name):
+TABLES = [perplexity_table, lambda one: comparison_table([one])]
+
+
+@pytest.mark.parametrize("draw", TABLES, ids=["one", "several"])
+def test_names_are_shown_as_they_are_and_command_no_terminal(report, draw):
+    name = "runs/a[/red]b 100%"
     assert printed(draw(report(1.5, 2.5, 3.5, checkpoint=name, source=name))).count(name) == 2
-
-
-@pytest.mark.parametrize("draw", [perplexity_table, lambda one: comparison_table([one])], ids=["one", "several"])
-def test_a_name_commands_no_terminal(report, draw):
     text = printed(draw(report(1.5, 2.5, 3.5, checkpoint="a\x1b[2Jb\x07\n", source="c\x9b31m\u202e")))
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)

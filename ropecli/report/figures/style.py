@@ -1,0 +1,193 @@
+"""What all figures share: looks that differ without colour, axes in round numbers, legends beside the data, saving.
+
+Names come cleaned (wording.clean), and are no formulas, whatever dollars they hold.
+"""
+
+import contextlib
+import io
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.atomic import new_file
+from ropecli.errors import DataError, OutputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+_ENDINGS = (".png", ".svg", ".pdf")
+_MARKERS = "os^Dv<>PX*p"
+_DASHES: tuple[Any, ...] = ("-", "--", "-.", ":")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+"""Okabe and Ito's, without the yellow that white swallows. The three counts share no divisor."""
+MOST_LINES = len(_MARKERS) * len(_DASHES)
+"""On one pair of axes; of so many, no two look alike."""
+GREY = "#666666"
+BASELINE_LOOK: dict[str, Any] = {"marker": "|", "linestyle": (0, (1, 1)), "color": "black", "linewidth": 2.2}
+_SETTINGS: dict[Any, Any] = {
+    "text.parse_math": False,
+    "svg.fonttype": "none",  # letters stay letters, to be read aloud and searched
+    "svg.hashsalt": "ropecli",  # the same picture is the same file
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.linewidth": 0.3,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "legend.handlelength": 4,
+}
+UNNAMED = "_nolegend_"
+"""The label of what no legend names."""
+_LONGEST_LABEL = 44
+_LETTER = 0.068
+"""Inches, of a legend's letter."""
+_TICKS_APART = 0.07
+"""Share of a length axis from one number to the next."""
+_DPI = 150
+
+
+def refuse_unknown_ending(path: Path | None) -> None:
+    """Raises OutputError for a file that is no PNG, SVG or PDF by its name."""
+    if path is not None and path.suffix.lower() not in _ENDINGS:
+        raise OutputError(f"{path} has no known picture format. Give it one of the endings {', '.join(_ENDINGS)}.")
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """Our settings, and no other program's; silent about letters that the font lacks."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """width, height: inches. In no window and no list of open figures."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def line_figure(names: Sequence[str], others: Sequence[str] = (), panels: int = 1) -> "tuple[Figure, list[Axes]]":
+    """Axes below each other, with room for a legend of these lines, and of `others`, beside each.
+
+    Raises DataError for more lines than look different.
+    """
+    if len(names) > MOST_LINES:
+        raise DataError(
+            f"{len(names)} lines are too many for one pair of axes; at most {MOST_LINES} are drawn. "
+            "Give fewer; of evaluations, --kind comparison shows more."
+        )
+    labels = [wrap(name) for name in (*names, *others)]
+    widest = max(len(line) for label in labels for line in label.split("\n"))
+    lines = sum(label.count("\n") + 1 for label in labels)
+    figure = new_figure(7.6 + widest * _LETTER, panels * max(5.0 - 0.7 * panels, 1.4 + 0.19 * lines) + 0.7)
+    return figure, list(figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0])
+
+
+def wrap(name: str, width: int = _LONGEST_LABEL) -> str:
+    """In lines, broken at blanks and before the parts of a path where there are any."""
+    lines = [""]
+    for part in re.split(r"(?<=\s)|(?=/)", name):
+        for piece in textwrap.wrap(part, width, drop_whitespace=False) or [""]:
+            if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
+                lines.append("")
+            lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Raises OutputError."""
+    refuse_unknown_ending(path)
+    kind = path.suffix.lower().removeprefix(".")
+    undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    with drawing(), new_file(path) as partial:
+        figure.savefig(partial, dpi=_DPI, format=kind, metadata=undated)
+
+
+def as_png(figure: "Figure") -> bytes:
+    buffer = io.BytesIO()
+    with drawing():
+        figure.savefig(buffer, dpi=_DPI, format="png")
+    return buffer.getvalue()
+
+
+def look(index: int) -> dict[str, Any]:
+    """Of the line with this index: no two of 44 share both marker and dash."""
+    return {
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "color": _COLOURS[index % len(_COLOURS)],
+        "markersize": 5,
+        "linewidth": 1.4,
+    }
+
+
+def length_axis(axes: "Axes", lengths: Sequence[int]) -> None:
+    """The x axis in tokens, logarithmic, with a number at every length that has room."""
+    from matplotlib.ticker import NullLocator
+
+    span, shown = math.log(max(lengths) / min(lengths)), [min(lengths)]
+    for length in sorted(lengths):
+        if math.log(length / shown[-1]) > _TICKS_APART * span:
+            shown.append(length)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(shown, [f"{length}" for length in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def log_axis(axis: "Axis", values: Sequence[float], most: int = 10, room: float = 0.05) -> None:
+    """A logarithmic axis around `values`, above 0, with up to about `most` round numbers.
+
+    room: beyond the largest value, as a share of the axis.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    low, high = math.log10(min(values)), math.log10(max(values))
+    span = max(0.02, high - low)
+    limits = max(-300.0, low - 0.05 * span), min(300.0, high + room * span)
+    # limits before the scale, whose own would overflow
+    axis.axes.set(**{f"{axis.axis_name}lim": (10 ** limits[0], 10 ** limits[1])})  # type: ignore[attr-defined]
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
+    powers = limits[1] - limits[0]
+    if powers > 1:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if 3 * powers <= most else (1,), numticks=most))
+    else:
+        axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}" if value < 1e6 else f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def mark_windows(axes: "Axes", windows: Sequence[int]) -> None:
+    """A vertical line at each pretraining window, tokens."""
+    for window in windows:
+        axes.axvline(window, color=GREY, linewidth=1, linestyle=(0, (6, 3)), label=f"pretraining window ({window})")
+
+
+def title(figure: "Figure", text: str, notes: Sequence[str | None] = ()) -> None:
+    """Above everything, in lines that fit; notes in smaller letters below the axes."""
+    width = int(figure.get_size_inches()[0] * 11)
+    figure.suptitle(wrap(text, width), fontsize=10)
+    kept = [textwrap.fill(note, int(width * 1.2)) for note in notes if note]
+    if kept:
+        figure.supxlabel("\n".join(kept), fontsize=8, color="#333333")
+
+
+def legend(axes: "Axes", handles: Sequence[Any] | None = None) -> None:
+    """Beside the axes, where no data are. handles: of the lines that it names; of all that have a name without."""
+    drawn = [*axes.lines, *axes.collections] if handles is None else handles
+    named = {one: str(one.get_label()) for one in drawn}
+    shown = {one: label for one, label in named.items() if not label.startswith(("_child", UNNAMED))}
+    # matplotlib leaves out labels that begin with an underscore
+    labels = [wrap(f" {label}" if label.startswith("_") else label) for label in shown.values()]
+    axes.legend(list(shown), labels, loc="center left", bbox_to_anchor=(1.01, 0.5))
