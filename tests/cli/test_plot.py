@@ -117,7 +117,7 @@ def test_different_data_are_warned_of(ropecli, files, tmp_path):
         (["demo", "--kind", "decay", "--set", "beta_fast=8"], "none was given"),
         (["demo", "--kind", "helix", "--method", "yarm"], "Did you mean 'yarn'"),
         (["demo", "--kind", "helix", "--method", "abf"], "takes either rope_theta"),
-        (["demo", "--kind", "tradeoff", "--factor", "0.5"], "at least 1"),
+        (["demo", "--kind", "tradeoff", "--factor", "0.5"], "from 1 to 1000000"),
         (["demo", "demo", "--kind", "decay"], "give one"),
     ],
 )
