@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
@@ -58,15 +57,6 @@ def test_leaves_the_module_as_its_own_loader_makes_it(library):
     assert module.__spec__.loader is module.__loader__
 
 
-def test_who_only_looks_for_the_module_does_not_end_the_waiting(library):
-    called = []
-    after_import(f"{library}.waited_for", lambda: called.append(1))
-    assert importlib.util.find_spec(f"{library}.waited_for") is not None
-    assert not called
-    importlib.import_module(f"{library}.waited_for")
-    assert called == [1]
-
-
 def test_a_module_that_is_mended_is_still_waited_for(library, tmp_path):
     """As after a Ctrl-C in a notebook, in the middle of the import."""
     called = []
@@ -77,26 +67,6 @@ def test_a_module_that_is_mended_is_still_waited_for(library, tmp_path):
     importlib.invalidate_caches()
     importlib.import_module(f"{library}.broken")
     assert called == [1]
-
-
-def test_a_module_of_a_zip_file(tmp_path, monkeypatch):
-    with zipfile.ZipFile(tmp_path / "waiting_zip.zip", "w") as archive:
-        archive.writestr("waiting_zipped.py", "NUMBER = 7")
-    monkeypatch.syspath_prepend(str(tmp_path / "waiting_zip.zip"))
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    called = []
-    after_import("waiting_zipped", lambda: called.append(sys.modules["waiting_zipped"].NUMBER))
-    importlib.import_module("waiting_zipped")
-    del sys.modules["waiting_zipped"]
-    assert called == [7]
-
-
-def test_two_may_wait_for_one_module(library):
-    called = []
-    for number in (1, 2):
-        after_import(f"{library}.waited_for", lambda number=number: called.append(number))
-    importlib.import_module(f"{library}.waited_for")
-    assert sorted(called) == [1, 2]
 
 
 def test_a_module_that_fails_fails_as_without(library):
@@ -110,11 +80,10 @@ def test_a_module_that_fails_fails_as_without(library):
     assert not called
 
 
-@pytest.mark.parametrize("first", ["import ropecli, transformers", "import transformers, ropecli"])
-def test_importing_ropecli_makes_its_attention_known(first):
-    """In whichever order, and without loading the model libraries for it."""
+def test_importing_ropecli_makes_its_attention_known():
+    """Without loading the model libraries for it. tests/checkpoint/test_carrier.py imports it after transformers."""
     code = (
-        f"{first}\nimport sys\n"
+        "import ropecli, transformers, sys\n"
         "loaded = 'transformers.modeling_utils' in sys.modules\n"
         "from transformers import AttentionInterface, AttentionMaskInterface\n"
         "known = [interface._global_mapping for interface in (AttentionInterface, AttentionMaskInterface)]\n"
