@@ -150,12 +150,6 @@ TRAPS = {
         CLEAN,
         "--method linear",
     ),
-    "a stale scaling beside a nest": Trap(
-        "two-scalings",
-        {**GEMMA, "rope_parameters": nest({"rope_type": "linear", "factor": 2.0}), "rope_scaling": linear()},
-        "factor is 4.0 in rope_scaling and 2.0 in rope_parameters",
-        {**GEMMA, "rope_parameters": nest(linear()), "rope_scaling": linear()},
-    ),
     # FACTS 3
     "beside text_config": Trap(
         "outside-text-config",
@@ -175,8 +169,6 @@ TRAPS = {
         )
         for name, scaling in {
             "yarn": yarn(),
-            "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-            "longrope": {"rope_type": "longrope", "factor": 4.0, "short_factor": RISING, "long_factor": RISING},
             "linear": linear(),
         }.items()
     },
@@ -199,12 +191,6 @@ TRAPS = {
         {**LLAMA, "rope_parameters": {**DEFAULT, **LEFTOVER}},
         "original_max_position_embeddings 8192, but no scaling that reads it",
         {**MINISTRAL, "rope_parameters": {**QUERIES, **LEFTOVER}},
-    ),
-    "a leftover window in a nest": Trap(
-        "unclear",
-        {**GEMMA, "rope_parameters": nest(LEFTOVER)},
-        "original_max_position_embeddings 8192, but no scaling that reads it",
-        {**GEMMA, "rope_parameters": nest(yarn())},
     ),
     "a leftover window beside a nest": Trap(
         "unclear",
@@ -248,19 +234,12 @@ TRAPS = {
         {**GEMMA, "rope_parameters": nest(yarn(), truncate=False)},
     ),
     # FACTS 8
-    **{
-        f"attention_factor under {rope_type}": Trap(
-            "unread-key",
-            scaled({**scaling, "rope_type": rope_type, "attention_factor": 1.2}),
-            f"attention_factor in rope_scaling is not read under rope_type {rope_type!r}.",
-            scaled({**scaling, "rope_type": rope_type}),
-        )
-        for rope_type, scaling in {
-            "linear": linear(original_max_position_embeddings=64),
-            "dynamic": {"factor": 4.0},
-            "llama3": yarn(low_freq_factor=1.0, high_freq_factor=4.0),
-        }.items()
-    },
+    "attention_factor under linear": Trap(
+        "unread-key",
+        scaled(linear(original_max_position_embeddings=64, attention_factor=1.2)),
+        "attention_factor in rope_scaling is not read under rope_type 'linear'.",
+        scaled(linear(original_max_position_embeddings=64)),
+    ),
     # FACTS 9
     "mscale_all_dim under linear": Trap(
         "mscale-left-over",
@@ -375,29 +354,19 @@ def mended(ropecli, tmp_path):
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_a_trap_is_found(name, written):
-    trap = TRAPS[name]
-    found = [finding for finding in findings(written(trap.config)) if finding["rule"] == trap.rule]
-    (finding,) = [finding for finding in found if trap.said in finding["message"]]
-    if trap.fix is None:
-        assert finding["fix"] is None
-    else:
-        assert trap.fix in finding["fix"]
-
-
-@pytest.mark.parametrize("name", TRAPS)
-def test_its_clean_neighbour_is_not(name, written):
-    trap = TRAPS[name]
-    assert trap.rule not in rules(written(trap.clean))
-
-
-@pytest.mark.parametrize("name", [name for name, trap in TRAPS.items() if trap.fix is not None])
-def test_the_printed_command_mends_it(name, written, mended):
+def test_a_trap_is_found_and_the_printed_command_mends_it(name, written, mended):
     """With its proof: stock transformers turns as the mended config says."""
     trap = TRAPS[name]
     folder = written(trap.config)
-    left = {finding["rule"] for finding in findings(folder) if finding["fix"] is None}
-    (fix,) = {finding["fix"] for finding in findings(folder) if finding["fix"]}  # one command for all that it mends
+    found = findings(folder)
+    (finding,) = [one for one in found if one["rule"] == trap.rule and trap.said in one["message"]]
+    assert trap.rule not in rules(written(trap.clean)), "its clean neighbour has it too"
+    if trap.fix is None:
+        assert finding["fix"] is None
+        return
+    assert trap.fix in finding["fix"]
+    left = {one["rule"] for one in found if one["fix"] is None}
+    (fix,) = {one["fix"] for one in found if one["fix"]}  # one command for all that it mends
     assert set(rules(mended(fix))) <= left
 
 
@@ -432,8 +401,8 @@ def test_a_window_that_is_no_multiple_is_kept(written, mended):
     assert (after["factor"], after["max_position_embeddings"], after["findings"]) == (8.0, 131072, [])
 
 
-@pytest.mark.parametrize("factor", [2.34375, 10 / 3, 40.96123456789])
-def test_a_factor_is_named_exactly(factor, written, mended):
+def test_a_factor_is_named_exactly(written, mended):
+    factor = 10 / 3
     config = scaled(yarn(factor=factor, finetuned=True), max_position_embeddings=round(64 * factor))
     fix = findings(written(config))[0]["fix"]
     assert inspect_checkpoint(open_checkpoint(mended(fix)))["factor"] == factor
@@ -444,10 +413,9 @@ def test_parameters_of_the_method_are_named(written):
     assert "--set beta_fast=16.0 --set truncate=false --output" in findings(written(config))[0]["fix"]
 
 
-@pytest.mark.parametrize("name", ["with space", "a'b", "$HOME", "ünï"])
-def test_a_name_is_quoted(name, written, mended):
+def test_a_name_is_quoted(written, mended):
     folder = written(NEW_ALONE)
-    odd = folder.rename(folder.parent / name)
+    odd = folder.rename(folder.parent / "a 'b' $HOME ünï")
     assert findings(mended(findings(odd)[0]["fix"])) == []
 
 
@@ -483,7 +451,7 @@ def test_layers_that_were_chosen_are_chosen_again(written, ropecli, mended, tmp_
     assert inspect_checkpoint(open_checkpoint(mended(finding["fix"])))["ropes"] == before
 
 
-@pytest.mark.parametrize("method", ["none", "ntk", "yarn", "dynamic", "p-rope", "abf --set beta=50"])
+@pytest.mark.parametrize("method", ["none", "yarn", "dynamic", "abf --set beta=50"])
 def test_a_tokenizer_that_caps_lower(method, written, ropecli, mended, tmp_path):
     source = written(LLAMA)
     (source / "tokenizer_config.json").write_text('{"model_max_length": 64}')
@@ -498,11 +466,11 @@ def test_a_tokenizer_that_caps_lower(method, written, ropecli, mended, tmp_path)
     assert reports[0]["inv_freq"] == reports[1]["inv_freq"]
 
 
-@pytest.mark.parametrize("longest", [64, 100, 10**30, "64", None, True, [64], float("nan")])
-def test_a_tokenizer_that_does_not_cap(longest, written):
+def test_a_tokenizer_that_does_not_cap(written):
     folder = written(LLAMA)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": longest}))
-    assert findings(folder) == []
+    for longest in (64, 10**30, "64", None, True, float("nan")):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": longest}))
+        assert findings(folder) == [], longest
 
 
 def test_code_of_its_own_may_read_any_key(written):
@@ -553,8 +521,6 @@ def test_a_stale_rope_scaling_wins(written, live):
     assert pair(stale, written, live, 15) == pytest.approx(1e4 ** (-15 / 16) / 2, rel=1e-5)
     lost = TRAPS["a base that the stale one lacks"].config
     assert pair(lost, written, live, 15) == pytest.approx(1e4 ** (-15 / 16) / 4, rel=1e-5)
-    beside = TRAPS["a stale scaling beside a nest"].config
-    assert pair(beside, written, live, 15, "full_attention") == pytest.approx(1e6 ** (-15 / 16) / 4, rel=1e-5)
 
 
 def test_the_text_model_reads_text_config_alone(written, live):
@@ -582,12 +548,6 @@ def test_a_leftover_window_is_not_read(written, live):
     assert report["original_max_position_embeddings"] == 64
 
 
-def test_ministrals_queries_are_scaled_by_the_window_that_is_named(written):
-    trap = TRAPS["a leftover window in rope_parameters"]
-    report = inspect_checkpoint(open_checkpoint(written(trap.clean)))
-    assert report["original_max_position_embeddings"] == 8192
-
-
 def test_a_stray_window_does_not_overrule_in_a_nest(written, live, assert_inspection_is_live):
     folder = written({**GEMMA, "rope_parameters": nest(yarn()), "original_max_position_embeddings": 128})
     assert_inspection_is_live(folder)
@@ -613,8 +573,10 @@ def test_what_is_not_read_changes_nothing(name, written, live):
 
 @pytest.mark.parametrize("rope_type", ["linear", "dynamic", "llama3"])
 def test_an_attention_factor_is_not_read_there(rope_type, written, live):
-    folder = written(TRAPS[f"attention_factor under {rope_type}"].config)
+    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope_type == "llama3" else {}
+    folder = written(scaled(yarn(rope_type=rope_type, attention_factor=1.2, **bands)))
     assert live(folder)[None].attention_factor == 1.0
+    assert "unread-key" in rules(folder)
 
 
 def softmax_scale(folder: Path) -> float:
@@ -671,10 +633,8 @@ def last_logits(folder: Path, tokens, **options):
     [
         ("mistral", {"head_dim": 32}, True),
         ("phi3", {}, True),
-        ("starcoder2", {}, True),
         ("qwen2", {"use_sliding_window": False}, False),
         ("gemma2", {"head_dim": 32, "layer_types": LAYERS}, False),
-        ("llama", {"head_dim": 32}, False),
     ],
 )
 def test_a_sliding_window_is_moot_where_the_model_says_so(model_type, options, slides, build, edited):
