@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from tiny_settings import LATENT
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ropecli.checkpoint.carrier import KEY, Carrier, parse_carrier, read_carrier
@@ -97,11 +98,7 @@ def test_it_names_the_attention_and_all_that_this_needs(llama, patched, config_o
 
 TYPES = {
     "gemma3_text": GEMMA,
-    "deepseek_v3": {
-        **{"num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16},
-        **{"qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
-        **{"topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1},
-    },
+    "deepseek_v3": LATENT,
 }
 
 

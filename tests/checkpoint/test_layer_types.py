@@ -45,7 +45,7 @@ def test_the_older_dialect_of_gemma3(gemma3, edited, patched, live, assert_inspe
     assert tables["full_attention"].inv_freq[-1] == pytest.approx(slowest / 4, rel=2e-6)
 
 
-@pytest.mark.parametrize("method", ["yarn", "abf", "none"])
+@pytest.mark.parametrize("method", ["yarn", "abf"])
 def test_the_older_reader_of_gemma3_finds_both_bases(method, gemma3, patched, config_of):
     """It reads the sliding layers' base from rope_local_base_freq, and would take 10000 without."""
     params = {"rope_theta": 3e6} if method == "abf" else {}
@@ -61,23 +61,6 @@ def test_a_ramp_that_is_not_truncated(gemma3, patched, config_of, live, assert_i
     assert config_of(folder)["rope_parameters"]["truncate"] is False
     tables = [live(one)["full_attention"].inv_freq for one in (folder, truncated)]
     assert not np.array_equal(*tables), "the test's ramp begins and ends at whole pairs"
-
-
-def test_olmo3_as_released_scales_its_far_seeing_layers(olmo3, edited, patched, live, assert_inspection_is_live):
-    """Its rope_scaling is flat, and means the full_attention layers alone."""
-    released = edited(
-        olmo3,
-        max_position_embeddings=512,
-        rope_parameters=...,
-        rope_theta=5e5,
-        rope_scaling={"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
-    )
-    assert_inspection_is_live(released)
-    folder = patched(released, "yarn", 16.0)
-    assert_inspection_is_live(folder)
-    tables, pretrained = live(folder), 5e5 ** (-np.arange(16) / 16)
-    np.testing.assert_allclose(tables["sliding_attention"].inv_freq, pretrained, rtol=2e-6)
-    assert tables["full_attention"].inv_freq[-1] == pytest.approx(pretrained[-1] / 16, rel=2e-6)
 
 
 def test_the_pretraining_window_is_that_of_the_layers_that_are_scaled(olmo3, edited):

@@ -9,6 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from tiny_settings import LATENT
 from transformers import AutoModelForCausalLM
 
 from ropecli.checkpoint.in_memory import live_patch
@@ -234,12 +235,11 @@ def test_a_key_in_the_cache_keeps_the_rotation_it_got(llama):
 
 # Other models.
 
-MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
 MODELS = {
     "gpt_neox": {"rotary_pct": 0.25},
     "cohere": {"head_dim": 32},
     "llama4_text": {"head_dim": 32, "num_local_experts": 2, "layer_types": ["full_attention"] * 2},
-    "deepseek_v3": {**MLA, "num_key_value_heads": 2, "n_routed_experts": 2, "first_k_dense_replace": 2},
+    "deepseek_v3": LATENT,
     "modernbert-decoder": {"layer_types": LAYERS, "sliding_window": 32, "cls_token_id": 0, "sep_token_id": 0},
     "granite_swa": {"layer_types": LAYERS, "sliding_window": 32},
     "qwen3_5_text": {"head_dim": 32, "layer_types": ["full_attention"] * 2},
