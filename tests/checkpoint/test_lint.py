@@ -111,12 +111,6 @@ TRAPS = {
     "scaled and saved by transformers 5": Trap(
         "one-dialect", {**NEW_ALONE}, "the scaling by yarn", CLEAN, "--method yarn --factor 4"
     ),
-    "a share of the head, saved by transformers 5": Trap(
-        "one-dialect",
-        {**LLAMA, "model_type": "stablelm", "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}},
-        "the share of the head that turns",
-        {**LLAMA, "model_type": "stablelm", "partial_rotary_factor": 0.5},
-    ),
     "Gemma 3 scaled, saved by transformers 5": Trap(
         "one-dialect",
         {**GEMMA, "rope_parameters": nest(yarn())},
@@ -129,13 +123,6 @@ TRAPS = {
         {**CLEAN, "rope_scaling": yarn(factor=2.0)},
         "factor is 2.0 in rope_scaling and 4.0 in rope_parameters; transformers 5 follows rope_scaling",
         CLEAN,
-    ),
-    "a parameter that the stale one lacks": Trap(
-        "two-scalings",
-        {**CLEAN, "rope_parameters": {"rope_theta": 1e4, **yarn(beta_fast=2.0)}},
-        "beta_fast is missing in rope_scaling and 2.0 in rope_parameters",
-        CLEAN,
-        "--method yarn --factor 4 --output",
     ),
     "a base that the stale one lacks": Trap(
         "two-scalings",
@@ -198,12 +185,6 @@ TRAPS = {
         "original_max_position_embeddings 8192, but no scaling that reads it",
         MODERNBERT,
     ),
-    "a leftover window beside Ministral's": Trap(
-        "unclear",
-        {**MINISTRAL, "rope_parameters": {**QUERIES, "original_max_position_embeddings": 16}, **LEFTOVER},
-        "original_max_position_embeddings 8192, but no scaling that reads it; 16 is taken",
-        {**MINISTRAL, "rope_parameters": {**QUERIES, "original_max_position_embeddings": 16}},
-    ),
     # FACTS 5
     "a head_dim of null": Trap(
         "null-head-dim",
@@ -225,7 +206,6 @@ TRAPS = {
         "atention_factor in rope_scaling is not read under rope_type 'yarn'. Did you mean attention_factor? Then add",
         scaled(yarn(attention_factor=1.0)),
     ),
-    "a key that nobody knows": Trap("unread-key", scaled(yarn(finetuned=True)), "finetuned in rope_parameters", CLEAN),
     # FACTS 7
     "truncate in a nest": Trap(
         "unread-key",
@@ -383,14 +363,6 @@ def test_a_clean_checkpoint_has_nothing_to_mend(written):
 # What the command keeps, and says.
 
 
-def test_a_mended_scaling_is_the_one_that_was_in_effect(written, mended):
-    trap = TRAPS["scaled and saved by transformers 5"]
-    folder = written(trap.config)
-    before, after = (inspect_checkpoint(open_checkpoint(one)) for one in (folder, mended(findings(folder)[0]["fix"])))
-    for key in ("inv_freq", "attention_factor", "max_position_embeddings", "original_max_position_embeddings"):
-        assert after[key] == before[key], key
-
-
 def test_a_window_that_is_no_multiple_is_kept(written, mended):
     """Llama 3.1 names a factor of 8 for a window 16 times the pretraining one; the fix must touch neither."""
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -401,16 +373,23 @@ def test_a_window_that_is_no_multiple_is_kept(written, mended):
     assert (after["factor"], after["max_position_embeddings"], after["findings"]) == (8.0, 131072, [])
 
 
-def test_a_factor_is_named_exactly(written, mended):
+def test_a_factor_and_parameters_are_named_exactly(written, mended):
     factor = 10 / 3
-    config = scaled(yarn(factor=factor, finetuned=True), max_position_embeddings=round(64 * factor))
-    fix = findings(written(config))[0]["fix"]
-    assert inspect_checkpoint(open_checkpoint(mended(fix)))["factor"] == factor
-
-
-def test_parameters_of_the_method_are_named(written):
-    config = scaled(yarn(beta_fast=16.0, truncate=False, beta_slow=1.0, finetuned=True))
-    assert "--set beta_fast=16.0 --set truncate=false --output" in findings(written(config))[0]["fix"]
+    config = scaled(
+        yarn(factor=factor, beta_fast=16.0, truncate=False, finetuned=True), max_position_embeddings=round(64 * factor)
+    )
+    folder = written(config)
+    fix = findings(folder)[0]["fix"]
+    assert "--set beta_fast=16.0 --set truncate=false --output" in fix
+    before, after = (inspect_checkpoint(open_checkpoint(one)) for one in (folder, mended(fix)))
+    for key in (
+        "factor",
+        "inv_freq",
+        "attention_factor",
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+    ):
+        assert after[key] == before[key], key
 
 
 def test_a_name_is_quoted(written, mended):
@@ -480,11 +459,6 @@ def test_code_of_its_own_may_read_any_key(written):
     assert set(rules(written(scaled(yarn(betafast=2.0), own)))) == {"unread-key"}
 
 
-def test_what_stands_beside_text_config_and_says_the_same_does_no_harm(written):
-    config = {"model_type": "gemma3", "text_config": {**GEMMA, "rope_theta": 1e6}, "rope_theta": 1e6}
-    assert "outside-text-config" not in rules(written(config))
-
-
 def test_a_rope_type_that_is_not_known_is_an_error(written, ropecli):
     outcome = ropecli("inspect", written(scaled(yarn(rope_type="yran"))))
     assert (outcome.code, outcome.out) == (2, "")
@@ -504,13 +478,6 @@ def test_flat_parameters_of_a_type_with_a_rope_for_each_layer_type_are_an_error(
 # That the traps are traps.
 
 
-def test_transformers_5_writes_one_dialect_alone(build, config_of):
-    folder = build("llama", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5})
-    assert config_of(folder)["rope_parameters"]["rope_theta"] == 5e5
-    assert not {"rope_theta", "rope_scaling"} & config_of(folder).keys()
-    assert "one-dialect" in rules(folder)
-
-
 def pair(config: dict, written, live, number: int = 3, layer_type: str | None = None) -> float:
     """How fast one pair turns in the model that stock transformers builds, radians per token."""
     return live(written(config))[layer_type].inv_freq[number]
@@ -523,12 +490,6 @@ def test_a_stale_rope_scaling_wins(written, live):
     assert pair(lost, written, live, 15) == pytest.approx(1e4 ** (-15 / 16) / 4, rel=1e-5)
 
 
-def test_the_text_model_reads_text_config_alone(written, live):
-    trap = TRAPS["beside text_config"]
-    one, other = (pair(config, written, live, 3, "full_attention") for config in (trap.config, trap.clean))
-    assert one == other
-
-
 def test_a_window_left_out_becomes_the_raised_one(written, live):
     trap = TRAPS["yarn without its window"]
     raised = scaled(yarn(original_max_position_embeddings=256))
@@ -539,13 +500,6 @@ def test_a_stray_window_overrules(written, live):
     trap = TRAPS["a stray window"]
     named = scaled(yarn(original_max_position_embeddings=128))
     assert pair(trap.config, written, live) == pair(named, written, live) != pair(trap.clean, written, live)
-
-
-def test_a_leftover_window_is_not_read(written, live):
-    trap = TRAPS["a leftover window"]
-    assert pair(trap.config, written, live) == pair(LLAMA, written, live)
-    report = inspect_checkpoint(open_checkpoint(written(trap.config)))
-    assert report["original_max_position_embeddings"] == 64
 
 
 def test_a_stray_window_does_not_overrule_in_a_nest(written, live, assert_inspection_is_live):
