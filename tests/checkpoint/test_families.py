@@ -151,18 +151,6 @@ def test_without_its_switch_a_model_has_no_rotary_tables(model_type):
     assert tables() == tables(**{key: None if value != True else False}) == 0  # noqa: E712
 
 
-def test_the_main_rope_of_deepseek_v4_is_that_of_its_sliding_layers():
-    kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["deepseek_v4"](num_hidden_layers=3, layer_types=kinds))
-    kinds = {(layer.self_attn.layer_type, layer.self_attn.rope_layer_type) for layer in model.model.layers}
-    near = {rope for kind, rope in kinds if kind == "sliding_attention"}
-    assert near == set(families._LOCAL_LAYERS["deepseek_v4"])
-    assert not near & {rope for kind, rope in kinds if kind != "sliding_attention"}
-    family = family_of({"model_type": "deepseek_v4"})
-    assert [family.sees_whole_context(label) for label in ("main", "compress")] == [False, True]
-
-
 COMPRESSED = {
     **TINY,
     "model_type": "deepseek_v4",

@@ -475,62 +475,13 @@ def test_flat_parameters_of_a_type_with_a_rope_for_each_layer_type_are_an_error(
         findings(flat)
 
 
-# That the traps are traps.
-
-
-def pair(config: dict, written, live, number: int = 3, layer_type: str | None = None) -> float:
-    """How fast one pair turns in the model that stock transformers builds, radians per token."""
-    return live(written(config))[layer_type].inv_freq[number]
-
-
-def test_a_stale_rope_scaling_wins(written, live):
-    stale = TRAPS["a stale factor"].config
-    assert pair(stale, written, live, 15) == pytest.approx(1e4 ** (-15 / 16) / 2, rel=1e-5)
-    lost = TRAPS["a base that the stale one lacks"].config
-    assert pair(lost, written, live, 15) == pytest.approx(1e4 ** (-15 / 16) / 4, rel=1e-5)
-
-
-def test_a_window_left_out_becomes_the_raised_one(written, live):
-    trap = TRAPS["yarn without its window"]
-    raised = scaled(yarn(original_max_position_embeddings=256))
-    assert pair(trap.config, written, live) == pair(raised, written, live) != pair(trap.clean, written, live)
-
-
-def test_a_stray_window_overrules(written, live):
-    trap = TRAPS["a stray window"]
-    named = scaled(yarn(original_max_position_embeddings=128))
-    assert pair(trap.config, written, live) == pair(named, written, live) != pair(trap.clean, written, live)
+# That the traps are traps. Of those of config.json alone test_dialects.py and test_proof.py show it.
 
 
 def test_a_stray_window_does_not_overrule_in_a_nest(written, live, assert_inspection_is_live):
     folder = written({**GEMMA, "rope_parameters": nest(yarn()), "original_max_position_embeddings": 128})
     assert_inspection_is_live(folder)
     assert "two-original-windows" not in rules(folder)
-
-
-def test_a_head_dim_of_null_stops_transformers(written):
-    trap = TRAPS["a head_dim of null"]
-    with pytest.raises(CheckpointError, match="NoneType"):
-        build_without_weights(written(scaled(yarn(), trap.config)))
-    build_without_weights(written(scaled(yarn(), trap.clean)))
-
-
-@pytest.mark.parametrize("name", ["betafast", "atention_factor", "truncate in a nest"])
-def test_what_is_not_read_changes_nothing(name, written, live):
-    trap = TRAPS[name]
-    layer_type = "full_attention" if "nest" in name else None
-    without = {**GEMMA, "rope_parameters": nest(yarn())} if layer_type else CLEAN
-    tables = [live(written(config))[layer_type] for config in (trap.config, without, trap.clean)]
-    seen = [(*table.inv_freq, table.attention_factor) for table in tables]
-    assert seen[0] == seen[1] != seen[2]
-
-
-@pytest.mark.parametrize("rope_type", ["linear", "dynamic", "llama3"])
-def test_an_attention_factor_is_not_read_there(rope_type, written, live):
-    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope_type == "llama3" else {}
-    folder = written(scaled(yarn(rope_type=rope_type, attention_factor=1.2, **bands)))
-    assert live(folder)[None].attention_factor == 1.0
-    assert "unread-key" in rules(folder)
 
 
 def softmax_scale(folder: Path) -> float:
@@ -551,20 +502,6 @@ def test_a_temperature_counts_twice(written, live, mended):
     again = mended(findings(folder)[0]["fix"])
     assert live(again)[None].attention_factor == 1.1
     assert softmax_scale(again) == softmax_scale(written(DEEPSEEK))
-
-
-def test_dynamic_with_a_raised_window_scales_nothing(written, live, mended):
-    trap = TRAPS["dynamic with a raised window"]
-    folder = written(trap.config)
-    assert live(folder)[None].at_length(256)[0][15] == pytest.approx(1e4 ** (-15 / 16), rel=1e-5)
-    again = mended(findings(folder)[0]["fix"])
-    assert live(again)[None].at_length(256)[0][15] < 1e4 ** (-15 / 16) / 2
-
-
-def test_two_lists_switch(written, live):
-    trap = TRAPS["longrope with two lists"]
-    short, long = (live(written(trap.config))[None].at_length(length)[0] for length in (64, 65))
-    assert (short[1:] > long[1:]).all()
 
 
 def test_an_old_name_is_not_known(written):

@@ -4,6 +4,7 @@ Stock transformers remembers the longest length that it has seen under `dynamic`
 differs from a fresh one. Here it may not.
 """
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -116,7 +117,6 @@ TWO = {
     "switching-static": (("dynamic", {}), ("linear", {})),
     "static-switching": (("yarn", {}), ("dynamic", {})),
     "switching-switching": (("longrope", SWITCHING["longrope"]), ("dynamic-yarn", {})),
-    "switching-none": (("dynamic-yarn", {}), ("none", {})),
 }
 
 
@@ -135,14 +135,15 @@ def test_a_second_patch_takes_the_place_of_the_first(two, folder):
 
 
 @pytest.mark.parametrize("method", ["yarn", "dynamic", "longrope"])
-def test_restored_gives_the_model_back_to_the_bit(method, folder):
+def test_restored_gives_the_model_back_to_the_bit_after_an_error_too(method, folder):
     model = load(folder)
     tables = rotary_tables(model)
     before = [logits(model, length) for length in (30, 200)]
     states = [(dict(table.module.__dict__), table.inv_freq, table.attention_factor) for table in tables]
-    with restored(tables):
+    with contextlib.suppress(KeyError), restored(tables):
         live_patch(model, ropes_of(folder, method, **SWITCHING.get(method, {})))
         assert not torch.equal(logits(model, 200), before[1])
+        raise KeyError
     for length, expected in zip((30, 200), before, strict=True):
         assert torch.equal(logits(model, length), expected)
     for table, (state, inv_freq, attention_factor) in zip(tables, states, strict=True):
@@ -151,20 +152,6 @@ def test_restored_gives_the_model_back_to_the_bit(method, folder):
         assert table.attention_factor == attention_factor
         assert not table.module._forward_pre_hooks
         assert table.rope_type == "default"
-
-
-def test_restored_gives_back_after_an_error_too(llama):
-    model = load(llama)
-    before = logits(model)
-
-    def fails():
-        with restored(rotary_tables(model)):
-            live_patch(model, ropes_of(llama, "dynamic"))
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails()
-    assert torch.equal(logits(model), before)
 
 
 @pytest.mark.parametrize("shipped", ["dynamic", "yarn"])
@@ -181,41 +168,6 @@ def test_a_model_that_is_scaled_already_is_restored_to_its_own_scaling(shipped, 
 
 
 # With a KV cache.
-
-
-@torch.no_grad()
-def generated(model, length: int, **options) -> torch.Tensor:
-    rule = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    return model.generate(IDS[:, :length], attention_mask=torch.ones(1, length), **rule, **options)
-
-
-def test_a_static_method_generates_with_a_cache_what_it_generates_without(folder):
-    model = load(folder)
-    live_patch(model, ropes_of(folder, "yarn", beta_fast=8.0))
-    for length in (20, WINDOW - 6, 120):  # inside the window, across it and beyond
-        cached, afresh = generated(model, length, use_cache=True), generated(model, length, use_cache=False)
-        assert cached.shape == (1, length + 12)
-        assert torch.equal(cached, afresh)
-
-
-def test_a_switching_method_generates_and_is_exact_inside_the_window(folder):
-    model = load(folder)
-    live_patch(model, ropes_of(folder, "dynamic"))
-    cached = generated(model, 20, use_cache=True)
-    assert torch.equal(cached, generated(model, 20, use_cache=False))
-    assert generated(model, 120, use_cache=True).shape == (1, 132)
-    assert torch.equal(generated(model, 20, use_cache=True), cached)
-
-
-@torch.no_grad()
-def test_a_prompt_read_in_chunks(llama):
-    model = load(llama)
-    live_patch(model, ropes_of(llama, "yarn", beta_fast=8.0))
-    cache, pieces = None, []
-    for start in range(0, 160, 40):
-        out = model(IDS[:, start : start + 40], past_key_values=cache, use_cache=True)
-        cache, pieces = out.past_key_values, [*pieces, out.logits]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), logits(model, 160), rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
@@ -276,16 +228,6 @@ def test_another_number_of_pairs_is_refused(llama):
     rope = ropes_of(llama, "linear")[None]
     with pytest.raises(PatchError, match=r"has \(16,\) frequencies, the patch \(8,\)"):
         live_patch(load(llama), {None: dataclasses.replace(rope, inv_freq=rope.inv_freq[:8])})
-
-
-def test_the_near_layers_of_a_nested_model_are_left_alone(gemma3):
-    model = load(gemma3)
-    before = {table.layer_type: table.inv_freq for table in rotary_tables(model)}
-    live_patch(model, ropes_of(gemma3, "dynamic"))
-    logits(model, 200)
-    after = {table.layer_type: table.inv_freq for table in rotary_tables(model)}
-    np.testing.assert_allclose(after["sliding_attention"], before["sliding_attention"], rtol=1e-6)
-    assert after["full_attention"][-1] < before["full_attention"][-1] / 2
 
 
 @pytest.mark.parametrize("method", ["yarn", "dynamic"])

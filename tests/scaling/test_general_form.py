@@ -68,27 +68,6 @@ def test_a_ramp_goes_between_two_frequencies_by_the_turns(method):
     assert ((ours < kept * 0.999) & (ours > divided * 1.001)).any()
 
 
-def test_p_ropes_text():
-    p = 0.3
-    count, rest = re.fullmatch(
-        r"θ_d of the fastest (.+) pairs, (0) of the others", scaling_methods()["p-rope"].h
-    ).groups()
-    ours = scale(GEOMETRY, ScalingSpec("p-rope", 4.0, {"p": p})).inv_freq
-    fastest = value(count, p=p) > PAIRS
-    np.testing.assert_allclose(ours, np.where(fastest, value("θ_d"), float(rest)), rtol=1e-12)
-
-
-def test_lists_are_taken_as_their_texts_say():
-    short = scale(GEOMETRY, ScalingSpec("longrope", 4.0, PARAMETERS["longrope"]), 2048).inv_freq
-    assert scaling_methods()["longrope"].h.split(", or ")[1] == "θ_d/short_factor_d up to L"
-    np.testing.assert_allclose(short, value("θ_d") / (LISTED / 2), rtol=1e-12)
-    assert scaling_methods()["custom"].h == "inv_freq_d, or θ_d/factors_d"
-    given = scale(GEOMETRY, ScalingSpec("custom", 4.0, {"inv_freq": LISTED.tolist()})).inv_freq
-    np.testing.assert_array_equal(given, LISTED)
-    divided = scale(GEOMETRY, ScalingSpec("custom", 4.0, PARAMETERS["custom"])).inv_freq
-    np.testing.assert_allclose(divided, value(scaling_methods()["custom"].h.split(", or ")[1]), rtol=1e-12)
-
-
 def test_what_is_targeted_goes_by_the_window():
     """A window twice as long gives other frequencies, at the same factor and the same share of the target."""
     longer = replace(GEOMETRY, original_max_position_embeddings=4096)

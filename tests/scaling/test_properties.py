@@ -1,7 +1,6 @@
 """What holds of the methods for every geometry and factor."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,29 +143,11 @@ def test_yarn_stays_between_none_and_linear_or_is_refused(geometry, factor, fast
 
 @few
 @given(geometry=geometries(), factor=factors)
-def test_llama3_leaves_fast_pairs_and_interpolates_slow_ones(geometry, factor):
-    inv_freq = scale(geometry, ScalingSpec("llama3", factor)).inv_freq
-    base, count = geometry.inv_freq(), turns(geometry)
-    left, divided = count > 4 * (1 + 1e-9), count < 1 - 1e-9
-    np.testing.assert_allclose(inv_freq[left], base[left], rtol=1e-12)
-    np.testing.assert_allclose(inv_freq[divided], base[divided] / factor, rtol=1e-12)
-
-
-@few
-@given(geometry=geometries(), factor=factors)
 def test_ntk_slows_the_slowest_pair_that_turns_by_the_factor_and_keeps_the_fastest(geometry, factor):
     inv_freq, base = scale(geometry, ScalingSpec("ntk", factor)).inv_freq, geometry.inv_freq()
     slowest = geometry.pairs - geometry.still_pairs - 1
     assert inv_freq[0] == base[0] == 1.0
     assert base[slowest] / inv_freq[slowest] == pytest.approx(factor, rel=1e-9)
-
-
-@few
-@given(geometry=geometries(), first=st.floats(1.0, 30.0), second=st.floats(1.0, 30.0))
-def test_ntk_by_two_factors_is_ntk_by_their_product(geometry, first, second):
-    raised = replace(geometry, rope_theta=scale(geometry, ScalingSpec("ntk", first)).rope_theta)
-    twice, once = scale(raised, ScalingSpec("ntk", second)), scale(geometry, ScalingSpec("ntk", first * second))
-    np.testing.assert_allclose(twice.inv_freq, once.inv_freq, rtol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["dynamic", "dynamic-yarn"])
@@ -189,18 +170,6 @@ def test_dynamic_beyond_its_window_is_ntk_by_the_stretch(geometry, factor, beyon
     stretch = max(1.0, factor * length / window - (factor - 1))  # 1 may come out a rounding error less
     inv_freq = scale(geometry, ScalingSpec("dynamic", factor), length).inv_freq
     np.testing.assert_allclose(inv_freq, scale(geometry, ScalingSpec("ntk", stretch)).inv_freq, rtol=1e-9)
-
-
-@few
-@given(geometry=geometries(), factor=factors, p=st.floats(0.001, 1.0))
-def test_p_rope_keeps_the_fastest_share_as_it_was(geometry, factor, p):
-    spec = ScalingSpec("p-rope", factor, {"p": p})
-    inv_freq, base = scale(geometry, spec).inv_freq, geometry.inv_freq()
-    kept = int(p * geometry.rotary_dim // 2)  # as transformers counts them
-    np.testing.assert_array_equal(inv_freq[:kept], base[:kept])
-    assert not inv_freq[kept:].any()
-    pretrained_so = replace(geometry, still_pairs=max(geometry.still_pairs, geometry.pairs - kept))
-    np.testing.assert_array_equal(scale(pretrained_so, spec).inv_freq, inv_freq)
 
 
 STATIC = [("linear", {}), ("yarn", {}), ("llama3", {}), ("p-rope", {"p": 0.6}), ("nope", {})]
