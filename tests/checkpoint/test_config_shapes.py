@@ -3,6 +3,7 @@ reads it, and written so that it finds what was meant."""
 
 import numpy as np
 import pytest
+from tiny_settings import TINY
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from ropecli.checkpoint.dialects import read_settings
@@ -12,18 +13,6 @@ from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import CheckpointError, PatchError, RopecliError
 from ropecli.rope import ScalingSpec
 
-SMALL = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
 LAYERS = ["sliding_attention", "full_attention"]
 VISION = {
     "hidden_size": 32,
@@ -49,7 +38,7 @@ COMPOSITE = {
     "gemma3": {
         "model_type": "gemma3",
         "text_config": {
-            **SMALL,
+            **TINY,
             "model_type": "gemma3_text",
             "head_dim": 32,
             "layer_types": LAYERS,
@@ -61,7 +50,7 @@ COMPOSITE = {
     "qwen3_5": {
         "model_type": "qwen3_5",
         "text_config": {
-            **SMALL,
+            **TINY,
             "model_type": "qwen3_5_text",
             "head_dim": 32,
             "layer_types": ["linear_attention", "full_attention"],
@@ -139,7 +128,7 @@ def test_gemma_3_4b_is_patched_from_the_window_it_is_told(written, patched, live
 @pytest.fixture(params=["gemma3_text", "olmo3"])
 def flat(request, written):
     """flat(rope_scaling=...) -> a model whose older fields mean the layers that see the whole context."""
-    config = {**SMALL, "model_type": request.param, "layer_types": LAYERS, "sliding_window": 32}
+    config = {**TINY, "model_type": request.param, "layer_types": LAYERS, "sliding_window": 32}
     return lambda **fields: written({**config, **fields})
 
 
@@ -168,7 +157,7 @@ def test_a_method_that_transformers_does_not_read_is_warned_of(flat, live):
 def test_a_head_dim_of_null_is_written_out(model_type, method, written, patched, config_of, assert_inspection_is_live):
     """Such configs are what transformers itself saves for these two, and three of its methods divide by it."""
     extra = {"layer_types": ["full_attention"] * 2} if model_type == "minimax" else {}
-    config = {**SMALL, **extra, "model_type": model_type, "head_dim": None, "num_local_experts": 2, "rope_theta": 1e6}
+    config = {**TINY, **extra, "model_type": model_type, "head_dim": None, "num_local_experts": 2, "rope_theta": 1e6}
     source = written(config)
     assert_inspection_is_live(source)
     folder = patched(source, method, **({"long_factor": [2.0] * 16} if method == "longrope" else {}))
@@ -185,7 +174,7 @@ PROPORTIONAL = {
 STILL = {
     # As published: the width of its global heads by a name of its own, from which transformers makes another form.
     "gemma4_text": {
-        **SMALL,
+        **TINY,
         "model_type": "gemma4_text",
         "head_dim": 32,
         "global_head_dim": 64,
@@ -196,7 +185,7 @@ STILL = {
         "rope_parameters": PROPORTIONAL,
     },
     "lfm3": {
-        **SMALL,
+        **TINY,
         "model_type": "lfm3",
         "head_dim": 64,
         "layer_types": ["conv", *LAYERS],
@@ -303,7 +292,7 @@ def test_a_key_that_a_type_saves_under_another_name_is_read_and_written(
 def test_a_window_under_a_name_that_the_type_does_not_read(written, patched):
     folder = written(
         {
-            **{key: value for key, value in SMALL.items() if "max" not in key},
+            **{key: value for key, value in TINY.items() if "max" not in key},
             "model_type": "llama",
             "max_sequence_length": 64,
         }
@@ -313,7 +302,7 @@ def test_a_window_under_a_name_that_the_type_does_not_read(written, patched):
 
 
 def granite(**values) -> dict:
-    return {**SMALL, "model_type": "granite_swa", "layer_types": LAYERS, "sliding_window": 32, **values}
+    return {**TINY, "model_type": "granite_swa", "layer_types": LAYERS, "sliding_window": 32, **values}
 
 
 @pytest.mark.parametrize("bases", [[30000.0, 0], None], ids=str)
@@ -362,7 +351,7 @@ def test_rotary_dim_where_it_is_read_and_where_not(
     model_type, width, written, patched, live, assert_inspection_is_live
 ):
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
-    config = {**SMALL, **experts, "model_type": model_type, "head_dim": 32, "rotary_dim": 16, "rope_theta": 5000000}
+    config = {**TINY, **experts, "model_type": model_type, "head_dim": 32, "rotary_dim": 16, "rope_theta": 5000000}
     if model_type == "minimax":
         config["layer_types"] = ["full_attention"] * 2
     source = written(config)
@@ -380,7 +369,7 @@ SILENT = ("llama", "phi", "gpt_neox", "falcon", "olmo3")
 def silent(model_type: str) -> dict:
     kinds = {"layer_types": LAYERS, "sliding_window": 32} if model_type == "olmo3" else {}
     flags = {"alibi": False, "new_decoder_architecture": False} if model_type == "falcon" else {}
-    return {**SMALL, **kinds, **flags, "model_type": model_type}
+    return {**TINY, **kinds, **flags, "model_type": model_type}
 
 
 @pytest.mark.parametrize("model_type", SILENT)
@@ -411,4 +400,4 @@ def test_a_config_that_is_silent_is_read_by_the_types_defaults(model_type, writt
 )
 def test_a_silent_config_whose_meaning_is_not_known_is_refused(model_type, message, written):
     with pytest.raises(RopecliError, match=message):
-        effective_ropes(open_checkpoint(written({**SMALL, "model_type": model_type})))
+        effective_ropes(open_checkpoint(written({**TINY, "model_type": model_type})))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scripts_by_path
 import torch
+from tiny_settings import TINY as SIZES
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from ropecli.checkpoint import families, live
@@ -30,19 +31,7 @@ pinned = pytest.mark.skipif(
     reason=f"other releases than transformers {PINNED} know other types",
 )
 LAYERS = ["sliding_attention", "full_attention"]
-TINY = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
+TINY = {**SIZES, "num_key_value_heads": 2, "head_dim": 32}
 
 
 coverage = scripts_by_path.load("coverage")

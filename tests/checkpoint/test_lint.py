@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from tiny_settings import TINY
 
 from ropecli.checkpoint import lint
 from ropecli.checkpoint.inspection import inspect_checkpoint
@@ -15,21 +16,10 @@ from ropecli.checkpoint.proof import build_without_weights
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import CheckpointError
 
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
-LLAMA = {**SIZES, "model_type": "llama", "head_dim": 32, "max_position_embeddings": 64, "rope_theta": 1e4}
+LLAMA = {**TINY, "model_type": "llama", "head_dim": 32, "rope_theta": 1e4}
 LAYERS = ["sliding_attention", "full_attention"]
 GEMMA = {
-    **SIZES,
+    **TINY,
     "model_type": "gemma3_text",
     "head_dim": 32,
     "max_position_embeddings": 256,
@@ -39,8 +29,9 @@ GEMMA = {
     "rope_local_base_freq": 1e4,
 }
 DEEPSEEK = {
-    **SIZES,
+    **TINY,
     "model_type": "deepseek_v3",
+    "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "rope_theta": 1e4,
     "q_lora_rank": 16,
@@ -54,10 +45,10 @@ DEEPSEEK = {
     "num_experts_per_tok": 1,
     "moe_intermediate_size": 32,
 }
-MISTRAL = {**SIZES, "model_type": "mistral", "head_dim": 32, "max_position_embeddings": 64, "rope_theta": 1e4}
+MISTRAL = {**TINY, "model_type": "mistral", "head_dim": 32, "rope_theta": 1e4}
 MIXTRAL = {**MISTRAL, "model_type": "mixtral", "num_local_experts": 2, "sliding_window": None}
 COHERE2 = {**MISTRAL, "model_type": "cohere2", "sliding_window": 16, "layer_types": LAYERS}
-MINISTRAL = {**SIZES, "model_type": "ministral3", "head_dim": 32, "max_position_embeddings": 64, "rope_theta": 1e4}
+MINISTRAL = {**TINY, "model_type": "ministral3", "head_dim": 32, "rope_theta": 1e4}
 LEFTOVER = {"original_max_position_embeddings": 8192}
 QUERIES = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
 VISION = {"model_type": "siglip_vision_model", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -97,7 +88,7 @@ CLEAN = scaled(yarn())
 NEW_ALONE = {key: value for key, value in CLEAN.items() if key not in ("rope_theta", "rope_scaling")}
 BASE_500K = {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
-MODERNBERT = {**SIZES, "model_type": "modernbert-decoder", "max_position_embeddings": 64, "rope_parameters": nest({})}
+MODERNBERT = {**TINY, "model_type": "modernbert-decoder", "rope_parameters": nest({})}
 
 TRAPS = {
     # FACTS 1

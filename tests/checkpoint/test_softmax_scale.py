@@ -6,6 +6,7 @@ A new patch keeps the model's own temperature under yarn, and no part of it unde
 import math
 
 import pytest
+from tiny_settings import LATENT, TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ropecli.checkpoint.plan import effective_ropes, make_plan
@@ -21,26 +22,17 @@ SHIPPED = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
-TINY = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
+SMALL = {
+    **TINY,
+    **LATENT,
     "max_position_embeddings": 163840,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 64,
-    "v_head_dim": 16,
     "rope_theta": 10000,
     "rope_scaling": SHIPPED,
 }
-EXPERTS = {"n_routed_experts": 2, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
 MODELS = {
-    "deepseek_v3": {**TINY, **EXPERTS, "model_type": "deepseek_v3"},
-    "minicpm3": {**TINY, "model_type": "minicpm3", "qk_rope_head_dim": 32},
+    "deepseek_v3": {**SMALL, "model_type": "deepseek_v3"},
+    "minicpm3": {**SMALL, "model_type": "minicpm3", "qk_rope_head_dim": 32},
 }
 PAIRS = {"deepseek_v3": 32, "minicpm3": 16}
 
