@@ -95,36 +95,6 @@ def test_a_composite_model_is_patched_in_its_text_config_alone(
     assert_inspection_is_live(folder)
 
 
-def test_sections_of_positions_in_space_stay(written, patched, config_of):
-    parameters = config_of(patched(written(COMPOSITE["qwen3_5"]), "yarn"))["text_config"]["rope_parameters"]
-    assert (parameters["mrope_section"], parameters["mrope_interleaved"]) == ([2, 1, 1], True)
-    assert parameters["partial_rotary_factor"] == 0.25
-
-
-GEMMA_3_4B = {
-    "model_type": "gemma3",
-    "text_config": {
-        "hidden_size": 2560,
-        "intermediate_size": 64,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 6,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024,
-    },
-    "vision_config": VISION,
-}
-
-
-def test_gemma_3_4b_is_patched_from_the_window_it_is_told(written, patched, live, assert_inspection_is_live):
-    """16384 in pretraining, and linear by 8 on top."""
-    folder = patched(written(GEMMA_3_4B), "yarn", 16.0, original_length=16384)
-    assert_inspection_is_live(folder)
-    tables = live(folder)
-    np.testing.assert_allclose(tables["sliding_attention"].inv_freq, pretrained(1e4, 256), rtol=2e-6)
-    assert tables["full_attention"].inv_freq[0] == pytest.approx(1.0)
-    assert tables["full_attention"].inv_freq[-1] == pytest.approx(pretrained(1e6, 256)[-1] / 16, rel=2e-6)
-
-
 @pytest.fixture(params=["gemma3_text", "olmo3"])
 def flat(request, written):
     """flat(rope_scaling=...) -> a model whose older fields mean the layers that see the whole context."""
@@ -241,11 +211,6 @@ def test_other_methods_are_refused_where_heads_differ(written, patched):
         patched(written(STILL["gemma4_text"]), "yarn")
 
 
-def test_still_pairs_stay_still_when_patched_again(written, patched, config_of):
-    source = written(STILL["lfm3"])
-    assert config_of(patched(patched(source, "yarn"), "linear")) == config_of(patched(source, "linear"))
-
-
 # Names of their own.
 
 OWN = {
@@ -287,18 +252,6 @@ def test_a_key_that_a_type_saves_under_another_name_is_read_and_written(
             assert AutoConfig.from_pretrained(after).max_position_embeddings == 4 * stock.max_position_embeddings
             names = [name for name in family_of(config_of(after)).names[key] if name in config_of(folder)]
             assert {config_of(after)[name] for name in names} == {4 * stock.max_position_embeddings}
-
-
-def test_a_window_under_a_name_that_the_type_does_not_read(written, patched):
-    folder = written(
-        {
-            **{key: value for key, value in TINY.items() if "max" not in key},
-            "model_type": "llama",
-            "max_sequence_length": 64,
-        }
-    )
-    assert "config.json names no max_position_embeddings; models of this type have 2048" in warnings_of(folder)
-    assert AutoConfig.from_pretrained(patched(folder, "yarn")).max_position_embeddings == 8192
 
 
 def granite(**values) -> dict:

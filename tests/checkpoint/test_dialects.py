@@ -1,6 +1,5 @@
 """Both dialects of config.json are read as transformers reads them, and written so that either reader agrees."""
 
-import json
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # What released checkpoints carry, in the older dialect; the newer one is the same with rope_theta inside.
 NATIVE = {
     "linear": {"type": "linear", "factor": 2.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
     "yarn-set": {
         "type": "yarn",
         "factor": 4.0,
@@ -48,7 +46,6 @@ NATIVE = {
 }
 
 ARCHITECTURES = {
-    "mixtral": {"num_local_experts": 2},
     "phi": {"partial_rotary_factor": 0.5},
     "gpt_neox": {"rotary_pct": 0.25},
     "gemma3_text": {"head_dim": 32, "layer_types": LAYERS, "sliding_window": 32},
@@ -96,15 +93,6 @@ def test_both_dialects_are_patched_to_the_same_rope(method, params, llama, edite
     assert one["rope_theta"] == one["rope_parameters"]["rope_theta"]
 
 
-@pytest.mark.parametrize("method", ["yarn", "linear"])
-def test_the_two_dialects_written_say_the_same(method, llama, patched, config_of):
-    config = config_of(patched(llama, method))
-    older, newer = dict(config["rope_scaling"]), dict(config["rope_parameters"])
-    assert older.pop("type") == newer["rope_type"] == method
-    assert newer.pop("rope_theta") == config["rope_theta"] == 1e4
-    assert older == newer
-
-
 @pytest.mark.parametrize("method", ["yarn", "linear", "ntk"])
 def test_a_reader_of_one_dialect_alone_gets_the_same_rope(method, llama, patched, edited, live):
     """transformers 4 does not know rope_parameters, and drops it; a later one may drop rope_scaling."""
@@ -114,14 +102,6 @@ def test_a_reader_of_one_dialect_alone_gets_the_same_rope(method, llama, patched
         one = live(edited(whole, removed, **{removed: ...}))[None]
         np.testing.assert_array_equal(one.inv_freq, both.inv_freq)
         assert one.attention_factor == both.attention_factor
-
-
-def test_a_stale_rope_scaling_does_not_survive(llama, edited, patched, config_of, live):
-    """transformers 5 lets rope_scaling win over rope_parameters."""
-    stale = edited(llama, rope_scaling={"type": "linear", "factor": 16.0})
-    config = config_of(patched(stale, "yarn"))
-    assert config["rope_scaling"]["rope_type"] == config["rope_scaling"]["type"] == "yarn"
-    assert config["rope_scaling"]["factor"] == 4.0
 
 
 def test_a_stale_rope_scaling_is_gone_where_the_base_alone_changes(llama, edited, patched, live):
@@ -207,18 +187,6 @@ def test_dynamic_keeps_the_window_that_stock_readers_take_for_the_original(llama
     assert any("max_position_embeddings stays at 64" in warning for warning in plan.warnings)
 
 
-def test_dynamic_is_written_with_the_pretrained_base(llama, patched, config_of):
-    """Stock readers raise the base themselves, with the length; a raised one would be raised twice."""
-    config = config_of(patched(llama, "dynamic"))
-    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 1e4
-
-
-def test_longrope_names_its_window_at_the_top_for_older_readers(llama, patched, config_of):
-    config = config_of(patched(llama, "longrope", long_factor=[2.0] * 16))
-    assert config["original_max_position_embeddings"] == 64
-    assert config["rope_scaling"]["attention_factor"] == pytest.approx((1 + np.log(4) / np.log(64)) ** 0.5)
-
-
 def test_everything_else_in_config_json_is_left_as_it_was(llama, edited, patched, config_of):
     source = edited(llama, custom={"a": [1, {"b": None}], "ü": 0.1}, torch_dtype="float32")
     before, after = config_of(source), config_of(patched(source, "yarn"))
@@ -250,30 +218,7 @@ def test_a_value_of_the_wrong_kind_is_named(key, value, named, llama, edited):
         effective_ropes(open_checkpoint(folder))
 
 
-def test_a_model_without_rotary_fields_is_refused(llama, edited):
-    folder = edited(llama, model_type="gpt2", rope_parameters=...)
-    with pytest.raises(CheckpointError, match=r"'gpt2' has no rotary position embedding that config.json drives"):
-        make_plan(open_checkpoint(folder), ScalingSpec("yarn", 4.0))
-
-
-def test_a_base_left_out_is_the_one_that_transformers_takes_for_the_type(
-    architecture, edited, assert_inspection_is_live
-):
-    """Mixtral's is 1000000; taking Llama's 10000 for it would be wrong in silence."""
-    folder = edited(architecture("mixtral"), rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0})
-    _, settings = effective_ropes(open_checkpoint(folder))
-    assert "config.json names no rope_theta; models of this type have 1e+06." in settings.warnings
-    assert_inspection_is_live(folder)
-
-
 def test_a_base_left_out_is_an_error_where_the_default_is_not_known(llama, edited):
     folder = edited(llama, model_type="my_own", rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0})
     with pytest.raises(CheckpointError, match=r"names no rope_theta.*Write the base that the model was trained with"):
         effective_ropes(open_checkpoint(folder))
-
-
-def test_an_original_window_left_out_is_guessed_aloud(llama, edited):
-    folder = edited(llama, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
-    settings = read_settings(json.loads((folder / "config.json").read_text()))
-    assert settings.ropes[0].geometry.original_max_position_embeddings == 64
-    assert any("--original-length" in warning for warning in settings.warnings)

@@ -79,14 +79,6 @@ def test_every_pass_follows_its_own_length_whatever_came_before(method, folder):
     assert (logits(model, 40) - logits(expected, 40)).abs().max() > 1e-3, "the frequencies do switch"
 
 
-def test_stock_transformers_remembers_the_longest_length(llama, tmp_path):
-    """The trap that the hook is there for; where this fails, transformers has mended it."""
-    patch_to(make_plan(open_checkpoint(llama), ScalingSpec("dynamic", 4.0)), tmp_path / "out")
-    stock = load(tmp_path / "out")
-    logits(stock, 200)
-    assert not torch.equal(logits(stock, 100), logits(load(tmp_path / "out"), 100))
-
-
 def test_the_length_is_that_of_the_positions_and_not_of_the_row(llama):
     ropes, model, expected = ropes_of(llama, "dynamic"), load(llama), load(llama)
     live_patch(model, ropes)

@@ -76,27 +76,6 @@ def test_none_gives_the_pretrained_frequencies_back(method, llama, patched, live
     assert config_of(restored)["max_position_embeddings"] == 64
 
 
-@pytest.mark.parametrize("method", ["yarn", "llama3"])
-def test_without_the_note_a_named_window_is_still_the_original(method, llama, patched):
-    folder = patched(llama, method)
-    (folder / "ropecli.yaml").unlink()
-    again = plan(folder, "yarn", 2.0)
-    assert again.window == 128
-    assert again.ropes[None].geometry.original_max_position_embeddings == 64
-    np.testing.assert_array_equal(again.ropes[None].inv_freq, plan(llama, "yarn", 2.0).ropes[None].inv_freq)
-
-
-@pytest.mark.parametrize("scaling", ["yarn", "llama3"])
-def test_a_natively_scaled_config_is_extended_from_its_pretraining_window(scaling, llama, edited):
-    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if scaling == "llama3" else {}
-    native = {"rope_type": scaling, "factor": 8.0, "original_max_position_embeddings": 32, "rope_theta": 5e5, **bands}
-    folder = edited(llama, max_position_embeddings=256, rope_parameters=native)
-    again = plan(folder, "yarn", target_length=512)
-    assert again.spec.factor == 16.0
-    assert again.ropes[None].geometry.rope_theta == 5e5
-    assert again.config["rope_parameters"]["original_max_position_embeddings"] == 32
-
-
 def test_without_the_note_a_new_base_cannot_be_told_from_a_pretrained_one(llama, patched):
     """Hence the warning that comes with ntk and abf: keep ropecli.yaml beside the weights."""
     folder = patched(llama, "ntk")

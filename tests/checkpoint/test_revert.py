@@ -130,14 +130,6 @@ def test_every_dialect_comes_back(model_type, build, patch, revert):
     assert json_of(reverted) == json_of(source)
 
 
-def test_a_composite_config_comes_back(llama, edited, patch, revert):
-    inner = json.loads((llama / "config.json").read_text())
-    keys = dict.fromkeys(inner, ...)
-    source = edited(llama, **keys | {"model_type": "llava", "text_config": inner, "vision_config": {"b": 1, "a": 2}})
-    reverted, _ = revert(patch(source, "-m", "yarn", "--factor", 4))
-    assert json_of(reverted) == json_of(source)
-
-
 # The tokenizer.
 
 

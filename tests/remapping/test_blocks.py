@@ -316,24 +316,6 @@ def test_cuda_equals_brute_force_forward_and_backward(remapping, dtype, error):
         torch.testing.assert_close(our.double().cpu(), their, atol=4 * error, rtol=4 * error)
 
 
-def test_blocks_of_keys_are_listed_for_the_fused_kernel():
-    """All that are seen, as whole or as to be asked key by key, and no others."""
-    kernel, tokens = BlockAttention(REMAPPINGS["far in groups"], HALVES), 700
-    for mask, one in zip(
-        kernel._masks(0, tokens, 0, tokens, torch.device("cpu")), kernel._ranges(0, tokens, 0, tokens), strict=True
-    ):
-        keys = np.arange(tokens)
-        inside = (keys >= one.first[:, None]) & (keys < one.stop[:, None])
-        for block in range(6):
-            whole = mask.full_kv_indices[0, 0, block, : mask.full_kv_num_blocks[0, 0, block]].tolist()
-            asked = mask.kv_indices[0, 0, block, : mask.kv_num_blocks[0, 0, block]].tolist()
-            rows = inside[block * 128 : block * 128 + 128]
-            shares = [rows[:, low : low + 128].mean() for low in range(0, tokens, 128)]
-            complete = [len(rows) == 128 and low + 128 <= tokens for low in range(0, tokens, 128)]
-            assert whole == [index for index, share in enumerate(shares) if share == 1 and complete[index]]
-            assert asked == [index for index, share in enumerate(shares) if share > 0 and index not in whole]
-
-
 def test_what_goes_to_the_fused_kernel(monkeypatch):
     class Fake:
         is_cuda = True
