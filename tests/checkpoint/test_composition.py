@@ -29,6 +29,8 @@ NAMING_THEIR_WINDOW = {
     "nope": {},
     "custom": {"factors": LISTS["long_factor"]},
 }
+NATIVE = {"none", "dynamic", "yarn", "ntk-by-parts", "llama3", "longrope"}
+"""Whose name is read back."""
 THEN = {**NAMING_THEIR_WINDOW, "linear": {}, "ntk": {}, "abf": {"beta": 20.0}}
 
 few = settings(max_examples=20, deadline=None)
@@ -82,6 +84,9 @@ def test_scaling_a_scaled_config_is_scaling_the_original_once(nowhere, first, th
         read, expected = (_read(nowhere, written.config) for written in (again, afresh))
         np.testing.assert_array_equal(read.inv_freq, expected.inv_freq)
         assert read.attention_factor == expected.attention_factor
+        assert read.spec.method == expected.spec.method
+        if then in NATIVE and other > 1:
+            assert read.spec.method == then
         np.testing.assert_allclose(read.inv_freq, afresh.ropes[None].inv_freq, rtol=1e-12, atol=1e-29)
 
 

@@ -1,6 +1,5 @@
 """Both dialects of config.json are read as transformers reads them, and written so that either reader agrees."""
 
-
 import numpy as np
 import pytest
 from tiny_settings import LATENT

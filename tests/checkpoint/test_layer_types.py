@@ -198,3 +198,11 @@ def test_a_sliding_window_of_half_the_layers_is_no_cause_for_a_warning(name, bui
     """The other half attends as far as there is text."""
     model = build(name, head_dim=32, layer_types=LAYERS, sliding_window=32)
     assert make_plan(open_checkpoint(model), ScalingSpec("yarn", 4.0)).warnings == ()
+
+
+def test_a_sliding_window_is_warned_of_where_every_layer_slides(build):
+    """In the other half of Gemma 2's layers attention reaches as far as there is text."""
+    for name, settings, warned in (("mistral", {}, True), ("gemma2", {"layer_types": LAYERS}, False)):
+        source = open_checkpoint(build(name, head_dim=32, sliding_window=32, **settings))
+        warnings = make_plan(source, ScalingSpec("yarn", 4.0)).warnings
+        assert any("sliding_window is 32: no layer attends further back" in one for one in warnings) is warned

@@ -102,6 +102,12 @@ TRAPS = {
     "scaled and saved by transformers 5": Trap(
         "one-dialect", {**NEW_ALONE}, "the scaling by yarn", CLEAN, "--method yarn --factor 4"
     ),
+    "a share of the head, saved by transformers 5": Trap(
+        "one-dialect",
+        {**LLAMA, "model_type": "stablelm", "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}},
+        "the share of the head that turns",
+        {**LLAMA, "model_type": "stablelm", "partial_rotary_factor": 0.5},
+    ),
     "Gemma 3 scaled, saved by transformers 5": Trap(
         "one-dialect",
         {**GEMMA, "rope_parameters": nest(yarn())},
