@@ -11,9 +11,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+from tiny_settings import TINY
 
-WINDOW = 64
-VOCABULARY = 512
+WINDOW, VOCABULARY = TINY["max_position_embeddings"], TINY["vocab_size"]
 
 
 class Outcome(NamedTuple):
@@ -120,25 +120,12 @@ def build(tmp_path_factory, tokenizer):
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    tiny = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": WINDOW,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-    }
-
     def make(model_type: str, **settings: object) -> Path:
         if model_type not in CONFIG_MAPPING:
             pytest.skip(f"this release of transformers does not know {model_type}")
         folder = tmp_path_factory.mktemp(model_type)
         torch.manual_seed(0)
-        config = CONFIG_MAPPING[model_type](**{**tiny, **settings})
+        config = CONFIG_MAPPING[model_type](**{**TINY, **settings})
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():

@@ -4,8 +4,6 @@ import ast
 import sys
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "ropecli"
 
 # From the ground up. A part imports from lower lines; on its own line only what NEIGHBOURS lists.
@@ -133,6 +131,14 @@ def part_of(name: str) -> str:
     return name.partition(".")[0]
 
 
+def outside(*parts: str) -> list[str]:
+    return [name for name in MODULES if part_of(name) not in parts]
+
+
+METHODS = [name for name in below(["remapping"]) if name not in below(["remapping.attention"])]
+"""The relative-position methods, which are mathematics as well."""
+
+
 def test_the_reader_sees_imports_wherever_they_stand():
     tree = ast.parse(
         "import a\n"
@@ -149,14 +155,17 @@ def test_every_part_has_its_layer():
     assert {part_of(name) for name in MODULES} - {"__init__"} <= set(HEIGHT)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != "__init__"])
-def test_imports_go_down(name):
-    part = part_of(name)
-    for imported in own_imports(name):
-        other = part_of(imported)
-        assert other == part or HEIGHT[other] < HEIGHT[part] or (part, other) in NEIGHBOURS, (
-            f"{name} imports {imported}, which is not below it"
-        )
+def test_imports_go_down():
+    def below_it(part: str, other: str) -> bool:
+        return other == part or HEIGHT[other] < HEIGHT[part] or (part, other) in NEIGHBOURS
+
+    wrong = [
+        f"{name} imports {imported}, which is not below it"
+        for name in outside("__init__")
+        for imported in own_imports(name)
+        if not below_it(part_of(name), part_of(imported))
+    ]
+    assert wrong == []
 
 
 def test_nothing_imports_in_a_circle():
@@ -176,51 +185,44 @@ def test_nothing_imports_in_a_circle():
 
 def test_finetuning_takes_from_evaluation_how_a_model_is_loaded_and_what_is_scored():
     taken = {imported for name in below(["finetune"]) for imported in own_imports(name)}
-    measured = {"evaluate.adapter", "evaluate.loading", "evaluate.memory", "evaluate.protocols", "evaluate.scoring"}
+    measured = {f"evaluate.{name}" for name in ("adapter", "loading", "memory", "protocols", "scoring")}
     assert {imported for imported in taken if part_of(imported) == "evaluate"} <= measured
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_model_libraries_are_loaded_when_a_model_is_touched(name):
-    allowed = {"torch"} if name in below(TOUCHES_MODELS) else set()
-    assert libraries(name, inside_functions=False) & MODEL_LIBRARIES <= allowed
+def test_model_libraries_are_loaded_when_a_model_is_touched():
+    for name in MODULES:
+        allowed = {"torch"} if name in below(TOUCHES_MODELS) else set()
+        assert libraries(name, inside_functions=False) & MODEL_LIBRARIES <= allowed, name
 
 
-METHODS = [name for name in below(["remapping"]) if name not in below(["remapping.attention"])]
-"""The relative-position methods, which are mathematics as well."""
+def test_what_touches_no_model_names_no_model_library():
+    for name in below(TOUCHES_NONE) + METHODS:
+        assert not libraries(name, inside_functions=True) & MODEL_LIBRARIES, name
 
 
-@pytest.mark.parametrize("name", below(TOUCHES_NONE) + METHODS)
-def test_what_touches_no_model_names_no_model_library(name):
-    assert not libraries(name, inside_functions=True) & MODEL_LIBRARIES
+def test_the_mathematics_need_numpy_alone():
+    for name in below(MATHEMATICS) + METHODS:
+        others = libraries(name, inside_functions=True) - {"numpy", "ropecli"} - set(sys.stdlib_module_names)
+        assert not others, name
 
 
-@pytest.mark.parametrize("name", below(MATHEMATICS) + METHODS)
-def test_the_mathematics_need_numpy_alone(name):
-    others = libraries(name, inside_functions=True) - {"numpy", "ropecli"} - set(sys.stdlib_module_names)
-    assert not others
+def test_only_commands_know_the_command_line_and_only_they_and_reports_render():
+    for name in outside("cli"):
+        assert not libraries(name, inside_functions=True) & {"typer", "click", "argparse"}, name
+    for name in outside("cli", "report"):
+        assert "rich" not in libraries(name, inside_functions=True), name
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) != "cli"])
-def test_only_commands_know_the_command_line(name):
-    assert not libraries(name, inside_functions=True) & {"typer", "click", "argparse"}
+def test_only_commands_and_reports_print_or_exit():
+    for name in outside("cli", "report", "__main__"):
+        calls = {ast.unparse(node.func) for node in ast.walk(MODULES[name]) if isinstance(node, ast.Call)}
+        assert not calls & {"print", "exit", "quit", "sys.exit", "os._exit", "input"}, name
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) not in ("cli", "report")])
-def test_only_commands_and_reports_render(name):
-    assert "rich" not in libraries(name, inside_functions=True)
-
-
-@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) not in ("cli", "report", "__main__")])
-def test_only_commands_and_reports_print_or_exit(name):
-    calls = {ast.unparse(node.func) for node in ast.walk(MODULES[name]) if isinstance(node, ast.Call)}
-    assert not calls & {"print", "exit", "quit", "sys.exit", "os._exit", "input"}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_nothing_runs_remote_code(name):
+def test_nothing_runs_remote_code():
     """trust_remote_code is off wherever it is named."""
-    for node in ast.walk(MODULES[name]):
-        if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-            assert isinstance(node.value, ast.Constant)
-            assert node.value.value is False
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+                assert isinstance(node.value, ast.Constant), name
+                assert node.value.value is False, name

@@ -77,11 +77,10 @@ def test_a_module_that_fails_fails_as_without(library):
     assert not called
 
 
-@pytest.mark.parametrize("first", ["import ropecli, transformers", "import transformers, ropecli"])
-def test_importing_ropecli_makes_its_attention_known(first):
-    """In whichever order, and without loading the model libraries for it."""
+def test_importing_ropecli_makes_its_attention_known():
+    """Without loading the model libraries for it. tests/checkpoint/test_carrier.py imports it after transformers."""
     code = (
-        f"{first}\nimport sys\n"
+        "import ropecli, transformers, sys\n"
         "loaded = 'transformers.modeling_utils' in sys.modules\n"
         "from transformers import AttentionInterface, AttentionMaskInterface\n"
         "known = [interface._global_mapping for interface in (AttentionInterface, AttentionMaskInterface)]\n"

@@ -1,61 +1,181 @@
-"""Models whose layers see differently far: each layer type has its own rope, and only the far-seeing one is scaled."""
+"""Models whose layers see differently far: each layer type has its own rope, and only the far-seeing one is scaled,
+or those that the user chooses."""
+
+import json
 
 import numpy as np
 import pytest
+import yaml
 
-from ropecli.checkpoint.plan import make_plan
+from ropecli.checkpoint.inspection import inspect_checkpoint
+from ropecli.checkpoint.plan import effective_ropes, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.writing import patch_to
+from ropecli.errors import PatchError
 from ropecli.rope import ScalingSpec
 
 LAYERS = ["sliding_attention", "full_attention"]
+MODELS = {
+    "gemma3_text": {"head_dim": 32},
+    "olmo3": {},
+    "modernbert-decoder": {"cls_token_id": 0, "sep_token_id": 0},
+    "mellum": {"head_dim": 32, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32},
+}
+NEAR = ["sliding_attention"]
 
 
 @pytest.fixture(scope="module")
-def gemma3(build):
-    return build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
+def model(build):
+    """model("olmo3") -> its tiny checkpoint with a sliding and a full layer, built once."""
+    built = {}
+
+    def get(name: str):
+        if name not in built:
+            built[name] = build(name, layer_types=LAYERS, sliding_window=32, **MODELS[name])
+        return built[name]
+
+    return get
 
 
-@pytest.fixture(scope="module")
-def olmo3(build):
-    return build("olmo3", layer_types=LAYERS, sliding_window=32)
+@pytest.fixture
+def patch(tmp_path):
+    """patch(folder, ["full_attention"], "linear", 4.0) -> the folder written, and proved."""
+
+    def write(folder, layer_types, method="linear", factor=4.0):
+        plan = make_plan(open_checkpoint(folder), ScalingSpec(method, factor), layer_types=layer_types)
+        output = tmp_path / f"patched-{len(list(tmp_path.glob('patched-*')))}"
+        patch_to(plan, output)
+        return output
+
+    return write
 
 
-def test_only_the_layers_that_see_the_whole_context_are_scaled(gemma3, patched, config_of, live):
-    before, folder = config_of(gemma3)["rope_parameters"], patched(gemma3, "linear")
-    after = config_of(folder)["rope_parameters"]
-    assert after["sliding_attention"] == before["sliding_attention"]
-    assert after["full_attention"]["factor"] == 4.0
-    unscaled, tables = live(gemma3), live(folder)
-    np.testing.assert_array_equal(tables["sliding_attention"].inv_freq, unscaled["sliding_attention"].inv_freq)
-    np.testing.assert_allclose(tables["full_attention"].inv_freq, unscaled["full_attention"].inv_freq / 4, rtol=2e-6)
+@pytest.mark.parametrize(
+    ("name", "method", "chosen"),
+    [
+        *((name, "linear", NEAR) for name in MODELS),
+        ("gemma3_text", "ntk", NEAR),
+        ("gemma3_text", "yarn", ["full_attention"]),
+        ("olmo3", "yarn", LAYERS),
+        ("modernbert-decoder", "ntk", LAYERS[::-1]),
+    ],
+)
+def test_the_layers_that_are_named_are_scaled_and_no_other(
+    name, method, chosen, model, patch, live, assert_inspection_is_live
+):
+    folder = patch(model(name), chosen, method)
+    before, after = live(model(name)), live(folder)
+    for label in LAYERS:
+        if label in chosen:
+            assert after[label].inv_freq[-1] == pytest.approx(before[label].inv_freq[-1] / 4, rel=2e-6)
+        else:
+            np.testing.assert_array_equal(after[label].inv_freq, before[label].inv_freq)
+            assert after[label].attention_factor == 1.0
+    assert_inspection_is_live(folder)
+    note = yaml.safe_load((folder / "ropecli.yaml").read_text())
+    assert set(note["scaling"]["layer_types"]) == set(chosen)
+    (folder / "ropecli.yaml").unlink()
+    assert_inspection_is_live(folder)
 
 
-def test_the_older_dialect_of_gemma3(gemma3, edited, patched, live, assert_inspection_is_live):
-    older = edited(
-        gemma3,
-        rope_parameters=...,
-        rope_theta=2e6,
-        rope_local_base_freq=15000.0,
-        rope_scaling={"rope_type": "linear", "factor": 2.0},
-    )
-    assert_inspection_is_live(older)
-    tables = live(patched(older, "ntk", original_length=64))
-    np.testing.assert_allclose(tables["sliding_attention"].inv_freq, 15000.0 ** (-np.arange(16) / 16), rtol=2e-6)
-    slowest = 2e6 ** (-15 / 16)
-    assert tables["full_attention"].inv_freq[-1] == pytest.approx(slowest / 4, rel=2e-6)
+def test_the_choice_is_shown_by_inspect(model, patch):
+    report = inspect_checkpoint(open_checkpoint(patch(model("gemma3_text"), ["sliding_attention"], "ntk")))
+    assert {rope["layer_type"]: (rope["method"], rope["factor"]) for rope in report["ropes"]} == {
+        "sliding_attention": ("ntk", 4.0),
+        "full_attention": ("none", 1.0),
+    }
 
 
-@pytest.mark.parametrize("method", ["yarn", "abf", "none"])
-def test_the_older_reader_of_gemma3_finds_both_bases(method, gemma3, patched, config_of):
+def test_a_second_patch_starts_from_the_original_whatever_was_chosen_first(model, patch, config_of):
+    first = patch(model("olmo3"), NEAR)
+    again, afresh = patch(first, None, "yarn"), patch(model("olmo3"), None, "yarn")
+    assert config_of(again) == config_of(afresh)
+    ropes, _ = effective_ropes(open_checkpoint(again))
+    assert ropes["sliding_attention"].spec.method == "none"
+
+
+@pytest.mark.parametrize("own", [{"rope_type": "linear", "factor": 2.0}, None], ids=["scaled", "plain"])
+def test_the_older_fields_go_on_meaning_the_far_layers(own, model, edited, patch, live, config_of):
+    """As released Gemma 3 has them; they win over rope_parameters in transformers 5."""
+    fields = {"rope_parameters": ..., "rope_theta": 2e6, "rope_local_base_freq": 15000.0, "rope_scaling": own}
+    older = edited(model("gemma3_text"), **fields)
+    folder = patch(older, ["sliding_attention"], "ntk")
+    np.testing.assert_array_equal(live(folder)["full_attention"].inv_freq, live(older)["full_attention"].inv_freq)
+    config = config_of(folder)
+    assert (config["rope_theta"], bool(config["rope_scaling"])) == (2e6, bool(own))
+    assert config["rope_local_base_freq"] == pytest.approx(15000.0 * 4 ** (32 / 30))
+
+
+def test_scaling_what_looks_back_a_short_way_is_warned_of(model):
+    def warnings(layer_types):
+        source = open_checkpoint(model("gemma3_text"))
+        return make_plan(source, ScalingSpec("linear", 4.0), layer_types=layer_types).warnings
+
+    assert any("layers of type sliding_attention look back a short way" in warning for warning in warnings(LAYERS))
+    assert not any("look back a short way" in warning for warning in warnings(None))
+
+
+@pytest.mark.parametrize(
+    ("layer_types", "message"),
+    [
+        (["full"], r"--layer-types names full; the layers of .* are of type full_attention, sliding_attention"),
+        ([], "--layer-types names none"),
+    ],
+)
+def test_layer_types_that_are_not_there_are_refused(layer_types, message, model, tmp_path):
+    with pytest.raises(PatchError, match=message):
+        make_plan(open_checkpoint(model("gemma3_text")), ScalingSpec("linear", 4.0), layer_types=layer_types)
+
+
+def test_a_model_whose_layers_share_one_rope_is_refused(llama):
+    with pytest.raises(PatchError, match="chooses between ropes, and here all layers share one"):
+        make_plan(open_checkpoint(llama), ScalingSpec("linear", 4.0), layer_types=["full_attention"])
+
+
+def test_a_model_that_has_no_far_layers_is_patched_where_it_is_told(build, patch, live):
+    """beam turns its sliding layers alone; without a choice it is refused."""
+    source = build("beam", head_dim=32, layer_types=LAYERS, sliding_window=32)
+    with pytest.raises(PatchError, match="no layer that sees the whole context has rotary positions"):
+        patch(source, None)
+    table = live(patch(source, ["sliding_attention"]))["sliding_attention"]
+    np.testing.assert_allclose(table.inv_freq, live(source)["sliding_attention"].inv_freq / 4, rtol=2e-6)
+
+
+def test_the_option_of_the_command(model, ropecli, tmp_path):
+    arguments = ["patch", model("gemma3_text"), "-m", "linear", "--factor", 4, "-o", tmp_path / "out", "--json"]
+    outcome = ropecli(*arguments, "--layer-types", " full_attention , sliding_attention,")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["proved_tables"] == 2
+    parameters = json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]
+    scaled = {label for label, value in parameters.items() if isinstance(value, dict) and value.get("factor") == 4.0}
+    assert scaled == set(LAYERS)
+    assert "look back a short way" in outcome.err
+
+
+@pytest.mark.parametrize("given", ["full", ","])
+def test_the_option_of_the_command_refuses_what_is_not_there(given, model, ropecli, tmp_path):
+    arguments = ["patch", model("gemma3_text"), "-m", "linear", "--factor", 4, "-o", tmp_path / "out"]
+    outcome = ropecli(*arguments, "--layer-types", given)
+    assert outcome.code == 2
+    assert "--layer-types names" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+# Without a choice, the layers that see the whole context are scaled.
+
+
+@pytest.mark.parametrize("method", ["yarn", "abf"])
+def test_the_older_reader_of_gemma3_finds_both_bases(method, model, patched, config_of):
     """It reads the sliding layers' base from rope_local_base_freq, and would take 10000 without."""
     params = {"rope_theta": 3e6} if method == "abf" else {}
-    config = config_of(patched(gemma3, method, **params))
+    config = config_of(patched(model("gemma3_text"), method, **params))
     assert config["rope_theta"] == config["rope_parameters"]["full_attention"]["rope_theta"]
     assert config["rope_local_base_freq"] == config["rope_parameters"]["sliding_attention"]["rope_theta"] == 1e4
 
 
-def test_a_ramp_that_is_not_truncated(gemma3, patched, config_of, live, assert_inspection_is_live):
+def test_a_ramp_that_is_not_truncated(model, patched, config_of, live, assert_inspection_is_live):
     """Where ropes are nested, transformers 5 looks for truncate beside them, and nowhere else."""
+    gemma3 = model("gemma3_text")
     folder, truncated = patched(gemma3, "yarn", truncate=False), patched(gemma3, "yarn")
     assert_inspection_is_live(folder)
     assert config_of(folder)["rope_parameters"]["truncate"] is False
@@ -63,28 +183,11 @@ def test_a_ramp_that_is_not_truncated(gemma3, patched, config_of, live, assert_i
     assert not np.array_equal(*tables), "the test's ramp begins and ends at whole pairs"
 
 
-def test_olmo3_as_released_scales_its_far_seeing_layers(olmo3, edited, patched, live, assert_inspection_is_live):
-    """Its rope_scaling is flat, and means the full_attention layers alone."""
-    released = edited(
-        olmo3,
-        max_position_embeddings=512,
-        rope_parameters=...,
-        rope_theta=5e5,
-        rope_scaling={"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
-    )
-    assert_inspection_is_live(released)
-    folder = patched(released, "yarn", 16.0)
-    assert_inspection_is_live(folder)
-    tables, pretrained = live(folder), 5e5 ** (-np.arange(16) / 16)
-    np.testing.assert_allclose(tables["sliding_attention"].inv_freq, pretrained, rtol=2e-6)
-    assert tables["full_attention"].inv_freq[-1] == pytest.approx(pretrained[-1] / 16, rel=2e-6)
-
-
-def test_the_pretraining_window_is_that_of_the_layers_that_are_scaled(olmo3, edited):
+def test_the_pretraining_window_is_that_of_the_layers_that_are_scaled(model, edited):
     """The sliding layers name none of their own; max_position_embeddings is the extended one."""
     yarn = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 5e5, "original_max_position_embeddings": 64}
     ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}, "full_attention": yarn}
-    source = open_checkpoint(edited(olmo3, max_position_embeddings=512, rope_parameters=ropes))
+    source = open_checkpoint(edited(model("olmo3"), max_position_embeddings=512, rope_parameters=ropes))
     plan = make_plan(source, ScalingSpec("yarn", 1.0), target_length=1024)
     assert plan.spec.factor == 16.0
     assert plan.config["rope_parameters"]["full_attention"]["original_max_position_embeddings"] == 64
@@ -95,3 +198,11 @@ def test_a_sliding_window_of_half_the_layers_is_no_cause_for_a_warning(name, bui
     """The other half attends as far as there is text."""
     model = build(name, head_dim=32, layer_types=LAYERS, sliding_window=32)
     assert make_plan(open_checkpoint(model), ScalingSpec("yarn", 4.0)).warnings == ()
+
+
+def test_a_sliding_window_is_warned_of_where_every_layer_slides(build):
+    """In the other half of Gemma 2's layers attention reaches as far as there is text."""
+    for name, settings, warned in (("mistral", {}, True), ("gemma2", {"layer_types": LAYERS}, False)):
+        source = open_checkpoint(build(name, head_dim=32, sliding_window=32, **settings))
+        warnings = make_plan(source, ScalingSpec("yarn", 4.0)).warnings
+        assert any("sliding_window is 32: no layer attends further back" in one for one in warnings) is warned

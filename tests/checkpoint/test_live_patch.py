@@ -4,11 +4,13 @@ Stock transformers remembers the longest length that it has seen under `dynamic`
 differs from a fresh one. Here it may not.
 """
 
+import contextlib
 import dataclasses
 
 import numpy as np
 import pytest
 import torch
+from tiny_settings import LATENT
 from transformers import AutoModelForCausalLM
 
 from ropecli.checkpoint.in_memory import live_patch
@@ -23,15 +25,6 @@ from ropecli.scaling.registry import scale
 WINDOW, TARGET = 64, 256
 IDS = torch.from_numpy(np.random.default_rng(11).integers(1, 512, TARGET))[None]
 LAYERS = ["sliding_attention", "full_attention"]
-STATIC = {
-    "none": {},
-    "linear": {},
-    "ntk": {},
-    "yarn": {"beta_fast": 8.0},
-    "llama3": {},
-    "nope": {},
-    "longrope": {"long_factor": np.linspace(1, 6, 16).tolist(), "attention_factor": 1.1},
-}
 SWITCHING = {
     "dynamic": {},
     "dynamic-yarn": {},
@@ -82,24 +75,8 @@ def test_every_pass_follows_its_own_length_whatever_came_before(method, folder):
         expected = load(folder)
         live_patch(expected, fixed(ropes, length))
         assert torch.equal(logits(model, length), logits(expected, length)), length
-
-
-@pytest.mark.parametrize("method", SWITCHING)
-def test_the_frequencies_do_switch(method, folder):
-    """So that the test before is one."""
-    ropes, model = ropes_of(folder, method, **SWITCHING[method]), load(folder)
-    live_patch(model, fixed(ropes, TARGET))
-    long = logits(model, 40)
-    live_patch(model, ropes)
-    assert (logits(model, 40) - long).abs().max() > 1e-3
-
-
-def test_stock_transformers_remembers_the_longest_length(llama, tmp_path):
-    """The trap that the hook is there for; where this fails, transformers has mended it."""
-    patch_to(make_plan(open_checkpoint(llama), ScalingSpec("dynamic", 4.0)), tmp_path / "out")
-    stock = load(tmp_path / "out")
-    logits(stock, 200)
-    assert not torch.equal(logits(stock, 100), logits(load(tmp_path / "out"), 100))
+    live_patch(expected, fixed(ropes, TARGET))
+    assert (logits(model, 40) - logits(expected, 40)).abs().max() > 1e-3, "the frequencies do switch"
 
 
 def test_the_length_is_that_of_the_positions_and_not_of_the_row(llama):
@@ -111,9 +88,8 @@ def test_the_length_is_that_of_the_positions_and_not_of_the_row(llama):
     assert torch.equal(*given)
 
 
-@pytest.mark.parametrize("method", SWITCHING)
-def test_position_ids_by_name_and_by_place(method, folder):
-    ropes, model = ropes_of(folder, method, **SWITCHING[method]), load(folder)
+def test_position_ids_by_name_and_by_place(folder):
+    ropes, model = ropes_of(folder, "dynamic"), load(folder)
     live_patch(model, ropes)
     hidden, positions = torch.zeros(1, 150, 64), torch.arange(150)[None]
     label = None if None in ropes else "full_attention"
@@ -133,7 +109,6 @@ TWO = {
     "switching-static": (("dynamic", {}), ("linear", {})),
     "static-switching": (("yarn", {}), ("dynamic", {})),
     "switching-switching": (("longrope", SWITCHING["longrope"]), ("dynamic-yarn", {})),
-    "switching-none": (("dynamic-yarn", {}), ("none", {})),
 }
 
 
@@ -151,15 +126,16 @@ def test_a_second_patch_takes_the_place_of_the_first(two, folder):
     assert set(hooks) == {1 if then in SWITCHING else 0}
 
 
-@pytest.mark.parametrize("method", ["linear", "yarn", *SWITCHING])
-def test_restored_gives_the_model_back_to_the_bit(method, folder):
+@pytest.mark.parametrize("method", ["yarn", "dynamic", "longrope"])
+def test_restored_gives_the_model_back_to_the_bit_after_an_error_too(method, folder):
     model = load(folder)
     tables = rotary_tables(model)
     before = [logits(model, length) for length in (30, 200)]
     states = [(dict(table.module.__dict__), table.inv_freq, table.attention_factor) for table in tables]
-    with restored(tables):
+    with contextlib.suppress(KeyError), restored(tables):
         live_patch(model, ropes_of(folder, method, **SWITCHING.get(method, {})))
         assert not torch.equal(logits(model, 200), before[1])
+        raise KeyError
     for length, expected in zip((30, 200), before, strict=True):
         assert torch.equal(logits(model, length), expected)
     for table, (state, inv_freq, attention_factor) in zip(tables, states, strict=True):
@@ -170,21 +146,7 @@ def test_restored_gives_the_model_back_to_the_bit(method, folder):
         assert table.rope_type == "default"
 
 
-def test_restored_gives_back_after_an_error_too(llama):
-    model = load(llama)
-    before = logits(model)
-
-    def fails():
-        with restored(rotary_tables(model)):
-            live_patch(model, ropes_of(llama, "dynamic"))
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails()
-    assert torch.equal(logits(model), before)
-
-
-@pytest.mark.parametrize("shipped", ["dynamic", "longrope", "yarn"])
+@pytest.mark.parametrize("shipped", ["dynamic", "yarn"])
 def test_a_model_that_is_scaled_already_is_restored_to_its_own_scaling(shipped, llama, tmp_path):
     params = SWITCHING.get(shipped, {})
     patch_to(make_plan(open_checkpoint(llama), ScalingSpec(shipped, 4.0, params)), tmp_path / "out")
@@ -198,44 +160,6 @@ def test_a_model_that_is_scaled_already_is_restored_to_its_own_scaling(shipped, 
 
 
 # With a KV cache.
-
-
-@torch.no_grad()
-def generated(model, length: int, **options) -> torch.Tensor:
-    rule = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    return model.generate(IDS[:, :length], attention_mask=torch.ones(1, length), **rule, **options)
-
-
-@pytest.mark.parametrize("length", [20, WINDOW - 6, 120], ids=["inside", "across", "beyond"])
-@pytest.mark.parametrize("method", STATIC)
-def test_static_methods_generate_with_a_cache_what_they_generate_without(method, length, folder):
-    model = load(folder)
-    live_patch(model, ropes_of(folder, method, **STATIC[method]))
-    cached, afresh = generated(model, length, use_cache=True), generated(model, length, use_cache=False)
-    assert cached.shape == (1, length + 12)
-    assert torch.equal(cached, afresh)
-
-
-@pytest.mark.parametrize("method", SWITCHING)
-def test_switching_methods_generate_and_are_exact_inside_the_window(method, folder):
-    model = load(folder)
-    live_patch(model, ropes_of(folder, method, **SWITCHING[method]))
-    cached = generated(model, 20, use_cache=True)
-    assert torch.equal(cached, generated(model, 20, use_cache=False))
-    assert generated(model, 120, use_cache=True).shape == (1, 132)
-    assert torch.equal(generated(model, 20, use_cache=True), cached)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("method", STATIC)
-def test_a_prompt_read_in_chunks(method, llama):
-    model = load(llama)
-    live_patch(model, ropes_of(llama, method, **STATIC[method]))
-    cache, pieces = None, []
-    for start in range(0, 160, 40):
-        out = model(IDS[:, start : start + 40], past_key_values=cache, use_cache=True)
-        cache, pieces = out.past_key_values, [*pieces, out.logits]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), logits(model, 160), rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
@@ -255,26 +179,13 @@ def test_a_key_in_the_cache_keeps_the_rotation_it_got(llama):
 
 # Other models.
 
-MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
 MODELS = {
-    "phi": {"partial_rotary_factor": 0.5},
     "gpt_neox": {"rotary_pct": 0.25},
-    "glm": {"head_dim": 32},
     "cohere": {"head_dim": 32},
     "llama4_text": {"head_dim": 32, "num_local_experts": 2, "layer_types": ["full_attention"] * 2},
-    "deepseek_v2": {**MLA, "num_key_value_heads": 2, "n_routed_experts": 2, "first_k_dense_replace": 2},
-    "deepseek_v3": {**MLA, "num_key_value_heads": 2, "n_routed_experts": 2, "first_k_dense_replace": 2},
-    "olmo3": {"layer_types": LAYERS, "sliding_window": 32},
+    "deepseek_v3": LATENT,
     "modernbert-decoder": {"layer_types": LAYERS, "sliding_window": 32, "cls_token_id": 0, "sep_token_id": 0},
-    "gpt_oss": {
-        "head_dim": 32,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 1,
-        "layer_types": LAYERS,
-        "sliding_window": 32,
-    },
     "granite_swa": {"layer_types": LAYERS, "sliding_window": 32},
-    "lfm3": {"head_dim": 32, "layer_types": LAYERS, "sliding_window": 32},
     "qwen3_5_text": {"head_dim": 32, "layer_types": ["full_attention"] * 2},
     "moshi": {"head_dim": 32},
 }
@@ -311,16 +222,6 @@ def test_another_number_of_pairs_is_refused(llama):
         live_patch(load(llama), {None: dataclasses.replace(rope, inv_freq=rope.inv_freq[:8])})
 
 
-def test_the_near_layers_of_a_nested_model_are_left_alone(gemma3):
-    model = load(gemma3)
-    before = {table.layer_type: table.inv_freq for table in rotary_tables(model)}
-    live_patch(model, ropes_of(gemma3, "dynamic"))
-    logits(model, 200)
-    after = {table.layer_type: table.inv_freq for table in rotary_tables(model)}
-    np.testing.assert_allclose(after["sliding_attention"], before["sliding_attention"], rtol=1e-6)
-    assert after["full_attention"][-1] < before["full_attention"][-1] / 2
-
-
 @pytest.mark.parametrize("method", ["yarn", "dynamic"])
 def test_frequencies_stay_in_float32_where_the_model_is_not(method, llama):
     """In bfloat16 a position of 131072 would be off by whole turns."""
@@ -342,8 +243,7 @@ def test_a_rope_given_as_frequencies_alone(llama):
     assert torch.equal(logits(model), logits(expected))
 
 
-@pytest.mark.parametrize("method", ["linear", "yarn"])
-def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(method, build):
+def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(build):
     """It was taken from the config when the model was built: scaled in memory, the old temperature would stay."""
     parameters = {
         "rope_type": "yarn",
@@ -355,16 +255,14 @@ def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(method, build):
     }
     folder = build("minicpm3", rope_parameters=parameters, q_lora_rank=16, kv_lora_rank=16)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    plan = make_plan(open_checkpoint(folder), ScalingSpec(method, 8.0))
+    plan = make_plan(open_checkpoint(folder), ScalingSpec("linear", 8.0))
     with pytest.raises(PatchError, match="mscale_all_dim sets this model's softmax scale"):
         live_patch(model, plan.ropes)
 
 
-def test_a_refused_patch_leaves_the_model_as_it_was(build):
+def test_a_refused_patch_leaves_the_model_as_it_was(gemma3):
     """The second of two tables finds no rope; the first was set by then."""
-    folder = build("gemma3_text", head_dim=32, layer_types=["sliding_attention", "full_attention"], sliding_window=32)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ropes = make_plan(open_checkpoint(folder), ScalingSpec("linear", 4.0)).ropes
+    model, ropes = load(gemma3), ropes_of(gemma3, "linear")
     before = [(table.inv_freq, table.rope_type) for table in rotary_tables(model)]
     alone = {"full_attention": dataclasses.replace(ropes["full_attention"], inv_freq=np.ones(16))}
     with pytest.raises(PatchError):

@@ -38,10 +38,8 @@ def tampered(plan, **rope_parameters: object):
     ("method", "change"),
     [
         ("linear", {"factor": 4.001}),
-        ("yarn", {"factor": 4.001}),
         ("yarn", {"beta_slow": 0.5, "betaslow": 1.0}),
         ("yarn", {"truncate": False}),
-        ("yarn", {"original_max_position_embeddings": 256}),
         ("yarn", {"original_max_position_embeddings": ...}),
         ("yarn", {"rope_type": "default", "type": "default"}),
         ("llama3", {"low_freq_factor": 1.01}),
@@ -54,16 +52,7 @@ def test_frequencies_that_the_live_model_does_not_have(method, change, llama, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_base_that_the_live_model_does_not_have(llama, tmp_path):
-    wrong = tampered(plan(llama, "linear"), rope_theta=10001.0)
-    with pytest.raises(ProofError, match="rotary_emb: pair 15"):
-        patch_to(wrong, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("method", "factor"), [("yarn", 1.0001), ("yarn", ...), ("longrope", 1.0001), ("longrope", ...)]
-)
+@pytest.mark.parametrize(("method", "factor"), [("yarn", 1.0001), ("longrope", ...)])
 def test_an_attention_factor_that_the_live_model_does_not_have(method, factor, llama, tmp_path):
     params = {"long_factor": [2.0] * 16} if method == "longrope" else {}
     wrong = tampered(plan(llama, method, attention_factor=1.5, **params), attention_factor=factor)
@@ -140,27 +129,17 @@ def test_an_error_of_one_in_ten_thousand_in_one_pair_is_caught(llama, tmp_path):
             prove(tmp_path / "out", {None: dataclasses.replace(rope, inv_freq=off)})
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "theta", "window", "method", "factor", "params"),
-    [
-        (80, 5e5, 32768, "llama3", 128.0, {}),
-        (128, 1e6, 131072, "yarn", 128.0, {"truncate": False}),
-        (128, 5e5, 4096, "yarn", 31.5, {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.5}),
-    ],
-    ids=["llama3", "yarn", "yarn-narrow-ramp"],
-)
-def test_what_float32_loses_in_a_large_model_is_no_error(
-    head_dim, theta, window, method, factor, params, llama, edited, tmp_path
-):
+@pytest.mark.parametrize(("method", "params"), [("llama3", {}), ("yarn", {"truncate": False})])
+def test_what_float32_loses_in_a_large_model_is_no_error(method, params, llama, edited, tmp_path):
     """Where a ramp mixes two frequencies far apart, the result carries the rounding of the larger one."""
     large = edited(
         llama,
-        hidden_size=2 * head_dim,
-        head_dim=head_dim,
-        max_position_embeddings=window,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        hidden_size=256,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )
-    assert patch_to(plan(large, method, factor, **params), tmp_path / "out") == 1
+    assert patch_to(plan(large, method, 128.0, **params), tmp_path / "out") == 1
 
 
 def test_a_decoder_that_is_the_head_hides_no_table(build, tmp_path):
@@ -177,42 +156,17 @@ def test_a_table_that_the_layers_do_not_use_is_no_proof(build, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_parent_keeps_what_it_holds(llama, tmp_path):
-    (tmp_path / "kept.txt").write_text("kept")
-    with pytest.raises(ProofError):
-        patch_to(tampered(plan(llama), factor=5.0), tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
-    assert (tmp_path / "kept.txt").read_text() == "kept"
-
-
-@pytest.mark.parametrize(
-    ("model_type", "settings"),
-    [
-        ("gptj", {"n_embd": 64, "n_head": 2, "n_layer": 2, "rotary_dim": 16, "n_positions": 64}),
-        ("codegen", {"n_embd": 64, "n_head": 4, "n_layer": 2, "rotary_dim": 16, "n_positions": 64}),
-    ],
-)
-def test_a_model_whose_positions_the_config_does_not_drive(model_type, settings, build, edited, tmp_path, monkeypatch):
-    source = build(model_type, **settings)
+def test_a_model_whose_positions_the_config_does_not_drive(build, edited, tmp_path, monkeypatch):
+    source = build("gptj", n_embd=64, n_head=2, n_layer=2, rotary_dim=16, n_positions=64)
     with pytest.raises(CheckpointError, match="no rotary position embedding"):
         plan(source)
     # The proof finds it for types of which nothing is known. Fields that the model does not read make no difference.
     for reader in ("dialects", "encoding"):
-        monkeypatch.setattr(f"ropecli.checkpoint.{reader}.family_of", lambda config: Family(model_type))
+        monkeypatch.setattr(f"ropecli.checkpoint.{reader}.family_of", lambda config: Family("gptj"))
     dressed = edited(source, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 2.0})
     with pytest.raises(PatchError, match="no rotary table"):
         patch_to(plan(dressed), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_model_whose_rotary_tables_are_switched_off_is_refused(build, tmp_path, monkeypatch):
-    source = build("granitemoehybrid", layer_types=["attention"] * 2, shared_intermediate_size=32)
-    with pytest.raises(CheckpointError, match=r"position_embedding_type in config\.json is not 'rope'"):
-        plan(source)
-    monkeypatch.setattr("ropecli.checkpoint.dialects.family_of", lambda config: Family("granitemoehybrid"))
-    with pytest.raises(PatchError, match="no rotary table"):
-        patch_to(plan(source), tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_config_that_transformers_refuses(build, tmp_path, monkeypatch):

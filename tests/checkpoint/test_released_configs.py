@@ -1,12 +1,19 @@
 """The config.json of released checkpoints, fewer and narrower layers apart: nothing is found but what is there, and
 their frequencies are those that stock transformers makes of them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from ropecli.checkpoint.in_memory import live_patch
 from ropecli.checkpoint.inspection import inspect_checkpoint
-from ropecli.checkpoint.plan import effective_ropes
+from ropecli.checkpoint.plan import effective_ropes, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.writing import patch_to
+from ropecli.rope import ScalingSpec
 
 SMALL = {
     "vocab_size": 64,
@@ -51,6 +58,16 @@ QWEN = {
     "rope_theta": 1000000.0,
     "sliding_window": 131072,
     "use_sliding_window": False,
+}
+MINISTRAL = {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "factor": 16.0,
+    "llama_4_scaling_beta": 0.1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "rope_type": "yarn",
+    "type": "yarn",
 }
 
 
@@ -283,6 +300,14 @@ CONFIGS = {
         "max_sequence_length": 16384,
         "rope_scaling": {"factor": 4.0, "type": "linear"},
     },
+    "Ministral-3-8B": {
+        "model_type": "ministral3",
+        **heads(4096, 32, 8),
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rope_parameters": {**MINISTRAL, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0},
+        "sliding_window": None,
+    },
     "Yarn-Llama-2-7b-128k": {
         "model_type": "llama",
         **heads(4096, 32, 32),
@@ -304,19 +329,27 @@ FOUND = {
     "falcon-7b": ["unclear"],
     "c4ai-command-r7b": ["far-layers-do-not-turn"],
     "vicuna-7b-v1.5-16k": ["unclear"],
+    "Ministral-3-8B": ["one-dialect"],
     "Yarn-Llama-2-7b-128k": ["unread-key"],  # finetuned
 }
 
 
+@pytest.fixture
+def released(written):
+    """released("Llama-3.1-8B", key=value, ...) -> the folder of its config.json; a value of ... removes."""
+
+    def write(name: str, **values: object) -> Path:
+        config = {**SMALL, **CONFIGS[name], **values}
+        return written({key: value for key, value in config.items() if value is not ...})
+
+    return write
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-def test_nothing_is_found_but_what_is_there(name, written):
-    report = inspect_checkpoint(open_checkpoint(written({**SMALL, **CONFIGS[name]})))
+def test_nothing_is_found_but_what_is_there_and_it_turns_as_in_stock_transformers(name, released, live):
+    folder = released(name)
+    report = inspect_checkpoint(open_checkpoint(folder))
     assert [finding["rule"] for finding in report["findings"]] == FOUND.get(name, [])
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_its_frequencies_are_those_of_stock_transformers(name, written, live):
-    folder = written({**SMALL, **CONFIGS[name]})
     ropes, _ = effective_ropes(open_checkpoint(folder))
     tables = live(folder)
     assert set(ropes) == set(tables)
@@ -326,3 +359,76 @@ def test_its_frequencies_are_those_of_stock_transformers(name, written, live):
         inv_freq, attention_factor = table.at_length(window)
         np.testing.assert_allclose(rope.inv_freq, inv_freq, rtol=2e-6)
         assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-9)
+
+
+# Those that ship already scaled are scaled again from their pretraining window, by the fields they have.
+
+ORIGINAL = {
+    "Llama-3.1-8B": 8192,
+    "Qwen2.5-7B-Instruct with yarn": 32768,
+    "gpt-oss-20b": 4096,
+    "Ministral-3-8B": 16384,
+}
+METHODS = {"yarn": {}, "ntk": {}, "longrope": {"long_factor": np.linspace(1, 9, 64).tolist()}}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ORIGINAL)
+def test_it_is_scaled_from_its_pretraining_window(name, method, released, patched, live, config_of):
+    """As a model that never was scaled, with the window that it was pretrained with."""
+    source, window = released(name), ORIGINAL[name]
+    (rope,) = effective_ropes(open_checkpoint(source))[0].values()
+    assert rope.geometry.original_max_position_embeddings == window
+    params = {key: value[: rope.geometry.pairs] for key, value in METHODS[method].items()}
+    never = {"rope_theta": rope.geometry.rope_theta, "rope_scaling": None, "rope_parameters": ...}
+    bare = open_checkpoint(released(name, **never, max_position_embeddings=window))
+    keeps = name == "Ministral-3-8B" and method == "yarn"  # the temperature that it was trained with
+    kept = {"mscale": 1.0, "mscale_all_dim": 1.0} if keeps else {}
+    expected = make_plan(bare, ScalingSpec(method, 64.0, {**params, **kept})).ropes[None]
+    folder = patched(source, method, 64.0, **params)
+    table = live(folder)[None]
+    np.testing.assert_allclose(table.inv_freq, expected.inv_freq, rtol=2e-5)
+    assert table.attention_factor == pytest.approx(expected.attention_factor, rel=1e-6)
+    assert config_of(folder)["max_position_embeddings"] == 64 * window
+
+
+@pytest.mark.parametrize("name", ORIGINAL)
+def test_its_own_factor_gives_its_own_frequencies_back(name, released, patched, live, config_of):
+    folder = released(name)
+    own = config_of(folder).get("rope_scaling") or config_of(folder)["rope_parameters"]
+    params = {"truncate": False} if own.get("truncate") is False else {}
+    again = patched(folder, own.get("rope_type") or own["type"], own["factor"], **params)
+    np.testing.assert_allclose(live(again)[None].inv_freq, live(folder)[None].inv_freq, rtol=1e-6)
+    assert live(again)[None].attention_factor == pytest.approx(live(folder)[None].attention_factor, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "warned"),
+    [("yarn", {}, True), ("yarn", {"truncate": False}, False), ("linear", {}, False)],
+)
+def test_parameters_that_it_was_trained_with_are_not_dropped_in_silence(method, params, warned, released):
+    plan = make_plan(open_checkpoint(released("gpt-oss-20b")), ScalingSpec(method, 64.0, params))
+    said = "the checkpoint comes with yarn of other parameters; --set truncate=false keeps them."
+    assert (said in plan.warnings) is warned
+
+
+@pytest.mark.parametrize("method", ["linear", "longrope"])
+def test_the_attention_of_ministral_still_finds_its_window(method, build, tmp_path):
+    """Beside llama_4_scaling_beta it reads the window, whatever the rope_type: queries grow with position // window."""
+    parameters = {**MINISTRAL, "rope_theta": 1e6, "factor": 2.0, "original_max_position_embeddings": 16}
+    source = build(
+        "ministral3", head_dim=32, sliding_window=None, max_position_embeddings=32, rope_parameters=parameters
+    )
+    params = {"long_factor": np.linspace(1, 4, 16).tolist()} if method == "longrope" else {}
+    plan = make_plan(open_checkpoint(source), ScalingSpec(method, 4.0, params))
+    patch_to(plan, tmp_path / "out")
+    ids = torch.arange(1, 61)[None]
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    ours = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    live_patch(ours, plan.ropes)
+    blind = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    blind.config.rope_parameters["llama_4_scaling_beta"] = 0.0
+    with torch.no_grad():
+        logits, expected, without = (model(ids, use_cache=False).logits for model in (stock, ours, blind))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+    assert (logits - without).abs().max() > 1e-3, "the test's model is deaf to the window"

@@ -114,18 +114,13 @@ def test_stock_logits_are_those_of_the_live_patch(name, plans, stock_logits, bas
     np.testing.assert_allclose(stock_logits[name], logits_of(base_model), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "none"])
-def test_the_patch_changes_the_logits(name, stock_logits):
-    assert np.abs(stock_logits[name] - stock_logits["unpatched"]).max() > 1e-3
-
-
 def test_none_changes_no_logit(stock_logits):
     np.testing.assert_array_equal(stock_logits["none"], stock_logits["unpatched"])
 
 
 def test_no_two_cases_give_the_same_logits(stock_logits):
     """So that no case passes by being written as another."""
-    names = sorted(set(CASES) - {"none"})
+    names = sorted({"unpatched", *CASES} - {"none"})
     for index, one in enumerate(names):
         for other in names[index + 1 :]:
             assert np.abs(stock_logits[one] - stock_logits[other]).max() > 1e-4, (one, other)

@@ -7,7 +7,7 @@ import pytest
 
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.study import PRETRAINED, make_study, study_report
-from ropecli.errors import CheckpointError, MethodError
+from ropecli.errors import CheckpointError
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
 from ropecli.theory.base_bound import LONGEST
@@ -51,11 +51,6 @@ def test_each_rope_is_the_methods_own(checkpoint):
         assert study.ropes[name].attention_factor == expected.attention_factor
 
 
-def test_an_unscaled_checkpoint_as_it_is_has_one_rope(checkpoint):
-    study = make_study(checkpoint())
-    assert (list(study.ropes), study.target) == ([PRETRAINED], 512)
-
-
 def test_a_scaled_checkpoint_as_it_is(checkpoint):
     study = make_study(checkpoint(rope_scaling=LLAMA3), [None, ScalingSpec("llama3", 8.0), ScalingSpec("llama3", 4.0)])
     assert list(study.ropes) == [PRETRAINED, "llama3 ×4, as it is", "llama3 ×8", "llama3 ×4"]
@@ -64,12 +59,6 @@ def test_a_scaled_checkpoint_as_it_is(checkpoint):
     np.testing.assert_array_equal(as_it_is.inv_freq, again.inv_freq)
     assert study.ropes[PRETRAINED].spec.method == "none"
     np.testing.assert_array_equal(study.ropes[PRETRAINED].inv_freq, 1e4 ** (-np.arange(16) / 16))
-
-
-def test_the_target_is_the_longest(checkpoint):
-    factors = (8.0, 2.0)
-    study = make_study(checkpoint(), [ScalingSpec("linear", factor) for factor in factors])
-    assert study.target == 4096
 
 
 def test_a_given_window_takes_the_configs_place(checkpoint):
@@ -90,16 +79,10 @@ def test_warnings_are_said_once(checkpoint):
     assert sum("--original-length" in warning for warning in warnings) == 1
 
 
-def test_a_wrong_method_is_refused(checkpoint):
-    with pytest.raises(MethodError, match="no parameter 'beta'"):
-        make_study(checkpoint(), [ScalingSpec("yarn", 2.0, {"beta": 2})])
-
-
-@pytest.mark.parametrize("spec", [None, ScalingSpec("linear", 4.0)])
-def test_heads_that_would_fill_the_memory_are_refused(checkpoint, spec):
-    assert len(make_study(checkpoint(head_dim=2048), [spec]).ropes[PRETRAINED].inv_freq) == 1024
+def test_heads_that_would_fill_the_memory_are_refused(checkpoint):
+    assert len(make_study(checkpoint(head_dim=2048)).ropes[PRETRAINED].inv_freq) == 1024
     with pytest.raises(CheckpointError, match="1025 rotary pairs in a head; theory looks at 1024 at most"):
-        make_study(checkpoint(head_dim=2050), [spec])
+        make_study(checkpoint(head_dim=2050))
 
 
 def test_the_report_works_out_no_base_for_endless_targets(checkpoint, monkeypatch):

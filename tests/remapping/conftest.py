@@ -8,10 +8,8 @@ import pytest
 # rotary dimensions of 32: phi3 and glm 16, gpt_neox 8, all others 32
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 32},
-    "qwen2": {},
-    "qwen3": {"head_dim": 32},
-    "mistral": {"head_dim": 32, "sliding_window": None},
     "gemma2": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20, "attn_logit_softcapping": 5.0},
+    "qwen3": {"head_dim": 32},
     "phi3": {"partial_rotary_factor": 0.5, "original_max_position_embeddings": 64},
     "gpt_neox": {"rotary_pct": 0.25},
     "glm": {"head_dim": 32, "partial_rotary_factor": 0.5},

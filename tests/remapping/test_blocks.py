@@ -15,11 +15,8 @@ from ropecli.rope import Branch, Remapping
 TOKENS = 45
 HALVES = Rotation(10_000.0 ** -(np.arange(3) / 3))
 SINKS = torch.tensor([-1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
-ROTATIONS = {
-    "halves": HALVES,
-    "neighbours": Rotation(HALVES.inv_freq, 0, True),
-    "partial, late": Rotation(HALVES.inv_freq, 2),
-}
+ROTATIONS = [HALVES, Rotation(HALVES.inv_freq, 0, True), Rotation(HALVES.inv_freq, 2)]
+"""By halves, by neighbours, and after dimensions that do not turn."""
 
 
 def _near(window: int) -> Branch:
@@ -104,15 +101,15 @@ def attend(kernel, rotation, query, key, value, first_query=0, first_key=0, **op
 
 
 @pytest.mark.parametrize("remapping", REMAPPINGS.values(), ids=REMAPPINGS)
-@pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
-def test_equals_brute_force(remapping, rotation):
+def test_equals_brute_force(remapping):
     heads = make_heads()
-    expected = brute_force(remapping, rotation, *heads, 0, 0, 0.4)
-    result = attend(BlockAttention(remapping, rotation), rotation, *heads)
-    torch.testing.assert_close(result, expected, atol=1e-11, rtol=0)
+    for rotation in ROTATIONS:
+        expected = brute_force(remapping, rotation, *heads, 0, 0, 0.4)
+        result = attend(BlockAttention(remapping, rotation), rotation, *heads)
+        torch.testing.assert_close(result, expected, atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(10))
 def test_equals_brute_force_at_random_sizes(seed, monkeypatch):
     draw = np.random.default_rng(seed)
     window, slope, limit = (int(draw.integers(1, 30)) for _ in range(3))
@@ -138,16 +135,16 @@ def test_equals_brute_force_at_random_sizes(seed, monkeypatch):
 
 
 @pytest.mark.parametrize("remapping", REMAPPINGS.values(), ids=REMAPPINGS)
-@pytest.mark.parametrize("step", [1, 7])
-def test_chunks_with_a_cache_equal_one_pass(remapping, step):
+def test_chunks_with_a_cache_equal_one_pass(remapping):
     query, key, value = make_heads()
     kernel = BlockAttention(remapping, HALVES)
     whole = attend(kernel, HALVES, query, key, value)
-    pieces = [
-        attend(kernel, HALVES, query[:, :, n : n + step], key[:, :, : n + step], value[:, :, : n + step], n)
-        for n in range(0, TOKENS, step)
-    ]
-    torch.testing.assert_close(torch.cat(pieces, 2), whole, atol=1e-11, rtol=0)
+    for step in (1, 7):
+        pieces = [
+            attend(kernel, HALVES, query[:, :, n : n + step], key[:, :, : n + step], value[:, :, : n + step], n)
+            for n in range(0, TOKENS, step)
+        ]
+        torch.testing.assert_close(torch.cat(pieces, 2), whole, atol=1e-11, rtol=0)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 2e-6), (torch.bfloat16, 0.02), (torch.float16, 0.002)])
@@ -319,24 +316,6 @@ def test_cuda_equals_brute_force_forward_and_backward(remapping, dtype, error):
         torch.testing.assert_close(our.double().cpu(), their, atol=4 * error, rtol=4 * error)
 
 
-def test_blocks_of_keys_are_listed_for_the_fused_kernel():
-    """All that are seen, as whole or as to be asked key by key, and no others."""
-    kernel, tokens = BlockAttention(REMAPPINGS["far in groups"], HALVES), 700
-    for mask, one in zip(
-        kernel._masks(0, tokens, 0, tokens, torch.device("cpu")), kernel._ranges(0, tokens, 0, tokens), strict=True
-    ):
-        keys = np.arange(tokens)
-        inside = (keys >= one.first[:, None]) & (keys < one.stop[:, None])
-        for block in range(6):
-            whole = mask.full_kv_indices[0, 0, block, : mask.full_kv_num_blocks[0, 0, block]].tolist()
-            asked = mask.kv_indices[0, 0, block, : mask.kv_num_blocks[0, 0, block]].tolist()
-            rows = inside[block * 128 : block * 128 + 128]
-            shares = [rows[:, low : low + 128].mean() for low in range(0, tokens, 128)]
-            complete = [len(rows) == 128 and low + 128 <= tokens for low in range(0, tokens, 128)]
-            assert whole == [index for index, share in enumerate(shares) if share == 1 and complete[index]]
-            assert asked == [index for index, share in enumerate(shares) if share > 0 and index not in whole]
-
-
 def test_what_goes_to_the_fused_kernel(monkeypatch):
     class Fake:
         is_cuda = True
@@ -375,14 +354,6 @@ def test_a_kernel_that_does_not_compile_is_done_without(monkeypatch):
     fails(torch.OutOfMemoryError("memory"))
     with pytest.raises(torch.OutOfMemoryError):
         attend(kernel, HALVES, *heads)
-
-
-def test_branches_of_the_same_positions_share_their_table():
-    from ropecli.remapping.dual_chunk import dual_chunk
-
-    _, before, others = BlockAttention(dual_chunk(64, 256), HALVES)._sides
-    assert before.key is others.key
-    assert before.query is not others.query
 
 
 def test_the_backward_pass_keeps_nothing_of_a_block_until_the_next(monkeypatch):

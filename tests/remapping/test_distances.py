@@ -37,33 +37,26 @@ def test_every_method_has_its_formula():
 
 GIVEN = [
     ("rerope", 64, 256, {"window": 1}),
-    ("rerope", 64, 256, {"window": 64}),
     ("leaky-rerope", 64, 256, {"window": 20}),
     ("leaky-rerope", 64, 100, {"window": 1, "slope": 3}),
-    ("leaky-rerope", 64, 64, {"window": 64}),
     ("self-extend", 64, 256, {"window": 24}),
     ("self-extend", 64, 256, {"window": 17, "group": 7}),
-    ("self-extend", 64, 256, {"window": 64}),
-    ("self-extend", 64, 64, {"window": 5, "group": 3}),
     ("lm-infinite", 64, 256, {"window": 20, "global_tokens": 3}),
-    ("lm-infinite", 64, 256, {"window": 1, "global_tokens": 1}),
     ("lm-infinite", 64, 256, {"window": 8, "global_tokens": 30}),
     ("streaming", 64, 256, {"window": 20, "sinks": 1}),
     ("streaming", 64, 256, {"window": 1, "sinks": 5}),
-    ("streaming", 64, 256, {"window": 9, "sinks": 30}),
     ("dual-chunk", 64, 256, {"chunk": 20, "local_window": 5}),
     ("dual-chunk", 64, 256, {"chunk": 20, "local_window": 10}),
-    ("dual-chunk", 64, 256, {"chunk": 64, "local_window": 1}),
-    ("dual-chunk", 64, 256, {"chunk": 2, "local_window": 1}),
-    *((method, pretrained, target, {}) for method in METHODS for pretrained, target in ((8, 100), (64, 64), (40, 130))),
+    *((method, pretrained, target, {}) for method in METHODS for pretrained, target in ((8, 100), (64, 64))),
 ]
 
 
-@pytest.mark.parametrize(("method", "pretrained", "target", "params"), GIVEN)
-def test_by_the_papers_formula(method, pretrained, target, params):
-    remapping = settle(method, pretrained, target, **params)
-    assert params.items() <= remapping.params.items()
-    np.testing.assert_allclose(table(remapping, 150), distances(method, 150, dict(remapping.params)), atol=1e-9)
+@pytest.mark.parametrize("method", METHODS)
+def test_by_the_papers_formula(method):
+    for _, pretrained, target, params in (row for row in GIVEN if row[0] == method):
+        remapping = settle(method, pretrained, target, **params)
+        assert params.items() <= remapping.params.items()
+        np.testing.assert_allclose(table(remapping, 150), distances(method, 150, dict(remapping.params)), atol=1e-9)
 
 
 def test_the_figure_of_self_extend():
@@ -134,19 +127,12 @@ DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize(("asked", "expected"), DEFAULTS.items(), ids=map(str, DEFAULTS))
-def test_the_parameters_that_are_settled_by_default(asked, expected):
-    method, pretrained, target = asked
-    assert settle(method, pretrained, target).params == expected
-
-
-def test_self_extend_takes_the_smallest_group_where_the_window_leaves_no_room_for_more():
-    assert settle("self-extend", 4096, 16384, window=2048).params["group"] == 7  # 2048 + 14335/7 - ... = 4096
-    assert settle("self-extend", 64, 256, window=64).params["group"] > 191
+def test_the_parameters_that_are_settled_by_default():
+    assert {asked: settle(*asked).params for asked in DEFAULTS} == DEFAULTS
 
 
 windows = st.integers(1, 80)
-few = settings(max_examples=150, deadline=None)
+few = settings(max_examples=60, deadline=None)
 
 
 @st.composite
@@ -230,14 +216,6 @@ def test_dual_chunk_keeps_what_is_inside_the_local_window(pretrained, target, ch
     np.testing.assert_array_equal(found[near], plain(150)[near])
 
 
-@pytest.mark.parametrize(("chunk", "local"), [(5, 3), (10, 6), (31, 16)])
-def test_a_local_window_above_half_a_chunk_would_not_be_kept(chunk, local):
-    """Why dual-chunk refuses it: by the formula, keys inside the window come out at other distances."""
-    near = plain(100) <= local
-    found = distances("dual-chunk", 100, {"chunk": chunk, "local_window": local})
-    assert (found[near] != plain(100)[near]).any()
-
-
 @few
 @given(pretrained=windows, factor=st.integers(1, 20), window=windows)
 def test_the_smallest_group_of_self_extend_is_the_smallest(pretrained, factor, window):
@@ -279,30 +257,18 @@ def test_plain_and_sliding_attention(window, tokens):
 
 REFUSED = {
     "rerope-window": ("rerope", {"window": 65}, "rerope: window is 65; it must be at most 64, the window that the"),
-    "leaky-window": ("leaky-rerope", {"window": 65}, "leaky-rerope: window is 65; it must be at most 64"),
-    "self-extend-window": ("self-extend", {"window": 65}, "self-extend: window is 65; it must be at most 64"),
-    "lm-infinite-window": ("lm-infinite", {"window": 65}, "lm-infinite: window is 65; it must be at most 64"),
     "global-tokens": ("lm-infinite", {"global_tokens": 65}, "lm-infinite: global_tokens is 65; it must be at most 64"),
     "window-0": ("rerope", {"window": 0}, "rerope: window is 0; it must be a whole number from 1 on"),
-    "window-text": ("rerope", {"window": "24"}, "rerope: window is '24'; it must be a whole number from 1 on"),
     "window-fraction": ("streaming", {"window": 2.5}, "streaming: window is 2.5; it must be a whole number from 1 on"),
     "no-room": ("leaky-rerope", {"window": 64}, "window is 64, the whole pretraining window, which leaves no room"),
-    "slope-0": ("leaky-rerope", {"slope": 0}, "leaky-rerope: slope is 0; it must be a positive number"),
     "slope-below-1": ("leaky-rerope", {"slope": 0.5}, "leaky-rerope: slope is 0.5; it must be at least 1"),
     "slope-too-small": ("leaky-rerope", {"slope": 6.9}, "slope is 6.9; with window 32 it must be at least 7 for"),
-    "group-0": ("self-extend", {"group": 0}, "self-extend: group is 0; it must be a whole number from 1 on"),
     "group-1": ("self-extend", {"group": 1}, "group is 1; with window 16 that makes distances of up to 255 at 256"),
     "group-too-small": ("self-extend", {"group": 4}, "The smallest group that reaches the target is 5."),
-    "sinks-0": ("streaming", {"sinks": 0}, "streaming: sinks is 0; it must be a whole number from 1 on"),
     "sinks-too-many": ("streaming", {"sinks": 64}, "streaming: sinks is 64; it must be less than 64"),
     "cache": ("streaming", {"window": 61}, "streaming: window is 61; with 4 sinks it must be at most 60"),
     "chunk-above": ("dual-chunk", {"chunk": 65}, "dual-chunk: chunk is 65; it must be at most 64"),
     "chunk-is-local": ("dual-chunk", {"chunk": 8}, "chunk is 8; it must be above local_window, which is 8."),
-    "chunk-below-local": (
-        "dual-chunk",
-        {"local_window": 60},
-        "chunk is 48; it must be above local_window, which is 60.",
-    ),
     "local-too-large": ("dual-chunk", {"chunk": 20, "local_window": 11}, "it must be at most 10, half of chunk"),
     "unknown": ("dual-chunk", {"chunks": 20}, "Did you mean 'chunk'?"),
 }
