@@ -1,9 +1,7 @@
 """Tokens on disk: made once, the tokenizer's own, found again by what they hang on; errors in plain words."""
 
 import json
-import logging
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -49,7 +47,7 @@ def test_documents_are_the_tokenizers_own_ids(cache, tokenizer):
     assert len(store) == 4
 
 
-@pytest.mark.parametrize("row_tokens", [1, 7, 300, 10**6])
+@pytest.mark.parametrize("row_tokens", [7, 10**6])
 def test_any_part_of_any_document_is_read(cache, monkeypatch, row_tokens):
     monkeypatch.setattr(stores, "_ROW_TOKENS", row_tokens)
     texts = [(str(at), "".join(chr(97 + (at * 7 + i) % 26) for i in range(at * 5 % 43))) for at in range(60)]
@@ -86,22 +84,22 @@ def test_a_second_opening_neither_reads_nor_tokenizes(cache):
 
 
 def test_tokens_are_mapped_and_not_held(cache):
-    """2,000 documents of 8,000 tokens are 64 MB on disk; what is read from them takes little of this process's own."""
+    """1,000 documents of 8,000 tokens are 32 MB on disk; what is read from them takes little of this process's own."""
     import tracemalloc
 
     import pyarrow
 
     text = "abcdefgh" * 1000
-    open_store("key", lambda: ((str(at), text) for at in range(2000)), Counting())
+    open_store("key", lambda: ((str(at), text) for at in range(1000)), Counting())
     held = pyarrow.total_allocated_bytes()
     tracemalloc.start()
     try:
         store = open_store("key", lambda: iter(()), Counting())
-        assert {int(store.read(document, 7992, 8000)[0]) for document in range(2000)} == {ord("a")}
+        assert {int(store.read(document, 7992, 8000)[0]) for document in range(1000)} == {ord("a")}
         assert tracemalloc.get_traced_memory()[1] < 4e6
     finally:
         tracemalloc.stop()
-    assert store.lengths.sum() == 16_000_000
+    assert store.lengths.sum() == 8_000_000
     assert pyarrow.total_allocated_bytes() - held < 4e6
 
 
@@ -118,10 +116,6 @@ def test_text_is_read_as_it_is_tokenized(cache):
     assert max(ahead) <= 32
 
 
-def test_a_source_without_documents_is_a_store_without_documents(cache):
-    assert len(open_store("key", lambda: iter(()), Counting())) == 0
-
-
 class TestWhatGoesWrong:
     def test_errors_of_the_source_come_through_as_they_are(self, cache):
         def texts():
@@ -130,24 +124,6 @@ class TestWhatGoesWrong:
 
         with pytest.raises(DataError, match=r"^rows\.jsonl: row 1 has no text$"):
             open_store("key", texts, Counting())
-
-    @pytest.mark.parametrize("error", [ValueError("of the tokenizer"), OSError("of the source's disk")])
-    def test_so_do_all_others(self, cache, error):
-        def texts():
-            yield TEXTS[0]
-            raise error
-
-        with pytest.raises(type(error), match=str(error)):
-            open_store("key", texts, Counting())
-
-    def test_what_failed_is_made_anew(self, cache):
-        def texts():
-            yield TEXTS[0]
-            raise DataError("gone")
-
-        with pytest.raises(DataError):
-            open_store("key", texts, Counting())
-        assert len(open_store("key", lambda: iter(TEXTS), Counting())) == 4
 
     def test_an_interrupt_is_no_error_and_leaves_nothing(self, cache):
         def texts():
@@ -172,32 +148,6 @@ class TestWhatGoesWrong:
 
         with pytest.raises(DataError, match=r"a: token id 2147483648"):
             open_store("key", lambda: iter(TEXTS), Huge())
-
-
-class TestSilence:
-    def test_nothing_is_printed(self, cache, tmp_path):
-        code = (
-            "from ropecli.data.store import open_store\n"
-            "class Letters:\n"
-            "    is_fast = False\n"
-            "    def __call__(self, texts, **options):\n"
-            "        return {'input_ids': [[ord(letter) for letter in text] for text in texts]}\n"
-            "for _ in range(2):\n"
-            "    open_store('key', lambda: ((str(at), 'ba' * 99) for at in range(99)), Letters())\n"
-        )
-        done = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-    def test_what_is_global_is_as_before(self, cache):
-        import datasets
-
-        logger = logging.getLogger("datasets")
-        for silent in (False, True):
-            (datasets.disable_progress_bars if silent else datasets.enable_progress_bars)()
-            logger.setLevel(logging.INFO)
-            open_store(f"key{silent}", lambda: iter(TEXTS), Counting())
-            assert datasets.are_progress_bars_disabled() == silent
-            assert logger.level == logging.INFO
 
 
 class TestFolder:
@@ -284,9 +234,8 @@ class TestIdentity:
         assert self.of("owner/name", tmp_path) not in (known, alone)
         assert self.of("owner/name", tmp_path, split="test") != self.of("owner/name", tmp_path)
 
-    @pytest.mark.parametrize("source", ["", "no-such-thing", "x" * 300, "a\0b"])
-    def test_a_name_that_is_nothing_here_is_no_fault_yet(self, source, tmp_path):
-        assert self.of(source, tmp_path)
+    def test_a_name_that_is_nothing_here_is_no_fault_yet(self, tmp_path):
+        assert all(self.of(source, tmp_path) for source in ("", "no-such-thing", "x" * 300, "a\0b"))
 
 
 class TestTokenizers:
