@@ -2,9 +2,7 @@
 
 import json
 import os
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,21 +148,15 @@ class TestWhatGoesWrong:
             open_store("key", lambda: iter(TEXTS), Huge())
 
 
-class TestFolder:
-    def test_the_user_says_where(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "mine"))
-        assert cache_folder() == tmp_path / "mine"
-
-    def test_else_the_desktop_says_where(self, monkeypatch, tmp_path):
-        monkeypatch.delenv("ROPECLI_CACHE")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert cache_folder() == tmp_path / "ropecli"
-
-    def test_else_it_lies_at_home(self, monkeypatch, tmp_path):
-        monkeypatch.delenv("ROPECLI_CACHE")
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        monkeypatch.setenv("HOME", str(tmp_path))
-        assert cache_folder() == tmp_path / ".cache" / "ropecli"
+def test_the_cache_lies_where_the_user_or_the_desktop_says_or_else_at_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "desktop"))
+    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("ROPECLI_CACHE")
+    assert cache_folder() == tmp_path / "desktop" / "ropecli"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == tmp_path / ".cache" / "ropecli"
 
 
 class TestIdentity:
@@ -203,12 +195,6 @@ class TestIdentity:
         seen.append(self.of(folder, tmp_path))
         (folder / "b.md").unlink()
         assert self.of(folder, tmp_path) == seen[0] != seen[1]
-
-    def test_the_demo_is_this_python(self, tmp_path, monkeypatch):
-        before = self.of("demo-train", tmp_path)
-        assert sys.version in json.loads(before)
-        monkeypatch.setattr(sys, "version", "4.0")
-        assert self.of("demo-train", tmp_path) != before
 
     def test_a_dataset_is_its_commit_and_offline_the_one_seen_last(self, tmp_path, monkeypatch):
         import huggingface_hub
@@ -265,15 +251,3 @@ class TestTokenizers:
         mine.split_special_tokens = True
         assert mine("<s>ba")["input_ids"] != tokenizer("<s>ba")["input_ids"]  # guards: it is another tokenizer
         assert tokenizer_digest(mine) != tokenizer_digest(tokenizer)
-
-    def test_a_slow_one_is_its_files(self):
-        class Slow:
-            is_fast = False
-
-            def __init__(self, words):
-                self.words = words
-
-            def save_pretrained(self, folder):
-                (Path(folder) / "vocab.json").write_text(json.dumps(self.words))
-
-        assert tokenizer_digest(Slow(["a"])) == tokenizer_digest(Slow(["a"])) != tokenizer_digest(Slow(["b"]))

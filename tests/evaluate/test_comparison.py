@@ -14,7 +14,7 @@ from ropecli.evaluate.perplexity import evaluate_perplexity
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scaling_methods
 
-LENGTHS = [24, 64, 65, 200]
+LENGTHS = [24, 65, 200]
 RELEASE = Version(importlib.metadata.version("transformers"))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ropecli.evaluate.memory import peak_memory, reset_peak
 
-MANY = 256 * 2**20
+MANY = 128 * 2**20
 CPU = torch.device("cpu")
 
 

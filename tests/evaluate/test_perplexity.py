@@ -130,18 +130,6 @@ def test_sizes_below_one_are_refused(llama, loaded, documents):
             evaluate_perplexity(loaded(llama), documents, [24], **options)
 
 
-@pytest.mark.parametrize("protocol", ["prefix", "sliding"])
-def test_what_the_tokenizer_puts_around_a_text_is_not_scored(llama, loaded, plain_nll, protocol):
-    ids = np.array([7, 8, 9, *range(20, 60), 5])
-    document = Documents((Document("one", ids),), 0, SpecialTokens((7, 8, 9), suffix=(5,)))
-    model = loaded(llama)
-    length = 43
-    (row,) = evaluate_perplexity(model, document, [length], protocol=protocol)
-    expected = plain_nll(model, ids[:length])[2:]
-    np.testing.assert_allclose(row.document_nll, expected.sum(), rtol=1e-4)
-    assert row.tokens == len(expected) == 40
-
-
 def test_yarn_says_where_it_skips_tokens(llama, loaded, documents):
     said = []
     evaluate_perplexity(loaded(llama), documents, [24, 300], protocol="yarn", say=said.append)

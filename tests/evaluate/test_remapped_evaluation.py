@@ -102,7 +102,7 @@ def test_written_in_memory_and_by_hand_the_losses_are_the_same(method, llama, pa
 
 
 def test_by_windows_too(llama, patched, evaluate):
-    options = ["--protocol", "sliding"]
+    options = ["--protocol", "sliding", "--max-tokens", 150]
     written = evaluate("eval-ppl", patched("rerope"), *options)
     in_memory = evaluate("eval-ppl", llama, "-m", "rerope", "--factor", 4, "--batch-size", 2, *options)
     assert nlls(in_memory) == pytest.approx(nlls(written), rel=1e-5)

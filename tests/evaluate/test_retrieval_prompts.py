@@ -102,7 +102,7 @@ def least_of(refusal):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_at_the_length_that_is_advised_every_prompt_has_room(tasks, name):
-    task, depths, trials = tasks[name], (0, 0.3, 1), 4
+    task, depths, trials = tasks[name], (0, 0.3, 1), 2
     with pytest.raises(DataError, match="30 tokens is too short") as refusal:
         task.check_room([400, 30], depths, trials)
     least = least_of(refusal)
@@ -124,20 +124,12 @@ def test_the_number_of_candidates_does_not_change_a_prompt(tasks):
         assert prompt.fingerprint() == prompts[0].fingerprint()
 
 
-def test_a_text_that_holds_every_number_is_refused_at_once(pieces):
+def test_a_text_that_holds_every_number_is_refused_at_once(tokenizer):
+    pieces = Pieces(tokenizer)
     text = " ".join(str(number) for number in range(10_000, 100_000))
     task = Task("needle", STYLES["code"], Haystack(np.array(pieces.inside(text)), anywhere=True), pieces)
     with pytest.raises(DataError, match=r"90000 of 90000 .* another --data"):
         task.prompt(len(task.haystack.ids) + 100, 0.5, 0)
-
-
-def test_trials_repeat_and_differ(tasks):
-    task = tasks["code"]
-    prints = [task.prompt(600, 0.5, trial).fingerprint() for trial in (0, 0, 1, 2)]
-    assert prints[0] == prints[1]
-    assert len(set(prints)) == 3
-    other = Task(task.name, task.templates, task.haystack, task.pieces, seed=1)
-    assert other.prompt(600, 0.5, 0).fingerprint() != prints[0]
 
 
 def test_a_short_text_is_read_in_a_ring():
@@ -152,11 +144,6 @@ def test_repeated_sentences_have_no_seam(pieces):
     assert set(pieces.text(haystack.ids).split(". ")) <= {"ba de", "fi go", "fi go."}
 
 
-def test_a_source_without_text_is_refused(pieces):
-    with pytest.raises(DataError, match="no text"):
-        read_haystack([("empty", "")], pieces)
-
-
 def drawn(seed, count, taken=frozenset(), form_of=len):
     return list(islice(draw_keys(np.random.default_rng(seed), taken, form_of), count))
 
@@ -165,10 +152,6 @@ def test_all_keys_take_as_many_tokens_where_there_are_enough_such_numbers():
     for seed in range(20):  # some seeds begin with a rare one
         assert not any(key.endswith("7") for key in drawn(seed, 20, form_of=lambda key: 3 if key[-1] == "7" else 5))
     assert len(set(drawn(0, 300, form_of=int))) == 300  # no two alike
-
-
-def test_more_keys_begin_with_the_same():
-    assert drawn(1, 5) == drawn(1, 500)[:5]
 
 
 def test_keys_that_stand_in_the_text_are_not_drawn():
@@ -243,19 +226,3 @@ def test_braces_can_be_written():
     assert Templates("{{'key': {key}}}", "x[").needle_line("a", "12345") == "\n{'key': 12345}\n"
     assert Templates("{key}", "is").question_line("a") == "\nis "
     assert Templates("{key}", "x = '").question_line("a") == "\nx = '"
-
-
-class SpacingTokenizer:
-    """A space is put before every text, as in SentencePiece."""
-
-    bos_token_id = None
-    eos_token_id = None
-
-    def __call__(self, text, **options):
-        return {"input_ids": [ord(character) for character in (f" {text}" if text else "")]}
-
-
-def test_pieces_inside_a_text_get_no_space_of_their_own():
-    pieces = Pieces(SpacingTokenizer())
-    assert "".join(map(chr, pieces.opening("ab"))) == " ab"
-    assert "".join(map(chr, pieces.inside("\nab"))) == "\nab"

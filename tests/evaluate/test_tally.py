@@ -138,12 +138,6 @@ def test_a_loss_that_is_not_finite_names_its_document():
         summarise(8, tallies[:2], ["first.txt", "middle.txt"])
 
 
-def test_a_perplexity_beyond_all_numbers_is_an_error():
-    assert summarise(8, [tally_of(([690.0], 1))], ["a"]).ppl == math.exp(690)
-    with pytest.raises(RopecliError, match="beyond all numbers"):
-        summarise(8, [tally_of(([710.0], 1))], ["a"])
-
-
 SUMS, WEIGHTS = [30.0, 22.0, 45.0, 28.0], [10, 12, 15, 8]
 
 
@@ -227,11 +221,3 @@ def test_how_it_went_is_summed_and_is_no_part_of_what_was_measured():
     row = summarise(8, tallies, ["a", "b"])
     assert (row.seconds, row.tokens_per_second, row.peak_memory) == (3.0, 30.0, 500)
     assert row == replace(row, seconds=9.0, tokens_per_second=1.0, peak_memory=1)
-
-
-@pytest.mark.parametrize(("protocol", "windows"), [("prefix", [150]), ("sliding", [60] * 4), ("disjoint", [60] * 3)])
-def test_speed_is_of_the_tokens_that_are_read(llama, loaded, uneven, protocol, windows):
-    (row,) = evaluate_perplexity(loaded(llama), uneven(150), [windows[0]], protocol=protocol)
-    assert row.tokens_per_second * row.seconds == pytest.approx(sum(windows))
-    assert row.seconds > 0
-    assert row.peak_memory > 10 * 2**20  # torch alone takes more

@@ -48,16 +48,6 @@ def test_it_begins_with_interpolation_ntk_and_yarn():
         np.testing.assert_allclose(one, known, atol=0.0051)
 
 
-def test_a_geometry_that_only_interpolation_fits():
-    quick = RopeGeometry(2, 2, 10.0, 10**6)  # one pair, which turns very often in its window
-    for method in ("ntk", "yarn"):
-        with pytest.raises(MethodError):
-            scale(quick, ScalingSpec(method, 4.0))
-    first = evolution._first(evolution._known(quick, 4.0), 4.0, 6, np.random.default_rng(0))
-    assert len(first) == 6
-    assert all(sound(one, 4.0) for one in first)
-
-
 def test_a_child_has_every_factor_from_a_parent():
     drawing = np.random.default_rng(1)
     parents = [(1.0, 2.0, 3.0, 4.0), (1.5, 1.5, 3.5, 3.5)]

@@ -135,11 +135,6 @@ def press_ctrl_c():
     raise KeyboardInterrupt
 
 
-def test_fewer_sequences_than_a_batch(learner, sequences):
-    one = learner(on=sequences[:3])
-    assert one.learn(replace(SCHEDULE, batch_size=16)).step > 0
-
-
 @pytest.mark.parametrize("which", ["loss", "gradient"])
 def test_a_number_that_is_none_ends_it_with_the_best(learner, tmp_path, monkeypatch, which):
     one = learner()
@@ -176,12 +171,6 @@ def test_the_weights_get_no_gradient_and_all_is_as_before(learner):
     assert [parameter.requires_grad for parameter in one.model.parameters()] == required
     assert same(one.model.parameters(), weights)
     assert not checkpointing(one.model)
-
-
-def test_a_model_that_knows_no_checkpointing(learner):
-    one, plain = learner(), learner()
-    one.model.supports_gradient_checkpointing = False
-    assert one.learn() == plain.learn()
 
 
 @pytest.mark.parametrize("damage", [lambda byte: bytes([byte ^ 1]), lambda byte: b""], ids=["a bit", "a byte less"])
