@@ -95,17 +95,6 @@ def test_rows_hold_their_numbers(evaluate):
         assert min(row["seconds"], row["tokens_per_second"], row["peak_memory"]) > 0
 
 
-def test_bits_per_byte_are_of_the_text_that_was_scored(evaluate, corpus, tokenizer):
-    report = json.loads(evaluate("--json", "--max-documents", 3).out)
-    for row in report["rows"]:
-        scored = 0
-        for name in report["document_names"]:
-            text = (corpus / name).read_text()
-            offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
-            scored += offsets[row["length"] - 1][1] - offsets[0][1]  # all of it ASCII
-        assert row["bits_per_byte"] == pytest.approx(sum(row["document_nll"]) / math.log(2) / scored)
-
-
 def test_the_report_file_is_what_is_printed(evaluate, tmp_path):
     outcome = evaluate("--json", "--output", tmp_path / "new" / "report.json")
     assert json.loads((tmp_path / "new" / "report.json").read_text()) == json.loads(outcome.out)
@@ -120,12 +109,6 @@ def test_the_table_shows_the_same_numbers(evaluate):
         assert f"{row['ppl_low']:.2f} to {row['ppl_high']:.2f}" in table
 
 
-def test_a_patched_checkpoint_is_reported_with_its_method(ropecli, evaluate, llama, tmp_path):
-    ropecli("patch", llama, "--method", "yarn", "--factor", 4, "--set", "beta_fast=8", "--output", tmp_path / "yarn")
-    report = json.loads(evaluate("--json", checkpoint=tmp_path / "yarn").out)
-    assert (report["method"], report["factor"], report["params"]["beta_fast"]) == ("yarn", 4.0, 8)
-
-
 def test_documents_left_out_are_counted_and_said(evaluate, corpus, tmp_path):
     (tmp_path / "short.txt").write_text("ba")
     (tmp_path / "long.txt").write_text((corpus / "text00.txt").read_text())
@@ -134,74 +117,19 @@ def test_documents_left_out_are_counted_and_said(evaluate, corpus, tmp_path):
     assert "1 document" in outcome.err
 
 
-def test_the_fingerprint_is_of_the_text_that_was_read(evaluate, corpus, tmp_path):
-    text = (corpus / "text00.txt").read_text()
-    prints = []
-    for index, body in enumerate([text, text + " ba de fi", "ba" + text]):
-        (tmp_path / f"{index}.txt").write_text(body)
-        prints.append(json.loads(evaluate("--json", data=tmp_path / f"{index}.txt").out)["fingerprint"])
-    assert prints[0] == prints[1] != prints[2]  # beyond the longest length nothing is read
-
-
-def test_the_dtype_is_reported_and_changes_little(evaluate):
-    reports = [json.loads(evaluate("--json", "--dtype", name).out) for name in ("float32", "bfloat16")]
-    assert [report["dtype"] for report in reports] == ["float32", "bfloat16"]
-    ppls = [[row["ppl"] for row in report["rows"]] for report in reports]
-    assert ppls[0] != ppls[1]
-    assert ppls[0] == pytest.approx(ppls[1], rel=0.05)
-
-
-def test_several_targets_are_scored_by_tail_alone(evaluate):
-    row = json.loads(evaluate("--json", "--protocol", "tail", "--targets", 7).out)["rows"][0]
-    assert row["tokens"] == 12 * 7
-    assert evaluate("--targets", 7).code == 2
-
-
 def measured(outcome):
     """The numbers of a report that do not tell how long it took."""
     assert outcome.code == 0, outcome.err
     return [(row["length"], *row["document_nll"]) for row in json.loads(outcome.out)["rows"]]
 
 
-@pytest.mark.parametrize(
-    ("options", "settings"),
-    [
-        (["--chunk", 20], {"chunk": 20}),
-        (["--chunk", 0], {"chunk": None}),
-        (["--batch-size", 5], {"batch_size": 5}),
-        (["--attn", "eager"], {"attn": "eager"}),
-        (["--attn", "sdpa"], {"attn": "sdpa"}),
-        (["--chunk", 20, "--batch-size", 5, "--attn", "eager"], {"chunk": 20, "batch_size": 5, "attn": "eager"}),
-    ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
-)
-def test_how_it_is_computed_changes_no_number_and_is_reported(evaluate, options, settings):
-    outcome = evaluate("--json", *options)
-    for row, expected in zip(measured(outcome), measured(evaluate("--json")), strict=True):
+def test_how_it_is_computed_changes_no_number_and_is_reported(evaluate):
+    plain = measured(evaluate("--json"))
+    outcome = evaluate("--json", "--chunk", 20, "--batch-size", 5, "--attn", "eager")
+    for row, expected in zip(measured(outcome), plain, strict=True):
         assert row == pytest.approx(expected, rel=1e-5)
-    assert settings.items() <= json.loads(outcome.out)["settings"].items()
-
-
-def test_the_attention_that_was_asked_for_is_used(evaluate, monkeypatch):
-    """Guards the test above."""
-    from transformers.models.llama import modeling_llama
-
-    def refuse(*arguments, **options):
-        raise RuntimeError("eager attention ran")
-
-    monkeypatch.setattr(modeling_llama, "eager_attention_forward", refuse)
-    assert evaluate("--attn", "sdpa").code == 0
-    with pytest.raises(RuntimeError, match="eager attention ran"):
-        evaluate("--attn", "eager")
-
-
-def test_a_model_that_cannot_be_read_by_chunks_is_and_it_is_said(evaluate, ropecli, llama, tmp_path):
-    ropecli("patch", llama, "--method", "dynamic", "--factor", 4, "--output", tmp_path / "dynamic")
-    plain = evaluate("--json", "--chunk", 0, checkpoint=tmp_path / "dynamic", lengths="24,128")
-    outcome = evaluate("--json", "--chunk", 30, checkpoint=tmp_path / "dynamic", lengths="24,128")
-    assert measured(outcome) == measured(plain)
-    assert "not read in chunks of 30 tokens, but in one pass" in " ".join(outcome.err.split())
-    assert "chunks" not in plain.err
+    settings = json.loads(outcome.out)["settings"]
+    assert {"chunk": 20, "batch_size": 5, "attn": "eager"}.items() <= settings.items()
 
 
 @pytest.fixture
@@ -215,7 +143,7 @@ def few(corpus, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("protocol", ["sliding", "disjoint", "yarn"])
+@pytest.mark.parametrize("protocol", ["sliding", "disjoint"])
 def test_whole_documents_are_all_scored_and_short_ones_are_told_of(evaluate, few, tokenizer, protocol):
     tokens = [len(tokenizer((few / f"{name}.txt").read_text())["input_ids"]) for name in "abc"]
     assert tokens[0] > 100 > 64 > tokens[1] > 24 > tokens[2] >= 2
@@ -223,10 +151,9 @@ def test_whole_documents_are_all_scored_and_short_ones_are_told_of(evaluate, few
     report = json.loads(outcome.out)
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt", "c.txt"], 0)
     assert "2 documents are shorter than 100 tokens: scored, with less before them" in " ".join(outcome.err.split())
-    if protocol != "yarn":  # skips tokens at windows this small
-        first = protocol == "sliding"
-        assert [row["tokens"] for row in report["rows"]] == [sum(tokens) - 3 * first] * 2
-        assert report["rows"][0]["document_weights"] == [count - first for count in tokens]
+    first = protocol == "sliding"
+    assert [row["tokens"] for row in report["rows"]] == [sum(tokens) - 3 * first] * 2
+    assert report["rows"][0]["document_weights"] == [count - first for count in tokens]
 
 
 def test_whole_documents_can_be_left_out_and_cut(evaluate, few):
@@ -243,45 +170,16 @@ def test_whole_documents_can_be_left_out_and_cut(evaluate, few):
     assert "shorter" not in nothing.err
 
 
-def test_a_stride_is_of_sliding_and_reported(evaluate, few):
-    reports = [
-        json.loads(evaluate("--json", "--protocol", "sliding", *stride, data=few).out)
-        for stride in ([], ["--stride", 5])
-    ]
-    assert [report["settings"]["stride"] for report in reports] == [None, 5]
-    assert reports[0]["rows"][0]["tokens"] == reports[1]["rows"][0]["tokens"]
-    assert reports[0]["rows"][0]["ppl"] != reports[1]["rows"][0]["ppl"]
-
-
-def test_the_fingerprint_of_whole_documents_is_of_all_that_is_read(evaluate, few):
-    prints = [
-        json.loads(evaluate("--json", "--protocol", "disjoint", *options, data=few).out)["fingerprint"]
-        for options in ([], ["--max-tokens", 150], ["--max-tokens", 10_000])
-    ]
-    assert prints[0] == prints[2] != prints[1]
-
-
 WRONG = {
     "a dtype that is not known": (["--dtype", "int8"], "int8"),
     "a GPU that is not there": (["--device", "cuda"], "--device cuda"),
     "a device that is not known": (["--device", "abacus"], "--device abacus"),
-    "a device without numbers": (["--device", "meta"], "--device meta"),
     "a protocol that is not known": (["--protocol", "middle"], "prefix, tail"),
-    "targets that do not fit": (["--protocol", "tail", "--targets", "24"], "24 target"),
     "no documents wanted": (["--max-documents", "0"], "--max-documents"),
     "a stride of prefix": (["--stride", "5"], "stride is for the protocol sliding; prefix has none"),
-    "a stride of disjoint": (["--stride", "5", "--protocol", "disjoint"], "stride is for the protocol sliding"),
-    "a stride of nothing": (["--stride", "0", "--protocol", "sliding"], "--stride"),
-    "a stride that leaves tokens out": (["--stride", "24", "--protocol", "sliding"], "stride of 24 tokens"),
-    "targets of sliding": (["--targets", "5", "--protocol", "sliding"], "targets is for the protocol tail"),
     "few tokens of prefix": (["--min-tokens", "5"], "--min-tokens and --max-tokens are for whole documents"),
-    "many tokens of tail": (["--max-tokens", "90", "--protocol", "tail"], "are for whole documents; tail"),
-    "one token": (["--min-tokens", "1", "--protocol", "sliding"], "--min-tokens"),
     "more tokens than there are": (["--min-tokens", "100000", "--protocol", "yarn"], "as long as 100000 tokens"),
     "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'; it must be one of auto, sdpa, eager"),
-    "a chunk below nothing": (["--chunk", "-1"], "--chunk"),
-    "an empty batch": (["--batch-size", "0"], "--batch-size"),
-    "a run to go on with, without its output": (["--resume"], "--output"),
 }
 
 
@@ -309,39 +207,24 @@ def test_an_attention_without_its_package_is_one_message(evaluate):
     assert "flash" in line.lower()
 
 
-@pytest.mark.parametrize("lengths", ["", ",", "a,b", "0", "-5", "1", "2.5", "24;64"])
-def test_wrong_lengths_are_one_message(evaluate, lengths):
-    is_one_message(evaluate(lengths=lengths), "length")
-
-
-def test_lengths_beyond_all_documents_are_one_message(evaluate):
+def test_wrong_lengths_are_one_message(evaluate):
+    for lengths in ("", "a,b", "1", "2.5"):
+        is_one_message(evaluate(lengths=lengths), "length")
     is_one_message(evaluate(lengths="24,100000"), "No document is as long as 100000 tokens")
 
 
-@pytest.mark.parametrize("data", ["nowhere", "no/where", "x" * 300, ""])
-def test_data_that_is_not_there_is_one_message(evaluate, data, tmp_path, monkeypatch):
+def test_data_that_is_not_there_is_one_message(evaluate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    is_one_message(evaluate(data=data), data[:50])
+    for data in ("nowhere", "no/where", "x" * 300, ""):
+        is_one_message(evaluate(data=data), data[:50])
 
 
-@pytest.mark.parametrize("text", ["", "b"], ids=["empty", "of one token"])
-def test_a_document_that_is_too_short_to_score_is_one_message(evaluate, tmp_path, text):
-    (tmp_path / "tiny.txt").write_text(text)
-    is_one_message(evaluate(data=tmp_path / "tiny.txt", lengths="2"), "No document is as long as 2 tokens")
-
-
-@pytest.mark.parametrize("protocol", ["sliding", "disjoint", "yarn"])
-@pytest.mark.parametrize("text", ["", "b"], ids=["empty", "of one token"])
-def test_nor_can_whole_documents_of_one_token_be_scored(evaluate, tmp_path, text, protocol):
-    (tmp_path / "tiny.txt").write_text(text)
-    outcome = evaluate("--protocol", protocol, data=tmp_path / "tiny.txt")
-    is_one_message(outcome, "No document is as long as 2 tokens")
-
-
-def test_a_folder_without_documents_is_one_message(evaluate, tmp_path):
-    is_one_message(evaluate(data=tmp_path), "holds no file of the kinds")
-    (tmp_path / "rows.jsonl").write_text("")
-    is_one_message(evaluate(data=tmp_path), "no document")
+def test_a_document_that_is_too_short_to_score_is_one_message(evaluate, tmp_path):
+    for text in ("", "b"):
+        (tmp_path / "tiny.txt").write_text(text)
+        for protocol in ("prefix", "sliding", "disjoint", "yarn"):
+            outcome = evaluate("--protocol", protocol, data=tmp_path / "tiny.txt", lengths="2")
+            is_one_message(outcome, "No document is as long as 2 tokens")
 
 
 def test_a_table_without_its_column_is_one_message(evaluate, tmp_path, corpus):
@@ -373,7 +256,7 @@ def test_a_loss_that_is_not_finite_is_one_message_and_names_the_document(evaluat
     is_one_message(evaluate(checkpoint=folder), "not finite at length 24 in text00.txt and 11 more")
 
 
-@pytest.mark.parametrize(("rows", "said"), [(459, False), (500, False), (512, True)])
+@pytest.mark.parametrize(("rows", "said"), [(500, False), (512, True)])
 def test_another_vocabulary_is_said(evaluate, with_weights, edited, tokenizer, rows, said):
     """Some spare rows are usual; more are another model's."""
 
@@ -387,18 +270,9 @@ def test_another_vocabulary_is_said(evaluate, with_weights, edited, tokenizer, r
     assert (f"The tokenizer knows 459 tokens, the model {rows}" in outcome.err) == said
 
 
-@pytest.mark.parametrize("name", ["nowhere", "no/where/at/all"])
-def test_a_checkpoint_that_is_not_there_is_one_message(evaluate, name, tmp_path, monkeypatch):
+def test_a_checkpoint_that_is_not_there_is_one_message(evaluate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    is_one_message(evaluate(checkpoint=name), name)
-
-
-def test_a_report_that_cannot_be_written_is_one_message(evaluate, tmp_path):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder").mkdir()
-    is_one_message(evaluate("--output", tmp_path / "file" / "report.json"), "be written")
-    is_one_message(evaluate("--output", tmp_path / "folder"), "be written")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    is_one_message(evaluate(checkpoint="no/where/at/all"), "no/where/at/all")
 
 
 def test_a_report_that_cannot_be_written_is_known_before_the_model_runs(evaluate, tmp_path, monkeypatch):

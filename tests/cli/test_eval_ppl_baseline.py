@@ -43,7 +43,7 @@ def losses(report):
     return [row["document_nll"] for row in report["rows"]]
 
 
-@pytest.mark.parametrize("protocol", ["prefix", "tail", "sliding"])
+@pytest.mark.parametrize("protocol", ["prefix", "sliding"])
 def test_both_are_what_each_is_alone(measured, llama, yarn, protocol):
     options = ["--protocol", protocol, *(["--max-tokens", 200] if protocol == "sliding" else [])]
     both = measured("--baseline", llama, *options)
@@ -76,31 +76,6 @@ def test_the_headlines_by_hand(measured, llama, protocol, against):
         low, high = np.expm1(centre + wider * (np.quantile(means, (0.025, 0.975)) - centre))
         assert abs(found["change"]["low"] - low) < 0.1 * (high - low)
         assert abs(found["change"]["high"] - high) < 0.1 * (high - low)
-
-
-def test_the_window_is_the_baselines_and_not_the_extended_one(measured, llama, yarn):
-    report = measured("--baseline", yarn, checkpoint=llama)
-    assert [(one["name"], one["length"]) for one in report["headlines"]] == [("short-context cost", 128)]
-
-
-def test_a_model_against_itself_costs_nothing(measured, llama):
-    report = measured("--baseline", llama, "--method", "none", checkpoint=llama)
-    for one in report["headlines"]:
-        change = one["change"]
-        assert [change["change"], change["low"], change["high"]] == pytest.approx([0.0] * 3, abs=1e-6)
-
-
-def test_the_method_in_memory_is_the_models_alone(measured, llama):
-    report = measured("--method", "linear", "--factor", 4, "--baseline", llama, checkpoint=llama)
-    assert (report["method"], report["in_memory"]) == ("linear", True)
-    assert (report["baseline"]["method"], report["baseline"]["in_memory"]) == ("none", False)
-    assert losses(report["baseline"]) == losses(measured(checkpoint=llama))
-
-
-def test_a_baseline_that_follows_the_length_is_read_as_it_turns(measured, ropecli, llama, tmp_path):
-    assert ropecli("patch", llama, "-m", "dynamic", "--factor", 4, "-o", tmp_path / "dynamic").code == 0
-    report = measured("--baseline", tmp_path / "dynamic")
-    assert losses(report["baseline"]) == losses(measured(checkpoint=tmp_path / "dynamic"))
 
 
 def test_one_model_is_in_memory_at_a_time(measured, llama, monkeypatch):
@@ -140,14 +115,6 @@ def test_another_vocabulary_is_refused_before_any_model_is_loaded(
     assert outcome.err.count("error:") == 1
     assert "another vocabulary" in outcome.err
     assert "bits per byte" in " ".join(outcome.err.split())
-
-
-def test_a_baseline_that_is_not_there_is_one_message(evaluate, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    outcome = evaluate("--baseline", "no/where/at/all")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.count("error:") == 1
-    assert "no/where/at/all" in outcome.err
 
 
 def test_the_table_tells_of_both(evaluate, measured, llama):

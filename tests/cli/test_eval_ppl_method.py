@@ -6,12 +6,8 @@ import pytest
 
 METHODS = {
     "none": [],
-    "linear": [],
-    "ntk": [],
     "yarn": ["--set", "beta_fast=8"],
     "dynamic": [],
-    "llama3": [],
-    "p-rope": [],
     "longrope": ["--set", f"long_factor={[1.0 + index / 4 for index in range(16)]}"],
 }
 
@@ -45,21 +41,12 @@ def test_it_equals_the_patched_checkpoint(method, measured, ropecli, llama, tmp_
     assert ropecli("patch", llama, *arguments, "--output", tmp_path / "out").code == 0
     written, live = measured(checkpoint=tmp_path / "out"), measured(*arguments)
     assert ppls(live) == pytest.approx(ppls(written), rel=1e-4)
+    if method == "yarn":
+        assert live["params"]["beta_fast"] == written["params"]["beta_fast"] == 8
     for key in ("method", "factor", "protocol", "fingerprint"):
         assert live[key] == written[key], key
     if method != "none":
         assert ppls(live) != pytest.approx(ppls(measured()), rel=1e-4)
-
-
-def test_the_parameters_are_reported(measured):
-    report = measured("--method", "yarn", "--factor", 4, "--set", "beta_fast=8")
-    assert (report["method"], report["factor"], report["params"]["beta_fast"]) == ("yarn", 4.0, 8)
-
-
-def test_a_patched_checkpoint_is_scaled_from_its_original_window(measured, ropecli, llama, tmp_path):
-    assert ropecli("patch", llama, "-m", "yarn", "--factor", 8, "--no-verify", "-o", tmp_path / "out").code == 0
-    again = measured("--method", "linear", "--factor", 4, checkpoint=tmp_path / "out")
-    assert ppls(again) == pytest.approx(ppls(measured("--method", "linear", "--factor", 4)), rel=1e-6)
 
 
 def test_a_corrected_window_counts(measured, ropecli, llama, tmp_path):
@@ -80,12 +67,6 @@ def test_dynamic_yarn_follows_the_length(measured):
     assert rows[2]["ppl"] != pytest.approx(plain["rows"][2]["ppl"], rel=1e-5)
 
 
-def test_numbers_of_ones_own(measured, tmp_path):
-    (tmp_path / "factors.json").write_text(json.dumps([4.0] * 16))
-    own = measured("--method", "custom", "--factor", 4, "--factors-file", tmp_path / "factors.json")
-    assert ppls(own) == pytest.approx(ppls(measured("--method", "linear", "--factor", 4)), rel=1e-6)
-
-
 def test_what_the_checkpoint_leaves_open_is_said(evaluate, llama, edited):
     folder = edited(llama, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
     outcome = evaluate("--method", "yarn", "--factor", 4, checkpoint=folder)
@@ -95,17 +76,11 @@ def test_what_the_checkpoint_leaves_open_is_said(evaluate, llama, edited):
 
 WRONG = {
     "a factor without a method": (["--factor", 4], "are for a --method"),
-    "a setting without a method": (["--set", "beta_fast=8"], "are for a --method"),
-    "a window without a method": (["--original-length", 32], "are for a --method"),
     "a method without a factor": (["--method", "yarn"], "yarn needs --factor, as --factor 4"),
-    "a factor of zero": (["--method", "yarn", "--factor", 0], "The factor is 0; it must be"),
     "a factor below one": (["--method", "yarn", "--factor", 0.5], "The factor is 0.5; it must be"),
-    "a factor of nan": (["--method", "yarn", "--factor", "nan"], "The factor is nan; it must be"),
-    "an endless factor": (["--method", "yarn", "--factor", "inf"], "The factor is inf; it must be"),
     "an unknown method": (["--method", "yran", "--factor", 4], "Did you mean 'yarn'?"),
     "an unknown parameter": (["--method", "yarn", "--factor", 4, "--set", "betafast=3"], "Did you mean 'beta_fast'?"),
     "numbers that are missing": (["--method", "longrope", "--factor", 4], "needs long_factor"),
-    "numbers that are too few": (["--method", "longrope", "--factor", 4, "--set", "long_factor=[1, 2]"], "16 rotary"),
 }
 
 

@@ -61,7 +61,7 @@ def stopped(ropecli, arguments, stopping):
     return run
 
 
-@pytest.mark.parametrize("after", [1, 7, 14, 24])
+@pytest.mark.parametrize("after", [7, 14])
 def test_an_interrupted_run_is_gone_on_with(ropecli, arguments, stopped, llama, tmp_path, after):
     """Within the model's documents, or the baseline's."""
     (tmp_path / "done").mkdir()
@@ -96,10 +96,8 @@ def test_what_is_left_of_an_interrupted_run_is_not_passed_over(ropecli, argument
     ("change", "named"),
     [
         (["--attn", "eager"], "attn"),
-        (["--method", "linear", "--factor", 4], "method"),
         (["--method", "none", "--original-length", 32], "in_memory"),
         (["--max-documents", 3], "data"),
-        (["--protocol", "tail"], "protocol"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -109,12 +107,11 @@ def test_another_request_is_named_by_what_changed(ropecli, arguments, stopped, t
     is_one_message(ropecli(*arguments("--output", output, "--resume", *change)), f"{named}: ")
 
 
-@pytest.mark.parametrize("change", [["--chunk", 30], ["--batch-size", 2]], ids=lambda value: value[0])
-def test_what_leaves_the_numbers_alone_may_change(ropecli, arguments, stopped, tmp_path, change):
+def test_what_leaves_the_numbers_alone_may_change(ropecli, arguments, stopped, tmp_path):
     """So that one may do as is advised where memory did not suffice."""
     output = tmp_path / "report.json"
     stopped(2, "--output", output)
-    assert ropecli(*arguments("--output", output, "--resume", *change)).code == 0
+    assert ropecli(*arguments("--output", output, "--resume", "--chunk", 30, "--batch-size", 2)).code == 0
     assert ropecli(*arguments("--output", tmp_path / "whole.json")).code == 0
     rows = [json.loads((tmp_path / name).read_text())["rows"] for name in ("report.json", "whole.json")]
     assert [row["nll"] for row in rows[0]] == pytest.approx([row["nll"] for row in rows[1]], rel=1e-5)

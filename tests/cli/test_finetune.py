@@ -37,14 +37,9 @@ def test_what_is_used_and_left_out_is_said_on_standard_error(finetune):
 WRONG = {
     "no data": ({"data": None}, [], "data"),
     "the held-out demo": ({"data": "demo"}, [], "demo-train"),
-    "no such data": ({"data": "nowhere"}, [], "nowhere"),
     "no such recipe": ({}, ["--recipe", "absent.yaml"], "absent.yaml"),
     "a key that is not known": ({}, ["--set", "lenght=3"], "lenght"),
-    "no step": ({}, ["--steps", "0"], "steps"),
-    "a rate that is no number": ({}, ["--lr", "nan"], "learning_rate"),
-    "betas out of bounds": ({}, ["--set", "betas=[2.0, 0.9]"], "betas"),
     "a setting without a value": ({}, ["--set", "steps"], "KEY=VALUE"),
-    "no document is long enough": ({}, ["--length", "100000"], "No document is as long as 100000"),
     "no such checkpoint": ({"checkpoint": "nowhere"}, [], "nowhere"),
 }
 
@@ -100,15 +95,6 @@ def test_a_dry_run_says_what_each_stage_would_do_and_writes_nothing(finetune, tm
     assert "stage 2 of 2: yarn ×4 to 256 tokens; sequences of 48 tokens" in second
     assert "2 steps of 4 sequences: 128 tokens a step, 256 in all" in first
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
-
-
-def test_a_fault_in_the_last_stage_shows_in_the_dry_run(finetune, tmp_path, corpus):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(STAGES.format(corpus=corpus).replace("factor: 4", "factor: 4, params: {beta: 1}"))
-    outcome = finetune("--recipe", recipe, "--dry-run", data=None)
-    assert outcome.code == 2
-    assert "stage 2 of 2" in outcome.err
-    assert "beta" in outcome.err
 
 
 def test_stages_run_from_the_command_line_and_leave_each_checkpoint(finetune, tmp_path, corpus):

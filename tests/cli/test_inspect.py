@@ -32,13 +32,9 @@ KEYS = {
 LAYERS = ["sliding_attention", "full_attention"]
 FACTORS = np.linspace(1, 6, 16).tolist()
 PATCHES = {
-    "none": [],
     "linear": [],
     "ntk": [],
-    "abf": ["--set", "beta=50"],
     "yarn": ["--set", "beta_fast=16", "--set", "truncate=false"],
-    "ntk-by-parts": [],
-    "llama3": [],
     "longrope": ["--set", f"long_factor={FACTORS}"],
     "dynamic": [],
 }
@@ -100,12 +96,16 @@ def test_a_patched_checkpoint(method, llama, ropecli, inspected, live, tmp_path)
     # stock readers take max_position_embeddings for dynamic's original window
     assert report["max_position_embeddings"] == (64 if method == "dynamic" else 256)
     assert report["tokenizer_model_max_length"] == 256
+    if method == "ntk":
+        assert report["rope_theta"] == pytest.approx(1e4 * 4 ** (32 / 30))
+    if method == "yarn":
+        assert report["params"] == {"beta_fast": 16, "beta_slow": 1.0, "truncate": False}
     # what the numbers of a method that depends on the length are for: the target window
     assert_live(report, live(folder, 256))
     assert report["warnings"] == []  # the config alone leaves the window open; the note does not
 
 
-@pytest.mark.parametrize("method", [name for name in PATCHES if name not in ("none", "ntk", "abf")])
+@pytest.mark.parametrize("method", ["yarn", "longrope", "dynamic"])
 def test_a_patched_checkpoint_whose_note_is_lost(method, llama, ropecli, inspected, live, tmp_path):
     folder = tmp_path / "out"
     assert ropecli("patch", llama, "-m", method, "--factor", 4, *PATCHES[method], "-o", folder).code == 0
@@ -115,20 +115,7 @@ def test_a_patched_checkpoint_whose_note_is_lost(method, llama, ropecli, inspect
     assert_live(report, live(folder, 256))
 
 
-@pytest.mark.parametrize(("method", "theta"), [("ntk", 1e4 * 4 ** (32 / 30)), ("abf", 5e5)])
-def test_a_new_base_is_reported_as_the_base_in_effect(method, theta, llama, ropecli, inspected, tmp_path):
-    folder = tmp_path / "out"
-    assert ropecli("patch", llama, "-m", method, "--factor", 4, *PATCHES[method], "-o", folder).code == 0
-    assert inspected(folder)["rope_theta"] == pytest.approx(theta)
-
-
-def test_parameters_are_reported(llama, ropecli, inspected, tmp_path):
-    folder = tmp_path / "out"
-    assert ropecli("patch", llama, "-m", "yarn", "--factor", 4, *PATCHES["yarn"], "-o", folder).code == 0
-    assert inspected(folder)["params"] == {"beta_fast": 16, "beta_slow": 1.0, "truncate": False}
-
-
-@pytest.mark.parametrize(("mscale", "all_dim"), [(1.0, 1.0), (0.707, 1.0), (1.0, 0.5), (1.0, 0), (0.707, None)])
+@pytest.mark.parametrize(("mscale", "all_dim"), [(0.707, 1.0), (1.0, 0), (0.707, None)])
 def test_the_mscale_pair_of_deepseek(mscale, all_dim, llama, edited, inspected, live):
     scaling = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 64, "mscale": mscale}
     if all_dim is not None:
@@ -142,12 +129,10 @@ def test_the_mscale_pair_of_deepseek(mscale, all_dim, llama, edited, inspected, 
     assert report["attention_factor"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("key", ["attention_factor", "mscale"])
-def test_an_attention_factor_given_outright(key, llama, edited, inspected, live):
+def test_an_attention_factor_given_outright(llama, edited, inspected, live):
     """attention_factor wins over the mscale pair."""
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.5}
-    if key == "mscale":
-        scaling |= {"mscale": 0.7, "mscale_all_dim": 1.0}
+    scaling |= {"mscale": 0.7, "mscale_all_dim": 1.0}
     folder = edited(llama, rope_parameters=..., rope_theta=1e4, rope_scaling=scaling)
     report = inspected(folder)
     assert report["attention_factor"] == 1.5
@@ -166,14 +151,6 @@ def test_a_longrope_without_a_factor_takes_it_from_the_two_windows(build, edited
     report = inspected(folder)
     assert report["factor"] == 4.0
     assert_live(report, live(folder, 256))
-
-
-def test_a_yarn_whose_factor_is_null_takes_it_from_the_two_windows(llama, edited, inspected, live):
-    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 16, "factor": None}
-    folder = edited(llama, rope_parameters=yarn)
-    report = inspected(folder)
-    assert report["factor"] == 4.0
-    assert_live(report, live(folder, 64))
 
 
 def test_dynamic_has_no_window_but_max_position_embeddings(llama, edited, inspected, live):
@@ -197,29 +174,6 @@ def test_the_layer_type_that_sees_far_stands_for_all(build, ropecli, inspected, 
         assert_live(rope, live(folder, 256, layer_type))
 
 
-def test_partial_rotation(build, inspected, live):
-    phi = build("phi", partial_rotary_factor=0.5)
-    report = inspected(phi)
-    assert (report["head_dim"], report["rotary_dim"], report["pairs"]) == (32, 16, 8)
-    assert_live(report, live(phi, 64))
-
-
-def test_wavelengths_and_turns(llama, inspected):
-    report = inspected(llama)
-    wavelengths = [2 * math.pi * 10000 ** (pair / 16) for pair in range(16)]
-    assert report["shortest_wavelength"] == pytest.approx(wavelengths[0])
-    assert report["longest_wavelength"] == pytest.approx(wavelengths[-1])
-    assert report["pairs_turning_in_original_window"] == sum(length <= 64 for length in wavelengths)
-
-
-def test_wavelengths_are_those_of_the_scaled_frequencies(llama, ropecli, inspected, tmp_path):
-    folder = tmp_path / "out"
-    assert ropecli("patch", llama, "-m", "linear", "--factor", 4, "-o", folder).code == 0
-    before, after = inspected(llama), inspected(folder)
-    assert after["longest_wavelength"] == pytest.approx(4 * before["longest_wavelength"])
-    assert after["pairs_turning_in_original_window"] == before["pairs_turning_in_original_window"]
-
-
 def test_the_table_names_what_it_shows(llama, ropecli, tmp_path):
     folder = tmp_path / "out"
     assert ropecli("patch", llama, "-m", "yarn", "--factor", 4, "-o", folder).code == 0
@@ -238,9 +192,8 @@ def test_the_table_names_what_it_shows(llama, ropecli, tmp_path):
     assert rows["tokenizer model_max_length"] == "256 tokens"
 
 
-@pytest.mark.parametrize("name", ["a[bold]b", "a[x]", "a[/b]", ":heart:"])
-def test_a_name_that_looks_like_markup_is_shown_as_it_is(name, llama, ropecli, tmp_path):
-    folder = tmp_path / name
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(llama, ropecli, tmp_path):
+    folder = tmp_path / "a[bold]b[x]:heart:"
     shutil.copytree(llama, folder)
     outcome = ropecli("inspect", folder)
     assert outcome.code == 0
@@ -248,20 +201,6 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(name, llama, ropecli, t
     (folder / "config.json").unlink()
     outcome = ropecli("inspect", folder)
     assert outcome == (2, "", f"error: {folder}: no config.json in {folder}. A checkpoint's folder holds one.\n")
-
-
-def test_the_tokenizers_cap_is_shown_whatever_it_is(llama, ropecli, inspected, edited):
-    folder = edited(llama)
-    (folder / "tokenizer_config.json").write_text('{"model_max_length": "2048"}')
-    assert inspected(folder)["tokenizer_model_max_length"] == "2048"
-    assert "2048 tokens" in ropecli("inspect", folder).out
-
-
-def test_the_table_has_a_column_for_each_layer_type(build, ropecli):
-    gemma = build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
-    (line,) = [line for line in ropecli("inspect", gemma).out.splitlines() if "layer type" in line]
-    assert "full_attention" in line
-    assert "sliding_attention" in line
 
 
 def test_what_the_config_leaves_open_is_found(llama, edited, ropecli, inspected):
@@ -276,12 +215,6 @@ def test_what_the_config_leaves_open_is_found(llama, edited, ropecli, inspected)
     assert f"unclear: {warning}" in outcome.out.replace("\n", " ")
 
 
-def test_nothing_is_found_in_a_config_that_leaves_nothing_open(llama, ropecli):
-    outcome = ropecli("inspect", llama)
-    assert outcome.err == ""
-    assert "nothing to mend" in outcome.out
-
-
 def test_weights_and_tokenizer_are_not_needed(llama, inspected, tmp_path):
     (tmp_path / "config.json").write_text((llama / "config.json").read_text())
     report = inspected(tmp_path)
@@ -293,14 +226,10 @@ def test_weights_and_tokenizer_are_not_needed(llama, inspected, tmp_path):
     ("text", "named"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "an object was expected"),
         ("{}", "no rotary position embedding"),
-        ('{"model_type": "gpt2", "n_positions": 64}', "no rotary position embedding"),
         ('{"rope_theta": 10000.0}', "max_position_embeddings"),
         ('{"rope_theta": 10000.0, "max_position_embeddings": 64}', "hidden_size"),
-        ('{"rope_theta": "x", "max_position_embeddings": 64, "head_dim": 32}', "rope_theta"),
         ('{"rope_theta": NaN, "max_position_embeddings": 64, "head_dim": 32}', "rope_theta"),
-        ('{"rope_theta": 1e400, "max_position_embeddings": 64, "head_dim": 32}', "rope_theta"),
         (
             '{"rope_theta": 1e4, "rope_scaling": {"type": "mrope"}, "max_position_embeddings": 64, "head_dim": 8}',
             "mrope",
@@ -359,12 +288,6 @@ def test_a_base_that_supports_its_window(configured, inspected, ropecli):
     assert ", which covers its window of 8,192. nothing to mend" in said(ropecli("inspect", folder))
 
 
-def test_a_long_window_is_left_to_theory(configured, inspected, ropecli):
-    folder = configured(max_position_embeddings=32769)
-    assert inspected(folder)["smallest_base"] is None
-    assert "`ropecli theory CHECKPOINT` says what its window of 32,769 needs." in said(ropecli("inspect", folder))
-
-
 def test_of_a_scaled_checkpoint_the_frequencies_in_effect_are_told_of(configured, inspected, ropecli):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     folder = configured(max_position_embeddings=16384, rope_scaling=yarn)
@@ -381,9 +304,3 @@ def test_of_a_remapped_checkpoint_the_distances_are_told_of(llama, ropecli, insp
     report = inspected(tmp_path / "out")
     assert (report["remaps"], report["largest_distance"], report["target_length"]) == (True, 48, 256)
     assert "attention sees distances of up to 48 at its window of 256." in said(ropecli("inspect", tmp_path / "out"))
-
-
-def test_of_two_checkpoints_each_has_its_bound(llama, edited, ropecli):
-    text = said(ropecli("inspect", llama, edited(llama, max_position_embeddings=128)))
-    assert text.count("by the bound of Men et al. 2024") == 2
-    assert f"{llama}: rope_theta 10,000 supports about" in text

@@ -64,18 +64,6 @@ def test_each_has_its_column_and_differing_rows_are_marked(llama, yarn, ropecli)
     assert f"{yarn} (llama)" in outcome.out
 
 
-def test_the_order_is_that_of_the_names(llama, yarn, ropecli):
-    one, other = (rows(ropecli("inspect", *pair).out) for pair in ((llama, yarn), (yarn, llama)))
-    assert {name: cells[::-1] for name, cells in one.items()} == other
-
-
-def test_equal_checkpoints_have_no_mark(llama, edited, ropecli):
-    outcome = ropecli("inspect", llama, edited(llama))
-    assert outcome.code == 0
-    assert "≠" not in outcome.out
-    assert rows(outcome.out)["method"] == ["none", "none"]
-
-
 def test_json_holds_both_reports_and_where_they_differ(llama, yarn, ropecli):
     result = json.loads(ropecli("inspect", llama, yarn, "--json").out)
     assert result.keys() == {"checkpoints", "differences"}
@@ -91,32 +79,19 @@ def test_equal_checkpoints_differ_in_nothing(llama, edited, ropecli):
     assert json.loads(ropecli("inspect", llama, edited(llama), "--json").out)["differences"] == []
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_rope_for_each_layer_type_beside_one_for_all(turned, llama, gemma, ropecli):
-    folders = [gemma, llama][:: -1 if turned else 1]
-    outcome = ropecli("inspect", *folders)
+def test_a_rope_for_each_layer_type_beside_one_for_all(llama, gemma, ropecli):
+    outcome = ropecli("inspect", gemma, llama)
     assert outcome.code == 0, outcome.err
     table = rows(outcome.out)
     columns = {"sliding_attention", "full_attention", ""}
     assert set(table["layer type"]) == columns
     flat = table["layer type"].index("")
-    assert flat == (0 if turned else 2)
+    assert flat == 2
     assert table["≠ rope_theta"][flat] == "10,000"
     assert set(table["≠ rope_theta"]) == {"10,000", "1,000,000"}
     # what holds for a whole checkpoint stands in the first of its columns
     windows = table["max_position_embeddings"]
-    assert [bool(cell) for cell in windows] == ([True, True, False] if turned else [True, False, True])
-
-
-def test_layers_that_look_back_a_short_way_make_a_difference_too(gemma, edited, ropecli):
-    """The one that sees the whole context stands for all of them; the rest are compared as well."""
-    nest = {
-        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
-    }
-    outcome = ropecli("inspect", gemma, edited(gemma, rope_parameters=nest))
-    assert "5,000" in outcome.out
-    assert "≠ rope_theta" in outcome.out
+    assert [bool(cell) for cell in windows] == [True, False, True]
 
 
 def test_findings_are_told_apart(llama, edited, ropecli):
@@ -127,22 +102,13 @@ def test_findings_are_told_apart(llama, edited, ropecli):
     assert f"ropecli patch {folder} --method linear" in out
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_wrong_name_is_one_error(which, llama, ropecli, tmp_path):
-    names = [llama, llama]
-    names[which] = tmp_path / "nowhere"
-    for options in ([], ["--json"]):
-        outcome = ropecli("inspect", *names, *options)
+def test_a_wrong_name_is_one_error(llama, ropecli, tmp_path):
+    for names in ([tmp_path / "nowhere", llama], [llama, tmp_path / "nowhere", "--json"]):
+        outcome = ropecli("inspect", *names)
         assert (outcome.code, outcome.out) == (2, "")
         assert outcome.err.startswith("error: ")
         assert outcome.err.count("error:") == 1
         assert "nowhere" in outcome.err
-
-
-def test_a_revision_is_of_the_first_alone(llama, ropecli):
-    outcome = ropecli("inspect", llama, "--revision", "v1")
-    assert outcome.code == 2
-    assert "--revision" in outcome.err
 
 
 # In a terminal of 80 columns.
@@ -163,14 +129,6 @@ def test_nothing_is_cut_off(llama, yarn, gemma, narrow, ropecli):
         joined = whole("".join("".join([name, *cells]) for name, cells in rows(outcome.out).items()))
         for part in ("original_max_position_embeddings", "angleerroroffloat32attheend", "tokens"):
             assert part in joined
-
-
-def test_long_parameters_are_folded(llama, narrow, ropecli, tmp_path):
-    settings = ["--set", "beta_fast=31.123456789", "--set", "beta_slow=1.123456789", "--set", "attention_factor=1.25"]
-    assert ropecli("patch", llama, "-m", "yarn", "--factor", 4, *settings, "-o", tmp_path / "out").code == 0
-    cells = rows(ropecli("inspect", tmp_path / "out").out)["parameters"]
-    for part in ("beta_fast31.123456789", "beta_slow1.123456789", "attention_factor1.25"):
-        assert part in whole(cells[0])
 
 
 def test_a_command_to_paste_is_on_one_line(llama, narrow, edited, ropecli):

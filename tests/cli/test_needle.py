@@ -40,24 +40,12 @@ def test_the_report_says_how_it_was_asked(ask, corpus):
     assert report["command"][:2] == ["ropecli", "needle"]
 
 
-def test_other_data_than_source_is_asked_in_prose(ask):
-    settings = json.loads(ask("--json", lengths="200").out)["settings"]
-    assert settings["question"] == STYLES["prose"].question
-    assert settings["style"] == "prose"
-
-
 def test_needles_of_ones_own(ask):
     outcome = ask("--json", *OWN, "--keys", 3, "--candidates", 5, lengths="250")
     report = json.loads(outcome.out)
     assert (report["settings"]["needle"], report["settings"]["question"]) == OWN[1::2]
     assert (report["settings"]["keys"], report["settings"]["candidates"], report["chance"]) == (3, 5, 0.2)
     assert report["settings"]["style"] is None
-
-
-def test_generated_answers_need_no_candidates(ask):
-    report = json.loads(ask("--json", *OWN, "--keys", 12, "--mode", "generate", lengths="500").out)
-    assert report["settings"]["candidates"] is None
-    assert report["cells"][0]["rank"] is None
 
 
 def test_a_short_text_is_repeated_and_said(ask, tmp_path):
@@ -69,17 +57,10 @@ def test_a_short_text_is_repeated_and_said(ask, tmp_path):
 
 WRONG = {
     "a needle without a key": (["--needle", "x", "--question", "y"], "hides no key"),
-    "a needle without a question": (["--needle", "{key}"], "question of your own"),
-    "a question without a needle": (["--question", "y"], "needle of your own"),
-    "a question that tells the key": (["--needle", "{key}", "--question", "is {key}"], "holds {key}"),
-    "an unknown field": (["--needle", "{key} {word}", "--question", "y"], "{word}"),
     "several keys without names": (["--needle", "{key}", "--question", "y", "--keys", "2"], "{name}"),
-    "more keys than names": (["--keys", "33"], "1 to 32"),
     "more keys than candidates": ([*OWN, "--keys", "10"], "at least 11"),
     "a style beside templates": ([*OWN, "--style", "code"], "--style code has no effect"),
     "candidates that are not ranked": (["--mode", "generate", "--candidates", "10"], "--candidates has no effect"),
-    "a conversion": (["--needle", "{key!r}", "--question", "y"], "{key!r};"),
-    "an unknown style": (["--style", "cod"], "Did you mean 'code'"),
 }
 
 
@@ -108,16 +89,3 @@ def test_two_processes_give_the_very_numbers_of_one(ask, llama, corpus, tmp_path
     assert (one["settings"].pop("processes"), two["settings"].pop("processes")) == (1, 2)
     for key in ("cells", "fingerprint", "settings"):
         assert two[key] == one[key]
-
-
-def test_help_breaks_no_sentence(ropecli):
-    for name in ("needle", "passkey"):
-        lines = ropecli(name, "--help").out.split("Arguments")[0].splitlines()[3:]
-        said = [line.strip() for line in lines if line.strip().strip("╭─ ")]
-        assert all(line.endswith(".") for line in said), said
-
-
-def test_data_that_is_not_there_is_one_message(ask):
-    outcome = ask(data="no/where")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "no/where" in outcome.err

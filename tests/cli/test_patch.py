@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-FACTORS = [1.0 + index / 4 for index in range(16)]
-
 
 @pytest.fixture
 def patch(ropecli, tmp_path):
@@ -25,19 +23,6 @@ def patch(ropecli, tmp_path):
         return output
 
     return call
-
-
-def test_the_folder_holds_the_checkpoint_and_the_note(patch, source, tmp_path):
-    output = patch(source, "-m", "yarn", "--factor", 4)
-    names = {path.name for path in source.iterdir()}
-    assert {path.name for path in output.iterdir()} == names | {"ropecli.yaml"}
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_the_result_names_the_method_the_window_and_the_proof(ropecli, source, tmp_path):
-    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "yarn ×4, 256 tokens" in outcome.out
-    assert "proved: 1 live rotary table agrees" in outcome.out
 
 
 def test_a_terminal_without_the_times_sign_gets_the_rest(source, tmp_path):
@@ -53,17 +38,9 @@ def test_a_terminal_without_the_times_sign_gets_the_rest(source, tmp_path):
     assert "linear x4, 256 tokens" in done.stdout
 
 
-def test_without_verify_it_says_so(ropecli, source, tmp_path):
-    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert "not proved" in outcome.out
-
-
-def test_weights_are_hard_linked(patch, source):
-    output = patch(source, "-m", "linear", "--factor", 4)
-    assert (output / "model.safetensors").samefile(source / "model.safetensors")
-
-
-def test_weights_are_copied_where_asked(patch, source):
+def test_weights_are_hard_linked_and_copied_where_asked(patch, source):
+    linked = patch(source, "-m", "linear", "--factor", 4)
+    assert (linked / "model.safetensors").samefile(source / "model.safetensors")
     output = patch(source, "-m", "linear", "--factor", 4, "--weights", "copy")
     assert not (output / "model.safetensors").samefile(source / "model.safetensors")
     assert (output / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
@@ -78,14 +55,6 @@ def test_weights_are_copied_where_the_file_system_has_no_links(patch, source, mo
     assert (output / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
-def test_weights_that_lie_elsewhere_are_followed_to_their_file(patch, source, llama):
-    (source / "model.safetensors").unlink()
-    (source / "model.safetensors").symlink_to(llama / "model.safetensors")
-    output = patch(source, "-m", "linear", "--factor", 4)
-    assert not any(path.is_symlink() for path in output.iterdir())
-    assert (output / "model.safetensors").samefile(llama / "model.safetensors")
-
-
 def test_editing_the_small_files_does_not_touch_the_source(patch, source, contents):
     before = contents(source)
     output = patch(source, "-m", "linear", "--factor", 4)
@@ -94,13 +63,6 @@ def test_editing_the_small_files_does_not_touch_the_source(patch, source, conten
     for path in small:
         with path.open("ab") as file:  # in place, as an editor may
             file.write(b" ")
-    assert contents(source) == before
-
-
-@pytest.mark.parametrize("arguments", [["-m", "yarn", "--factor", 4], ["-m", "abf", "--factor", 2, "--set", "beta=5"]])
-def test_a_patch_never_touches_the_source(arguments, patch, source, contents):
-    before = contents(source)
-    patch(source, *arguments)
     assert contents(source) == before
 
 
@@ -123,17 +85,7 @@ def test_code_that_only_the_tokenizer_names_travels(patch, source):
     assert (output / "tokenization_own.py").read_text() == "x"
 
 
-def test_a_lone_surrogate_is_written_as_it_was(patch, source):
-    """JSON may hold one escaped; no file may hold it as UTF-8."""
-    text = (source / "config.json").read_text()
-    (source / "config.json").write_text(r'{"odd": "\ud800",' + text.lstrip()[1:])
-    output = patch(source, "-m", "linear", "--factor", 4, "--no-verify")
-    assert json.loads((output / "config.json").read_text())["odd"] == "\ud800"
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [(64, 256), (256, 256), (1000, 1000), (10**30, 10**30), (None, None), ("64", "64")]
-)
+@pytest.mark.parametrize(("before", "after"), [(64, 256), (1000, 1000), (None, None)])
 def test_the_tokenizers_cap_is_raised_to_the_window_and_never_lowered(before, after, patch, source):
     path = source / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": before}))
@@ -141,14 +93,8 @@ def test_the_tokenizers_cap_is_raised_to_the_window_and_never_lowered(before, af
     assert json.loads((output / "tokenizer_config.json").read_text())["model_max_length"] == after
 
 
-def test_an_existing_empty_output_is_filled(ropecli, source, tmp_path):
-    (tmp_path / "out").mkdir()
-    assert ropecli("patch", source, "-m", "linear", "--factor", 4, "-o", tmp_path / "out").code == 0
-    assert (tmp_path / "out" / "config.json").is_file()
-
-
-@pytest.mark.parametrize("name", ["with space", "ünï", "a[b]c*", "[bold]", "-dash", "dot.ted"])
-def test_any_name_does_for_source_and_output(name, ropecli, source, tmp_path):
+def test_any_name_does_for_source_and_output(ropecli, source, tmp_path):
+    name = "-a[bold] ünï*.x"
     odd = source.rename(tmp_path / name)
     outcome = ropecli("patch", odd, "-m", "linear", "--factor", 4, "--no-verify", "-o", tmp_path / f"{name}2")
     assert outcome.code == 0, outcome.err
@@ -156,35 +102,17 @@ def test_any_name_does_for_source_and_output(name, ropecli, source, tmp_path):
     assert yaml.safe_load((tmp_path / f"{name}2" / "ropecli.yaml").read_text())["source"]["checkpoint"] == str(odd)
 
 
-@pytest.mark.parametrize(("length", "factor"), [(64, 1.0), (150, 2.34375), (256, 4.0), (6400, 100.0)])
-def test_the_target_length_gives_the_factor(length, factor, patch, source):
+def test_the_target_length_gives_the_factor(patch, source):
+    length, factor = 150, 2.34375
     output = patch(source, "-m", "yarn", "--target-length", length)
     config = json.loads((output / "config.json").read_text())
     assert config["max_position_embeddings"] == length
     assert config["rope_parameters"]["factor"] == config["rope_scaling"]["factor"] == factor
 
 
-def test_none_needs_no_factor(patch, source):
-    config = json.loads((patch(source, "-m", "none") / "config.json").read_text())
-    assert config["max_position_embeddings"] == 64
-
-
-@pytest.mark.parametrize("as_object", [False, True])
-def test_a_file_of_factors(as_object, patch, source, tmp_path):
-    file = tmp_path / "factors.json"
-    one = {"long_factor": FACTORS, "short_factor": [1.0] * 16, "attention_factor": 1.25}
-    file.write_text(json.dumps(one if as_object else FACTORS))
-    output = patch(source, "-m", "longrope", "--factor", 4, "--factors-file", file)
-    parameters = json.loads((output / "config.json").read_text())["rope_parameters"]
-    assert parameters["long_factor"] == FACTORS
-    assert parameters["short_factor"] == ([1.0] * 16 if as_object else FACTORS)
-    if as_object:
-        assert parameters["attention_factor"] == 1.25
-
-
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("beta_fast=8", 8), ("beta_fast=8e0", 8.0), ("beta_fast = 8.5", 8.5), ("truncate=false", False)],
+    [("beta_fast = 8.5", 8.5), ("truncate=false", False)],
 )
 def test_settings_are_read_as_numbers_and_flags(setting, value, patch, source):
     output = patch(source, "-m", "yarn", "--factor", 4, "--set", setting)
@@ -210,17 +138,6 @@ def test_the_note_says_what_was_done_to_what(patch, source):
     assert changes["max_position_embeddings"] == (64, 256)
     assert changes["rope_parameters.rope_type"] == ("default", "yarn")
     assert {path.split(".")[0] for path in changes} == {key for key in after if after[key] != before.get(key)}
-
-
-def test_the_note_tells_two_sources_apart(patch, source):
-    first = yaml.safe_load((patch(source, "-m", "linear", "--factor", 4) / "ropecli.yaml").read_text())
-    same = yaml.safe_load((patch(source, "-m", "linear", "--factor", 4) / "ropecli.yaml").read_text())
-    weights = bytearray((source / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (source / "model.safetensors").unlink()
-    (source / "model.safetensors").write_bytes(weights)
-    other = yaml.safe_load((patch(source, "-m", "linear", "--factor", 4) / "ropecli.yaml").read_text())
-    assert first["source"]["digest"] == same["source"]["digest"] != other["source"]["digest"]
 
 
 def test_a_dry_run_shows_the_changes_and_writes_nothing(ropecli, source, tmp_path, contents):
@@ -256,11 +173,6 @@ def test_json_is_alone_on_standard_output(dry, ropecli, source, tmp_path):
     assert warning in " ".join(outcome.err.split()), "what --json lists is said on standard error too"
 
 
-def test_a_failure_leaves_standard_output_empty_under_json(ropecli, source, tmp_path):
-    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 0.5, "--json", "-o", tmp_path / "out")
-    assert (outcome.code, outcome.out) == (2, "")
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -268,7 +180,6 @@ def test_a_failure_leaves_standard_output_empty_under_json(ropecli, source, tmp_
         (["-m", "dynamic", "--factor", 4], "KV cache"),
         (["-m", "none", "--factor", 4], "none scales nothing"),
         (["-m", "abf", "--factor", 4, "--set", "rope_theta=100"], "100, is below the pretrained one, 10000"),
-        (["-m", "abf", "--factor", 4, "--set", "rope_theta=2"], "2, is below the pretrained one, 10000"),
         (["-m", "p-rope", "--factor", 4, "--set", "p=1"], "p-rope with these parameters leaves every frequency as it"),
         (
             ["-m", "yarn", "--factor", 2, "--target-length", 256],

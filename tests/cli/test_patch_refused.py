@@ -13,8 +13,6 @@ import pytest
 from ropecli.checkpoint import writing
 from ropecli.checkpoint.families import Family
 
-FACTORS = [1.0 + index / 4 for index in range(16)]
-
 
 @pytest.fixture
 def refused(ropecli, tmp_path, contents):
@@ -53,17 +51,11 @@ def test_a_folder_without_config(refused, source, tmp_path):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", "cannot be read as JSON"),
-        ("{'model_type': 'llama'}", "cannot be read as JSON"),
-        ("\ufeff{}", "cannot be read as JSON"),
         (b"\xff\xfe", "cannot be read as JSON"),
         ("[1, 2]", "an object was expected"),
-        ('"llama"', "an object was expected"),
-        ("null", "an object was expected"),
         ("[" * 100_000, "cannot be read as JSON"),
-        ('{"a":' * 100_000, "cannot be read as JSON"),
     ],
-    ids=["empty", "quotes", "bom", "utf16", "list", "string", "null", "deep-list", "deep-object"],
+    ids=["utf16", "list", "deep"],
 )
 def test_a_config_that_is_no_json_object(text, named, refused, source, tmp_path):
     (source / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -85,12 +77,6 @@ def test_a_model_without_rope(refused, source, tmp_path):
     assert "'gpt2' has no rotary position embedding" in message
 
 
-def test_a_name_that_is_no_folder_here_and_not_on_the_hub(refused, tmp_path):
-    """The Hub is switched off in these tests, as it is on many machines."""
-    message = refused("nobody/nothing-of-this-name", "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "nobody/nothing-of-this-name is no folder here" in message
-
-
 # Weights.
 
 
@@ -99,8 +85,8 @@ def test_no_weights(refused, source, tmp_path):
     assert "no *.safetensors weights" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
-def test_pickled_weights_alone(name, refused, source, tmp_path):
+def test_pickled_weights_alone(refused, source, tmp_path):
+    name = "pytorch_model.bin"
     (source / "model.safetensors").rename(source / name)
     message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
     assert f"{name} is pickled" in message
@@ -117,8 +103,6 @@ def test_a_shard_that_the_index_names_and_the_folder_has_not(refused, source, tm
     ("index", "named"),
     [
         ("[]", "holds list; an object was expected"),
-        ('{"weight_map": null}', "its weight_map is no object"),
-        ('{"weight_map": ["a"]}', "its weight_map is no object"),
         ("{}", "its weight_map is no object"),
     ],
 )
@@ -127,15 +111,6 @@ def test_an_index_that_names_no_weights(index, named, refused, source, tmp_path)
     message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
     assert "model.safetensors.index.json" in message
     assert named in message
-
-
-def test_weights_that_are_a_link_to_nothing(refused, source, tmp_path):
-    """As in a Hub cache whose blobs were cleared away."""
-    (source / "model.safetensors").unlink()
-    (source / "model.safetensors").symlink_to(tmp_path / "blobs" / "0")
-    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert f"{source / 'model.safetensors'} is damaged" in message
-    assert "No such file" in message
 
 
 def test_weights_that_git_lfs_did_not_fetch(refused, source, tmp_path):
@@ -167,32 +142,18 @@ def test_a_config_with_numbers_that_json_has_not(refused, source, tmp_path):
     [
         (["-m", "yran", "--factor", 4], "Did you mean 'yarn'?"),
         (["-m", "yarn", "--factor", 4, "--set", "betafast=8"], "Did you mean 'beta_fast'?"),
-        (["-m", "linear", "--factor", 4, "--set", "beta_fast=8"], "no parameter 'beta_fast'"),
         (["-m", "yarn", "--factor", 4, "--set", "beta_fast"], "KEY=VALUE"),
-        (["-m", "yarn", "--factor", 4, "--set", "=8"], "KEY=VALUE"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast="], "beta_fast is None"),
         (["-m", "yarn", "--factor", 4, "--set", "beta_fast=many"], "beta_fast is 'many'"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=nan"], "beta_fast is 'nan'"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=1e400"], "beta_fast is inf"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=-1"], "beta_fast is -1"),
-        (["-m", "yarn", "--factor", 4, "--set", "beta_fast=[1, 2]"], "beta_fast is [1, 2]"),
         (["-m", "yarn", "--factor", 4, "--set", "truncate=1"], "true or false"),
         (["-m", "yarn", "--factor", 4, "--set", "beta_fast=0.5"], "beta_fast must be the larger"),
         (["-m", "yarn", "--factor", 4, "--set", "beta_fast=8", "--set", "beta_fast=16"], "beta_fast was given twice"),
-        (["-m", "yarn", "--factor", 0], "The factor is 0"),
-        (["-m", "yarn", "--factor", -1], "The factor is -1"),
         (["-m", "yarn", "--factor", "nan"], "The factor is nan"),
-        (["-m", "yarn", "--factor", "1e400"], "The factor is inf"),
         (["-m", "yarn", "--factor", 1e7], "from 1 to 1000000"),
-        (["-m", "yarn", "--factor", 0.5], "The factor is 0.5"),
         (["-m", "yarn"], "needs --factor or --target-length"),
         (["-m", "yarn", "--target-length", 63], "below the pretraining window, 64"),
-        (["-m", "yarn", "--target-length", 0], "below the pretraining window, 64"),
-        (["-m", "yarn", "--target-length", -256], "below the pretraining window, 64"),
         (["-m", "abf", "--factor", 4], "neither"),
         (["-m", "abf", "--factor", 4, "--set", "beta=5", "--set", "rope_theta=5e5"], "both"),
         (["-m", "longrope", "--factor", 4], "long_factor"),
-        (["-m", "longrope", "--factor", 4, "--set", "long_factor=[1, 2]"], "16 rotary pairs"),
         (["-m", "yarn", "--factor", 4, "--weights", "bogus"], "'link' or 'copy'"),
     ],
     ids=lambda value: " ".join(map(str, value[1:])) if isinstance(value, list) else "",
@@ -201,53 +162,12 @@ def test_what_is_asked_for_must_make_sense(arguments, named, refused, source, tm
     assert named in refused(source, *arguments, "-o", tmp_path / "out")
 
 
-@pytest.mark.parametrize("arguments", [["--factor", "four"], ["--target-length", "1.5"], ["--original-length", "0"]])
-def test_options_of_the_wrong_kind(arguments, ropecli, source, tmp_path):
+def test_options_of_the_wrong_kind(ropecli, source, tmp_path):
+    arguments = ["--factor", "four"]
     outcome = ropecli("patch", source, "-m", "yarn", *arguments, "-o", tmp_path / "out")
     assert outcome.code == 2
     assert arguments[0] in outcome.err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        (None, "cannot be read as JSON"),
-        ("{", "cannot be read as JSON"),
-        (b"\xff\xfe", "cannot be read as JSON"),
-        ("[" * 100_000, "cannot be read as JSON"),
-        ("5", "must hold a list"),
-        ("{}", "must hold a list"),
-        ('{"short_factor": [1.0]}', "must hold a list"),
-        ("[1, 2]", "16 rotary pairs"),
-        (json.dumps([*FACTORS[:15], None]), "a list of numbers from 0 on"),
-        (json.dumps([*FACTORS[:15], -1.0]), "a list of numbers from 0 on"),
-        (json.dumps([*FACTORS[:15], 0.0]), "long_factor holds 0; every factor must be positive"),
-        (json.dumps([*FACTORS[:15], float("nan")]), "a list of numbers from 0 on"),
-        (json.dumps({"long_factor": FACTORS, "factors": FACTORS}), "no parameter 'factors'"),
-    ],
-    ids=[
-        "missing",
-        "broken",
-        "utf16",
-        "deep",
-        "number",
-        "empty",
-        "short",
-        "two",
-        "null",
-        "negative",
-        "zero",
-        "nan",
-        "key",
-    ],
-)
-def test_a_file_of_factors_that_is_none(text, named, refused, source, tmp_path):
-    file = tmp_path / "factors.json"
-    if text is not None:
-        file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    message = refused(source, "-m", "longrope", "--factor", 4, "--factors-file", file, "-o", tmp_path / "out")
-    assert named in message
 
 
 # Outputs.
@@ -261,15 +181,6 @@ def test_an_output_that_holds_something(refused, source, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "kept").write_text("kept")
     assert "not empty" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
-def test_the_source_as_output(refused, source):
-    assert "not empty" in refused(source, "-m", "yarn", "--factor", 4, "-o", source)
-
-
-def test_an_output_that_is_a_file(refused, source, tmp_path):
-    (tmp_path / "out").write_text("kept")
-    assert "exists" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
 
 
 def test_an_output_below_a_file(refused, source, tmp_path):
@@ -340,25 +251,6 @@ def test_a_full_disk_leaves_nothing(where, refused, source, tmp_path, monkeypatc
         )
     message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
     assert "No space left on device" in message
-
-
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small file system")
-def test_a_disk_that_is_really_full_leaves_nothing(ropecli, source, tmp_path, contents):
-    small = tmp_path / "small"
-    small.mkdir()
-    size = (source / "model.safetensors").stat().st_size // 2
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("may not mount here")
-    try:
-        before = contents(source)
-        outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", small / "out")
-        assert outcome.code == 2
-        assert "No space left on device" in outcome.err
-        assert list(small.iterdir()) == []
-        assert contents(source) == before
-    finally:
-        subprocess.run(["umount", small], check=True)
 
 
 def test_an_interruption_is_said_and_leaves_nothing(ropecli, source, tmp_path, monkeypatch, contents):

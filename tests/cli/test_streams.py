@@ -18,7 +18,7 @@ def full():
         pytest.skip(f"no {FULL} here")
 
 
-@pytest.mark.parametrize("command", [INSPECT, [*INSPECT, "--json"], [sys.executable, "-u", *INSPECT[1:]]])
+@pytest.mark.parametrize("command", [INSPECT, [sys.executable, "-u", *INSPECT[1:], "--json"]])
 def test_a_full_disk_behind_the_output(full, command):
     """The result is printed on standard error, before the message."""
     expected = subprocess.run(command, capture_output=True, text=True).stdout
@@ -31,7 +31,7 @@ def test_a_full_disk_behind_the_output(full, command):
 
 def test_a_full_disk_behind_the_messages(full, tmp_path):
     """With progress bars and a warning."""
-    command = ["eval-ppl", "demo", "--data", "demo", "--lengths", "256,512", "--max-documents", "1"]
+    command = ["eval-ppl", "demo", "--data", "demo", "--lengths", "256", "--max-documents", "1"]
     done = subprocess.run([*INSPECT[:3], *command], stdout=subprocess.PIPE, stderr=full, text=True)
     assert done.returncode == 0
     assert "perplexity by length" in done.stdout
@@ -39,7 +39,7 @@ def test_a_full_disk_behind_the_messages(full, tmp_path):
     assert refused.returncode == 2
 
 
-@pytest.mark.parametrize("more", [[], ["--json"], ["--help"]])
+@pytest.mark.parametrize("more", [["--json"], ["--help"]])
 def test_a_reader_that_goes_is_no_error(more):
     process = subprocess.Popen([*INSPECT, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()

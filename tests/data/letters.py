@@ -18,4 +18,4 @@ def texts(documents: int = 100, wait: float = 0.0) -> Iterator[tuple[str, str]]:
     """wait: seconds before each document."""
     for at in range(documents):
         time.sleep(wait)
-        yield str(at), f"{at:03} " * 10_000
+        yield str(at), f"{at:03} " * 3_000

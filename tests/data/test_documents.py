@@ -15,24 +15,14 @@ TEXTS = [("long", "ba de fi go ku " * 40), ("short", "ba"), ("longer", "ku go fi
 
 
 def test_documents_are_the_tokenizers_own_ids(tokenizer):
-    documents = read_documents(TEXTS, tokenizer, 20)
+    told = []
+    documents = read_documents(TEXTS, tokenizer, 20, advance=lambda: told.append(1))
+    assert len(told) == len(TEXTS)
+    assert documents.too_short == 2
     assert [document.name for document in documents.kept] == ["long", "longer"]
     for document, text in zip(documents.kept, (TEXTS[0][1], TEXTS[2][1]), strict=True):
         np.testing.assert_array_equal(document.ids, tokenizer(text)["input_ids"])
         assert document.ids.dtype == np.int64
-
-
-def test_special_tokens_are_included(tokenizer):
-    import copy
-
-    begins = copy.deepcopy(tokenizer)
-    begins.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    plain = read_documents(TEXTS, tokenizer, 20).kept[0].ids
-    np.testing.assert_array_equal(read_documents(TEXTS, begins, 20).kept[0].ids, [0, *plain])
-
-
-def test_documents_that_are_too_short_are_counted(tokenizer):
-    assert read_documents(TEXTS, tokenizer, 20).too_short == 2
 
 
 def test_a_document_of_exactly_the_length_is_kept(tokenizer):
@@ -45,12 +35,6 @@ def test_most_ends_the_reading(tokenizer):
     documents = read_documents(TEXTS, tokenizer, 20, most=1)
     assert [document.name for document in documents.kept] == ["long"]
     assert documents.too_short == 0
-
-
-def test_where_none_is_long_enough_the_longest_is_named(tokenizer):
-    longest = len(tokenizer(TEXTS[2][1])["input_ids"])
-    with pytest.raises(DataError, match=rf"9999 tokens; the longest of 4 has {longest}\."):
-        read_documents(TEXTS, tokenizer, 9999)
 
 
 def test_a_source_without_documents_is_refused(tokenizer):
@@ -74,19 +58,12 @@ def test_the_fingerprint_depends_on_nothing_but_what_is_read():
     assert one.fingerprint(3) == documents_of([1, 2, 3, 9], [5, 6, 7, 9, 9]).fingerprint(3)
 
 
-@pytest.mark.parametrize(
-    ("rows", "length"),
-    [
-        ([[1, 2, 3], [4, 5, 7]], 3),
-        ([[4, 5, 6], [1, 2, 3]], 3),
-        ([[1, 2, 3], [4, 5, 6]], 2),
-        ([[1, 2, 3, 4, 5, 6]], 6),
-        ([[1, 2], [3, 4], [5, 6]], 2),
-    ],
-    ids=["another token", "another order", "another length", "one document", "three documents"],
-)
-def test_the_fingerprint_changes_with(rows, length):
-    assert documents_of([1, 2, 3], [4, 5, 6]).fingerprint(3) != documents_of(*rows).fingerprint(length)
+def test_the_fingerprint_changes_with_everything_that_is_read():
+    plain = documents_of([1, 2, 3], [4, 5, 6]).fingerprint(3)
+    assert plain != documents_of([1, 2, 3], [4, 5, 7]).fingerprint(3)
+    assert plain != documents_of([4, 5, 6], [1, 2, 3]).fingerprint(3)
+    assert plain != documents_of([1, 2, 3], [4, 5, 6]).fingerprint(2)
+    assert plain != documents_of([1, 2, 3, 4, 5, 6]).fingerprint(6)
 
 
 class Characters:
@@ -105,9 +82,7 @@ class Characters:
         return {"input_ids": rows[0] if isinstance(texts, str) else rows}
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [((1,), ()), ((1, 2), ()), ((), ()), ((), (9,)), ((1,), (9,)), ((1, 2), (9, 8))], ids=str
-)
+@pytest.mark.parametrize(("before", "after"), [((), ()), ((1,), ()), ((), (9,)), ((1, 2), (9, 8))], ids=str)
 def test_the_special_tokens_are_the_tokenizers_own(before, after):
     documents = read_documents([("a", "text")], Characters(before, after), 4)
     (document,), special = documents.kept, documents.special
@@ -122,7 +97,7 @@ def test_where_the_tokenizer_does_not_tell_there_are_no_bytes():
     assert Document("a", np.arange(9)).bytes_of(2, 5) is None
 
 
-@pytest.mark.parametrize("cut", [1, 20, 24, 10_000])
+@pytest.mark.parametrize("cut", [20, 10_000])
 def test_a_cut_keeps_the_beginning_alone(tokenizer, cut):
     whole = read_documents(TEXTS, tokenizer, 20, count_bytes=True)
     documents = read_documents(TEXTS, tokenizer, 20, cut=cut, count_bytes=True)
@@ -188,8 +163,8 @@ def test_tokens_of_a_beginning_are_those_of_the_whole_text(splitter, monkeypatch
     """Wherever the text is cut before it is tokenized: amid spaces, line breaks, words, digits, accents."""
     tokenizer, rng = split_by(splitter), np.random.default_rng(0)
     monkeypatch.setattr("ropecli.data.documents._CHARACTERS", 2)
-    texts = [(str(row), "".join(rng.choice(PIECES, rng.integers(30, 300)))) for row in range(100)]
-    for enough in (2, 7, 30):
+    texts = [(str(row), "".join(rng.choice(PIECES, rng.integers(30, 300)))) for row in range(40)]
+    for enough in (2, 30):
         whole = read_documents(texts, tokenizer, 2, count_bytes=True).kept
         cut = read_documents(texts, tokenizer, 2, cut=enough, count_bytes=True).kept
         for one, other in zip(cut, whole, strict=True):
@@ -197,7 +172,7 @@ def test_tokens_of_a_beginning_are_those_of_the_whole_text(splitter, monkeypatch
             np.testing.assert_array_equal(one.ends, other.ends[:enough])
 
 
-@pytest.mark.parametrize(("splitter", "characters"), [("gpt-2", 512), ("whole", 720_000)])
+@pytest.mark.parametrize(("splitter", "characters"), [("gpt-2", 512), ("whole", 90_000)])
 def test_no_more_text_is_tokenized_than_a_cut_takes(splitter, characters, monkeypatch):
     tokenizer, given = split_by(SPLITTERS[splitter]), []
     encode = type(tokenizer)._encode_plus
@@ -207,28 +182,13 @@ def test_no_more_text_is_tokenized_than_a_cut_takes(splitter, characters, monkey
         return encode(self, text, **options)
 
     monkeypatch.setattr(type(tokenizer), "_encode_plus", encoding)
-    read_documents([("a", "ba de 12 " * 80_000)], tokenizer, 2, cut=64)
+    read_documents([("a", "ba de 12 " * 10_000)], tokenizer, 2, cut=64)
     assert max(given) == characters
 
 
-def test_every_document_is_told_of_whether_kept_or_not(tokenizer):
-    told = []
-    read_documents(TEXTS, tokenizer, 20, advance=lambda: told.append(1))
-    assert len(told) == len(TEXTS)
-
-
-SCRIPTS = {
-    "ascii": "ba de fi, go ku!\n",
-    "two bytes": "κάτι Ünïcödé ñ ",
-    "three bytes": "日本語 ﬁ — “x” ",
-    "four bytes": "🦜🦜 𝒳 👩‍🚀 ba",
-    "spaces": "  ba \t\n\n de   ",
-    "controls": "a\x00b\u200b\ufeffc ",
-}
-
-
-@pytest.mark.parametrize("text", [*SCRIPTS.values(), "".join(SCRIPTS.values()) * 3], ids=[*SCRIPTS, "all of them"])
-def test_bytes_are_those_of_the_text(tokenizer, text):
+def test_bytes_are_those_of_the_text(tokenizer):
+    """Characters of one to four bytes, joined and combined ones, spaces, controls."""
+    text = "ba de fi, go ku!\nκάτι Ünïcödé ñ 日本語 ﬁ — “x” 🦜🦜 𝒳 👩\u200d🚀 ba  \t\n\n de   a\x00b\u200b\ufeffc "
     (document,) = read_documents([("a", text)], tokenizer, 2, count_bytes=True).kept
     offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
     assert len(document.ids) == len(document.ends) == len(offsets)
@@ -237,13 +197,6 @@ def test_bytes_are_those_of_the_text(tokenizer, text):
     for start, stop in ((0, 1), (1, 2), (1, len(offsets)), (2, 2), (0, 0)):
         scored = text[offsets[start - 1][1] if start else 0 : offsets[stop - 1][1]] if stop > start else ""
         assert document.bytes_of(start, stop) == len(scored.encode("utf-8"))
-
-
-def test_a_character_that_several_tokens_share_is_counted_once(tokenizer):
-    text = "🦜" * 10
-    (document,) = read_documents([("a", text)], tokenizer, 2, count_bytes=True).kept
-    assert len(document.ids) > 20  # guards: a token or less a character would prove nothing
-    assert sum(document.bytes_of(index, index + 1) for index in range(len(document.ids))) == 40
 
 
 def test_special_tokens_stand_for_no_bytes(tokenizer):

@@ -1,9 +1,6 @@
 """How documents fill sequences: each layout against one that is written out token by token."""
 
-import time
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,20 +73,3 @@ def test_packed_is_best_fit_decreasing(lengths, length):
             rooms.append(length - piece)
     filled = sorted(len(sequence) for sequence in tokens_of(pack(lengths, length)))
     assert filled == sorted(length - room for room in rooms)
-
-
-def test_packing_many_short_documents_leaves_almost_no_padding():
-    lengths = np.random.default_rng(0).lognormal(5, 1, 20_000).astype(np.int64) + 2
-    layout = pack(lengths, 2048)
-    filled = (layout.stop - layout.start).sum() / (len(layout) * 2048)
-    assert filled > 0.999
-
-
-@pytest.mark.parametrize(
-    "lay_out", [cut_long, pack, lambda n, length: concatenate(n, length, np.random.default_rng(0), separated=True)]
-)
-def test_a_million_documents_are_laid_out_in_seconds(lay_out):
-    lengths = np.random.default_rng(0).lognormal(6, 1.3, 1_000_000).astype(np.int64) + 1
-    begun = time.process_time()
-    assert len(lay_out(lengths, 1024)) > 100_000
-    assert time.process_time() - begun < 15

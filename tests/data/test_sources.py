@@ -42,43 +42,31 @@ TABLES = {
 tables = pytest.mark.parametrize(("name", "write"), TABLES.values(), ids=TABLES.keys())
 
 
-@pytest.mark.parametrize("name", ["story.txt", "page.md", "module.py"])
-def test_a_text_file_is_one_document(tmp_path, name):
-    (tmp_path / name).write_text("grüße\n\tand more\n", encoding="utf-8")
-    assert list(read_texts(str(tmp_path / name))) == [(name, "grüße\n\tand more\n")]
+def test_a_text_file_is_one_document(tmp_path):
+    for name in ("story.txt", "page.md", "module.py"):
+        (tmp_path / name).write_text("grüße\n\tand more\n", encoding="utf-8")
+        assert list(read_texts(str(tmp_path / name))) == [(name, "grüße\n\tand more\n")]
 
 
 @tables
 def test_a_table_gives_a_document_a_row(tmp_path, name, write):
-    write(tmp_path / name, {"id": [1, 2, 3], "text": ROWS})
+    write(tmp_path / name, {"id": [1, 2, 3], "text": ROWS, "body": ROWS[::-1]})
     assert list(read_texts(str(tmp_path / name))) == [(f"{name}:{index}", text) for index, text in enumerate(ROWS)]
+    assert [text for _, text in read_texts(str(tmp_path / name), text_column="body")] == ROWS[::-1]
+    with pytest.raises(DataError, match=r"rows.*'title'.*id, text, body"):
+        list(read_texts(str(tmp_path / name), text_column="title"))
 
 
-@tables
-def test_the_text_column_can_be_named(tmp_path, name, write):
-    write(tmp_path / name, {"text": ["no", "no", "no"], "body": ROWS})
-    assert [text for _, text in read_texts(str(tmp_path / name), text_column="body")] == ROWS
-
-
-@tables
-def test_a_missing_column_is_reported_with_those_there_are(tmp_path, name, write):
-    write(tmp_path / name, {"title": ["a"], "body": ["b"]})
-    with pytest.raises(DataError, match=r"rows.*'text'.*title, body"):
-        list(read_texts(str(tmp_path / name)))
-
-
-@pytest.mark.parametrize("value", [None, 5, ["a"]])
-def test_a_row_without_text_is_reported_by_its_number(tmp_path, value):
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": value}) + "\n")
+def test_a_row_without_text_is_reported_by_its_number(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": None}) + "\n")
     with pytest.raises(DataError, match="row 0"):
         list(read_texts(str(tmp_path / "rows.jsonl")))
 
 
-@pytest.mark.parametrize("name", ["rows[1].jsonl", "rows*.jsonl", "row?.jsonl", "a b#c.jsonl"])
-def test_a_file_name_is_a_name_and_no_pattern(tmp_path, name):
+def test_a_file_name_is_a_name_and_no_pattern(tmp_path):
+    name = "row?[1]*.jsonl"
     write_jsonl(tmp_path / name, {"text": ["mine"]})
     write_jsonl(tmp_path / "rows1.jsonl", {"text": ["another's"]})
-    write_jsonl(tmp_path / "rows.jsonl", {"text": ["another's"]})
     assert [text for _, text in read_texts(str(tmp_path / name))] == ["mine"]
 
 
@@ -97,11 +85,6 @@ def test_an_empty_table_beside_others_is_no_fault(tmp_path):
     (tmp_path / "a.jsonl").write_text("")
     (tmp_path / "b.txt").write_text("text")
     assert list(read_texts(str(tmp_path))) == [("b.txt", "text")]
-
-
-def test_an_empty_table_alone_holds_no_document(tmp_path):
-    (tmp_path / "a.jsonl").write_text("")
-    assert list(read_texts(str(tmp_path / "a.jsonl"))) == []
 
 
 WRONG = {
@@ -142,12 +125,12 @@ def test_a_broken_table_is_reported_once(tmp_path):
     assert [record.getMessage() for record in records] == []
 
 
-@pytest.mark.parametrize("source", ["", "no-such-thing", "x" * 300, "./owner/name"])
-def test_a_name_that_is_nothing_here_is_refused(source, tmp_path, monkeypatch):
+def test_a_name_that_is_nothing_here_is_refused(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("an empty name is no name for the folder that one stands in")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError):
-        list(read_texts(source))
+    for source in ("", "no-such-thing", "x" * 300, "./owner/name"):
+        with pytest.raises(DataError):
+            list(read_texts(source))
 
 
 def test_a_dataset_on_the_hub_needs_the_hub():

@@ -147,18 +147,6 @@ class TestSelection:
         budget = stream_of(source(short_texts, sequences="packed", max_tokens=160))
         assert len(budget) <= 11
 
-    def test_max_documents_ends_the_reading(self, stream_of, source, short_texts):
-        read = []
-
-        def reading(name, **options):
-            for item in read_texts(name, **options):
-                read.append(item[0])
-                yield item
-
-        stream = stream_of(source(short_texts, sequences="packed", max_documents=5), read=reading)
-        assert read == [f"{at:02}.txt" for at in range(5)]
-        assert "5 of 5 documents" in stream.summary()[0]
-
     def test_a_share_of_short_documents_needs_to_know_what_is_short(self, stream_of, source, corpus):
         with pytest.raises(RecipeError, match=r"keep_short: 0\.5 needs long_from"):
             stream_of(source(corpus, keep_short=0.5))
@@ -185,22 +173,6 @@ class TestRefusals:
     def test_no_document_drawn(self, stream_of, source, corpus):
         with pytest.raises(DataError, match=r"Of 12 documents 0 are too short, keep_short left out 12\. Use more"):
             stream_of(source(corpus, long_from=10**6, keep_short=0.0))
-
-    def test_an_empty_source(self, stream_of, source, tmp_path):
-        (tmp_path / "rows.jsonl").write_text("")
-        with pytest.raises(DataError, match=r"rows\.jsonl holds no document"):
-            stream_of(source(tmp_path / "rows.jsonl"))
-
-    def test_a_source_that_cannot_be_read(self, stream_of, source, tmp_path):
-        (tmp_path / "rows.jsonl").write_text('{"body": "a"}\n')
-        with pytest.raises(DataError, match=r"^rows\.jsonl: row 0 has no text in column 'text'; its columns: body\.$"):
-            stream_of(source(tmp_path / "rows.jsonl"))
-        with pytest.raises(DataError, match="No file or folder"):
-            stream_of(source(tmp_path / "absent.txt"))
-
-    def test_a_window_shorter_than_the_sequence(self, stream_of, source, corpus):
-        with pytest.raises(RecipeError, match="sequences of 48 tokens into a window of 32"):
-            stream_of(source(corpus), length=48, window=32, positions="pose")
 
 
 class TestCache:
@@ -247,16 +219,6 @@ class TestCache:
         }
         assert len(fingerprints) == 3
         assert len(given) == 3 + 3 + 1
-
-    def test_another_split_is_another_text(self, stream_of, source, counted):
-        tokenizer, given = counted
-
-        def reading(name, *, split, **options):
-            yield "a", f"{split} ba de fi " * 40
-
-        for split in ("train", "validation", "train"):
-            stream_of(source("owner/name", split=split), tokenizer=tokenizer, read=reading)
-        assert [text.split()[0] for text in given if len(text) > 1] == ["train", "validation"]
 
     def test_another_tokenizer_makes_other_tokens(self, stream_of, source, corpus, counted):
         tokenizer, given = counted
@@ -351,8 +313,3 @@ class TestSummary:
         padding = (batch.ids == END).mean()
         assert padding > 0.001  # guards: the tiny tokenizer's texts have no <s> of their own
         assert f"; {padding:.1%} of the sequences is padding." in stream.summary()[0]
-
-    def test_shares_of_a_mixture_are_told(self, stream_of, source, corpus, short_texts):
-        said = stream_of(source(corpus, weight=7), source(short_texts, weight=3, sequences="packed")).summary()
-        assert "; 70.0% of the stream" in said[0]
-        assert "; 30.0% of the stream" in said[1]

@@ -1,12 +1,8 @@
 """Tokens on disk: made once, the tokenizer's own, found again by what they hang on; errors in plain words."""
 
 import json
-import logging
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,7 +45,7 @@ def test_documents_are_the_tokenizers_own_ids(cache, tokenizer):
     assert len(store) == 4
 
 
-@pytest.mark.parametrize("row_tokens", [1, 7, 300, 10**6])
+@pytest.mark.parametrize("row_tokens", [7, 10**6])
 def test_any_part_of_any_document_is_read(cache, monkeypatch, row_tokens):
     monkeypatch.setattr(stores, "_ROW_TOKENS", row_tokens)
     texts = [(str(at), "".join(chr(97 + (at * 7 + i) % 26) for i in range(at * 5 % 43))) for at in range(60)]
@@ -86,22 +82,22 @@ def test_a_second_opening_neither_reads_nor_tokenizes(cache):
 
 
 def test_tokens_are_mapped_and_not_held(cache):
-    """2,000 documents of 8,000 tokens are 64 MB on disk; what is read from them takes little of this process's own."""
+    """1,000 documents of 8,000 tokens are 32 MB on disk; what is read from them takes little of this process's own."""
     import tracemalloc
 
     import pyarrow
 
     text = "abcdefgh" * 1000
-    open_store("key", lambda: ((str(at), text) for at in range(2000)), Counting())
+    open_store("key", lambda: ((str(at), text) for at in range(1000)), Counting())
     held = pyarrow.total_allocated_bytes()
     tracemalloc.start()
     try:
         store = open_store("key", lambda: iter(()), Counting())
-        assert {int(store.read(document, 7992, 8000)[0]) for document in range(2000)} == {ord("a")}
+        assert {int(store.read(document, 7992, 8000)[0]) for document in range(1000)} == {ord("a")}
         assert tracemalloc.get_traced_memory()[1] < 4e6
     finally:
         tracemalloc.stop()
-    assert store.lengths.sum() == 16_000_000
+    assert store.lengths.sum() == 8_000_000
     assert pyarrow.total_allocated_bytes() - held < 4e6
 
 
@@ -118,10 +114,6 @@ def test_text_is_read_as_it_is_tokenized(cache):
     assert max(ahead) <= 32
 
 
-def test_a_source_without_documents_is_a_store_without_documents(cache):
-    assert len(open_store("key", lambda: iter(()), Counting())) == 0
-
-
 class TestWhatGoesWrong:
     def test_errors_of_the_source_come_through_as_they_are(self, cache):
         def texts():
@@ -130,24 +122,6 @@ class TestWhatGoesWrong:
 
         with pytest.raises(DataError, match=r"^rows\.jsonl: row 1 has no text$"):
             open_store("key", texts, Counting())
-
-    @pytest.mark.parametrize("error", [ValueError("of the tokenizer"), OSError("of the source's disk")])
-    def test_so_do_all_others(self, cache, error):
-        def texts():
-            yield TEXTS[0]
-            raise error
-
-        with pytest.raises(type(error), match=str(error)):
-            open_store("key", texts, Counting())
-
-    def test_what_failed_is_made_anew(self, cache):
-        def texts():
-            yield TEXTS[0]
-            raise DataError("gone")
-
-        with pytest.raises(DataError):
-            open_store("key", texts, Counting())
-        assert len(open_store("key", lambda: iter(TEXTS), Counting())) == 4
 
     def test_an_interrupt_is_no_error_and_leaves_nothing(self, cache):
         def texts():
@@ -174,47 +148,15 @@ class TestWhatGoesWrong:
             open_store("key", lambda: iter(TEXTS), Huge())
 
 
-class TestSilence:
-    def test_nothing_is_printed(self, cache, tmp_path):
-        code = (
-            "from ropecli.data.store import open_store\n"
-            "class Letters:\n"
-            "    is_fast = False\n"
-            "    def __call__(self, texts, **options):\n"
-            "        return {'input_ids': [[ord(letter) for letter in text] for text in texts]}\n"
-            "for _ in range(2):\n"
-            "    open_store('key', lambda: ((str(at), 'ba' * 99) for at in range(99)), Letters())\n"
-        )
-        done = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-    def test_what_is_global_is_as_before(self, cache):
-        import datasets
-
-        logger = logging.getLogger("datasets")
-        for silent in (False, True):
-            (datasets.disable_progress_bars if silent else datasets.enable_progress_bars)()
-            logger.setLevel(logging.INFO)
-            open_store(f"key{silent}", lambda: iter(TEXTS), Counting())
-            assert datasets.are_progress_bars_disabled() == silent
-            assert logger.level == logging.INFO
-
-
-class TestFolder:
-    def test_the_user_says_where(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "mine"))
-        assert cache_folder() == tmp_path / "mine"
-
-    def test_else_the_desktop_says_where(self, monkeypatch, tmp_path):
-        monkeypatch.delenv("ROPECLI_CACHE")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert cache_folder() == tmp_path / "ropecli"
-
-    def test_else_it_lies_at_home(self, monkeypatch, tmp_path):
-        monkeypatch.delenv("ROPECLI_CACHE")
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        monkeypatch.setenv("HOME", str(tmp_path))
-        assert cache_folder() == tmp_path / ".cache" / "ropecli"
+def test_the_cache_lies_where_the_user_or_the_desktop_says_or_else_at_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "desktop"))
+    monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("ROPECLI_CACHE")
+    assert cache_folder() == tmp_path / "desktop" / "ropecli"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == tmp_path / ".cache" / "ropecli"
 
 
 class TestIdentity:
@@ -254,12 +196,6 @@ class TestIdentity:
         (folder / "b.md").unlink()
         assert self.of(folder, tmp_path) == seen[0] != seen[1]
 
-    def test_the_demo_is_this_python(self, tmp_path, monkeypatch):
-        before = self.of("demo-train", tmp_path)
-        assert sys.version in json.loads(before)
-        monkeypatch.setattr(sys, "version", "4.0")
-        assert self.of("demo-train", tmp_path) != before
-
     def test_a_dataset_is_its_commit_and_offline_the_one_seen_last(self, tmp_path, monkeypatch):
         import huggingface_hub
 
@@ -284,9 +220,8 @@ class TestIdentity:
         assert self.of("owner/name", tmp_path) not in (known, alone)
         assert self.of("owner/name", tmp_path, split="test") != self.of("owner/name", tmp_path)
 
-    @pytest.mark.parametrize("source", ["", "no-such-thing", "x" * 300, "a\0b"])
-    def test_a_name_that_is_nothing_here_is_no_fault_yet(self, source, tmp_path):
-        assert self.of(source, tmp_path)
+    def test_a_name_that_is_nothing_here_is_no_fault_yet(self, tmp_path):
+        assert all(self.of(source, tmp_path) for source in ("", "no-such-thing", "x" * 300, "a\0b"))
 
 
 class TestTokenizers:
@@ -316,15 +251,3 @@ class TestTokenizers:
         mine.split_special_tokens = True
         assert mine("<s>ba")["input_ids"] != tokenizer("<s>ba")["input_ids"]  # guards: it is another tokenizer
         assert tokenizer_digest(mine) != tokenizer_digest(tokenizer)
-
-    def test_a_slow_one_is_its_files(self):
-        class Slow:
-            is_fast = False
-
-            def __init__(self, words):
-                self.words = words
-
-            def save_pretrained(self, folder):
-                (Path(folder) / "vocab.json").write_text(json.dumps(self.words))
-
-        assert tokenizer_digest(Slow(["a"])) == tokenizer_digest(Slow(["a"])) != tokenizer_digest(Slow(["b"]))

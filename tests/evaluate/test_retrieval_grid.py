@@ -72,13 +72,6 @@ def test_generated_answers_by_hand(task):
         assert generate_answer(Knows(tokens=tokenize(said)), task.pieces, prompt).hit == hit, said
 
 
-def test_prompts_are_those_of_other_modes_and_candidates(task, llama, loaded):
-    few = Task(task.name, task.templates, task.haystack, task.pieces, candidates=2)
-    model = loaded(llama)
-    ways = [(task, "rank"), (few, "rank"), (few, "generate")]
-    assert len({evaluate_retrieval(model, one, [90], [0.5], mode=mode).fingerprint for one, mode in ways}) == 1
-
-
 def test_what_the_memory_does_not_hold_is_one_message(task, llama, loaded, monkeypatch):
     import torch
 
@@ -111,18 +104,6 @@ def test_every_model_gets_the_same_prompts(task, llama, patched, loaded):
     assert evaluate_retrieval(base, task, [81], [0.5], trials=2).fingerprint != grids[0].fingerprint
 
 
-def test_both_ways_give_the_same_cells(task, llama, loaded):
-    grids = [evaluate_retrieval(loaded(llama), task, [90], [0.5], trials=4, switching=value) for value in (False, True)]
-    assert [one.once for one in grids] == [True, False]
-    assert [cell.found for cell in grids[0].cells] == [cell.found for cell in grids[1].cells]
-    assert grids[0].cells[0].margin == pytest.approx(grids[1].cells[0].margin, abs=1e-4)
-
-
-def test_generated_cells_have_neither_rank_nor_margin(task, llama, loaded):
-    cell = evaluate_retrieval(loaded(llama), task, [80], [0.5], trials=2, mode="generate").cells[0]
-    assert (cell.rank, cell.margin, cell.trials) == (None, None, 2)
-
-
 def test_what_does_not_fit_is_refused(task, llama, loaded, build):
     with pytest.raises(MethodError, match="rank, generate"):
         evaluate_retrieval(loaded(llama), task, [80], [0.5], mode="guess")
@@ -132,11 +113,6 @@ def test_what_does_not_fit_is_refused(task, llama, loaded, build):
         evaluate_retrieval(loaded(build("llama", head_dim=32, vocab_size=60)), task, [80], [0.5])
     with pytest.raises(DataError, match="at least 5"):
         Task("needle", STYLES["code"], task.haystack, task.pieces, keys=4, candidates=4)
-
-
-def test_chance_is_of_a_blind_guess(task):
-    assert grid.chance_of(task, "rank") == 0.1
-    assert grid.chance_of(task, "generate") == 1 / 90_000
 
 
 @pytest.mark.skipif(not (FOLDER / "model.safetensors").is_file(), reason="no demo checkpoint here")
@@ -154,11 +130,11 @@ def test_the_demo_finds_a_key_inside_its_window_and_patched_beyond_it(loaded):
     texts = list(read_texts("demo"))[:4] or [(str(path), path.read_text()) for path in FOLDER.parent.rglob("*.py")]
     task = Task("needle", STYLES["code"], read_haystack(texts, pieces), pieces)
     model = loaded(FOLDER)
-    base = evaluate_retrieval(model, task, [128, 512], [0, 0.5, 1], trials=4)
+    base = evaluate_retrieval(model, task, [128, 512], [0, 1], trials=3)
     live_patch(model, make_plan(open_checkpoint("demo"), ScalingSpec("yarn", 4.0, {})).ropes)
-    yarn = evaluate_retrieval(model, task, [128, 512], [0, 0.5, 1], trials=4)
+    yarn = evaluate_retrieval(model, task, [128, 512], [0, 1], trials=3)
     inside, beyond = (sum(cell.hits for cell in base.cells if cell.length == length) for length in (128, 512))
     assert base.fingerprint == yarn.fingerprint
-    assert inside >= 11
-    assert beyond <= 6
-    assert sum(cell.hits for cell in yarn.cells) >= 22
+    assert inside >= 5
+    assert beyond <= 3
+    assert sum(cell.hits for cell in yarn.cells) >= 11

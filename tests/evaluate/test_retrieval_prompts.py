@@ -9,22 +9,21 @@ from ropecli.errors import DataError, MethodError
 from ropecli.evaluate.retrieval import haystack as haystacks
 from ropecli.evaluate.retrieval.haystack import Haystack, read_haystack, repeated
 from ropecli.evaluate.retrieval.keys import draw_keys, numbers_in
-from ropecli.evaluate.retrieval.pieces import Pieces, common_beginning
+from ropecli.evaluate.retrieval.pieces import Pieces
 from ropecli.evaluate.retrieval.prompts import Task
 from ropecli.evaluate.retrieval.templates import PASSKEY, PASSKEY_FILLER, STYLES, Templates, choose_templates
 
 
-@pytest.fixture(scope="module", params=["no special tokens", "a beginning", "a beginning and an end"])
+@pytest.fixture(scope="module", params=["no special tokens", "a beginning and an end"])
 def pieces(request, tokenizer):
     import copy
 
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = copy.deepcopy(tokenizer)
-    forms = {"a beginning": "<s> $A", "a beginning and an end": "<s> $A <s>"}
-    if request.param in forms:
+    if request.param != "no special tokens":
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=forms[request.param], special_tokens=[("<s>", 0)]
+            single="<s> $A <s>", special_tokens=[("<s>", 0)]
         )
     return Pieces(tokenizer)
 
@@ -41,16 +40,6 @@ def tasks(pieces, corpus):
 
 
 TASKS = ["passkey", "code", "prose", "quoted"]
-GRID = [(length, depth) for length in (601, 900) for depth in (0, 0.3, 1)]
-
-
-@pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize(("length", "depth"), GRID)
-def test_prompt_and_answer_are_as_long_as_asked(tasks, name, length, depth):
-    for trial in range(3):
-        prompt = tasks[name].prompt(length, depth, trial)
-        assert len(prompt.ids) + len(prompt.answers[0]) == length
-        assert len({len(answer) for answer in prompt.answers}) == 1
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -72,21 +61,17 @@ def test_the_text_is_what_the_templates_say(tasks, name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_keys_that_were_not_hidden_stand_nowhere(tasks, name):
+def test_prompt_and_answer_are_as_long_as_asked_and_other_keys_stand_nowhere(tasks, name):
     task = tasks[name]
-    for trial in range(5):
-        prompt = task.prompt(600, 0.5, trial)
+    for trial, (length, depth) in enumerate([(601, 0), (601, 0.3), (601, 1), (900, 0), (900, 0.3), (900, 1)]):
+        prompt = task.prompt(length, depth, trial)
+        assert len(prompt.ids) + len(prompt.answers[0]) == length
+        assert len({len(answer) for answer in prompt.answers}) == 1
+        assert tuple(prompt.ids[: len(task.pieces.prefix)]) == task.pieces.prefix
+        assert 0 not in prompt.ids[len(task.pieces.prefix) :]
         text = task.pieces.text(prompt.ids)
         assert len(set(prompt.keys)) == task.candidates
         assert [key in text for key in prompt.keys] == [index < task.keys for index in range(task.candidates)]
-
-
-def test_the_special_tokens_stand_at_the_beginning_and_nowhere_else(tasks):
-    task = tasks["code"]
-    ids = task.prompt(600, 0.5, 0).ids
-    assert tuple(ids[: len(task.pieces.prefix)]) == task.pieces.prefix
-    assert 0 not in ids[len(task.pieces.prefix) :]
-    assert len(task.pieces.prefix) == (0 if len(task.pieces.tokenizer("")["input_ids"]) == 0 else 1)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -111,22 +96,13 @@ def test_several_needles_spread_over_the_text(tasks):
     assert np.diff(places).min() > 0.1
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_a_length_that_is_too_short_is_refused_with_the_least_that_fits(tasks, name):
-    with pytest.raises(DataError, match="too short") as refusal:
-        tasks[name].prompt(30, 0.5, 0)
-    least = least_of(refusal)
-    # names and keys of other lengths are drawn for other lengths
-    assert len(tasks[name].prompt(least + 30, 0.5, 0).ids) < least + 30
-
-
 def least_of(refusal):
     return int(str(refusal.value).split("at least ")[1].rstrip("."))
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_at_the_length_that_is_advised_every_prompt_has_room(tasks, name):
-    task, depths, trials = tasks[name], (0, 0.3, 1), 12
+    task, depths, trials = tasks[name], (0, 0.3, 1), 2
     with pytest.raises(DataError, match="30 tokens is too short") as refusal:
         task.check_room([400, 30], depths, trials)
     least = least_of(refusal)
@@ -148,29 +124,12 @@ def test_the_number_of_candidates_does_not_change_a_prompt(tasks):
         assert prompt.fingerprint() == prompts[0].fingerprint()
 
 
-def test_digits_in_the_templates_count_as_text(pieces, tasks):
-    taken = " ".join(str(number) for number in range(10_000, 99_000))
-    own = Templates(f"{taken[: len(taken) // 2]} 1{{key}}", f"{taken[len(taken) // 2 :]} is")
-    task = Task("needle", own, tasks["code"].haystack, pieces, candidates=5)
-    keys = task._draft(40, 0.5, 0).keys
-    assert min(int(key) for key in keys) >= 98_999
-    assert not set(keys[1:]) & numbers_in(f"1{keys[0]}")
-
-
-def test_a_text_that_holds_every_number_is_refused_at_once(pieces):
+def test_a_text_that_holds_every_number_is_refused_at_once(tokenizer):
+    pieces = Pieces(tokenizer)
     text = " ".join(str(number) for number in range(10_000, 100_000))
     task = Task("needle", STYLES["code"], Haystack(np.array(pieces.inside(text)), anywhere=True), pieces)
     with pytest.raises(DataError, match=r"90000 of 90000 .* another --data"):
         task.prompt(len(task.haystack.ids) + 100, 0.5, 0)
-
-
-def test_trials_repeat_and_differ(tasks):
-    task = tasks["code"]
-    prints = [task.prompt(600, 0.5, trial).fingerprint() for trial in (0, 0, 1, 2)]
-    assert prints[0] == prints[1]
-    assert len(set(prints)) == 3
-    other = Task(task.name, task.templates, task.haystack, task.pieces, seed=1)
-    assert other.prompt(600, 0.5, 0).fingerprint() != prints[0]
 
 
 def test_a_short_text_is_read_in_a_ring():
@@ -185,11 +144,6 @@ def test_repeated_sentences_have_no_seam(pieces):
     assert set(pieces.text(haystack.ids).split(". ")) <= {"ba de", "fi go", "fi go."}
 
 
-def test_a_source_without_text_is_refused(pieces):
-    with pytest.raises(DataError, match="no text"):
-        read_haystack([("empty", "")], pieces)
-
-
 def drawn(seed, count, taken=frozenset(), form_of=len):
     return list(islice(draw_keys(np.random.default_rng(seed), taken, form_of), count))
 
@@ -198,10 +152,6 @@ def test_all_keys_take_as_many_tokens_where_there_are_enough_such_numbers():
     for seed in range(20):  # some seeds begin with a rare one
         assert not any(key.endswith("7") for key in drawn(seed, 20, form_of=lambda key: 3 if key[-1] == "7" else 5))
     assert len(set(drawn(0, 300, form_of=int))) == 300  # no two alike
-
-
-def test_more_keys_begin_with_the_same():
-    assert drawn(1, 5) == drawn(1, 500)[:5]
 
 
 def test_keys_that_stand_in_the_text_are_not_drawn():
@@ -234,24 +184,6 @@ def test_a_long_document_is_read_in_pieces_and_no_further_than_needed(tokenizer,
     assert sum(read) < len(text) / 2
     unbroken = "x" * 1500
     assert Pieces(tokenizer).text(read_haystack([("a", unbroken)], Pieces(tokenizer)).ids) == unbroken
-
-
-class JoiningTokenizer:
-    """A space joins the digit after it, as in GPT-2, and digits go in pairs."""
-
-    bos_token_id = None
-    eos_token_id = None
-
-    def __call__(self, text, **options):
-        import re
-
-        return {"input_ids": [hash(part) for part in re.findall(r" ?\d\d?|\s|[^\s\d]+", text)]}
-
-
-def test_a_space_that_a_key_joins_belongs_to_the_answer():
-    pieces = Pieces(JoiningTokenizer())
-    question, completed = pieces.inside("\nkey == "), [pieces.inside(f"\nkey == {key}") for key in ("12345", "12999")]
-    assert common_beginning([question, *completed]) == len(question) - 1
 
 
 WRONG = {
@@ -294,19 +226,3 @@ def test_braces_can_be_written():
     assert Templates("{{'key': {key}}}", "x[").needle_line("a", "12345") == "\n{'key': 12345}\n"
     assert Templates("{key}", "is").question_line("a") == "\nis "
     assert Templates("{key}", "x = '").question_line("a") == "\nx = '"
-
-
-class SpacingTokenizer:
-    """A space is put before every text, as in SentencePiece."""
-
-    bos_token_id = None
-    eos_token_id = None
-
-    def __call__(self, text, **options):
-        return {"input_ids": [ord(character) for character in (f" {text}" if text else "")]}
-
-
-def test_pieces_inside_a_text_get_no_space_of_their_own():
-    pieces = Pieces(SpacingTokenizer())
-    assert "".join(map(chr, pieces.opening("ab"))) == " ab"
-    assert "".join(map(chr, pieces.inside("\nab"))) == "\nab"

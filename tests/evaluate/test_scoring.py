@@ -27,21 +27,18 @@ def expected(model, plain_nll, ids=IDS):
     return np.stack([plain_nll(model, row) for row in ids])
 
 
-def test_every_token_scores_as_in_a_plain_forward_pass(model, plain_nll):
-    scores = TokenScorer(model)(IDS)
-    assert scores.shape == (2, 69)
-    np.testing.assert_allclose(scores.numpy(), expected(model, plain_nll), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("tokens_at_once", [0, 1, 7, 68, 69, 70])
-def test_chunks_of_logits_join_without_a_seam(model, plain_nll, monkeypatch, tokens_at_once):
-    monkeypatch.setattr(scoring, "_LOGITS_AT_ONCE", tokens_at_once * 512 * len(IDS))
-    np.testing.assert_allclose(TokenScorer(model)(IDS).numpy(), expected(model, plain_nll), rtol=0, atol=1e-5)
-
-
-def test_two_tokens_are_enough(model, plain_nll):
-    scores = TokenScorer(model)(IDS[:, :2])
-    np.testing.assert_allclose(scores.numpy(), expected(model, plain_nll, IDS[:, :2]), rtol=0, atol=1e-5)
+def test_every_token_scores_as_in_a_plain_forward_pass_however_many_logits_are_made_at_once(
+    model, plain_nll, monkeypatch
+):
+    scorer, wanted = TokenScorer(model), expected(model, plain_nll)
+    for tokens_at_once in (None, 0, 1, 7, 69):
+        if tokens_at_once is not None:
+            monkeypatch.setattr(scoring, "_LOGITS_AT_ONCE", tokens_at_once * 512 * len(IDS))
+        scores = scorer(IDS)
+        assert scores.shape == (2, 69)
+        np.testing.assert_allclose(scores.numpy(), wanted, rtol=0, atol=1e-5)
+    two = expected(model, plain_nll, IDS[:, :2])
+    np.testing.assert_allclose(scorer(IDS[:, :2]).numpy(), two, rtol=0, atol=1e-5)
 
 
 def test_the_model_is_left_as_it_was(model):
@@ -50,14 +47,6 @@ def test_the_model_is_left_as_it_was(model):
     scorer(IDS)
     assert torch.equal(model(input_ids=IDS).logits, before)
     assert not any("forward" in vars(module) for module in model.modules())
-
-
-def test_logits_are_capped_in_a_model_that_caps_them(build, loaded, plain_nll):
-    """Guards the tests above: without its cap, this model would score otherwise."""
-    model = loaded(build("gemma2", **ARCHITECTURES["gemma2"]))
-    capped = expected(model, plain_nll)
-    model.config.final_logit_softcapping = None
-    assert np.abs(expected(model, plain_nll) - capped).max() > 0.01
 
 
 def test_a_model_that_does_not_come_apart_is_refused(llama, loaded):

@@ -1,8 +1,7 @@
 """From losses to rows: by hand, by plain loops, and over all resamples there are."""
 
-import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -139,22 +138,6 @@ def test_a_loss_that_is_not_finite_names_its_document():
         summarise(8, tallies[:2], ["first.txt", "middle.txt"])
 
 
-def test_no_token_to_score_is_an_error():
-    with pytest.raises(DataError, match="At length 8 there is no token to score"):
-        summarise(8, [Tally(), Tally()], ["a", "b"])
-
-
-def test_a_perplexity_beyond_all_numbers_is_an_error():
-    assert summarise(8, [tally_of(([690.0], 1))], ["a"]).ppl == math.exp(690)
-    with pytest.raises(RopecliError, match="beyond all numbers"):
-        summarise(8, [tally_of(([710.0], 1))], ["a"])
-
-
-def test_a_single_document_has_no_interval():
-    row = row_of([30.0], [10])
-    assert (row.ppl_low, row.ppl_high) == (None, None)
-
-
 SUMS, WEIGHTS = [30.0, 22.0, 45.0, 28.0], [10, 12, 15, 8]
 
 
@@ -179,7 +162,7 @@ def test_the_interval_resamples_documents_with_their_weights():
     assert abs(unweighted - [row.ppl_low, row.ppl_high]).max() > 0.5  # guards the line before
 
 
-@pytest.mark.parametrize("documents", [3, 5, 10, 30])
+@pytest.mark.parametrize("documents", [3, 30])
 def test_the_interval_holds_the_truth_as_often_as_it_says(documents):
     """Of documents drawn around a known mean. Plain percentiles hold it in 75% of the cases for three documents."""
     random = np.random.default_rng(documents)
@@ -192,14 +175,18 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(documents):
 
 def test_a_document_without_tokens_does_not_spoil_the_interval():
     """An empty file, with a tokenizer that puts two tokens before every text, has the two that a document needs."""
+    with pytest.raises(DataError, match="At length 8 there is no token to score"):
+        summarise(8, [Tally(), Tally()], ["a", "b"])
     row = summarise(8, [tally_of(([1.0, 2.0], 1)), Tally()], ["a", "empty"])
     assert row.nll == 1.5
     assert row.ppl_low is None or math.isfinite(row.ppl_low)
 
 
-def test_an_interval_beyond_all_numbers_can_be_written():
-    row = row_of([100.0, 8000.0], [10, 10])  # 405 nats a token
-    json.dumps(asdict(row), allow_nan=False)
+def test_a_single_document_has_no_interval():
+    row = row_of([31.0], [10])
+    assert (row.ppl_low, row.ppl_high) == (None, None)
+    change = paired_change(row, row_of([30.0], [10]))
+    assert (change.change, change.low, change.high) == (pytest.approx(math.expm1(0.1)), None, None)
 
 
 def test_a_paired_change_is_over_the_same_resamples():
@@ -219,11 +206,6 @@ def test_a_change_that_all_documents_share_is_certain_however_they_differ():
     assert worse.ppl_low < base.ppl < worse.ppl_high  # as if nothing were told, were they not paired
 
 
-def test_a_paired_change_of_one_document_has_no_interval():
-    change = paired_change(row_of([31.0], [10]), row_of([30.0], [10]))
-    assert (change.change, change.low, change.high) == (pytest.approx(math.expm1(0.1)), None, None)
-
-
 def test_rows_of_other_tokens_are_not_paired():
     base = row_of(SUMS, WEIGHTS)
     with pytest.raises(RopecliError, match="different tokens"):
@@ -239,11 +221,3 @@ def test_how_it_went_is_summed_and_is_no_part_of_what_was_measured():
     row = summarise(8, tallies, ["a", "b"])
     assert (row.seconds, row.tokens_per_second, row.peak_memory) == (3.0, 30.0, 500)
     assert row == replace(row, seconds=9.0, tokens_per_second=1.0, peak_memory=1)
-
-
-@pytest.mark.parametrize(("protocol", "windows"), [("prefix", [150]), ("sliding", [60] * 4), ("disjoint", [60] * 3)])
-def test_speed_is_of_the_tokens_that_are_read(llama, loaded, uneven, protocol, windows):
-    (row,) = evaluate_perplexity(loaded(llama), uneven(150), [windows[0]], protocol=protocol)
-    assert row.tokens_per_second * row.seconds == pytest.approx(sum(windows))
-    assert row.seconds > 0
-    assert row.peak_memory > 10 * 2**20  # torch alone takes more

@@ -32,7 +32,7 @@ def ids_of(found):
     return judged, [tuple(row) for row in found.sequences.tolist()]
 
 
-@pytest.mark.parametrize(("parts", "judged"), [(4, 2), (7, 2), (8, 2), (16, 4), (30, 7), (66, 16), (70, 16)])
+@pytest.mark.parametrize(("parts", "judged"), [(4, 2), (30, 7), (70, 16)])
 def test_a_quarter_judges_and_sixteen_at_most(texts, tokenizer, parts, judged):
     found = read_calibration(texts(parts), tokenizer, TARGET, most=None, seed=0)
     judges, learned = ids_of(found)
@@ -58,11 +58,12 @@ def test_the_seed_draws_the_order(texts, tokenizer):
     assert ids_of(one)[0] != ids_of(other)[0]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_is_there_twice_is_not_on_both_sides(texts, tokenizer, seed):
-    judged, learned = ids_of(read_calibration(texts(12, repeated=12), tokenizer, TARGET, most=None, seed=seed))
-    assert len(judged) + len(learned) == 12
-    assert not set(judged) & set(learned)
+def test_what_is_there_twice_is_not_on_both_sides(texts, tokenizer):
+    folder = texts(12, repeated=12)
+    for seed in range(4):
+        judged, learned = ids_of(read_calibration(folder, tokenizer, TARGET, most=None, seed=seed))
+        assert len(judged) + len(learned) == 12
+        assert not set(judged) & set(learned)
 
 
 def test_too_few_are_told(texts, tokenizer):

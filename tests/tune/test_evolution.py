@@ -26,7 +26,7 @@ def sound(factors, factor):
     )
 
 
-@pytest.mark.parametrize("factor", [1.0, 2.0, 7.3, 32.0])
+@pytest.mark.parametrize("factor", [1.0, 7.3])
 def test_all_that_is_drawn_never_falls_and_keeps_its_bounds(factor):
     drawing = np.random.default_rng(0)
     first = evolution._first(evolution._known(GEOMETRY, factor), factor, 24, drawing)
@@ -48,21 +48,6 @@ def test_it_begins_with_interpolation_ntk_and_yarn():
         np.testing.assert_allclose(one, known, atol=0.0051)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_small_population_begins_with_as_many(size):
-    assert len(evolution._first(evolution._known(GEOMETRY, 4.0), 4.0, size, np.random.default_rng(0))) == size
-
-
-def test_a_geometry_that_only_interpolation_fits():
-    quick = RopeGeometry(2, 2, 10.0, 10**6)  # one pair, which turns very often in its window
-    for method in ("ntk", "yarn"):
-        with pytest.raises(MethodError):
-            scale(quick, ScalingSpec(method, 4.0))
-    first = evolution._first(evolution._known(quick, 4.0), 4.0, 6, np.random.default_rng(0))
-    assert len(first) == 6
-    assert all(sound(one, 4.0) for one in first)
-
-
 def test_a_child_has_every_factor_from_a_parent():
     drawing = np.random.default_rng(1)
     parents = [(1.0, 2.0, 3.0, 4.0), (1.5, 1.5, 3.5, 3.5)]
@@ -80,17 +65,10 @@ def test_parents_that_hardly_cross_still_give_a_sound_child():
         assert set(child) <= {*low, *high}
 
 
-def test_a_mutant_differs_in_some_factors():
-    parent = evolution._first(evolution._known(GEOMETRY, 8.0), 8.0, 2, np.random.default_rng(0))[1]
-    child = evolution._mutated(parent, 8.0, np.random.default_rng(3))
-    assert 0 < sum(one != other for one, other in zip(child, parent, strict=True)) < 40
-
-
 @pytest.mark.parametrize(
     ("sizes", "most"),
     [
         (Evolution(population=4, iterations=2, mutations=2, crossovers=2, parents=8, documents=2), 12),
-        (Evolution(population=2, iterations=0, documents=1), 2),
         (Evolution(population=3, iterations=1, mutations=0, crossovers=0, documents=1), 3),
     ],
 )
@@ -131,7 +109,7 @@ def test_what_is_best_on_few_documents_alone_is_not_chosen(llama, make_run, monk
     assert tuple(plan.spec.params["long_factor"]) in known
 
 
-@pytest.mark.parametrize("name", ["population", "parents", "documents"])
-def test_sizes_of_nothing_are_refused(name):
-    with pytest.raises(MethodError, match=name):
-        Evolution(**{name: 0})
+def test_sizes_of_nothing_are_refused():
+    for name in ("population", "parents", "documents"):
+        with pytest.raises(MethodError, match=name):
+            Evolution(**{name: 0})

@@ -104,9 +104,8 @@ def test_the_fold_is_exact(build, make_run, tmp_path, name):
     assert difference(loaded_logits(tmp_path / "tuned", run), live) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["llama", "norm of each head", "norm, weight + 1, one layer of two"])
-def test_gains_of_zero_change_nothing(build, make_run, name):
-    model_type, settings, *_ = MODELS[name]
+def test_gains_of_zero_change_nothing(build, make_run):
+    model_type, settings, *_ = MODELS["norm, weight + 1, one layer of two"]
     run = make_run(uneven(build(model_type, **settings)))
     _, gains, live = with_gains(run, size=0.0)
     assert difference(live, logits_of(run.model, probe_of(run))) < 1e-6
@@ -342,15 +341,10 @@ def test_a_wrong_fold_is_noticed(llama, make_run):
         finish_learned(run, plan, score, Learned(score, 1), live, folded)
 
 
-def test_numbers_that_are_none_prove_nothing():
-    logits = Logits(torch.ones(1, 2, 3), torch.float32)
-    refuse_other(logits, logits, "It gives")
-    with pytest.raises(ProofError):
-        refuse_other(logits._replace(values=logits.values * torch.nan), logits, "It gives")
-
-
 def test_the_coarser_of_two_precisions_is_what_is_allowed():
     exact = Logits(torch.ones(1, 2, 3), torch.float32)
+    with pytest.raises(ProofError):
+        refuse_other(exact._replace(values=exact.values * torch.nan), exact, "It gives")
     off = Logits(exact.values * 1.01, torch.bfloat16)
     refuse_other(off, exact, "It gives")
     refuse_other(exact, off, "It gives")

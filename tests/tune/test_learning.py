@@ -80,9 +80,8 @@ def test_it_learns_what_the_judge_likes_better(learner):
         assert one.judge.score(one.model, "after") == best.score  # the parameters are left at it
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_resumed_run_gives_the_same_to_the_last_bit(learner, build, tmp_path, dropout):
-    folder = build("llama", head_dim=32, attention_dropout=dropout)
+def test_a_resumed_run_gives_the_same_to_the_last_bit(learner, build, tmp_path):
+    folder = build("llama", head_dim=32, attention_dropout=0.3)
     whole, parted, again = learner(folder), learner(folder), learner(folder)
     best = whole.learn(state=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -92,13 +91,6 @@ def test_a_resumed_run_gives_the_same_to_the_last_bit(learner, build, tmp_path, 
     assert again.looks == whole.looks[1:]  # the second look was not kept any more
     assert same(again.values, whole.values)
     assert not same(again.values, learner(folder).values)
-
-
-def test_a_finished_run_learns_nothing_again(learner, tmp_path):
-    one, again = learner(), learner()
-    best = one.learn(state=tmp_path / "state")
-    assert again.learn(state=tmp_path / "state", on_look=stop_after(1)) == best
-    assert same(one.values, again.values)
 
 
 def test_an_interrupt_amid_the_steps_loses_no_look_and_leaves_the_best(learner, tmp_path, monkeypatch):
@@ -125,14 +117,6 @@ def test_an_interrupt_amid_the_steps_loses_no_look_and_leaves_the_best(learner, 
     assert same(again.values, whole.values)
 
 
-def test_nothing_better_than_the_start_is_the_start(learner, monkeypatch):
-    one = learner()
-    best = one.learn(begun=Score(0.0, 0.0, 0.0, 3))
-    assert best.step == 0
-    assert best.score.objective == 0
-    assert not any(value.any() for value in one.values)
-
-
 def test_patience_ends_it_and_the_best_look_is_kept(learner, monkeypatch):
     one, until, there = learner(), learner(), []
     schedule = replace(SCHEDULE, steps=20, patience=2)
@@ -149,12 +133,6 @@ def test_patience_ends_it_and_the_best_look_is_kept(learner, monkeypatch):
 
 def press_ctrl_c():
     raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_fewer_sequences_than_a_batch(learner, sequences, count):
-    one = learner(on=sequences[:count])
-    assert one.learn(replace(SCHEDULE, batch_size=16)).step > 0
 
 
 @pytest.mark.parametrize("which", ["loss", "gradient"])
@@ -195,27 +173,13 @@ def test_the_weights_get_no_gradient_and_all_is_as_before(learner):
     assert not checkpointing(one.model)
 
 
-def test_checkpointing_that_was_on_stays_on(learner):
-    one = learner()
-    getattr(one.model, "activation_checkpointing_enable", one.model.gradient_checkpointing_enable)()
-    one.learn(replace(SCHEDULE, steps=1))
-    assert checkpointing(one.model)
-
-
-def test_a_model_that_knows_no_checkpointing(learner):
-    one, plain = learner(), learner()
-    one.model.supports_gradient_checkpointing = False
-    assert one.learn() == plain.learn()
-
-
-@pytest.mark.parametrize("at", [0, 0.3, 0.9])
 @pytest.mark.parametrize("damage", [lambda byte: bytes([byte ^ 1]), lambda byte: b""], ids=["a bit", "a byte less"])
-def test_a_damaged_state_is_refused(learner, tmp_path, damage, at):
+def test_a_damaged_state_is_refused(learner, tmp_path, damage):
     """torch.load takes a flipped bit of a number for the number."""
     one, state = learner(), tmp_path / "state"
     one.learn(state=state)
     content = state.read_bytes()
-    at = int(at * len(content))
+    at = int(0.3 * len(content))
     state.write_bytes(content[:at] + damage(content[at]) + content[at + 1 :])
     with pytest.raises(OutputError, match=r"Cannot resume from .*state: it is damaged.*Delete it"):
         learner().learn(state=state)
@@ -239,7 +203,7 @@ def test_a_disk_that_refuses_is_a_message(learner, tmp_path):
         learner().learn(state=tmp_path / "file" / "state")
 
 
-@pytest.mark.parametrize("name", ["steps", "batch_size", "judge_every", "patience"])
-def test_a_count_below_one_is_refused(name):
-    with pytest.raises(MethodError, match=f"{name} is 0"):
-        Schedule(**{name: 0})
+def test_a_count_below_one_is_refused():
+    for name in ("steps", "batch_size", "judge_every", "patience"):
+        with pytest.raises(MethodError, match=f"{name} is 0"):
+            Schedule(**{name: 0})
