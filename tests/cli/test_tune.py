@@ -273,15 +273,6 @@ def test_inspect_names_the_checkpoint_that_was_tuned(tuned, ropecli, llama):
         assert "weights tuned" not in ropecli("inspect", folder).out
 
 
-def test_a_note_of_what_was_tuned_that_is_no_name_is_not_shown(tuned, ropecli, tmp_path):
-    folder = shutil.copytree(tuned("heads")[0], tmp_path / "copy")
-    record = yaml.safe_load((folder / "ropecli.yaml").read_text())
-    for name in ("gone\nerror: another", ["a list"]):
-        record["tuned"]["checkpoint"] = name
-        (folder / "ropecli.yaml").write_text(yaml.safe_dump(record))
-        refused(ropecli("patch", folder, "--revert", "-o", tmp_path / "out"), ", whose name is not noted.")
-
-
 def test_tuned_constants_are_reverted_and_tuned_again(tuned, ropecli, arguments, llama, tmp_path):
     folder, _ = tuned("search")
     assert ropecli("patch", folder, "--revert", "-o", tmp_path / "back").code == 0
