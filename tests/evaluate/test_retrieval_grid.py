@@ -130,11 +130,11 @@ def test_the_demo_finds_a_key_inside_its_window_and_patched_beyond_it(loaded):
     texts = list(read_texts("demo"))[:4] or [(str(path), path.read_text()) for path in FOLDER.parent.rglob("*.py")]
     task = Task("needle", STYLES["code"], read_haystack(texts, pieces), pieces)
     model = loaded(FOLDER)
-    base = evaluate_retrieval(model, task, [128, 512], [0, 1], trials=3)
+    base = evaluate_retrieval(model, task, [128, 512], [0.5], trials=3)
     live_patch(model, make_plan(open_checkpoint("demo"), ScalingSpec("yarn", 4.0, {})).ropes)
-    yarn = evaluate_retrieval(model, task, [128, 512], [0, 1], trials=3)
+    yarn = evaluate_retrieval(model, task, [128, 512], [0.5], trials=3)
     inside, beyond = (sum(cell.hits for cell in base.cells if cell.length == length) for length in (128, 512))
     assert base.fingerprint == yarn.fingerprint
-    assert inside >= 5
-    assert beyond <= 3
-    assert sum(cell.hits for cell in yarn.cells) >= 11
+    assert inside == 3
+    assert beyond <= 2
+    assert sum(cell.hits for cell in yarn.cells) == 6

@@ -75,21 +75,11 @@ def test_a_token_goes_through_some_experts_alone(config_of):
     assert found.active == 12_879_925_248
 
 
-def test_kv_cache_of_llama_2_7b_at_4096_is_2_gib(llama2_7b, foresight):
+def test_kv_caches_by_hand(llama2_7b, llama3_8b, foresight, config_of):
     assert kv_cache(llama2_7b, foresight.anatomy, 4096) == 2 * 2**30
-
-
-def test_kv_cache_of_llama_3_8b_at_131072_is_16_gib(llama3_8b):
     assert kv_cache(llama3_8b, anatomy_of(llama3_8b), 131072) == 16 * 2**30
-
-
-def test_kv_cache_of_deepseek_v3_is_its_latent(config_of):
-    """512 values and 64 that turn, a token and layer, in two bytes."""
-    config = config_of("deepseek_v3")
-    assert kv_cache(config, anatomy_of(config), 1000) == (512 + 64) * 2 * 61 * 1000
-
-
-def test_kv_cache_of_sliding_layers_is_their_window(config_of):
+    latent = config_of("deepseek_v3")  # 512 values and 64 that turn, a token and layer, in two bytes
+    assert kv_cache(latent, anatomy_of(latent), 1000) == (512 + 64) * 2 * 61 * 1000
     config = config_of(
         "gemma3_text", num_hidden_layers=6, num_key_value_heads=2, head_dim=32, sliding_window=128, hidden_size=64
     )
@@ -116,21 +106,14 @@ def test_what_changes_the_peak_changes_it_so(foresight):
     def total(length=65536, engine="one", world=1, **keys):
         return foresight.budget(recipe(**keys), length, engine, world).total
 
-    assert total(65536) > total(32768) > total(16384)
+    assert total(65536) > total(32768)
     assert total(gradient_checkpointing=False) > total()
     assert total(optimizer="adamw-8bit") < total()
     assert total(batch_size=2) > total()
     assert total(offload_activations=True) < total()
     assert total(adapter="qlora") < total(adapter="lora") < total(adapter="none")
-    assert total(engine="ddp", world=8) > total() > total(engine="fsdp2", world=2) > total(engine="fsdp2", world=8)
+    assert total(engine="ddp", world=8) > total() > total(engine="fsdp2", world=8)
     assert total(engine="ulysses", world=8) < total(engine="fsdp2", world=8)
-
-
-def test_no_mask_of_tokens_by_tokens_is_foreseen_where_sdpa_needs_none(foresight):
-    """Four times the tokens keep four times the bytes, not sixteen times."""
-    short, long = (foresight.trace(recipe(), length) for length in (4096, 16384))
-    assert long.kept == pytest.approx(4 * short.kept, rel=0.01)
-    assert long.working < 4.01 * short.working
 
 
 def test_checkpointing_keeps_a_hidden_state_a_layer(foresight):
@@ -182,17 +165,10 @@ def test_nothing_is_advised_that_finetune_refuses(engine, keys, settings, told, 
     assert told in refused if told else refused == ""
 
 
-def test_eight_bits_are_no_way_out_under_fsdp2(foresight):
-    [chosen] = [one for one in options(foresight, recipe(), 65536, 2, 10**9) if one.engine == "fsdp2"][:1]
-    assert not chosen.fits
-    assert chosen.recipe.optimizer == "adamw"
-
-
-@pytest.mark.parametrize("adapter", ["none", "lora"])
-def test_checkpointing_keeps_bfloat16_where_weights_are_gathered_in_it(adapter, foresight):
+def test_checkpointing_keeps_bfloat16_where_weights_are_gathered_in_it(foresight):
     """A layer's input in two bytes a value, of every layer; and the last norm's copy in float32."""
     one = 4096 * 4096 * 2
-    assert 32 * one <= foresight.trace(recipe(adapter=adapter), 4096, "fsdp2").kept < 40 * one
+    assert 32 * one <= foresight.trace(recipe(), 4096, "fsdp2").kept < 40 * one
 
 
 _SMALL = {
@@ -205,13 +181,10 @@ _SMALL = {
         "recipe": {"gradient_checkpointing": False},
     },
     "bf16": {"type": "qwen2", "vocab": 2048, "layers": 2, "length": 512, "recipe": {"mixed_precision": "bf16"}},
-    "many words": {"type": "llama", "vocab": 16384, "layers": 1, "length": 256, "recipe": {"gradient_accumulation": 2}},
     "batch": {"type": "phi3", "vocab": 1024, "layers": 2, "length": 128, "recipe": {"batch_size": 4}},
     "capped": {"type": "gemma2", "vocab": 4096, "layers": 2, "length": 256, "recipe": {}},
     "eager": {"type": "llama", "vocab": 512, "layers": 2, "length": 512, "recipe": {"attn": "eager"}},
-    "packed": {"type": "llama", "vocab": 512, "layers": 2, "length": 1024, "recipe": {"sequences": "packed"}},
     "lora": {"type": "llama", "vocab": 1024, "layers": 2, "length": 512, "recipe": {"adapter": "lora"}},
-    "rerope": {"type": "llama", "vocab": 512, "layers": 2, "length": 2048, "recipe": {}, "more": bench.REROPE},
     "rerope, no checkpointing": {
         "type": "llama",
         "vocab": 512,

@@ -28,9 +28,9 @@ def source(build, tmp_path_factory):
     return output
 
 
-@pytest.fixture
-def run(source, tune):
-    return tune(source)
+@pytest.fixture(scope="module")
+def run(source, tune_into, tmp_path_factory):
+    return tune_into(source, tmp_path_factory.mktemp("finished") / "run")
 
 
 def tensors(folder):
@@ -46,11 +46,9 @@ def test_its_files_are_those_of_the_source_and_of_the_run(source, run):
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"]
-)
-def test_all_but_the_weights_is_the_source_byte_for_byte(source, run, name):
-    assert (run / name).read_bytes() == (source / name).read_bytes()
+def test_all_but_the_weights_is_the_source_byte_for_byte(source, run):
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"):
+        assert (run / name).read_bytes() == (source / name).read_bytes()
 
 
 def test_its_weights_have_the_names_and_the_dtype_of_the_source(source, run):
@@ -60,10 +58,6 @@ def test_its_weights_have_the_names_and_the_dtype_of_the_source(source, run):
     assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
     assert {key: tensor.shape for key, tensor in after.items()} == {key: one.shape for key, one in before.items()}
     assert not all(torch.equal(after[key], before[key]) for key in before)
-
-
-def test_its_weights_can_be_read_by_whoever_can_read_its_config(run):
-    assert (run / "model.safetensors").stat().st_mode == (run / "config.json").stat().st_mode
 
 
 def test_stock_transformers_loads_it_whole(run, tmp_path):
@@ -126,11 +120,6 @@ def test_it_is_patched_again_from_its_true_window(ropecli, llama, source, run, t
     config = json.loads((tmp_path / "again" / "config.json").read_text())
     assert config["rope_parameters"] == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     assert config["max_position_embeddings"] == 256
-
-
-def test_it_is_finetuned_again(run, tune, tmp_path):
-    again = tune(run, tmp_path / "again", learning_rate=1e-2)
-    assert not torch.equal(tensors(again)["model.norm.weight"], tensors(run)["model.norm.weight"])
 
 
 def test_a_checkpoint_that_was_never_patched_can_be_finetuned_and_used(llama, tune, ropecli, corpus):

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -22,11 +20,6 @@ class OneProcess:
 
 def send(number):
     os.kill(os.getpid(), number)
-
-
-def test_nothing_is_asked_without_a_signal():
-    with stop_on_signals() as wish:
-        assert not wish.agreed(OneProcess)
 
 
 @pytest.mark.parametrize(("number", "ends_by"), zip(SIGNALS, (KeyboardInterrupt, Terminated, Terminated), strict=True))
@@ -56,14 +49,6 @@ def test_the_same_ctrl_c_handed_on_by_a_launcher_is_no_second_one():
             send(signal.SIGINT)
         assert wish.agreed(OneProcess)
     assert len(said) == 1
-
-
-def test_a_second_sigterm_waits_as_the_first_does():
-    with stop_on_signals() as wish:
-        send(signal.SIGTERM)
-        time.sleep(signals.ECHO_SECONDS + 0.05)
-        send(signal.SIGTERM)
-        assert wish.agreed(OneProcess)
 
 
 def test_a_voice_that_cannot_speak_amid_a_line_stops_nothing():
@@ -108,34 +93,3 @@ def test_beside_the_main_thread_no_handler_is_touched():
     thread.start()
     thread.join()
     assert seen == [before, False]
-
-
-TWO = """
-import os, signal, sys, time
-from accelerate import Accelerator
-from ropecli.finetune.interrupt import stop_on_signals
-
-accelerator = Accelerator(cpu=True)
-with stop_on_signals() as wish:
-    assert not wish.agreed(accelerator)
-    if accelerator.process_index == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert wish.agreed(accelerator)
-    if accelerator.process_index == 0:
-        os.kill(os.getpid(), signal.SIGINT)  # its first: not to be taken for a second one
-    accelerator.wait_for_everyone()
-    try:
-        wish.stop("")
-    except SystemExit as stop:
-        # in one piece: two processes that print to one pipe may end their lines in turn
-        os.write(1, f"process {accelerator.process_index} ends with {stop.code}\\n".encode())
-accelerator.end_training()
-"""
-
-
-def test_two_processes_stop_together_when_one_is_asked(tmp_path):
-    (tmp_path / "two.py").write_text(TWO)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*launcher, str(tmp_path / "two.py")], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"process {index} ends with 143" for index in (0, 1)]

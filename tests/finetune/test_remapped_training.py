@@ -1,6 +1,5 @@
 """Checkpoints that carry a relative-position method are trained with it, and refused what would do without it."""
 
-import json
 import subprocess
 import sys
 
@@ -17,15 +16,9 @@ from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import PatchError, RecipeError
 from ropecli.evaluate.loading import load_model, load_tokenizer
 from ropecli.finetune.adapters import attach, trainable
-from ropecli.finetune.budget.compute import compute_of
-from ropecli.finetune.budget.fitting import options
-from ropecli.finetune.budget.ledger import Ledger
-from ropecli.finetune.budget.peak import Foresight
-from ropecli.finetune.budget.reading import read_config
 from ropecli.finetune.loss import NextTokenLoss
 from ropecli.finetune.recipe import make_recipe
-from ropecli.finetune.stages import describe, plan_stages, run_stages
-from ropecli.finetune.unsuitable import of_shared_sequences
+from ropecli.finetune.stages import plan_stages, run_stages
 from ropecli.rope import ScalingSpec
 
 # of a Llama pretrained on 64 tokens, for 128
@@ -102,8 +95,7 @@ def assert_same_gradients(loss_of, expected):
         assert torch.dist(found[name].double(), gradient.double()) < 1e-4 * gradient.norm(), name
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "checkpointing"), [*((method, False) for method in METHODS), ("rerope", True)])
 def test_gradients_are_those_of_the_definition(remapped, by_definition, method, checkpointing):
     model = load_model(open_checkpoint(remapped(method)), dtype="float32", device="cpu")
     loss_of = NextTokenLoss(model).train()
@@ -236,75 +228,9 @@ def test_a_dry_run_refuses_it_too_and_without_the_method_it_is_welcome(remapped,
     assert ropecli(*arguments, *plain).code == 0
 
 
-def test_a_stage_says_what_the_method_was_settled_to_and_warns_of_sequences_too_short_for_it(llama):
-    patch = {"method": "rerope", "factor": 4}
-    recipe = make_recipe(None, {"data": "demo-train", "patch": patch, "stages": [{}, {"length": 33}, {"length": 34}]})
-    stages = plan_stages(open_checkpoint(llama), recipe)
-    assert describe(stages)[0].startswith("stage 1 of 3: rerope ×4 (window 32) to 256 tokens")
-    assert [any("too short for rerope" in line for line in one.warnings) for one in stages] == [False, True, False]
-
-
 def test_an_architecture_that_does_not_allow_it_is_refused_before_the_stage_before_is_trained(build, tmp_path):
     stages = [{"steps": 1}, {"patch": {"method": "rerope", "factor": 2}}]
     recipe = make_recipe(None, {"data": "demo-train", "length": 64, "stages": stages})
     with pytest.raises(PatchError, match=r"stage 2 of 2: .*code of its own"):
         run_stages(open_checkpoint(build("falcon")), recipe, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("methods", [("rerope", "yarn"), ("yarn", "rerope")], ids=" then ".join)
-def test_stages_of_both_kinds_follow_each_other(llama, corpus, tmp_path, methods):
-    stages = [{"patch": {"method": method, "factor": 2, "params": METHODS.get(method, {})}} for method in methods]
-    keys = {"steps": 1, "batch_size": 1, "gradient_accumulation": 1, "mixed_precision": "none", "tracker": "none"}
-    recipe = make_recipe(None, {"data": str(corpus), "length": LENGTH, **keys, "stages": stages})
-    run_stages(open_checkpoint(llama), recipe, tmp_path / "run")
-    for number, folder in enumerate((tmp_path / "run" / "stages" / "1", tmp_path / "run")):
-        alone = patched(llama, tmp_path / methods[number], methods[number])
-        assert json.loads((folder / "config.json").read_text()) == json.loads((alone / "config.json").read_text())
-
-
-@pytest.mark.parametrize("name", ["sp_size", "cp_size"])
-def test_sequences_are_not_shared_among_processes_and_no_other_attention_is_advised(remapped, name):
-    model = load_model(open_checkpoint(remapped()), device="cpu")
-    recipe = make_recipe(None, {"data": "demo-train"})
-    faults = list(of_shared_sequences(model, recipe, 128, name, 2, varies=False))
-    assert [fault for fault in faults if "rerope" in fault and f"Take {name} 1" in fault]
-    assert not any("attn" in fault or "sdpa" in fault for fault in faults)
-
-
-def test_plan_foresees_the_attention_that_a_stage_will_have(llama, remapped):
-    """Under torch's tensors without storage, the method's own runs; Ulysses is told off by what refuses it later."""
-    recipe = make_recipe(None, {"data": "demo-train", "patch": {"method": "rerope", "factor": 2}, "length": 128})
-    [stage] = plan_stages(open_checkpoint(llama), recipe)
-    foresight = Foresight(read_config(open_checkpoint(llama), stage.in_effect))
-    plain = Foresight(read_config(open_checkpoint(llama)))
-    assert foresight.trace(recipe, 128).working > plain.trace(recipe, 128).working
-    [refused] = [one.refused for one in options(foresight, recipe, 128, 2, 10**12) if one.engine == "ulysses"][:1]
-    assert "rerope" in refused
-
-
-def test_operations_of_what_is_masked_are_not_counted(llama, remapped):
-    recipe = make_recipe(None, {"data": "demo-train"})
-
-    def attended(folder):
-        return compute_of(Foresight(read_config(open_checkpoint(folder))).anatomy, recipe, 1000, 1).attention
-
-    assert attended(remapped("rerope")) == attended(llama)
-    seen = 33  # the last 30 and the first 3
-    assert attended(remapped("lm-infinite")) == pytest.approx(attended(llama) * (1 - seen / 2000) * seen / 500)
-
-
-def test_checkpointing_keeps_no_more_than_of_plain_attention(remapped, llama):
-    """A hidden state a layer, and nothing of what the method's attention goes through block by block."""
-    kept = {}
-    for folder in (llama, remapped()):
-        model = load_model(open_checkpoint(folder), dtype="float32", device="cpu")
-        loss_of = NextTokenLoss(model).train()
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-        ids = torch.randint(0, 512, (2, 1024))
-        with Ledger([*model.parameters(), *model.buffers(), ids]) as ledger:
-            nll = loss_of(ids, ids)
-            kept[folder] = ledger.now
-        nll.backward()
-    tables = 4 * 1024 * 16 * 4  # cos and sin, of queries and keys, for all layers together
-    assert kept[remapped()] - tables <= 1.01 * kept[llama]

@@ -36,7 +36,7 @@ def interrupted(tune, patched_llama, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("moments", [[1], [2], [3], [6], [1, 3, 4, 6]], ids=str)
+@pytest.mark.parametrize("moments", [[1], [1, 3, 4, 6]], ids=str)
 def test_a_resumed_run_equals_an_uninterrupted_one(
     tune, patched_llama, tmp_path, metrics, uninterrupted, weights_of, moments
 ):
@@ -75,9 +75,10 @@ def signalled(monkeypatch, tune, patched_llama):
     return run
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("passes", "name"), [(1, "000000-001"), (3, "000001-001"), (4, "000002"), (11, "000005-001")], ids=str
+    ("number", "passes", "name"),
+    [(signal.SIGINT, 1, "000000-001"), (signal.SIGTERM, 4, "000002"), (signal.SIGTERM, 11, "000005-001")],
+    ids=str,
 )
 def test_a_signal_saves_amid_a_step_and_the_run_goes_on_from_there(
     signalled, tune, patched_llama, tmp_path, metrics, uninterrupted, weights_of, number, passes, name
@@ -88,19 +89,6 @@ def test_a_signal_saves_amid_a_step_and_the_run_goes_on_from_there(
     run = tune(patched_llama, resume=True)
     assert weights_of(run) == weights_of(uninterrupted)
     assert untimed(metrics(run)) == untimed(metrics(uninterrupted))
-
-
-def test_signals_may_follow_each_other(signalled, tune, patched_llama, metrics, uninterrupted, weights_of):
-    for passes in (1, 1, 3, 2):  # then it stands in the middle of step 4
-        with pytest.raises(Terminated):
-            signalled(signal.SIGTERM, passes, resume=True)
-    run = tune(patched_llama, resume=True)
-    assert weights_of(run) == weights_of(uninterrupted)
-    assert untimed(metrics(run)) == untimed(metrics(uninterrupted))
-
-
-def test_a_signal_in_the_last_pass_lets_the_run_finish(signalled, uninterrupted, weights_of):
-    assert weights_of(signalled(signal.SIGTERM, 12)) == weights_of(uninterrupted)
 
 
 def test_a_damaged_checkpoint_costs_no_more_than_the_steps_since_the_one_before(
@@ -127,15 +115,6 @@ def test_tied_weights_and_random_numbers_go_on_too(build, tune, tmp_path, weight
     assert weights_of(resumed) == weights_of(tune(source, tmp_path / "uninterrupted"))
 
 
-def test_dropout_is_at_work(build, tune, tmp_path, metrics):
-    """Guards the test above."""
-    losses = [
-        metrics(tune(build("llama", head_dim=32, attention_dropout=rate), tmp_path / f"{rate}", steps=1))[0]["loss"]
-        for rate in (0.0, 0.3)
-    ]
-    assert losses[0] != losses[1]
-
-
 def test_the_newest_checkpoints_are_kept_while_it_runs_and_none_at_the_end(tune, patched_llama, tmp_path):
     kept = {}
 
@@ -154,20 +133,11 @@ def test_the_newest_checkpoints_are_kept_while_it_runs_and_none_at_the_end(tune,
     assert not (run / "checkpoints").exists()
 
 
-@pytest.mark.parametrize(
-    ("keys", "named"),
-    [
-        ({"learning_rate": 2e-3}, ["learning_rate: 0.001 then, 0.002 now"]),
-        ({"steps": 8, "seed": 1}, ["steps: 6 then, 8 now", "seed: 0 then, 1 now"]),
-        ({"length": 32}, ["length: 48 then, 32 now"]),
-    ],
-    ids=["one", "two", "length"],
-)
-def test_other_settings_are_refused_by_name(interrupted, tune, patched_llama, metrics, keys, named):
+def test_other_settings_are_refused_by_name(interrupted, tune, patched_llama, metrics):
     before = (interrupted / "run.yaml").read_text()
     with pytest.raises(RecipeError) as caught:
-        tune(patched_llama, resume=True, **keys)
-    assert all(line in str(caught.value) for line in named)
+        tune(patched_llama, resume=True, steps=8, seed=1)
+    assert all(line in str(caught.value) for line in ("steps: 6 then, 8 now", "seed: 0 then, 1 now"))
     assert (interrupted / "run.yaml").read_text() == before
     assert steps_of(metrics, interrupted) == [1, 2, 3, 4, 5]
 
@@ -175,14 +145,6 @@ def test_other_settings_are_refused_by_name(interrupted, tune, patched_llama, me
 def test_another_checkpoint_is_refused(interrupted, tune, llama):
     with pytest.raises(RecipeError, match=r"source\.digest"):
         tune(llama, resume=True)
-
-
-def test_the_same_checkpoint_by_another_path_is_the_same(
-    interrupted, tune, patched_llama, monkeypatch, weights_of, uninterrupted
-):
-    monkeypatch.chdir(patched_llama.parent)
-    run = tune(patched_llama.name, resume=True)
-    assert weights_of(run) == weights_of(uninterrupted)
 
 
 def test_other_text_under_the_same_name_is_refused(corpus, tune, patched_llama, tmp_path):
@@ -205,21 +167,6 @@ def test_a_finished_run_is_left_alone(tune, patched_llama, weights_of, uninterru
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     tune(patched_llama, resume=True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-
-
-def test_a_finished_run_is_not_said_to_have_other_settings(
-    uninterrupted, patched_llama, command_line, ropecli, tmp_path
-):
-    run = shutil.copytree(uninterrupted, tmp_path / "run")
-    outcome = ropecli(*command_line(patched_llama, run, steps=9), "--resume")
-    assert outcome.code == 2
-    assert "steps: 6 then, 9 now" in outcome.err
-
-
-def test_a_run_file_that_is_no_mapping_is_refused(interrupted, tune, patched_llama):
-    (interrupted / "run.yaml").write_text("")
-    with pytest.raises((OutputError, RecipeError)):
-        tune(patched_llama, resume=True)
 
 
 @pytest.fixture

@@ -88,8 +88,7 @@ def names(output):
     return sorted(path.name for path in (output / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("before", [1, 2, 3, 4, 6, 8])
-@pytest.mark.parametrize("after", [0, 1, 5])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 0), (3, 5), (8, 5)])
 def test_a_restored_run_goes_on_to_the_same_bits(start, before, after):
     whole = start().go_on(before).save().go_on(after)
     # a fresh process is at other random numbers, another rate and another pass
@@ -99,21 +98,8 @@ def test_a_restored_run_goes_on_to_the_same_bits(start, before, after):
     assert resumed.go_on(after).state() == whole.state()
 
 
-def test_a_finished_pass_leaves_gradients_and_loss_in_the_checkpoint(start):
-    """Guards the test above."""
-    _, loss, tensors = start().go_on(PASSES + 1).state()
-    assert loss > 0
-    assert sum(name.endswith(".grad") for name in tensors) == 4
-
-
 def test_without_checkpoints_a_run_begins_at_the_start(start):
     assert start().restore().position == Position(0)
-
-
-def test_positions_and_names_sort_alike():
-    positions = [Position(9), Position(9, 2), Position(9, 10), Position(10), Position(100), Position(100, 1)]
-    assert sorted(positions) == positions
-    assert sorted(position.name for position in positions) == [position.name for position in positions]
 
 
 def test_the_last_ones_are_kept(start, output):
@@ -124,16 +110,8 @@ def test_the_last_ones_are_kept(start, output):
     assert kept == [["000000-002"], ["000000-002", "000001-001"], ["000001-001", "000002"], ["000002", "000002-002"]]
 
 
-def remove_a_file(folder):
-    (folder / "model.safetensors").unlink()
-
-
 def remove_the_gradients(folder):
     (folder / "gradients_0.safetensors").unlink()
-
-
-def remove_the_manifest(folder):
-    (folder / "manifest.json").unlink()
 
 
 def cut_the_manifest(folder):
@@ -160,9 +138,7 @@ def empty_it(folder):
 
 
 DAMAGES = {
-    remove_a_file: "model.safetensors is missing",
     remove_the_gradients: "gradients_0.safetensors is missing",
-    remove_the_manifest: "manifest.json is missing",
     cut_the_manifest: "manifest.json is missing or cannot be read",
     name_no_files: "manifest.json names no file",
     cut_a_file: "optimizer.bin has",
@@ -183,17 +159,6 @@ def test_a_damaged_checkpoint_is_left_out_for_the_one_before(start, output, dama
     assert warning.startswith("warning: ")
     assert "000001-001" in warning
     assert reason in warning
-
-
-def test_two_damaged_ones_are_left_out(start, output):
-    run = start()
-    for _ in range(3):
-        run.go_on(1).save()
-    for name in ("000001", "000000-002"):
-        cut_a_file(output / "checkpoints" / name)
-    resumed = start().restore()
-    assert resumed.position == Position(0, 1)
-    assert len(resumed.said) == 2
 
 
 def of_another_model(output):
@@ -221,38 +186,6 @@ def test_a_whole_one_that_cannot_be_loaded_leaves_nothing_behind(start, output):
     assert resumed.go_on(4).state() == start().go_on(2 * PASSES + 4).state()
 
 
-def test_gradients_for_unknown_parameters_are_no_checkpoint_of_this_model(start, output):
-    from safetensors.torch import save_file
-
-    from ropecli.finetune.manifest import write_manifest
-
-    whole = start().go_on(PASSES).save()
-    state = whole.state()
-    newest = output / "checkpoints" / whole.go_on(1).save().position.name
-    save_file(
-        {"0.weight": torch.ones(8, 4), "other": torch.ones(1)}, newest / "gradients_0.safetensors", {"loss": "0x0p+0"}
-    )
-    (newest / "manifest.json").unlink()
-    write_manifest(newest)
-    resumed = start().restore()
-    assert resumed.state() == state
-    assert "a gradient of other" in resumed.said[0]
-
-
-def test_a_random_state_that_accelerate_passes_over_is_a_fault(start, output):
-    from ropecli.finetune.manifest import write_manifest
-
-    start().go_on(PASSES).save()
-    newest = output / "checkpoints" / "000001"
-    states = torch.load(newest / "random_states_0.pkl", weights_only=False)
-    states["random_state"] = "nonsense"
-    torch.save(states, newest / "random_states_0.pkl")
-    (newest / "manifest.json").unlink()
-    write_manifest(newest)
-    with pytest.raises(OutputError, match="random numbers"):
-        start().restore()
-
-
 def test_with_all_damaged_the_run_does_not_begin_anew_by_itself(start, output):
     run = start().go_on(1).save().go_on(1).save()
     for name in names(output):
@@ -265,46 +198,6 @@ def test_with_all_damaged_the_run_does_not_begin_anew_by_itself(start, output):
     assert run.position == Position(0, 2)
 
 
-def test_damaged_ones_do_not_count_among_those_kept(start, output):
-    run = start()
-    for _ in range(3):
-        run.go_on(PASSES).save()
-    for name in ("000002", "000003"):
-        flip_a_bit(output / "checkpoints" / name)
-    # to the very position of one that was damaged, and past the other
-    start().restore().go_on(2 * PASSES).save(keep=2)
-    assert names(output) == ["000001", "000003"]
-    assert start().restore().position == Position(3)
-
-
-def test_one_that_a_kill_left_half_removed_does_not_count_either(start, output):
-    run = start()
-    for _ in range(3):
-        run.go_on(PASSES).save()
-    remove_a_file(output / "checkpoints" / "000003")
-    run.go_on(PASSES).save(keep=2)
-    assert names(output) == ["000002", "000004"]
-
-
-def test_what_a_kill_left_half_written_is_no_checkpoint(start, output):
-    start().go_on(1).save()
-    folder = output / "checkpoints"
-    shutil.copytree(folder / "000000-001", folder / "000000-002.partial")
-    remove_the_manifest(folder / "000000-002.partial")
-    resumed = start().restore()
-    assert resumed.position == Position(0, 1)
-    assert resumed.said == []
-    resumed.go_on(1).save()
-    assert names(output) == ["000000-001", "000000-002"]
-
-
-def test_saving_where_it_was_restored_leaves_the_checkpoint_alone(start, output):
-    start().go_on(1).save(keep=1)
-    files = {path: path.stat().st_mtime_ns for path in (output / "checkpoints" / "000000-001").iterdir()}
-    start().restore().save(keep=1)
-    assert {path: path.stat().st_mtime_ns for path in (output / "checkpoints" / "000000-001").iterdir()} == files
-
-
 @pytest.fixture
 def small_disk():
     """small_disk(bytes): no file can grow further; the kernel then refuses to write, as it does on a full disk."""
@@ -313,7 +206,7 @@ def small_disk():
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("size", [0, 100, 1000, 4000, 8000])
+@pytest.mark.parametrize("size", [100, 4000])
 def test_a_full_disk_costs_no_earlier_checkpoint(start, output, small_disk, size):
     run = start().go_on(1).save(keep=1)
     state = run.state()
@@ -420,11 +313,10 @@ def test_what_does_not_touch_the_weights_may_change(output):
             "mixture.0.weight: 0.5 then, 0.6 now",
         ),
         ({"mixture": [{"data": "a", "weight": 0.5}]}, "mixture.1.data: 'b' then, absent now"),
-        ({"mixture": []}, "mixture: absent then, [] now"),
         ({"betas": [0.9, 0.99]}, "betas: [0.9, 0.95] then, [0.9, 0.99] now"),
         ({"stages": [{"steps": 1, "save_every": 3}]}, "stages.0.steps: absent then, 1 now"),
     ],
-    ids=["weight", "fewer", "none", "list", "stage"],
+    ids=["weight", "fewer", "list", "stage"],
 )
 def test_what_does_is_refused_by_name(output, recipe, line):
     begin(output, asked(), resume=False)
@@ -458,21 +350,14 @@ SPOILT = [
 ]
 
 
-@pytest.mark.parametrize("spoilt", SPOILT, ids=lambda line: line[:20].decode(errors="replace"))
-def test_lines_that_are_none_of_a_run_are_left_out(output, spoilt):
-    lines = [b'{"step": 1, "loss": 2.5}', spoilt, b'{"step": 2, "loss": 1.5}']
+def test_lines_that_are_none_of_a_run_are_left_out(output):
     output.mkdir()
-    (output / "metrics.jsonl").write_bytes(b"\n".join(lines))
-    assert losses_until(output, 2) == {1: 2.5, 2: 1.5}
-    MetricsLog(output, 1)
-    assert (output / "metrics.jsonl").read_bytes() == lines[0] + b"\n"
-
-
-@pytest.mark.parametrize("loss", ["NaN", "Infinity", '"2.5"', "null"])
-def test_a_loss_that_is_no_number_is_no_loss(output, loss):
-    output.mkdir()
-    (output / "metrics.jsonl").write_text(f'{{"step": 1, "loss": {loss}}}')
-    assert losses_until(output, 1) == {}
+    for spoilt in SPOILT:
+        lines = [b'{"step": 1, "loss": 2.5}', spoilt, b'{"step": 2, "loss": 1.5}']
+        (output / "metrics.jsonl").write_bytes(b"\n".join(lines))
+        assert losses_until(output, 2) == {1: 2.5, 2: 1.5}
+        MetricsLog(output, 1)
+        assert (output / "metrics.jsonl").read_bytes() == lines[0] + b"\n"
 
 
 def test_metrics_that_cannot_be_read_are_named(output):
@@ -482,11 +367,11 @@ def test_metrics_that_cannot_be_read_are_named(output):
             read(output, 1)
 
 
-@pytest.mark.parametrize("text", ["", "a word", "a: {"])
-def test_a_run_whose_settings_cannot_be_read_is_not_resumed(output, text):
+def test_a_run_whose_settings_cannot_be_read_is_not_resumed(output):
     output.mkdir()
-    (output / "run.yaml").write_text(text)
-    with pytest.raises(OutputError) as caught:
-        begin(output, asked(), resume=True)
-    assert f"{output / 'run.yaml'} cannot be read as the settings of a run" in str(caught.value)
-    assert "--output" in str(caught.value)
+    for text in ("", "a word", "a: {"):
+        (output / "run.yaml").write_text(text)
+        with pytest.raises(OutputError) as caught:
+            begin(output, asked(), resume=True)
+        assert f"{output / 'run.yaml'} cannot be read as the settings of a run" in str(caught.value)
+        assert "--output" in str(caught.value)

@@ -62,26 +62,6 @@ def test_a_tracker_by_name_must_be_installed(name, monkeypatch):
     assert choose_tracker("none") is None
 
 
-def test_auto_is_tensorboard_where_it_is_installed(monkeypatch):
-    monkeypatch.setattr("ropecli.finetune.trackers.find_spec", lambda module: module == "tensorboard")
-    assert choose_tracker("auto") == "tensorboard"
-
-
-def test_without_a_tracker_nothing_is_written(open_in, tmp_path):
-    trackers, said = open_in("none")
-    with trackers:
-        trackers.log({"step": 1, "loss": 2.0})
-    assert not said
-    assert not list(tmp_path.iterdir())
-
-
-def test_other_processes_are_silent(tmp_path):
-    other = SimpleNamespace(is_main_process=False, trackers=[], log=lambda values, step: None)
-    with open_trackers(other, SimpleNamespace(tracker="auto"), tmp_path, {}, pytest.fail) as trackers:
-        trackers.log({"step": 1, "loss": 2.0})
-    assert not list(tmp_path.iterdir())
-
-
 def test_numbers_are_told_by_their_names(accelerator, broken):
     with Trackers(accelerator, lambda step: broken, {}, pytest.fail) as trackers:
         trackers.log({"step": 7, "loss": 2.5, "grad_norm": 1})
@@ -103,17 +83,6 @@ def test_a_tracker_that_fails_is_left_out_and_said_so_once(accelerator, broken):
     assert broken.finished == 1
 
 
-def test_a_tracker_that_does_not_start_is_left_out(open_in, tmp_path):
-    pytest.importorskip("tensorboard")
-    (tmp_path / LOGS).write_text("in the way")
-    trackers, said = open_in("tensorboard")
-    with trackers:
-        for step in (1, 2):
-            trackers.log({"step": step, "loss": 2.0})
-    assert len(said) == 1
-    assert "left out" in said[0]
-
-
 def read_back(folder, tag):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -122,7 +91,7 @@ def read_back(folder, tag):
     return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
-@pytest.mark.parametrize("first", [0, 1, 4])
+@pytest.mark.parametrize("first", [0, 4])
 def test_tensorboard_goes_on_without_doubled_steps(open_in, tmp_path, first):
     """A run that was killed after its step 5 goes on at a checkpoint's next step, or at the start where it has none."""
     pytest.importorskip("tensorboard")

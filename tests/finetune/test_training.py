@@ -68,8 +68,9 @@ def by_hand(patched_llama, corpus, tokenizer):
     return train
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize(("batch_size", "gradient_accumulation"), [(4, 1), (1, 4), (2, 2)])
+@pytest.mark.parametrize(
+    ("batch_size", "gradient_accumulation", "checkpointing"), [(4, 1, False), (1, 4, True), (2, 2, False)]
+)
 def test_a_run_equals_a_loop_written_by_hand(
     by_hand, tune, patched_llama, metrics, batch_size, gradient_accumulation, checkpointing
 ):
@@ -103,23 +104,6 @@ def test_training_lowers_the_perplexity(tune, patched_llama, corpus, tokenizer):
     assert after < before / 2
 
 
-def test_both_precisions_can_follow_each_other_in_one_process(tune, patched_llama, tmp_path, metrics):
-    losses = {}
-    for index, precision in enumerate(["none", "bf16", "none"]):
-        run = tune(patched_llama, tmp_path / f"{index}", mixed_precision=precision, steps=2)
-        losses[index] = [line["loss"] for line in metrics(run)]
-    assert losses[0] == losses[2] != losses[1]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
-
-
-def test_each_step_reports_what_the_log_holds(tune, patched_llama, metrics):
-    seen = []
-    run = tune(patched_llama, on_step=seen.append)
-    assert [line["step"] for line in metrics(run)] == [progress.step for progress in seen] == [1, 2, 3, 4, 5, 6]
-    assert [line["loss"] for line in metrics(run)] == [progress.loss for progress in seen]
-    assert [line["learning_rate"] for line in metrics(run)] == pytest.approx([1e-3 / 3, 2e-3 / 3, *[1e-3] * 4])
-
-
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
@@ -135,26 +119,12 @@ def test_a_run_that_cannot_be_is_refused_and_leaves_nothing(tune, patched_llama,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["half of the weights", "no weights", "no tokenizer", "a tensor is missing"])
-def test_a_damaged_checkpoint_is_refused_and_leaves_nothing(tune, patched_llama, tmp_path, damage):
+def test_a_damaged_checkpoint_is_refused_and_leaves_nothing(tune, patched_llama, tmp_path):
     import shutil
-
-    from safetensors.torch import load_file, save_file
 
     folder = shutil.copytree(patched_llama, tmp_path / "damaged")
     weights = folder / "model.safetensors"
-    match damage:
-        case "half of the weights":
-            weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-        case "no weights":
-            weights.unlink()
-        case "no tokenizer":
-            for path in folder.glob("tokenizer*"):
-                path.unlink()
-        case "a tensor is missing":
-            tensors = load_file(weights)
-            del tensors["model.layers.1.mlp.down_proj.weight"]
-            save_file(tensors, weights, {"format": "pt"})
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     with pytest.raises(CheckpointError):
         tune(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
@@ -168,43 +138,6 @@ def test_a_folder_that_holds_something_else_is_left_as_it_is(tune, patched_llama
         with pytest.raises(OutputError, match="not empty"):
             tune(patched_llama, resume=resume)
     assert {path.name: path.read_text() for path in run.iterdir()} == {"thesis.txt": "four years of work"}
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tune, patched_llama, tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(OutputError):
-        tune(patched_llama)
-    with pytest.raises(OutputError):
-        tune(patched_llama, tmp_path / "run" / "below")
-
-
-def test_a_loss_that_is_not_finite_ends_the_run(tune, patched_llama, tmp_path, metrics):
-    with pytest.raises(RopecliError, match=r"not finite|nan") as caught:
-        tune(patched_llama, learning_rate=1e30, warmup_steps=0)
-    assert "learning_rate" in str(caught.value)
-    assert not (tmp_path / "run" / "model.safetensors").exists()
-    assert all(math.isfinite(line["loss"]) for line in metrics(tmp_path / "run"))
-
-
-def test_without_a_length_it_is_the_window_that_the_patch_reaches(tune, patched_llama):
-    told = []
-    run = tune(patched_llama, length=None, steps=1, on_step=told.append)
-    assert "length: 128" in (run / "run.yaml").read_text()
-
-
-def test_the_log_of_a_full_disk_is_an_output_error(tune, patched_llama, tmp_path):
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill_the_disk(progress):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-
-    try:
-        with pytest.raises(OutputError):
-            tune(patched_llama, on_step=fill_the_disk)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_run_that_diverges_ends_and_keeps_a_checkpoint_of_before(tune, patched_llama, tmp_path):
