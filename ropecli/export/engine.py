@@ -46,8 +46,8 @@ def export_checkpoint(checkpoint: Checkpoint, name: str) -> Export:
     """
     if name == "transformers-v4":
         raise MethodError(
-            "transformers-v4 is no engine of export any more: a folder that `ropecli patch` wrote carries the "
-            "fields of transformers 4 and needs no arguments. For an unpatched checkpoint: ropecli patch --method none."
+            "export no longer has transformers-v4: folders written by `ropecli patch` already carry the fields of "
+            "transformers 4. For an unpatched checkpoint, run ropecli patch --method none."
         )
     if name not in ENGINES:
         raise MethodError(f"Unknown engine {name!r}. Known: {', '.join(ENGINES)}.{did_you_mean(name, ENGINES)}")
