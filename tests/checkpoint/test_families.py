@@ -319,9 +319,3 @@ def test_longrope_in_the_older_dialect_of_phi3_is_bare(model_type, written, patc
     assert set(config_of(patched(source, "longrope", long_factor=LONG))["rope_scaling"]) == bare
     own = config_of(patched(source, "longrope", long_factor=LONG, attention_factor=1.4))["rope_scaling"]
     assert (own["attention_factor"], own["long_mscale"]) == (1.4, 1.4)
-
-
-def test_types_that_are_refused_are_known_to_transformers():
-    for model_type in families._REFUSED:
-        assert model_type in CONFIG_MAPPING
-        assert family_of({"model_type": model_type}).refused

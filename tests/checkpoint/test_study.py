@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.checkpoint.study import PRETRAINED, make_study, study_report
-from ropecli.errors import CheckpointError
+from ropecli.checkpoint.study import PRETRAINED, make_study
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
-from ropecli.theory.base_bound import LONGEST
 
 CONFIG = {
     "model_type": "llama",
@@ -61,37 +59,7 @@ def test_a_scaled_checkpoint_as_it_is(checkpoint):
     np.testing.assert_array_equal(study.ropes[PRETRAINED].inv_freq, 1e4 ** (-np.arange(16) / 16))
 
 
-def test_a_given_window_takes_the_configs_place(checkpoint):
-    study = make_study(checkpoint(), [ScalingSpec("yarn", 4.0)], original_length=128)
-    assert (study.window, study.target) == (128, 512)
-
-
 def test_a_remapping_keeps_the_frequencies(checkpoint):
     rope = make_study(checkpoint(), [ScalingSpec("rerope", 4.0)]).ropes["rerope ×4"]
     assert rope.remapping.params == {"window": 256}
     np.testing.assert_array_equal(rope.inv_freq, rope.geometry.inv_freq())
-
-
-def test_warnings_are_said_once(checkpoint):
-    vague = checkpoint(rope_scaling={"rope_type": "linear", "factor": 2.0})
-    warnings = make_study(vague, [None, ScalingSpec("yarn", 2.0), ScalingSpec("ntk", 2.0)]).warnings
-    assert len(warnings) == len(set(warnings))
-    assert sum("--original-length" in warning for warning in warnings) == 1
-
-
-def test_heads_that_would_fill_the_memory_are_refused(checkpoint):
-    assert len(make_study(checkpoint(head_dim=2048)).ropes[PRETRAINED].inv_freq) == 1024
-    with pytest.raises(CheckpointError, match="1025 rotary pairs in a head; theory looks at 1024 at most"):
-        make_study(checkpoint(head_dim=2050))
-
-
-def test_the_report_works_out_no_base_for_endless_targets(checkpoint, monkeypatch):
-    from ropecli.theory import support
-
-    asked = []
-    monkeypatch.setattr(support, "smallest_base", lambda geometry, length: asked.append(length) or 7.0)
-    near = study_report(make_study(checkpoint(max_position_embeddings=LONGEST)))
-    far = study_report(make_study(checkpoint(max_position_embeddings=LONGEST + 1)))
-    assert (near["smallest_base"], far["smallest_base"]) == (7.0, None)
-    assert asked == [LONGEST]
-    assert near["supported_length"] == far["supported_length"]

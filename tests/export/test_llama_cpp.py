@@ -218,13 +218,6 @@ def test_factors_in_the_file_do_what_the_refusal_says(patched, by_llama_cpp, tok
     assert (without > DIFFERS).all()
 
 
-def test_yarn_attn_factor_does_nothing_in_this_build(patched, by_llama_cpp):
-    """Why the line overrides metadata where a method has no attention factor of its own."""
-    command = command_of(patched("yarn"))
-    plain, flagged = by_llama_cpp(command), by_llama_cpp(f"{command} --yarn-attn-factor 0.5")
-    assert np.array_equal(plain, flagged)
-
-
 def report(method: str, agreed: np.ndarray, without: np.ndarray) -> None:
     for position, near, far in zip(POSITIONS, agreed, without, strict=True):
         print(f"{method} at {position}: {near:.1e} with the flags, {far:.2f} without")

@@ -43,14 +43,6 @@ def test_angles_are_exact_far_out():
     torch.testing.assert_close(rotation.turn(states, by).double(), turned(states, by, rotation), atol=1e-6, rtol=0)
 
 
-def test_half_precision_is_rounded_once_at_the_end():
-    rotation = Rotation(INV_FREQ)
-    states, by = torch.randn(3, 50, 8).bfloat16(), np.arange(50.0)
-    result = rotation.turn(states, by)
-    assert result.dtype == torch.bfloat16
-    assert torch.equal(result, rotation.turn(states.float(), by).bfloat16())
-
-
 def test_turning_is_what_transformers_does():
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -61,24 +53,6 @@ def test_turning_is_what_transformers_does():
     theirs, _ = apply_rotary_pos_emb(states, states, cos, sin)
     ours = Rotation(10_000.0 ** -(np.arange(8) / 8)).turn(states, np.arange(30.0))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
-
-
-def test_a_table_turns_like_its_positions_and_asks_for_them_rarely():
-    asked = []
-
-    def halved(positions: np.ndarray) -> np.ndarray:
-        asked.append(len(positions))
-        return positions / 2
-
-    rotation = Rotation(INV_FREQ)
-    table = TurnTable(halved, rotation)
-    for at in range(1500):
-        states = torch.randn(1, 1, 8)
-        if at % 100 == 99:
-            torch.testing.assert_close(table.turn(states, at), rotation.turn(states, np.array([-at / 2])))
-        else:
-            table.turn(states, at)
-    assert asked == [512, 1024, 2048]
 
 
 def test_a_table_made_in_inference_serves_training():

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ropecli.report.cells import tuning_states, wilson
+from ropecli.report.cells import wilson
 from ropecli.report.tables import comparison_table, perplexity_table, retrieval_tables, tuning_table
-from ropecli.report.wording import clean
 from ropecli.tune.record import Score
 
 
@@ -34,12 +33,6 @@ def test_a_row_for_each_length_with_all_its_numbers(report):
     ]
 
 
-def test_what_is_not_known_is_said(report):
-    one = report(18.0, 25.0, 47.0)
-    bare = replace(one, rows=[replace(row, ppl_low=None, ppl_high=None, bits_per_byte=None) for row in one.rows])
-    assert [row[2:5:2] for row in shown(perplexity_table(bare))] == [["one document", "unknown"]] * 3
-
-
 def test_the_baseline_stands_beside_and_the_headlines_below(with_baseline):
     text = printed(perplexity_table(with_baseline))
     assert [row[2] for row in shown(perplexity_table(with_baseline))] == ["18.00", "25.00", "47.00"]
@@ -62,33 +55,6 @@ def test_several_checkpoints_have_a_column_and_what_is_missing_a_dash(report):
         ["small", "none", "18.00", "25.00", "47.00"],
         ["small", "yarn ×4 (beta_fast 8)", "18.00", "25.00", "47.00"],
         ["large", "none", "–", "25.00", "47.00"],
-    ]
-
-
-@pytest.mark.parametrize("name", ["small", "organisation/a-checkpoint-with-a-long-name"])
-def test_many_lengths_stand_in_blocks_and_no_number_is_cut(report, name):
-    one = report(18.0, 25.0, 47.0, checkpoint=name)
-    rows = [replace(one.rows[0], length=2**power, ppl=1000.0 + power) for power in range(5, 25)]
-    other = replace(one, rows=rows, digest="2" * 64, method="yarn", factor=4.0)
-    text = printed(comparison_table([replace(one, rows=rows), other]), width=80)
-    assert max(map(len, text.splitlines())) <= 80
-    for row in rows:
-        assert text.count(f" {row.ppl:.2f} ") == 2
-        assert text.count(f" {row.length} ") == 1
-
-
-def test_values_that_nearly_meet_are_told_apart(report):
-    reports = [report(6.012, 9.0, 9.0), report(6.013, 9.0, 9.5, method="yarn", factor=4.0)]
-    assert shown(comparison_table(reports)) == [["none", "6.012", "9.00", "9.00"], ["yarn ×4", "6.013", "9.00", "9.50"]]
-
-
-def test_a_baseline_is_a_line_and_drawn_once(with_baseline):
-    base = replace(with_baseline.baseline, digest="2" * 64)
-    own = replace(with_baseline, baseline=base)
-    assert shown(comparison_table([own, replace(own, method="linear")])) == [
-        ["base", "baseline: none", "18.00", "25.00", "47.00"],
-        ["extended", "yarn ×4", "20.00", "19.00", "18.50"],
-        ["extended", "linear ×4", "20.00", "19.00", "18.50"],
     ]
 
 
@@ -145,18 +111,6 @@ def test_the_states_of_a_tuned_model(tuning, level, changes, name):
     assert before == ["as pretrained", "13.55", "overflowed", "–", "–"]
     assert plain[:3] == ["abf ×4, a point", "15.47", "14.91"]
     assert result[:3] == [name, *(f"{math.exp(nll):.2f}" for nll in (run.score.window, run.score.target))]
-
-
-def test_at_factor_one_there_is_one_length(tuning):
-    states = tuning_states(tuning("grid", factor=1.0, target_length=256))
-    assert states.heads == ["model", "perplexity at 256", "documents", "numbers learned", "time"]
-    assert states.rows[1] == ["yarn ×4, nothing tuned", "15.47", "16", "–", "–"]
-
-
-def test_a_long_name_keeps_its_end():
-    names = [clean(f"/very/long/path/{'x' * 100}/checkpoint-{step}", 40) for step in (500, 1000)]
-    assert [name.rpartition("/")[2] for name in names] == ["checkpoint-500", "checkpoint-1000"]
-    assert [len(name) for name in names] == [40, 40]
 
 
 TABLES = [perplexity_table, lambda one: comparison_table([one])]

@@ -38,10 +38,3 @@ def test_plain_attention_sees_all_as_they_are():
     np.testing.assert_array_equal(seen_distances(rope, 512), np.arange(512))
     assert seen_distances(rope, 10**9, np.array([0, 10**9 - 1])).tolist() == [0, 10**9 - 1]
     assert largest_distance(rope, 10**9) == 10**9 - 1
-
-
-@pytest.mark.parametrize("method", REMAPPING)
-def test_of_a_huge_target_nothing_is_listed(method):
-    """A billion tokens, of which a list would fill the memory."""
-    rope = scale(RopeGeometry(32, 32, 10_000.0, 2**20), ScalingSpec(method, 1000.0))
-    assert 2**17 < largest_distance(rope, 1000 * 2**20) <= 2**20

@@ -12,10 +12,3 @@ def test_it_is_e1_on_the_imaginary_axis():
     mpmath = pytest.importorskip("mpmath")
     expected = [complex(mpmath.e1(mpmath.mpc(0, -float(x)))) for x in ARGUMENTS]
     np.testing.assert_allclose(exponential_integral(ARGUMENTS), expected, rtol=1e-13, atol=1e-14)
-
-
-def test_it_keeps_the_shape():
-    values = np.array([[0.5, 2.0, 7.0], [1.0, 4.0, 400.0]])
-    found = exponential_integral(values)
-    assert found.shape == (2, 3)
-    np.testing.assert_array_equal(found[1], exponential_integral(values[1]))

@@ -5,7 +5,6 @@ import pytest
 
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
-from ropecli.theory.base_bound import smallest_base
 from ropecli.theory.support import support_of
 
 DEMO = RopeGeometry(32, 32, 1e4, 256)
@@ -23,14 +22,6 @@ def test_no_score_is_negative_as_far_as_is_supported_and_the_next_is(method):
     assert lowest(rope, found.supported) >= 0 > lowest(rope, found.supported + 1)
     assert found.needed == 2048
     assert found.falls_short == (found.supported < 2048)
-
-
-def test_the_base_is_worked_out_where_it_is_needed_and_not_too_far():
-    rope = scale(DEMO, ScalingSpec("none"))
-    assert support_of(rope, 256, 4096).smallest_base is None
-    assert support_of(rope, 256, 4096, always=True).smallest_base == smallest_base(DEMO, 256)
-    assert support_of(rope, 2048, 4096).smallest_base == smallest_base(DEMO, 2048)
-    assert support_of(rope, 2048, 2047, always=True).smallest_base is None
 
 
 def test_pairs_that_stand_still_support_everything():
