@@ -35,50 +35,24 @@ def warnings_of(folder) -> str:
 # Composite models.
 
 COMPOSITE = {
-    "gemma3": {
-        "model_type": "gemma3",
-        "text_config": {
-            **TINY,
-            "model_type": "gemma3_text",
-            "head_dim": 32,
-            "layer_types": LAYERS,
-            "sliding_window": 32,
-        },
-        "vision_config": VISION,
-        "mm_tokens_per_image": 4,
+    "model_type": "gemma3",
+    "text_config": {
+        **TINY,
+        "model_type": "gemma3_text",
+        "head_dim": 32,
+        "layer_types": LAYERS,
+        "sliding_window": 32,
     },
-    "qwen3_5": {
-        "model_type": "qwen3_5",
-        "text_config": {
-            **TINY,
-            "model_type": "qwen3_5_text",
-            "head_dim": 32,
-            "layer_types": ["linear_attention", "full_attention"],
-            "rope_parameters": {
-                "mrope_interleaved": True,
-                "mrope_section": [2, 1, 1],
-                "rope_type": "default",
-                "rope_theta": 10000000,
-                "partial_rotary_factor": 0.25,
-            },
-        },
-        "vision_config": {
-            "depth": 1,
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-        },
-    },
+    "vision_config": VISION,
+    "mm_tokens_per_image": 4,
 }
 
 
 @pytest.mark.parametrize("method", ["yarn", "ntk"])
-@pytest.mark.parametrize("name", COMPOSITE)
 def test_a_composite_model_is_patched_in_its_text_config_alone(
-    name, method, written, patched, config_of, assert_inspection_is_live
+    method, written, patched, config_of, assert_inspection_is_live
 ):
-    source = written(COMPOSITE[name])
+    source = written(COMPOSITE)
     assert_inspection_is_live(source)
     folder = patched(source, method)
     before, after = config_of(source), config_of(folder)
@@ -198,19 +172,6 @@ def test_a_key_that_a_type_saves_under_another_name_is_read_and_written(
 
 def granite(**values) -> dict:
     return {**TINY, "model_type": "granite_swa", "layer_types": LAYERS, "sliding_window": 32, **values}
-
-
-@pytest.mark.parametrize("bases", [[30000.0, 0], None], ids=str)
-def test_one_base_for_all_of_granites_layers(bases, written, patched, live, config_of, assert_inspection_is_live):
-    """A layer of base 0 does not turn. The list wins over the one base in transformers, and so is written as well."""
-    source = written(granite(rope_theta=30000.0, layer_rope_theta=bases))
-    assert_inspection_is_live(source)
-    folder = patched(source, "ntk")
-    config = config_of(folder)
-    theta = config["rope_parameters"]["rope_theta"]
-    assert theta == pytest.approx(30000.0 * 4 ** (32 / 30))
-    assert config["layer_rope_theta"] == (bases and [theta if base else 0 for base in bases])
-    assert live(folder)[None].inv_freq[-1] == pytest.approx(pretrained(30000.0, 32)[-1] / 4, rel=2e-6)
 
 
 def test_bases_that_differ_from_layer_to_layer_are_refused(written):

@@ -360,21 +360,6 @@ def test_a_revision_is_named_again(written):
     assert finding["fix"].startswith("ropecli patch owner/name --revision v2 --method yarn")
 
 
-@pytest.mark.parametrize("method", ["longrope", "custom"])
-def test_lists_are_read_back_from_the_config(method, written, ropecli, mended, tmp_path):
-    """A patch by a list of numbers, after which a tool removed what older readers need: its own note still stands."""
-    (tmp_path / "factors.json").write_text(json.dumps(RISING))
-    arguments = ["--method", method, "--factor", 4, "--factors-file", tmp_path / "factors.json"]
-    assert ropecli("patch", written(LLAMA), *arguments, "--output", tmp_path / "out").code == 0
-    before = inspect_checkpoint(open_checkpoint(tmp_path / "out"))
-    (tmp_path / "out" / "tokenizer_config.json").write_text('{"model_max_length": 64}')
-    (finding,) = findings(tmp_path / "out")
-    after = inspect_checkpoint(open_checkpoint(mended(finding["fix"])))
-    assert (finding["rule"], after["findings"]) == ("tokenizer-caps", [])
-    np.testing.assert_array_equal(after["inv_freq"], before["inv_freq"])
-    assert after["attention_factor"] == before["attention_factor"]
-
-
 @pytest.mark.parametrize("method", ["none", "dynamic", "abf --set beta=50"])
 def test_a_tokenizer_that_caps_lower(method, written, ropecli, mended, tmp_path):
     source = written(LLAMA)
@@ -427,29 +412,3 @@ def test_a_temperature_counts_twice(written, live, mended):
     again = mended(findings(folder)[0]["fix"])
     assert live(again)[None].attention_factor == 1.1
     assert softmax_scale(again) == softmax_scale(written(DEEPSEEK))
-
-
-def last_logits(folder: Path, tokens, **options):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.no_grad():
-        return AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([tokens]), **options).logits[0, -1]
-
-
-@pytest.mark.parametrize(
-    ("model_type", "options", "slides"),
-    [
-        ("mistral", {"head_dim": 32}, True),
-        ("qwen2", {"use_sliding_window": False}, False),
-        ("gemma2", {"head_dim": 32, "layer_types": LAYERS}, False),
-    ],
-)
-def test_a_sliding_window_is_moot_where_the_model_says_so(model_type, options, slides, build, edited):
-    """Two layers of eight tokens each: what lies further back than that cannot be seen."""
-    # without layer_types, as config.json was written before there were any
-    folder = edited(build(model_type, sliding_window=8, **options), layer_types=..., sliding_window=8)
-    tokens = list(range(1, 41))
-    one, other = last_logits(folder, tokens), last_logits(folder, [99, *tokens[1:]])
-    assert bool((one == other).all()) is slides
-    assert ("sliding-window" in rules(folder)) is slides

@@ -79,15 +79,6 @@ def test_every_pass_follows_its_own_length_whatever_came_before(method, folder):
     assert (logits(model, 40) - logits(expected, 40)).abs().max() > 1e-3, "the frequencies do switch"
 
 
-def test_the_length_is_that_of_the_positions_and_not_of_the_row(llama):
-    ropes, model, expected = ropes_of(llama, "dynamic"), load(llama), load(llama)
-    live_patch(model, ropes)
-    live_patch(expected, fixed(ropes, 150))
-    positions = torch.arange(130, 150)[None]
-    given = (logits(one, 20, position_ids=positions) for one in (model, expected))
-    assert torch.equal(*given)
-
-
 # What was patched before leaves no trace.
 
 TWO = {
@@ -212,15 +203,3 @@ def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(build):
     plan = make_plan(open_checkpoint(folder), ScalingSpec("linear", 8.0))
     with pytest.raises(PatchError, match="mscale_all_dim sets this model's softmax scale"):
         live_patch(model, plan.ropes)
-
-
-def test_a_refused_patch_leaves_the_model_as_it_was(gemma3):
-    """The second of two tables finds no rope; the first was set by then."""
-    model, ropes = load(gemma3), ropes_of(gemma3, "linear")
-    before = [(table.inv_freq, table.rope_type) for table in rotary_tables(model)]
-    alone = {"full_attention": dataclasses.replace(ropes["full_attention"], inv_freq=np.ones(16))}
-    with pytest.raises(PatchError):
-        live_patch(model, alone)
-    for (inv_freq, rope_type), table in zip(before, rotary_tables(model), strict=True):
-        np.testing.assert_array_equal(table.inv_freq, inv_freq)
-        assert table.rope_type == rope_type

@@ -124,30 +124,6 @@ def test_the_attention_is_kept_and_the_rest_is_small():
     assert not twin.training
 
 
-@pytest.mark.parametrize(
-    ("model_type", "settings", "kept"),
-    [
-        ("gemma3_text", {"num_hidden_layers": 26}, ["sliding_attention", "full_attention"]),
-        ("qwen2", {"num_hidden_layers": 9, "use_sliding_window": True, "max_window_layers": 5}, ["full", "sliding"]),
-        ("smollm3", {"num_hidden_layers": 36}, [1, 0]),
-        ("qwen3_moe", {"num_hidden_layers": 9, "mlp_only_layers": [0, 1, 2]}, ["dense", "moe"]),
-    ],
-)
-def test_one_layer_of_each_kind_stays(model_type, settings, kept):
-    twin = make_twin(
-        coverage.config_of(model_type, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, **settings)
-    )
-    layers = twin.model.layers
-    if model_type == "qwen3_moe":
-        assert [hasattr(layer.mlp, "experts") for layer in layers] == [False, True]
-    elif model_type == "smollm3":  # which turns all but every fourth, and says so by a number
-        assert [layer.self_attn.use_rope for layer in layers] == kept
-    else:
-        types = twin.config.layer_types
-        assert [label.startswith(name) for label, name in zip(types, kept, strict=True)] == [True, True]
-    assert len(layers) == twin.config.num_hidden_layers
-
-
 def test_what_transformers_does_not_build_or_run_is_told():
     with pytest.raises(CheckpointError, match=r"does not build a small model of this kind: .*no such thing"):
         make_twin(llama(num_key_value_heads=4, num_attention_heads=4, hidden_act="no such thing"))

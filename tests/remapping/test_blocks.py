@@ -145,18 +145,6 @@ def test_chunks_with_a_cache_equal_one_pass(remapping):
         torch.testing.assert_close(torch.cat(pieces, 2), whole, atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 2e-6), (torch.bfloat16, 0.02)])
-def test_other_dtypes(dtype, error):
-    remapping = REMAPPINGS["far at one distance"]
-    turned = [turn(HALVES, one.double()).to(dtype) for one in make_heads()[:2]]
-    value = make_heads()[2].to(dtype)
-    back = [HALVES.turn(one.double(), -np.arange(float(TOKENS))) for one in turned]
-    result = BlockAttention(remapping, HALVES)(*turned, value, first_query=0, first_key=0, scaling=0.4)
-    assert result.dtype == dtype
-    expected = brute_force(remapping, HALVES, *back, value, 0, 0, 0.4)
-    torch.testing.assert_close(result.double(), expected, atol=error, rtol=0)
-
-
 @pytest.mark.parametrize("remapping", ["far in groups", "blind at first"])
 def test_softcap_and_sinks(remapping):
     heads, options = make_heads(), {"softcap": 1.5, "sinks": SINKS}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_distances import NAIVE, distances, plain
+from naive_distances import NAIVE, distances
 
 from ropecli.errors import MethodError
 from ropecli.rope import Remapping, RopeGeometry, ScalingSpec
@@ -162,38 +162,6 @@ def test_what_holds_of_every_method(drawn):
     assert np.nanmin(found) >= 0
     assert np.nanmax(found) <= remapping.pretrained + 1e-9
     np.testing.assert_allclose(found, distances(method, at.size, dict(remapping.params)), atol=1e-9)
-
-
-def untouched(method: str, params: dict) -> int:
-    """Tokens up to which a method is plain attention."""
-    return {
-        "rerope": lambda: params["window"] + 1,
-        "leaky-rerope": lambda: params["window"] + 1,
-        "self-extend": lambda: params["window"],
-        "lm-infinite": lambda: params["window"] + 1,
-        "streaming": lambda: params["sinks"] + params["window"],
-        "dual-chunk": lambda: params["chunk"] + 1,
-    }[method]()
-
-
-@few
-@given(settled())
-def test_a_text_within_the_window_is_read_as_it_is(drawn):
-    method, remapping = drawn
-    tokens = untouched(method, dict(remapping.params))
-    np.testing.assert_allclose(table(remapping, tokens), plain(tokens), atol=1e-9)
-
-
-@few
-@given(pretrained=windows, factor=st.integers(1, 20), window=windows)
-def test_the_smallest_group_of_self_extend_is_the_smallest(pretrained, factor, window):
-    target, window = pretrained * factor, min(window, pretrained)
-    largest = [NAIVE["self-extend"](target - 1, 0, window, group) for group in range(1, target + 1)]
-    smallest = next(group for group, distance in enumerate(largest, 1) if distance <= pretrained)
-    if smallest > 1:
-        message = refusal("self-extend", pretrained, target, window=window, group=smallest - 1)
-        assert message.endswith(f"The smallest group that reaches the target is {smallest}.")
-    settle("self-extend", pretrained, target, window=window, group=smallest)
 
 
 @pytest.mark.parametrize("method", METHODS)

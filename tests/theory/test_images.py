@@ -8,7 +8,7 @@ import pytest
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
 from ropecli.theory.granularity import granularity
-from ropecli.theory.images import closest_images, distance_to_old_images, helix
+from ropecli.theory.images import closest_images, distance_to_old_images
 
 SMALL = RopeGeometry(32, 32, 10_000.0, 64)
 METHODS = {"none": {}, "linear": {}, "ntk": {}, "abf": {"beta": 50.0}, "p-rope": {}}
@@ -87,12 +87,3 @@ def test_interpolation_stays_near():
     half_a_step = curve(SMALL.inv_freq() / 2, 2)
     assert found == pytest.approx(np.linalg.norm(half_a_step[1] - half_a_step[0]))
     assert distance_to_old_images(SMALL.inv_freq(), frequencies("none"), 64, 253) > 2 * found
-
-
-def test_the_helix():
-    inv_freq = SMALL.inv_freq()
-    found = helix(inv_freq / 4, 5, np.arange(11))
-    assert found.shape == (11, 3)
-    for position, (x, y, z) in enumerate(found):
-        assert (x, y) == pytest.approx((math.cos(position / 4), math.sin(position / 4)))
-        assert z == pytest.approx(math.sin(position * inv_freq[5] / 4))

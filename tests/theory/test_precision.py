@@ -57,19 +57,3 @@ def test_inspect_reports_it_at_the_windows_end(method, llama, ropecli, tmp_path)
         assert report["float32_angle_error"] == float32_angle_error(rope, window - 1).max() > 0
         assert report["ropes"][0]["float32_angle_error"] == report["float32_angle_error"]
     assert f"{report['float32_angle_error']:.1e} rad" in ropecli("inspect", folder).out
-
-
-@pytest.mark.parametrize(
-    ("changes", "position"),
-    [
-        # a block that was added, and max_position_embeddings left: as Qwen's README says
-        ({"factor": 4.0, "original_max_position_embeddings": 64}, 255),
-        # where the pretraining window is not named, there is one window alone
-        ({"factor": 4.0}, 63),
-    ],
-)
-def test_the_end_is_that_of_what_the_scaling_is_for(changes, position, llama, edited, ropecli):
-    folder = edited(llama, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, **changes})
-    report = json.loads(ropecli("inspect", folder, "--json").out)
-    rope = scale(RopeGeometry(32, 32, 10000.0, 64), ScalingSpec("yarn", 4.0))
-    assert report["float32_angle_error"] == float32_angle_error(rope, position).max()

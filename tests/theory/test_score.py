@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ropecli.rope import RopeGeometry
-from ropecli.theory.score import changes, first_negative, first_rise, score, score_grid, scores
+from ropecli.theory.score import changes, first_negative, first_rise, score, scores
 
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096).inv_freq()
 TABLES = {
@@ -31,13 +31,6 @@ def test_all_ways_give_the_sum(name, start, stop):
     np.testing.assert_allclose(scores(inv_freq, start, stop), expected, atol=1e-8)
     before = np.array([by_hand(inv_freq, distance - 1) for distance in range(start, stop)])
     np.testing.assert_allclose(changes(inv_freq, start, stop), expected - before, atol=1e-8)
-
-
-def test_a_grid_is_the_score_at_each_sum():
-    firsts, rest = np.array([0, 17, 5000]), np.array([0, 3, 4, 100])
-    np.testing.assert_allclose(
-        score_grid(LLAMA_2, firsts, rest), score(LLAMA_2, firsts[:, None] + rest[None]), atol=1e-9
-    )
 
 
 def test_a_masked_distance_has_no_score():

@@ -1,6 +1,5 @@
 """The summary of every method: what it says against the quantities themselves, and that it can be printed."""
 
-import itertools
 import json
 import math
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from ropecli.cli.terminal import print_json
-from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import scale, scaling_methods
 from ropecli.theory.granularity import exact_limit
@@ -17,13 +15,6 @@ from ropecli.theory.summary import summarize
 
 DEMO = RopeGeometry(32, 32, 10_000.0, 256)
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096)
-ODD = {
-    "one pair": RopeGeometry(2, 2, 10_000.0, 64),
-    "still pairs": RopeGeometry(64, 64, 1e6, 256, None, 16),
-    "base 1": RopeGeometry(64, 64, 1.0, 256),
-    "window of one": RopeGeometry(64, 64, 10_000.0, 1),
-    "huge window": RopeGeometry(64, 64, 10_000.0, 10**9),
-}
 
 
 def scaled(geometry: RopeGeometry, method: str, factor: float) -> ScaledRope:
@@ -62,19 +53,6 @@ def test_of_every_method(method, capsys):
     distances = [one["distance"] for one in report["decay"]]
     assert distances == sorted(set(distances))
     assert distances[-1] == report["largest_distance"]
-
-
-@pytest.mark.parametrize("name", ODD)
-@pytest.mark.filterwarnings("error")
-def test_of_odd_geometries(name, capsys):
-    geometry = ODD[name]
-    for method, factor in itertools.product(scaling_methods(), (1.0, 20.0)):
-        try:
-            rope = scaled(geometry, method, factor)
-        except MethodError:
-            continue  # the method says itself that it has no meaning here
-        target = round(geometry.original_max_position_embeddings * factor)
-        assert printed(summarize(rope, target), capsys)["target_length"] == target
 
 
 def test_llama_2_by_hand():
