@@ -103,17 +103,6 @@ def test_a_mask_that_leaves_out_what_is_in_the_cache_is_refused(model):
         model(ROW[:, 60:], attention_mask=ONES[:, 60:], past_key_values=cache)
 
 
-@pytest.mark.parametrize("filled", [1, None])
-def test_padding_may_have_any_positions(filled, model, expected):
-    """transformers' own ways: 0 or 1 for all padding, or what is counted before and after the tokens."""
-    mask = torch.cat([ONES[:, :7] * 0, ONES, ONES[:, :5] * 0], 1)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    positions = positions if filled is None else positions.masked_fill(mask == 0, filled)
-    ids = torch.cat([ROW[:, :7], ROW, ROW[:, :5]], 1)
-    found = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    assert_close(found[:, 7:-5], expected)
-
-
 def test_a_model_that_attends_in_both_directions_is_refused(llama):
     model = make(llama)
     model.config.is_causal = False
@@ -136,13 +125,6 @@ def test_sliding_layers_stay_as_they_are_beyond_their_window_too(model_type, bui
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     hidden = [one(ROW, use_cache=False, output_hidden_states=True).hidden_states[1] for one in (plain, model)]
     assert_close(hidden[1], hidden[0])  # the first layer slides
-
-
-def test_every_row_of_a_batch_is_as_it_is_alone(model):
-    tokens, _ = generate(model)
-    alone = [generate(model, row)[0] for row in (IDS[:1, :60], IDS[1:, 23:60])]
-    assert torch.equal(tokens[:1], alone[0])
-    assert torch.equal(tokens[1:, 23:], alone[1])
 
 
 def test_caches_that_are_reordered_and_cropped(model, llama):

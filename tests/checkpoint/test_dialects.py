@@ -9,38 +9,6 @@ from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import CheckpointError
 
 ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "max_position_embeddings")
-LAYERS = ["sliding_attention", "full_attention"]
-BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-
-# What released checkpoints carry, in the older dialect; the newer one is the same with rope_theta inside.
-NATIVE = {
-    "linear": {"type": "linear", "factor": 2.0},
-    "yarn-set": {
-        "type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "beta_fast": 16.0,
-        "beta_slow": 0.5,
-        "truncate": False,
-        "attention_factor": 1.2,
-    },
-    "mscale": {
-        "type": "yarn",
-        "factor": 40.0,
-        "original_max_position_embeddings": 64,
-        "mscale": 0.707,
-        "mscale_all_dim": 1.0,
-    },
-    "llama3": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32, **BANDS},
-    "longrope": {
-        "type": "longrope",
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "short_factor": np.linspace(1, 2, 16).tolist(),
-        "long_factor": np.linspace(1, 2, 16).tolist(),
-    },
-}
-
 ARCHITECTURES = {"phi": {"partial_rotary_factor": 0.5}, "gpt_neox": {"rotary_pct": 0.25}}
 
 
@@ -55,13 +23,6 @@ def architecture(build):
         return built[name]
 
     return get
-
-
-@pytest.mark.parametrize("name", NATIVE)
-def test_native_scaling_is_read_in_either_dialect(name, llama, edited, assert_inspection_is_live):
-    older = {"rope_parameters": ..., "rope_theta": 20000.0, "rope_scaling": NATIVE[name]}
-    assert_inspection_is_live(edited(llama, "older", **older))
-    assert_inspection_is_live(edited(llama, "newer", rope_parameters={"rope_theta": 20000.0, **NATIVE[name]}))
 
 
 @pytest.mark.parametrize(("method", "params"), [("yarn", {}), ("ntk", {})])

@@ -121,26 +121,6 @@ def test_restored_gives_the_model_back_to_the_bit_after_an_error_too(method, fol
         assert table.rope_type == "default"
 
 
-# With a KV cache.
-
-
-@torch.no_grad()
-def test_a_key_in_the_cache_keeps_the_rotation_it_got(llama):
-    """What `dynamic` costs: the chunk beyond the window turns otherwise than the keys that lie there."""
-    ropes, model = ropes_of(llama, "dynamic"), load(llama)
-    live_patch(model, ropes)
-    out = model(IDS[:, :40], use_cache=True)
-    later = model(IDS[:, 40:160], past_key_values=out.past_key_values, use_cache=True).logits
-    by_hand = load(llama)
-    live_patch(by_hand, fixed(ropes, 40))
-    out = by_hand(IDS[:, :40], use_cache=True)
-    live_patch(by_hand, fixed(ropes, 160))
-    assert torch.equal(later, by_hand(IDS[:, 40:160], past_key_values=out.past_key_values, use_cache=True).logits)
-    assert (later - logits(model, 160)[:, 40:]).abs().max() > 1e-3
-
-
-# Other models.
-
 MODELS = {
     "gpt_neox": {"rotary_pct": 0.25},
     "cohere": {"head_dim": 32},

@@ -92,8 +92,6 @@ def test_weights_are_linked_or_copied_as_a_patch_does(llama, patch, revert, rope
     ("method", "config"),
     [
         ("yarn", {"rope_parameters": ..., "rope_scaling": None, "rope_theta": 1e4}),
-        ("ntk", {"rope_parameters": ..., "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2}}),
-        ("dynamic", {"rope_parameters": {"rope_theta": 500000, "factor": 2.0, "rope_type": "yarn"}}),
         (
             "longrope",
             {

@@ -297,3 +297,12 @@ def test_a_kernel_that_does_not_compile_is_done_without(monkeypatch):
     fails(torch.OutOfMemoryError("memory"))
     with pytest.raises(torch.OutOfMemoryError):
         attend(kernel, HALVES, *heads)
+
+
+def test_angles_are_exact_far_out():
+    rotation = Rotation(10_000.0 ** -(np.arange(32) / 32))
+    by, states = np.array([1e6 + 1 / 3, -(2.0**20) - 0.1]), torch.randn(2, 64)
+    angles = torch.from_numpy(by[:, None] * rotation.inv_freq)
+    one, two = states.double().chunk(2, -1)
+    expected = torch.cat([one * angles.cos() - two * angles.sin(), two * angles.cos() + one * angles.sin()], -1)
+    torch.testing.assert_close(rotation.turn(states, by).double(), expected, atol=1e-6, rtol=0)

@@ -10,14 +10,12 @@ import pytest
 
 from ropecli.errors import DataError
 from ropecli.report.figures import style
-from ropecli.report.figures.decay import chosen_pairs, stretches
+from ropecli.report.figures.decay import chosen_pairs
 from ropecli.report.kinds import KINDS, STUDY_KINDS, choose_kind, draw_study
 from ropecli.report.metrics import BITS_PER_BYTE
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scale
-from ropecli.theory.distances import seen_distances
 from ropecli.theory.images import closest_images, distance_to_old_images
-from ropecli.theory.score import score
 
 
 def lines(axes):
@@ -226,22 +224,6 @@ def test_frequencies_are_ratios(study):
         draw_study("frequencies", study())
     with pytest.raises(DataError, match="No pair of folder turned"):
         draw_study("frequencies", study("nope", still_pairs=64))
-
-
-@pytest.mark.parametrize(("method", "stop"), [("yarn", 37), ("yarn", 1999), ("lm-infinite", 1999)])
-def test_the_decay_is_of_every_distance(study, method, stop):
-    made = study(method, window=128, head_dim=16)
-    rope = made.ropes[f"{method} ×8"]
-    seen = np.append(seen_distances(rope, made.target), np.full(stop, np.nan))[:stop]
-    seen = np.arange(stop, dtype=float) if rope.remapping is None else seen
-    values = score(rope.inv_freq, seen)
-    width = -(-stop // 120)
-    for middle, low, mean, high in zip(*stretches(rope, stop, made.target), strict=True):
-        start = int(middle) // width * width
-        part = values[start : start + width]
-        part = part[~np.isnan(part)]
-        expected = (part.min(), part.mean(), part.max()) if part.size else (np.nan,) * 3
-        np.testing.assert_allclose((low, mean, high), expected, atol=1e-9)
 
 
 def test_the_decay_marks_its_lengths_and_single_pairs(study):
