@@ -139,18 +139,6 @@ METHODS = [name for name in below(["remapping"]) if name not in below(["remappin
 """The relative-position methods, which are mathematics as well."""
 
 
-def test_the_reader_sees_imports_wherever_they_stand():
-    tree = ast.parse(
-        "import a\n"
-        "if TYPE_CHECKING:\n    import types_alone\n"
-        "try:\n    from b.c import d\nexcept ImportError:\n    pass\n"
-        "def f():\n    with g():\n        import late\n"
-        "class K:\n    import e\n    def m(self):\n        import later\n"
-    )
-    assert imports(tree, inside_functions=False) == {"a", "b.c.d", "e"}
-    assert imports(tree, inside_functions=True) == {"a", "b.c.d", "e", "late", "later"}
-
-
 def test_every_part_has_its_layer():
     assert {part_of(name) for name in MODULES} - {"__init__"} <= set(HEIGHT)
 

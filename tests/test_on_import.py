@@ -38,34 +38,6 @@ def test_waits_until_the_module_is_there(library):
     assert called == [7]
 
 
-def test_is_called_at_once_for_a_module_that_is_there(library):
-    importlib.import_module(f"{library}.waited_for")
-    called = []
-    after_import(f"{library}.waited_for", lambda: called.append(1))
-    assert called == [1]
-
-
-def test_leaves_the_module_as_its_own_loader_makes_it(library):
-    import inspect
-
-    after_import(f"{library}.waited_for", lambda: None)
-    looked_for = importlib.util.find_spec(f"{library}.waited_for")
-    assert looked_for.loader.get_source(looked_for.name).startswith('"""Words."""')
-    module = importlib.import_module(f"{library}.waited_for")
-    assert inspect.getsource(module).startswith('"""Words."""')
-    assert type(module.__loader__) is type(importlib.import_module(library).__loader__)
-    assert module.__spec__.loader is module.__loader__
-
-
-def test_who_only_looks_for_the_module_does_not_end_the_waiting(library):
-    called = []
-    after_import(f"{library}.waited_for", lambda: called.append(1))
-    assert importlib.util.find_spec(f"{library}.waited_for") is not None
-    assert not called
-    importlib.import_module(f"{library}.waited_for")
-    assert called == [1]
-
-
 def test_a_module_that_fails_fails_as_without(library):
     called = []
     after_import(f"{library}.broken", lambda: called.append(1))

@@ -147,13 +147,6 @@ def bare_keys(text):
     return bare
 
 
-def test_the_reader_of_comments_sees_what_is_missing():
-    text = "# why\na: 1\nb: 2\nc:  # why\n  d: 1\nm:  # why\n  - e: 1  # why\n    f: 1\n  - e: 2\n    g: 3  # why\n"
-    assert bare_keys(text) == ["b", "c.d", "m.f"]
-    names = {key for path in RECIPES for key in bare_keys(re.sub(r" *#.*", "", path.read_text(encoding="utf-8")))}
-    assert {"steps", "patch.method", "mixture.weight", "stages.patch.params.rope_theta"} <= names
-
-
 def test_the_index_names_every_recipe_and_nothing_else():
     links = re.findall(r"\]\(([\w/.-]+\.yaml)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert [link for link in links if not (ROOT / link).is_file()] == []

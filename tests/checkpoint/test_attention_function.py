@@ -3,15 +3,11 @@
 That its numbers are the method's is shown in tests/remapping/test_brute_force.py; here one way is held against another.
 """
 
-import copy
-import io
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.masking_utils import create_causal_mask
 
-from ropecli.checkpoint.in_memory import live_patch, unpatched_after
+from ropecli.checkpoint.in_memory import live_patch
 from ropecli.checkpoint.plan import make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import PatchError
@@ -89,7 +85,6 @@ HOLED = torch.ones(1, TOKENS, dtype=torch.long).index_fill(1, torch.tensor([30])
     ("options", "reason"),
     [
         ({"position_ids": PACKED, "use_cache": False}, "packed into one sequence"),
-        ({"position_ids": PACKED, "attention_mask": ONES}, "The positions leave some out or begin again"),
         ({"position_ids": 2 * torch.arange(TOKENS)[None], "attention_mask": ONES}, "The positions leave some out"),
         ({"attention_mask": torch.ones(1, 1, TOKENS, TOKENS)}, r"a mask of shape \(1, 1, 110, 110\)"),
         ({"attention_mask": HOLED}, "padding between tokens"),
@@ -100,15 +95,6 @@ def test_what_it_would_do_wrong_is_refused(options, reason, model):
         model(ROW, **options)
 
 
-def test_tokens_after_padding_at_the_right_are_refused(model, expected):
-    mask = ONES[:, :60].clone()
-    mask[:, 50:] = 0
-    read = model(ROW[:, :60], attention_mask=mask)
-    assert_close(read.logits[:, :50], expected[:, :50])
-    with pytest.raises(PatchError, match="padding between tokens"):
-        model(ROW[:, 60:], attention_mask=torch.cat([mask, ONES[:, 60:]], 1), past_key_values=read.past_key_values)
-
-
 def test_a_mask_that_leaves_out_what_is_in_the_cache_is_refused(model):
     cache = model(ROW[:, :60]).past_key_values
     with pytest.raises(
@@ -117,32 +103,11 @@ def test_a_mask_that_leaves_out_what_is_in_the_cache_is_refused(model):
         model(ROW[:, 60:], attention_mask=ONES[:, 60:], past_key_values=cache)
 
 
-@pytest.mark.parametrize("filled", [0, 1, None])
-def test_padding_may_have_any_positions(filled, model, expected):
-    """transformers' own ways: 0 or 1 for all padding, or what is counted before and after the tokens."""
-    mask = torch.cat([ONES[:, :7] * 0, ONES, ONES[:, :5] * 0], 1)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    positions = positions if filled is None else positions.masked_fill(mask == 0, filled)
-    ids = torch.cat([ROW[:, :7], ROW, ROW[:, :5]], 1)
-    found = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    assert_close(found[:, 7:-5], expected)
-
-
-def test_positions_that_begin_anywhere_are_all_the_same(model, expected):
-    assert_close(model(ROW, position_ids=torch.arange(1000, 1000 + TOKENS)[None]).logits, expected)
-
-
 def test_a_model_that_attends_in_both_directions_is_refused(llama):
     model = make(llama)
     model.config.is_causal = False
     with pytest.raises(PatchError, match="Tokens see the ones after them"):
         model(ROW)
-
-
-def test_images_that_see_all_of_themselves_are_refused(build):
-    model = make(build("gemma3_text", head_dim=32, layer_types=LAYERS))
-    with pytest.raises(PatchError, match="overlays a mask of its own"):
-        create_causal_mask(model.config, torch.zeros(1, 4, 64), None, None, or_mask_function=lambda *_: True)
 
 
 # caches
@@ -162,24 +127,6 @@ def test_sliding_layers_stay_as_they_are_beyond_their_window_too(model_type, bui
     assert_close(hidden[1], hidden[0])  # the first layer slides
 
 
-def test_every_row_of_a_batch_is_as_it_is_alone(model):
-    tokens, _ = generate(model)
-    alone = [generate(model, row)[0] for row in (IDS[:1, :60], IDS[1:, 23:60])]
-    assert torch.equal(tokens[:1], alone[0])
-    assert torch.equal(tokens[1:, 23:], alone[1])
-
-
-def test_a_conversation_goes_on_from_its_cache(model):
-    mask = torch.ones(2, 70, dtype=torch.long)
-    mask[1, :13] = 0
-    options = {"max_new_tokens": 10, "do_sample": False, "return_dict_in_generate": True}
-    first = model.generate(IDS[:, :40] * mask[:, :40], attention_mask=mask[:, :40], **options)
-    asked = torch.cat([first.sequences, IDS[:, 60:80]], 1)
-    cached = model.generate(asked, attention_mask=mask, past_key_values=first.past_key_values, **options)
-    afresh = model.generate(asked, attention_mask=mask, **options)
-    assert torch.equal(cached.sequences, afresh.sequences)
-
-
 def test_caches_that_are_reordered_and_cropped(model, llama):
     assert torch.equal(*(generate(model, num_beams=3, use_cache=cached)[0] for cached in (True, False)))
     helped = {"assistant_model": AutoModelForCausalLM.from_pretrained(llama)}
@@ -187,27 +134,6 @@ def test_caches_that_are_reordered_and_cropped(model, llama):
 
 
 # copies, and all that wraps a model
-
-
-def test_a_copy_is_the_same_model(llama):
-    model = make(llama, "self-extend")
-    expected, file = model(ROW).logits, io.BytesIO()
-    assert torch.equal(copy.deepcopy(model)(ROW).logits, expected)
-    torch.save(model, file)
-    file.seek(0)
-    assert torch.equal(torch.load(file, weights_only=False)(ROW).logits, expected)
-
-
-def test_two_models_of_other_parameters_and_one_that_is_patched_again(llama):
-    near, far = make(llama, window=16), make(llama, window=40)
-    expected = [model(ROW).logits for model in (near, far)]
-    assert (expected[0] - expected[1]).abs().max() > 1e-2 * expected[0].abs().max()
-    assert torch.equal(near(ROW).logits, expected[0])
-    live_patch(near, ropes(llama, window=40))
-    assert torch.equal(near(ROW).logits, expected[1])
-    with unpatched_after(near):
-        live_patch(near, ropes(llama, "dual-chunk"))
-    assert torch.equal(near(ROW).logits, expected[1])
 
 
 def test_in_half_precision_its_own_arithmetic_is_float32(llama, patched, expected):

@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ropecli.checkpoint.carrier import KEY, Carrier, parse_carrier, read_carrier
 from ropecli.checkpoint.in_memory import live_patch
-from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.plan import effective_ropes, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.revert import plan_reversal, revert_to
@@ -102,26 +101,16 @@ def test_what_is_written_is_what_is_patched_in_memory(model_type, settings, buil
     assert_is_the_patch_in_memory(patched(folder, "rerope"), folder)
 
 
-@pytest.mark.parametrize(
-    ("attention", "others"),
-    [
-        ({}, {}),
-        ({"_attn_implementation": "eager"}, {"": "eager", "vision_config": "eager"}),
-        ({"attn_implementation": {"vision_config": "eager"}}, {"vision_config": "eager"}),
-    ],
-)
-def test_of_a_composite_model_the_text_part_alone_gets_it(attention, others, composite, edited, patched, config_of):
-    folder = edited(composite, **attention)
-    output = patched(folder, "rerope")
+def test_of_a_composite_model_the_text_part_alone_gets_it(composite, patched, config_of):
+    output = patched(composite, "rerope")
     config = config_of(output)
-    assert config["attn_implementation"] == {**others, "text_config": "ropecli:rerope"}
+    assert config["attn_implementation"] == {"text_config": "ropecli:rerope"}
     assert KEY not in config
     assert config["text_config"][KEY]["pretrained"] == 64
     model = load(output)
     assert model.config.text_config._attn_implementation == "ropecli:rerope"
-    assert model.config.vision_config._attn_implementation == others.get("vision_config", "sdpa")
-    if not attention:
-        assert_is_the_patch_in_memory(output, folder)
+    assert model.config.vision_config._attn_implementation == "sdpa"
+    assert_is_the_patch_in_memory(output, composite)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +179,10 @@ def test_a_second_patch_is_of_the_original(first, then, llama, patched, config_o
     assert config_of(patched(once, then)) == config_of(patched(llama, then))
 
 
-@pytest.mark.parametrize("attention", [{}, {"_attn_implementation": "sdpa"}])
 def test_the_way_back_is_to_the_byte_and_a_plain_patch_leaves_the_attention(
-    attention, llama, edited, patched, config_of, tmp_path
+    llama, edited, patched, config_of, tmp_path
 ):
+    attention = {"_attn_implementation": "sdpa"}
     folder = edited(llama, **attention)
     (folder / "config.json").write_text(json.dumps(config_of(folder), indent=2) + "\n")
     output = patched(folder, "rerope")
@@ -204,56 +193,20 @@ def test_the_way_back_is_to_the_byte_and_a_plain_patch_leaves_the_attention(
     assert {key: plain[key] for key in plain if "attn_impl" in key or key == KEY} == attention
 
 
-@pytest.mark.parametrize("scaling", [{}, {"rope_type": "llama3", "factor": 2.0, "rope_theta": 1e4, **BANDS}])
-def test_without_the_note_all_is_known_but_the_way_back(scaling, llama, edited, patched):
-    if scaling:
-        scaling = {**scaling, "original_max_position_embeddings": 32}
-    folder = patched(edited(llama, rope_parameters=scaling) if scaling else llama, "leaky-rerope", 8.0)
-    known = inspect_checkpoint(open_checkpoint(folder))
-    (folder / "ropecli.yaml").unlink()
-    checkpoint = open_checkpoint(folder)
-    assert inspect_checkpoint(checkpoint) == known
-    assert (known["method"], known["factor"]) == ("leaky-rerope", 8.0)
-    with pytest.raises(PatchError, match=r"no ropecli\.yaml says .* before\. Take the checkpoint before the patch"):
-        make_plan(checkpoint, ScalingSpec("yarn", 4.0))
-
-
-def test_an_edited_config_is_gone_by_and_not_patched_again(llama, patched, config_of):
-    folder = patched(llama, "rerope")
-    config = config_of(folder)
-    config[KEY]["params"]["window"] = 8
-    (folder / "config.json").write_text(json.dumps(config))
-    ropes, settings = effective_ropes(open_checkpoint(folder))
-    assert ropes[None].remapping.params == {"window": 8}
-    assert f"was edited since ropecli.yaml was written ({KEY})" in settings.warnings[0]
-    with pytest.raises(PatchError, match=r"edited since ropecli\.yaml was written .* Undo the edit, or take"):
-        make_plan(open_checkpoint(folder), ScalingSpec("yarn", 4.0))
-    assert all(finding["fix"] is None for finding in inspect_checkpoint(open_checkpoint(folder))["findings"])
-
-
 BLOCK = {"method": "rerope", "params": {"window": 32}, "pretrained": 64, "target": 256, "rotary_start": 0}
 BLOCK["neighbours"] = False
 FAULTS = {
-    "\\[1\\]": [1],
-    "foo: Unexpected keyword": {"foo": 1},
     "params: Field required": {"params": ...},
     "method is 'self-extend'": {"method": "self-extend"},
-    "no parameter 'slope'": {"params": {"slope": 3.0}},
     "window is 65; it must be at most 64": {"params": {"window": 65}},
     "pretrained: .*given: nan": {"pretrained": float("nan")},
-    "pretrained: .*given: True": {"pretrained": True},
-    "target: .*given: 0": {"target": 0},
-    "rotary_start: .*given: '0'": {"rotary_start": "0"},
-    "neighbours: .*given: 1": {"neighbours": 1},
-    "inv_freq..1: .*finite.*given: nan": {"inv_freq": {"": [1.0, float("nan")]}},
 }
 
 
 def test_a_block_that_is_off_is_one_sentence():
     assert parse_carrier(BLOCK, "rerope") == Carrier(**BLOCK)
     for fault, change in FAULTS.items():
-        block = {**BLOCK, **change} if isinstance(change, dict) else change
-        block = {key: value for key, value in block.items() if value is not ...} if isinstance(block, dict) else block
+        block = {key: value for key, value in {**BLOCK, **change}.items() if value is not ...}
         said = rf"^{KEY} in config.json does not describe rerope: .*{fault}.*anew from"
         with pytest.raises(CheckpointError, match=said):
             parse_carrier(block, "rerope")
@@ -264,29 +217,14 @@ def test_a_block_that_is_off_is_one_sentence():
     [
         ({"attn_implementation": ...}, f"{KEY} without the attn_implementation .* save_pretrained leaves it out"),
         ({KEY: ...}, f"attn_implementation without the {KEY}"),
-        ({"attn_implementation": {"text_config": "ropecli:rerope"}}, "without the attn_implementation"),
         ({"attn_implementation": "ropecli:foo"}, "'ropecli:foo'; this ropecli knows ropecli:dual-chunk, "),
         ({"_attn_implementation": "sdpa"}, "'sdpa', which transformers takes in place of .* Remove _attn_impl"),
-        ({KEY: {**BLOCK, "inv_freq": {"": [1.0] * 16}}}, "of a model that was patched in memory"),
     ],
 )
 def test_half_a_carrier_and_one_that_is_overruled_are_not_gone_by(change, reason, llama, patched, edited):
     folder = edited(patched(llama, "rerope"), **change)
     with pytest.raises(CheckpointError, match=reason):
         effective_ropes(open_checkpoint(folder))
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"rotary_start": 20}, "dimensions 20 to 51 of a head turn, which is 32 wide"),
-        ({"rotary_start": None}, "does not say which dimensions of a head turn"),
-    ],
-)
-def test_a_block_that_does_not_fit_the_heads_is_refused_when_it_is_run(change, reason, llama, patched, edited):
-    model = load_model(open_checkpoint(edited(patched(llama, "rerope"), **{KEY: {**BLOCK, **change}})))
-    with pytest.raises(CheckpointError, match=reason):
-        logits(model)
 
 
 def test_what_save_pretrained_writes_is_half_a_carrier(llama, patched, tmp_path):

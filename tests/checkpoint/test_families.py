@@ -15,7 +15,6 @@ from tiny_settings import TINY as SIZES
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from ropecli.checkpoint import families, live
-from ropecli.checkpoint.encoding import native_parameters
 from ropecli.checkpoint.families import family_of
 from ropecli.checkpoint.plan import make_plan
 from ropecli.checkpoint.proof import build_without_weights
@@ -23,7 +22,6 @@ from ropecli.checkpoint.quiet import quiet_transformers
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import PatchError
 from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import scale
 
 PINNED = "5.23.0"
 pinned = pytest.mark.skipif(
@@ -119,25 +117,6 @@ def test_no_type_with_sliding_layers_is_forgotten(rotary):
             mixed.add(model_type)
     assert mixed - set(SLIDING) == {"granite_swa", "granitemoe_swa"}  # these say by layer_rope_theta which layers turn
     assert set(SLIDING) >= families._ONLY_SLIDING_TURN
-
-
-SWITCHED = {
-    "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1]},
-    "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["attention"] * 2},
-}
-
-
-@pytest.mark.parametrize("model_type", families._SWITCHES)
-def test_without_its_switch_a_model_has_no_rotary_tables(model_type):
-    key, value = families._SWITCHES[model_type]
-
-    def tables(**settings) -> int:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**SWITCHED[model_type], **settings))
-        return len(rotary_tables(model))
-
-    assert tables(**{key: value}) > 0
-    assert tables() == tables(**{key: None if value != True else False}) == 0  # noqa: E712
 
 
 COMPRESSED = {
@@ -270,7 +249,6 @@ def turned(model, position: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 LONG = np.linspace(1, 6, 16).tolist()
-SHORT = np.linspace(1, 1.3, 16).tolist()
 PHIMOE = {**TINY, "model_type": "phimoe", "num_local_experts": 2, "num_experts_per_tok": 1, "rope_theta": 1e4}
 
 
@@ -279,8 +257,6 @@ PHIMOE = {**TINY, "model_type": "phimoe", "num_local_experts": 2, "num_experts_p
     [
         ("longrope", {"long_factor": LONG, "attention_factor": 1.3}),
         ("yarn", {}),
-        ("linear", {}),
-        ("p-rope", {}),
     ],
 )
 def test_phimoe_turns_as_patched_on_both_sides_of_the_window(method, params, written, patched):
@@ -293,35 +269,3 @@ def test_phimoe_turns_as_patched_on_both_sides_of_the_window(method, params, wri
         angles = position * rope.inv_freq
         np.testing.assert_allclose(cos, rope.attention_factor * np.cos(angles), atol=5e-5)
         np.testing.assert_allclose(sin, rope.attention_factor * np.sin(angles), atol=5e-5)
-
-
-def test_phimoe_never_takes_its_long_factors(written):
-    """As published, with two lists; stock transformers turns by the first at every length, and a patch says so."""
-    two = {"long_factor": LONG, "short_factor": SHORT, "short_mscale": 1.2, "long_mscale": 1.3}
-    scaling = {**two, "type": "longrope", "original_max_position_embeddings": 64}
-    model = build_without_weights(written({**PHIMOE, "max_position_embeddings": 256, "rope_scaling": scaling}))
-    for position, mscale in ((10, 1.2), (100, 1.3)):
-        expected = mscale * np.cos(position * 1e4 ** (-np.arange(16) / 16) / SHORT)
-        np.testing.assert_allclose(turned(model, position)[0], expected, atol=5e-5)
-    spec = ScalingSpec("longrope", 4.0, {"long_factor": LONG, "short_factor": SHORT})
-    plan = make_plan(open_checkpoint(written(PHIMOE)), spec)
-    assert "turns by short_factor at every length" in plan.unwritable
-    rope = scale(plan.ropes[None].geometry, spec)
-    with pytest.raises(PatchError, match="Give one list"):
-        native_parameters(rope, family_of(PHIMOE))
-
-
-@pytest.mark.parametrize("model_type", sorted(families._BARE_LONGROPE))
-def test_longrope_in_the_older_dialect_of_phi3_is_bare(model_type, written, patched, config_of):
-    """transformers 4 refuses any other key beside these; where there must be one, it refuses aloud."""
-    source = written({**TINY, "model_type": model_type, "rope_theta": 1e4, "original_max_position_embeddings": 64})
-    bare = {"type", "short_factor", "long_factor"}
-    assert set(config_of(patched(source, "longrope", long_factor=LONG))["rope_scaling"]) == bare
-    own = config_of(patched(source, "longrope", long_factor=LONG, attention_factor=1.4))["rope_scaling"]
-    assert (own["attention_factor"], own["long_mscale"]) == (1.4, 1.4)
-
-
-def test_types_that_are_refused_are_known_to_transformers():
-    for model_type in families._REFUSED:
-        assert model_type in CONFIG_MAPPING
-        assert family_of({"model_type": model_type}).refused

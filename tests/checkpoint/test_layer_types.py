@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import yaml
 
-from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.plan import effective_ropes, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to
@@ -19,7 +18,6 @@ MODELS = {
     "gemma3_text": {"head_dim": 32},
     "olmo3": {},
     "modernbert-decoder": {"cls_token_id": 0, "sep_token_id": 0},
-    "mellum": {"head_dim": 32, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32},
 }
 NEAR = ["sliding_attention"]
 
@@ -53,9 +51,7 @@ def patch(tmp_path):
 @pytest.mark.parametrize(
     ("name", "method", "chosen"),
     [
-        *((name, "linear", NEAR) for name in MODELS),
         ("gemma3_text", "ntk", NEAR),
-        ("gemma3_text", "yarn", ["full_attention"]),
         ("olmo3", "yarn", LAYERS),
         ("modernbert-decoder", "ntk", LAYERS[::-1]),
     ],
@@ -78,14 +74,6 @@ def test_the_layers_that_are_named_are_scaled_and_no_other(
     assert_inspection_is_live(folder)
 
 
-def test_the_choice_is_shown_by_inspect(model, patch):
-    report = inspect_checkpoint(open_checkpoint(patch(model("gemma3_text"), ["sliding_attention"], "ntk")))
-    assert {rope["layer_type"]: (rope["method"], rope["factor"]) for rope in report["ropes"]} == {
-        "sliding_attention": ("ntk", 4.0),
-        "full_attention": ("none", 1.0),
-    }
-
-
 def test_a_second_patch_starts_from_the_original_whatever_was_chosen_first(model, patch, config_of):
     first = patch(model("olmo3"), NEAR)
     again, afresh = patch(first, None, "yarn"), patch(model("olmo3"), None, "yarn")
@@ -106,39 +94,9 @@ def test_the_older_fields_go_on_meaning_the_far_layers(own, model, edited, patch
     assert config["rope_local_base_freq"] == pytest.approx(15000.0 * 4 ** (32 / 30))
 
 
-def test_scaling_what_looks_back_a_short_way_is_warned_of(model):
-    def warnings(layer_types):
-        source = open_checkpoint(model("gemma3_text"))
-        return make_plan(source, ScalingSpec("linear", 4.0), layer_types=layer_types).warnings
-
-    assert any("layers of type sliding_attention look back a short way" in warning for warning in warnings(LAYERS))
-    assert not any("look back a short way" in warning for warning in warnings(None))
-
-
-@pytest.mark.parametrize(
-    ("layer_types", "message"),
-    [
-        (["full"], r"--layer-types names full; the layers of .* are of type full_attention, sliding_attention"),
-        ([], "--layer-types names none"),
-    ],
-)
-def test_layer_types_that_are_not_there_are_refused(layer_types, message, model, tmp_path):
-    with pytest.raises(PatchError, match=message):
-        make_plan(open_checkpoint(model("gemma3_text")), ScalingSpec("linear", 4.0), layer_types=layer_types)
-
-
 def test_a_model_whose_layers_share_one_rope_is_refused(llama):
     with pytest.raises(PatchError, match="chooses between ropes, and here all layers share one"):
         make_plan(open_checkpoint(llama), ScalingSpec("linear", 4.0), layer_types=["full_attention"])
-
-
-def test_a_model_that_has_no_far_layers_is_patched_where_it_is_told(build, patch, live):
-    """beam turns its sliding layers alone; without a choice it is refused."""
-    source = build("beam", head_dim=32, layer_types=LAYERS, sliding_window=32)
-    with pytest.raises(PatchError, match="no layer that sees the whole context has rotary positions"):
-        patch(source, None)
-    table = live(patch(source, ["sliding_attention"]))["sliding_attention"]
-    np.testing.assert_allclose(table.inv_freq, live(source)["sliding_attention"].inv_freq / 4, rtol=2e-6)
 
 
 def test_the_option_of_the_command(model, ropecli, tmp_path):
@@ -173,16 +131,6 @@ def test_the_older_reader_of_gemma3_finds_both_bases(method, model, patched, con
     assert config["rope_local_base_freq"] == config["rope_parameters"]["sliding_attention"]["rope_theta"] == 1e4
 
 
-def test_a_ramp_that_is_not_truncated(model, patched, config_of, live, assert_inspection_is_live):
-    """Where ropes are nested, transformers 5 looks for truncate beside them, and nowhere else."""
-    gemma3 = model("gemma3_text")
-    folder, truncated = patched(gemma3, "yarn", truncate=False), patched(gemma3, "yarn")
-    assert_inspection_is_live(folder)
-    assert config_of(folder)["rope_parameters"]["truncate"] is False
-    tables = [live(one)["full_attention"].inv_freq for one in (folder, truncated)]
-    assert not np.array_equal(*tables), "the test's ramp begins and ends at whole pairs"
-
-
 def test_the_pretraining_window_is_that_of_the_layers_that_are_scaled(model, edited):
     """The sliding layers name none of their own; max_position_embeddings is the extended one."""
     yarn = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 5e5, "original_max_position_embeddings": 64}
@@ -191,13 +139,6 @@ def test_the_pretraining_window_is_that_of_the_layers_that_are_scaled(model, edi
     plan = make_plan(source, ScalingSpec("yarn", 1.0), target_length=1024)
     assert plan.spec.factor == 16.0
     assert plan.config["rope_parameters"]["full_attention"]["original_max_position_embeddings"] == 64
-
-
-@pytest.mark.parametrize("name", ["gemma2", "vaultgemma"])
-def test_a_sliding_window_of_half_the_layers_is_no_cause_for_a_warning(name, build):
-    """The other half attends as far as there is text."""
-    model = build(name, head_dim=32, layer_types=LAYERS, sliding_window=32)
-    assert make_plan(open_checkpoint(model), ScalingSpec("yarn", 4.0)).warnings == ()
 
 
 def test_a_sliding_window_is_warned_of_where_every_layer_slides(build):

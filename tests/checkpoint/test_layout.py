@@ -1,7 +1,6 @@
 """How heads turn, found on live models and held against what is known of each; and what is refused, with its reason."""
 
 import contextlib
-import types
 
 import pytest
 import torch
@@ -10,11 +9,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.llama import modeling_llama
 from uneven import load_uneven
 
-from ropecli.checkpoint import layout
-from ropecli.checkpoint.layout import Layout, find_layout, layer_label
+from ropecli.checkpoint.layout import Layout, find_layout
 from ropecli.checkpoint.live import rotary_tables
 from ropecli.errors import PatchError
-from ropecli.remapping.attention.turning import Rotation
 
 HALVES, NEIGHBOURS = Layout(0, False), Layout(0, True)
 KNOWN = {
@@ -83,16 +80,6 @@ def test_weights_of_other_precisions_are_proved_too(build, llama, dtype):
         find_layout(load_uneven(build("hunyuan_v1_dense", head_dim=32), dtype=dtype))
 
 
-def test_a_wrong_turning_fits_no_layout(llama, monkeypatch):
-    class Slower(Rotation):
-        def turn(self, states, by):
-            return super().turn(states, 0.99 * by)
-
-    monkeypatch.setattr(layout, "Rotation", Slower)
-    with pytest.raises(PatchError, match="Layer 0"):
-        find_layout(load_uneven(llama))
-
-
 def test_one_head_that_does_not_turn_is_noticed(build, monkeypatch):
     rotate = modeling_llama.apply_rotary_pos_emb
 
@@ -104,71 +91,3 @@ def test_one_head_that_does_not_turn_is_noticed(build, monkeypatch):
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", all_but_the_last)
     with left_as_it_is(model), pytest.raises(PatchError, match=r"Layer 0 \(LlamaAttention\) changes queries or keys"):
         find_layout(model)
-
-
-def test_layers_that_do_not_turn_alike_are_refused(llama, monkeypatch):
-    rotate, calls = modeling_llama.apply_rotary_pos_emb, []
-
-    def every_other_by_neighbours(query, key, cos, sin):
-        calls.append(1)
-        if len(calls) % 2:
-            return rotate(query, key, cos, sin)
-        parted = [torch.cat([states[..., 0::2], states[..., 1::2]], -1) for states in (query, key)]
-        turned = (states.chunk(2, -1) for states in rotate(*parted, cos, sin))
-        return tuple(torch.stack(pair, -1).flatten(-2) for pair in turned)
-
-    model = load_uneven(llama)
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", every_other_by_neighbours)
-    with left_as_it_is(model), pytest.raises(PatchError, match="do not turn alike"):
-        find_layout(model)
-
-
-def test_a_layer_that_turns_and_does_not_come_by_is_refused(llama):
-    model = load_uneven(llama)
-    model.model.layers[1].self_attn.forward = lambda hidden_states, position_embeddings, **others: (
-        hidden_states * position_embeddings[0].mean(-1, keepdim=True),
-        None,
-    )
-    with left_as_it_is(model), pytest.raises(PatchError, match="do not come by the attention function"):
-        find_layout(model)
-
-
-@pytest.mark.parametrize(
-    ("asked", "reason"),
-    [
-        ({"indices": torch.zeros(1)}, r"no other function than its own gives: \['indices'\]"),
-        ({"is_causal": False}, "attends in both directions"),
-        ({"attention_mask": None}, "no mask"),
-        ({"sliding_window": 16}, "names a sliding_window, and sees the whole context"),
-        ({"attention_mask": torch.ones(1, 1, 24, 24)}, "changes the mask"),
-    ],
-)
-def test_what_the_function_cannot_honour_is_named(llama, asked, reason):
-    model = load_uneven(llama)
-    layer = model.model.layers[1].self_attn
-    plain = layer.forward
-    layer.forward = lambda *arguments, **named: plain(*arguments, **{**named, **asked})
-    with pytest.raises(PatchError, match=reason):
-        find_layout(model)
-
-
-def test_a_model_that_breaks_is_left_as_it_is(llama):
-    model = load_uneven(llama)
-    with left_as_it_is(model):
-        model.model.layers[1].mlp.forward = lambda hidden: 1 / 0
-        with pytest.raises(PatchError, match="division by zero"):
-            find_layout(model)
-        del model.model.layers[1].mlp.forward
-
-
-def test_a_label_is_the_modules_own_or_its_place_in_the_config():
-    labels = {"full_attention": 1, "sliding_attention": 2}
-    config = types.SimpleNamespace(layer_types=["sliding_attention", "full_attention"])
-    module = types.SimpleNamespace(config=config, layer_idx=1)
-    assert layer_label(module, {None}) is None
-    assert layer_label(module, labels) == "full_attention"
-    assert layer_label(types.SimpleNamespace(**vars(module), layer_type="sliding_attention"), labels) == (
-        "sliding_attention"
-    )
-    with pytest.raises(PatchError, match=r"Layer 7 .* does not say by which of the rotary tables"):
-        layer_label(types.SimpleNamespace(config=config, layer_idx=7), labels)

@@ -6,12 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ropecli.checkpoint.families import Family
 from ropecli.checkpoint.plan import make_plan
 from ropecli.checkpoint.proof import prove
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to
-from ropecli.errors import CheckpointError, PatchError, ProofError
+from ropecli.errors import CheckpointError, ProofError
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scale
 
@@ -40,7 +39,6 @@ def tampered(plan, **rope_parameters: object):
         ("linear", {"factor": 4.001}),
         ("yarn", {"beta_slow": 0.5, "betaslow": 1.0}),
         ("yarn", {"truncate": False}),
-        ("yarn", {"original_max_position_embeddings": ...}),
         ("yarn", {"rope_type": "default", "type": "default"}),
         ("llama3", {"low_freq_factor": 1.01}),
     ],
@@ -59,14 +57,6 @@ def test_an_attention_factor_that_the_live_model_does_not_have(method, factor, l
     with pytest.raises(ProofError, match=r"rotary_emb: the live attention factor is 1\.\d+, the patch's 1\.5"):
         patch_to(wrong, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_attention_factor_under_a_rope_type_that_ignores_it(llama, tmp_path):
-    """transformers reads attention_factor under yarn and longrope alone."""
-    linear = plan(llama, "linear")
-    hoped = {label: dataclasses.replace(rope, attention_factor=1.2) for label, rope in linear.ropes.items()}
-    with pytest.raises(ProofError, match=r"attention factor is 1, the patch's 1\.2"):
-        patch_to(dataclasses.replace(linear, ropes=hoped), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -111,14 +101,6 @@ def test_one_layer_type_of_two_is_caught_by_its_name(build, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_number_of_pairs_is_caught(llama, tmp_path):
-    patch_to(plan(llama), tmp_path / "out")
-    rope = plan(llama).ropes[None]
-    half = dataclasses.replace(rope, inv_freq=rope.inv_freq[:8])
-    with pytest.raises(ProofError, match="turns 16 pairs, the patch 8"):
-        prove(tmp_path / "out", {None: half})
-
-
 def test_an_error_of_one_in_ten_thousand_in_one_pair_is_caught(llama, tmp_path):
     patch_to(plan(llama), tmp_path / "out")
     rope = plan(llama).ropes[None]
@@ -142,38 +124,10 @@ def test_what_float32_loses_in_a_large_model_is_no_error(method, params, llama, 
     assert patch_to(plan(large, method, 128.0, **params), tmp_path / "out") == 1
 
 
-def test_a_decoder_that_is_the_head_hides_no_table(build, tmp_path):
-    """This type calls its output layer `decoder`, and get_decoder() gives that."""
-    source = build("modernbert-decoder", layer_types=LAYERS, cls_token_id=0, sep_token_id=0)
-    assert patch_to(plan(source), tmp_path / "out") == 2
-
-
 def test_a_table_that_the_layers_do_not_use_is_no_proof(build, tmp_path):
     """With alibi, falcon makes its rotary table all the same."""
     source = build("falcon", alibi=True, new_decoder_architecture=False)
     with pytest.raises(CheckpointError, match="asks for alibi; this model's layers do not use their rotary"):
-        patch_to(plan(source), tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_model_whose_positions_the_config_does_not_drive(build, edited, tmp_path, monkeypatch):
-    source = build("gptj", n_embd=64, n_head=2, n_layer=2, rotary_dim=16, n_positions=64)
-    with pytest.raises(CheckpointError, match="no rotary position embedding"):
-        plan(source)
-    # The proof finds it for types of which nothing is known. Fields that the model does not read make no difference.
-    for reader in ("dialects", "encoding"):
-        monkeypatch.setattr(f"ropecli.checkpoint.{reader}.family_of", lambda config: Family("gptj"))
-    dressed = edited(source, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 2.0})
-    with pytest.raises(PatchError, match="no rotary table"):
-        patch_to(plan(dressed), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_config_that_transformers_refuses(build, tmp_path, monkeypatch):
-    """phi3 takes no scaling but longrope."""
-    monkeypatch.setattr("ropecli.checkpoint.encoding.family_of", lambda config: Family("phi3"))
-    source = build("phi3", original_max_position_embeddings=64)
-    with pytest.raises(CheckpointError, match="transformers does not build a model from this config"):
         patch_to(plan(source), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -88,20 +88,10 @@ def test_weights_are_linked_or_copied_as_a_patch_does(llama, patch, revert, rope
     assert not (tmp_path / "copy" / "model.safetensors").samefile(llama / "model.safetensors")
 
 
-def test_after_several_patches_it_is_still_the_first(llama, patch, revert):
-    patched = patch(patch(patch(llama, *METHODS["longrope"]), "-m", "yarn", "--factor", 8), *METHODS["none"])
-    reverted, said = revert(patched)
-    assert said == ""
-    assert json_of(reverted) == json_of(llama)
-    assert json_of(reverted, "tokenizer_config.json") == json_of(llama, "tokenizer_config.json")
-
-
 @pytest.mark.parametrize(
     ("method", "config"),
     [
         ("yarn", {"rope_parameters": ..., "rope_scaling": None, "rope_theta": 1e4}),
-        ("ntk", {"rope_parameters": ..., "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2}}),
-        ("dynamic", {"rope_parameters": {"rope_theta": 500000, "factor": 2.0, "rope_type": "yarn"}}),
         (
             "longrope",
             {
@@ -122,48 +112,16 @@ def test_every_key_comes_back_in_its_place(method, config, llama, edited, patch,
     assert (reverted / "config.json").read_text() == plain
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_neox"])
-def test_every_dialect_comes_back(model_type, build, patch, revert):
-    """Ropes by layer type, older names of the fields, and partial rotation."""
-    source = build(model_type)
-    reverted, _ = revert(patch(patch(source, "-m", "yarn", "--factor", 4), "-m", "linear", "--factor", 2))
-    assert json_of(reverted) == json_of(source)
-
-
 # The tokenizer.
 
 
-@pytest.mark.parametrize("length", [64, int(1e30), 1e30, None, ...], ids=str)
+@pytest.mark.parametrize("length", [64, int(1e30), ...], ids=str)
 def test_the_tokenizers_cap_is_as_it_was(length, llama, edited, patch, revert):
     source = edited(llama)
     rewrite(source / "tokenizer_config.json", model_max_length=length)
     reverted, said = revert(patch(patch(source, *METHODS["yarn"]), "-m", "linear", "--factor", 8))
     assert said == ""
     assert json_of(reverted, "tokenizer_config.json") == json_of(source, "tokenizer_config.json")
-
-
-def test_a_second_patch_raises_the_cap_from_what_it_was(llama, patch):
-    again = patch(patch(llama, "-m", "yarn", "--factor", 8), "-m", "yarn", "--factor", 2)
-    assert json.loads((again / "tokenizer_config.json").read_text())["model_max_length"] == 128
-
-
-def test_a_checkpoint_without_tokenizer(llama, edited, patch, revert):
-    source = edited(llama)
-    for path in source.glob("tokenizer*"):
-        path.unlink()
-    reverted, said = revert(patch(source, *METHODS["yarn"]))
-    assert said == ""
-    assert not list(reverted.glob("tokenizer*"))
-
-
-def test_a_note_of_before_the_cap_was_recorded(llama, patch, revert):
-    patched = patch(llama, *METHODS["yarn"])
-    edit_note(patched, tokenizer=...)
-    again = patch(patched, "-m", "linear", "--factor", 4)
-    assert "tokenizer" not in yaml.safe_load((again / "ropecli.yaml").read_text())
-    reverted, said = revert(again)
-    assert "ropecli.yaml does not say what the tokenizer's model_max_length was before; it stays at 256" in said
-    assert json_of(reverted) == json_of(llama)
 
 
 def test_a_cap_that_was_edited_since_stays(llama, patch, revert):
@@ -207,12 +165,11 @@ def test_a_dry_run_shows_the_changes_and_writes_nothing(llama, patch, ropecli, t
         assert lines[at + 1 : at + 3] == [f"- {before}", f"+ {after}"]
 
 
-@pytest.mark.parametrize("dry", [False, True])
-def test_json_is_alone_on_standard_output(dry, llama, patch, ropecli, tmp_path):
+def test_json_is_alone_on_standard_output(llama, patch, ropecli, tmp_path):
     patched, output = patch(llama, *METHODS["yarn"]), tmp_path / "reverted"
-    outcome = ropecli("patch", patched, "--revert", "--json", "-o", output, *["--dry-run"][: int(dry)])
+    outcome = ropecli("patch", patched, "--revert", "--json", "-o", output)
     result = json.loads(outcome.out)
-    assert result["output"] == (None if dry else str(output))
+    assert result["output"] == str(output)
     assert {"path": "max_position_embeddings", "before": 256, "after": 64} in result["changes"]
     assert result["tokenizer_changes"] == [{"path": "model_max_length", "before": 256, "after": 64}]
     assert result["warnings"] == []
@@ -241,20 +198,11 @@ def test_options_of_a_patch(llama, patch, refused):
     for option in (
         ["--method", "yarn"],
         ["--factor", 4],
-        ["--target-length", 256],
         ["--set", "beta_fast=8"],
-        ["--factors-file", "x.json"],
-        ["--original-length", 64],
         ["--no-verify"],
     ):
         said = f"--revert takes the patches back; it has no use for {option[0]}."
         assert said in refused(patched, *option)
-
-
-def test_no_output(llama, ropecli):
-    outcome = ropecli("patch", llama, "--revert")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "--output" in outcome.err
 
 
 def test_neither_method_nor_revert(llama, ropecli):
@@ -268,11 +216,7 @@ def test_a_note_that_makes_no_sense(llama, patch, refused):
     whole = yaml.safe_load((patched / "ropecli.yaml").read_text())
     for note in (
         {"tokenizer": 5},
-        {"tokenizer": {"model_max_length": [1]}},
-        {"key_order": {"": 5}},
-        {"key_order": {"model_type": ["a"]}},
         {"key_order": {"": [["a"]]}},
-        {"key_order": ["a"]},
         {"changes": [{"path": "architectures.x", "before": 1, "after": "<absent>"}]},
         {"changes": 5},
     ):

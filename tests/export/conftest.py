@@ -14,7 +14,6 @@ FACTORS = np.geomspace(1, 8, 16).tolist()
 PATCHES = {
     "none": {},
     "linear": {},
-    "abf": {"beta": 50.0},
     "ntk": {},
     "dynamic": {},
     "ntk-by-parts": {},

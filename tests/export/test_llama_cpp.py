@@ -5,11 +5,8 @@ The engine is llama-cpp-python, built from its source distribution into an envir
 """
 
 import json
-import os
 import shlex
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import numpy as np
@@ -31,22 +28,11 @@ FROM_FLAGS = ["yarn", "linear", "ntk", "ntk-by-parts", "dynamic"]
 
 
 @pytest.fixture(scope="module")
-def engine(request):
+def engine(environment):
     """engine(verb, **job): runs run_llama_cpp.py where llama.cpp is. Skips where it cannot be built, and says why."""
-    home = Path(request.config.cache.mkdir("llama-cpp-python"))
-    python = home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    ready = home / "ready"
-    if not ready.is_file() or ready.read_text() != "\n".join(PINNED):
-        venv.create(home, with_pip=True, clear=True)
-        build = subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", "--no-binary", "llama-cpp-python", *PINNED],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "CMAKE_ARGS": BUILD},
-        )
-        if build.returncode:
-            pytest.skip(f"llama.cpp cannot be had here: {build.stderr.strip()[-800:]}")
-        ready.write_text("\n".join(PINNED))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CMAKE_ARGS", BUILD)
+        python = environment("llama-cpp-python", PINNED, "--no-binary", "llama-cpp-python")
 
     def run(verb: str, folder: Path, **job: object) -> None:
         (folder / "job.json").write_text(json.dumps(job))
@@ -216,13 +202,6 @@ def test_factors_in_the_file_do_what_the_refusal_says(patched, by_llama_cpp, tok
     report("longrope", agreed, without)
     assert (agreed < AGREES).all()
     assert (without > DIFFERS).all()
-
-
-def test_yarn_attn_factor_does_nothing_in_this_build(patched, by_llama_cpp):
-    """Why the line overrides metadata where a method has no attention factor of its own."""
-    command = command_of(patched("yarn"))
-    plain, flagged = by_llama_cpp(command), by_llama_cpp(f"{command} --yarn-attn-factor 0.5")
-    assert np.array_equal(plain, flagged)
 
 
 def report(method: str, agreed: np.ndarray, without: np.ndarray) -> None:

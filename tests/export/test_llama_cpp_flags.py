@@ -10,7 +10,7 @@ from ropecli.errors import PatchError
 from ropecli.export.engine import export_checkpoint
 
 WINDOW, TARGET = 256, 1024
-IN_FLAGS = {"none", "linear", "abf", "ntk", "dynamic", "ntk-by-parts", "yarn", "yarn with its own attention factor"}
+IN_FLAGS = {"none", "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "yarn with its own attention factor"}
 F = np.float32
 
 
@@ -54,12 +54,6 @@ def test_the_flags_make_the_patched_positions(patch_name, patched):
     assert flags["-c"] == str(TARGET)
 
 
-def test_numbers_come_back_as_they_were(patched):
-    _, rope, checkpoint = patched("ntk")
-    flags = parsed(export_checkpoint(checkpoint, "llama.cpp").command)
-    assert float(flags["--rope-freq-base"]) == rope.rope_theta
-
-
 def test_the_file_of_dynamic_ntk_is_told_its_window(patched):
     """Its config.json keeps the pretraining window, and the server answers no further than the file says."""
     export = export_checkpoint(patched("dynamic").checkpoint, "llama.cpp")
@@ -83,19 +77,6 @@ def test_factors_by_pair_are_refused(patch_name, patched):
 def test_an_unrounded_ramp_is_refused(patched):
     with pytest.raises(PatchError, match="rounds the ends of YaRN's ramp"):
         export_checkpoint(patched("yarn", truncate=False).checkpoint, "llama.cpp")
-
-
-def test_phi3_carries_its_factors_in_the_file(config_only):
-    factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
-    config = {
-        "model_type": "phi3",
-        "max_position_embeddings": TARGET,
-        "original_max_position_embeddings": WINDOW,
-        "rope_scaling": {"type": "longrope", **factors},
-    }
-    export = export_checkpoint(config_only(**config), "llama.cpp")
-    assert "they are in the file" in export.cannot[0]
-    assert parsed(export.command)["-c"] == str(TARGET)
 
 
 def test_phi3_with_an_attention_factor_of_its_own_is_refused(patched_model):

@@ -30,29 +30,10 @@ def test_the_revision_is_handed_on(engine, config_only):
     assert AT_REVISION[engine] in all_said(on_hub(config_only(rope_scaling=YARN), "v1"), engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_revision_that_everybody_takes_is_not_spelled_out(engine, config_only):
-    assert "revision" not in all_said(on_hub(config_only(rope_scaling=YARN), "main"), engine)
-
-
 def test_llama_cpp_converts_a_local_folder(config_only):
     said = all_said(on_hub(config_only(rope_scaling=YARN), "main"), "llama.cpp")
     assert "hf download someone/model prints" in said
     assert "convert_hf_to_gguf.py DIR " in said
-
-
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_keys_that_nobody_reads_stay_behind(engine, config_only):
-    checkpoint = config_only(rope_scaling={**YARN, "beta_fasst": 64.0, "attn_factor": 1.5})
-    overrides = export_checkpoint(checkpoint, engine).overrides
-    assert "beta_fasst" not in overrides["rope_parameters"]
-    assert overrides["rope_parameters"]["attn_factor"] == 1.5  # vLLM's own
-
-
-def test_the_window_is_the_one_that_inspect_takes(config_only):
-    """A scaling whose pretraining window is not named: the window that stands there may be the raised one."""
-    checkpoint = config_only(rope_scaling={"rope_type": "yarn", "factor": 4.0})
-    assert export_checkpoint(checkpoint, "vllm").overrides["max_position_embeddings"] == WINDOW
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -87,12 +68,6 @@ def test_one_table_for_all_lengths_is_named(engine, patched):
     assert f"up to {WINDOW} tokens unscaled" in said
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_context_length_that_config_json_does_not_say_is_named(engine, config_only):
-    notes = export_checkpoint(config_only(model_type="qwen2", rope_scaling=YARN), engine).notes
-    assert f"config.json says a context length of {WINDOW} tokens" in notes[0]
-
-
 @pytest.mark.parametrize(("engine", "said"), [("sglang", "gemma3"), ("llama.cpp", "flags hold for all layers")])
 def test_engines_that_do_not_tell_layers_apart_refuse_scaled_sliding_ones(engine, said, patched_model):
     with pytest.raises(PatchError, match=said):
@@ -107,8 +82,3 @@ def test_vllm_is_told_which_layers_are_scaled(patched_model):
         "full_attention": ("default", 1000000.0),
     }
     assert any("checked in vLLM's gemma3 alone" in note for note in export.notes)
-
-
-def test_vllm_refuses_an_unrounded_ramp_of_any_layer(patched_model):
-    with pytest.raises(PatchError, match="it reads truncate inside each layer type"):
-        export_checkpoint(patched_model("gemma3_text", "yarn", ["sliding_attention"], truncate=False), "vllm")

@@ -97,20 +97,3 @@ def test_classes_that_drop_the_scaling_are_refused(config_only):
     scaled = config_only(model_type="gemma2", head_dim=32, rope_scaling={"type": "linear", "factor": 2.0})
     with pytest.raises(PatchError, match="gemma2 reads rope_theta and silently drops"):
         export_checkpoint(scaled, "sglang")
-
-
-def test_classes_that_drop_the_scaling_still_take_a_base(config_only):
-    export = export_checkpoint(config_only(model_type="gemma2", head_dim=32, rope_theta=5e5), "sglang")
-    assert export.overrides["rope_parameters"] == {"rope_type": "default", "rope_theta": 5e5}
-
-
-def test_layer_types_are_refused(build):
-    import ropecli
-
-    with pytest.raises(PatchError, match="gemma3"):
-        export_checkpoint(ropecli.open_checkpoint(build("gemma3_text", head_dim=32)), "sglang")
-
-
-def test_a_class_that_was_not_read_is_said_to_be(config_only):
-    scaled = config_only(model_type="olmo2", rope_scaling={"type": "linear", "factor": 2.0})
-    assert any("olmo2 passes rope_parameters" in note for note in export_checkpoint(scaled, "sglang").notes)

@@ -99,35 +99,12 @@ def test_two_lists_of_longrope_are_named(patched):
     assert not export_checkpoint(patched("longrope").checkpoint, "vllm").cannot
 
 
-def test_releases_before_0_30_read_attn_factor_on_top_of_the_usual_attention_factor(patched):
-    export = export_checkpoint(patched("ntk-by-parts").checkpoint, "vllm")
-    told = export.overrides["rope_parameters"]
-    assert told["attn_factor"] * (0.1 * math.log(4) + 1) == pytest.approx(1.0)
-
-
 def test_a_config_scaled_by_hand_is_served_at_the_window_it_reaches(config_only):
     yarn = {"type": "yarn", "factor": 4, "original_max_position_embeddings": WINDOW}
     export = export_checkpoint(config_only(model_type="qwen2", rope_scaling=yarn), "vllm")
     _, overrides, window = parsed(export.command)
     assert (window, overrides["max_position_embeddings"]) == (TARGET, TARGET)
     assert overrides["rope_parameters"]["factor"] == 4.0
-
-
-def test_the_share_that_turns_and_sections_are_kept(config_only):
-    fields = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}
-    export = export_checkpoint(config_only(rope_theta=5e5, rope_parameters=fields), "vllm")
-    assert export.overrides["rope_parameters"] == fields
-
-
-def test_layer_types_keep_their_own_parameters(build):
-    import ropecli
-
-    checkpoint = ropecli.open_checkpoint(build("gemma3_text", head_dim=32))
-    told = export_checkpoint(checkpoint, "vllm").overrides["rope_parameters"]
-    written = checkpoint.config["rope_parameters"]
-    assert {label: one["rope_theta"] for label, one in told.items()} == {
-        label: one["rope_theta"] for label, one in written.items()
-    }
 
 
 def test_the_text_part_of_a_composite_model_is_named(config_only):

@@ -1,12 +1,10 @@
 """Blockwise attention against the whole matrix of scores, in float64."""
 
-from weakref import ref
-
 import numpy as np
 import pytest
 import torch
 
-from ropecli.remapping.attention import blocks, flex
+from ropecli.remapping.attention import blocks
 from ropecli.remapping.attention.blocks import BlockAttention
 from ropecli.remapping.attention.flex import attend_by_flex, make_block_masks
 from ropecli.remapping.attention.turning import Rotation
@@ -109,7 +107,7 @@ def test_equals_brute_force(remapping):
         torch.testing.assert_close(result, expected, atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_equals_brute_force_at_random_sizes(seed, monkeypatch):
     draw = np.random.default_rng(seed)
     window, slope, limit = (int(draw.integers(1, 30)) for _ in range(3))
@@ -145,18 +143,6 @@ def test_chunks_with_a_cache_equal_one_pass(remapping):
             for n in range(0, TOKENS, step)
         ]
         torch.testing.assert_close(torch.cat(pieces, 2), whole, atol=1e-11, rtol=0)
-
-
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 2e-6), (torch.bfloat16, 0.02), (torch.float16, 0.002)])
-def test_other_dtypes(dtype, error):
-    remapping = REMAPPINGS["far at one distance"]
-    turned = [turn(HALVES, one.double()).to(dtype) for one in make_heads()[:2]]
-    value = make_heads()[2].to(dtype)
-    back = [HALVES.turn(one.double(), -np.arange(float(TOKENS))) for one in turned]
-    result = BlockAttention(remapping, HALVES)(*turned, value, first_query=0, first_key=0, scaling=0.4)
-    assert result.dtype == dtype
-    expected = brute_force(remapping, HALVES, *back, value, 0, 0, 0.4)
-    torch.testing.assert_close(result.double(), expected, atol=error, rtol=0)
 
 
 @pytest.mark.parametrize("remapping", ["far in groups", "blind at first"])
@@ -253,29 +239,6 @@ def test_dropout_is_of_probabilities_and_right_on_average(recording, monkeypatch
         torch.testing.assert_close(scaled.sum(), result.sum())
 
 
-def test_runs_without_storage_and_in_inference_and_then_in_training():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    kernel = BlockAttention(REMAPPINGS["far in groups"], HALVES)
-    with FakeTensorMode():
-        heads = [torch.empty(2, heads, TOKENS, 8, requires_grad=True) for heads in (4, 2, 2)]
-        result = kernel(*heads, first_query=0, first_key=0, scaling=1.0)
-        assert result.shape == (2, 4, TOKENS, 8)
-        result.sum().backward()
-    heads = make_heads()
-    with torch.inference_mode():
-        inferred = attend(kernel, HALVES, *heads)
-    trained = attend(kernel, HALVES, *(one.requires_grad_() for one in heads))
-    trained.sum().backward()
-    torch.testing.assert_close(inferred, trained.detach(), atol=1e-12, rtol=0)
-
-
-def test_a_remapping_that_turns_needs_a_rotation():
-    BlockAttention(REMAPPINGS["window"], None)
-    with pytest.raises(ValueError, match="how the model"):
-        BlockAttention(REMAPPINGS["far in groups"], None)
-
-
 def fused(kernel, rotation, query, key, value, first_query=0, first_key=0, **options):
     """The GPU's route, whose mathematics runs anywhere, if not fused."""
     places = (first_query, query.shape[2], first_key, key.shape[2])
@@ -316,26 +279,6 @@ def test_cuda_equals_brute_force_forward_and_backward(remapping, dtype, error):
         torch.testing.assert_close(our.double().cpu(), their, atol=4 * error, rtol=4 * error)
 
 
-def test_what_goes_to_the_fused_kernel(monkeypatch):
-    class Fake:
-        is_cuda = True
-
-        def __init__(self, head_dim=64, dtype=torch.bfloat16, queries=300):
-            self.shape, self.dtype = (1, 2, queries, head_dim), dtype
-
-    monkeypatch.setattr(flex, "Tensor", Fake)
-    half, single = Fake(), Fake(dtype=torch.float32)
-    assert flex.suits_flex(half, half, half, 0.0)
-    assert flex.suits_flex(single, single, single, 0.0)
-    assert not flex.suits_flex(half, half, half, 0.1)
-    assert not flex.suits_flex(single, single, half, 0.0), "two dtypes"
-    assert not flex.suits_flex(Fake(576), Fake(576), Fake(512), 0.0), "too wide"
-    assert not flex.suits_flex(Fake(8), Fake(8), half, 0.0)
-    assert not flex.suits_flex(Fake(queries=1), half, half, 0.0)
-    monkeypatch.setattr(torch._dynamo.config, "disable", True)
-    assert not flex.suits_flex(half, half, half, 0.0), "no compiler"
-
-
 def test_a_kernel_that_does_not_compile_is_done_without(monkeypatch):
     heads, kernel = make_heads(), BlockAttention(REMAPPINGS["chunks"], HALVES)
     expected = attend(kernel, HALVES, *heads)
@@ -356,21 +299,10 @@ def test_a_kernel_that_does_not_compile_is_done_without(monkeypatch):
         attend(kernel, HALVES, *heads)
 
 
-def test_the_backward_pass_keeps_nothing_of_a_block_until_the_next(monkeypatch):
-    """Tensors kept from between blocks of growing sizes leave holes in memory that are n × n together."""
-    from ropecli.remapping.attention import loop
-
-    alive, count = [], []
-    attend_block = loop.attend_block
-
-    def watched(parts, softmax, workspace):
-        count.append(sum(one() is not None for one in alive))
-        result = attend_block(parts, softmax, workspace)
-        alive.append(ref(result))
-        return result
-
-    monkeypatch.setattr(loop, "attend_block", watched)
-    heads = [one.requires_grad_() for one in make_heads(batch=1, kv_heads=1)]
-    attend(BlockAttention(REMAPPINGS["far in groups"], HALVES), HALVES, *heads).sum().backward()
-    assert len(count) > 10
-    assert max(count) <= 1
+def test_angles_are_exact_far_out():
+    rotation = Rotation(10_000.0 ** -(np.arange(32) / 32))
+    by, states = np.array([1e6 + 1 / 3, -(2.0**20) - 0.1]), torch.randn(2, 64)
+    angles = torch.from_numpy(by[:, None] * rotation.inv_freq)
+    one, two = states.double().chunk(2, -1)
+    expected = torch.cat([one * angles.cos() - two * angles.sin(), two * angles.cos() + one * angles.sin()], -1)
+    torch.testing.assert_close(rotation.turn(states, by).double(), expected, atol=1e-6, rtol=0)

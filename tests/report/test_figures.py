@@ -10,17 +10,12 @@ import pytest
 
 from ropecli.errors import DataError
 from ropecli.report.figures import style
-from ropecli.report.figures.decay import chosen_pairs, stretches
+from ropecli.report.figures.decay import chosen_pairs
 from ropecli.report.kinds import KINDS, STUDY_KINDS, choose_kind, draw_study
 from ropecli.report.metrics import BITS_PER_BYTE
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scale
-from ropecli.theory.distances import seen_distances
 from ropecli.theory.images import closest_images, distance_to_old_images
-from ropecli.theory.score import score
-from ropecli.tune.record import Score
-
-OVERFLOWED = Score(math.inf, math.inf, math.inf, 0)
 
 
 def lines(axes):
@@ -104,16 +99,6 @@ def test_protocols_are_not_mixed_and_other_data_are_warned_of(reports, kind):
     assert "2 sources" in other.get_suptitle()
 
 
-def test_no_two_lines_look_alike_in_black_and_white(report):
-    many = [report(18.0 + index, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(45)]
-    found = lines(drawn("perplexity", *many[:44]).axes[0])
-    looks = {(line.get_marker(), line.get_linestyle()) for name, line in found.items() if name.startswith("linear")}
-    assert len(looks) == 44
-    for kind in ("perplexity", "context"):
-        with pytest.raises(DataError, match="45 lines are too many"):
-            drawn(kind, *many)
-
-
 def test_the_loss_by_context(reports):
     (axes,) = drawn("context", *reports).axes
     for one in reports:
@@ -170,51 +155,6 @@ def test_every_measurement_of_a_tuning_stands_at_its_cost_and_its_perplexities(t
         kept = [index for index, one in enumerate(objectives) if one == lowest[index] < math.inf]
         np.testing.assert_allclose(best.get_ydata()[:-1], values[kept])
         np.testing.assert_allclose(best.get_xdata()[:-1], spent[kept])
-
-
-def test_the_states_that_a_tuning_is_held_against_are_levels(tuning):
-    figure = drawn("tuning", tuning("heads"))
-    levels = {name: line.get_ydata()[0] for name, line in lines(figure.axes[0]).items() if ": " in name}
-    assert levels.pop("as pretrained, at 1024 tokens: 47.03, above") > figure.axes[0].get_ylim()[1]
-    assert levels == pytest.approx(
-        {
-            "as pretrained, at 256 tokens: 13.55": 13.55,
-            "yarn ×4, nothing tuned: 14.91": 14.91,
-            "best constants: 14.31": 14.31,
-            "result, after 100 steps: 13.24": math.exp(tuning("heads").score.target),
-        }
-    )
-    assert "the best: by the loss at 1024 tokens + 0.25 × that at the window" in note(figure)
-
-
-def test_what_overflowed_and_what_lies_far_above_is_left_out_and_said(tuning):
-    run = tuning("grid")
-    far = replace(run.points[1], score=Score(7.0, 7.0, 8.75, 2))
-    lost = [replace(point, score=OVERFLOWED) for point in run.points[2:5]]
-    figure = drawn("tuning", replace(run, base=OVERFLOWED, points=[run.points[0], far, *lost, *run.points[5:]]))
-    assert "3 measurements in which the model overflowed" in note(figure)
-    assert "perplexities above 2 times the lowest" in note(figure)
-    assert figure.axes[0].get_ylim()[1] < 40
-    drawn("tuning", replace(run, plain=OVERFLOWED, points=[replace(point, score=OVERFLOWED) for point in run.points]))
-    instant = replace(run, points=[replace(point, seconds=0.0) for point in run.points])
-    drawn("tuning", instant, run)
-
-
-def test_several_runs_are_lines_to_compare(tuning):
-    runs = [tuning("grid"), tuning("heads"), tuning("lora"), tuning("search", points=400)]
-    figure = drawn("tuning", *runs)
-    names = ["grid, yarn ×4", "heads, yarn ×4, 513 numbers learned", "lora, yarn ×4, 12,288 numbers learned"]
-    for axes, at in zip(figure.axes, ("target", "window"), strict=True):
-        for name, run in zip([*names, "search, longrope ×4"], runs, strict=True):
-            result = math.exp(getattr(run.score, at))
-            line = lines(axes)[f"{name}: {result:.2f}"]
-            assert line.get_xdata()[-1] == pytest.approx(sum(point.seconds for point in run.points))
-            assert line.get_ydata()[-1] == pytest.approx(result)
-        assert "as pretrained, at 256 tokens: 13.55" in legend(axes)
-    other = drawn("tuning", runs[0], replace(runs[0], fingerprint="4" * 64))
-    assert "not of the same tokens" in note(other)
-    assert "not of the same tokens" not in note(figure)
-    refuse_overlaps(figure)
 
 
 def test_gains_and_phases_by_layer(tuning):
@@ -286,22 +226,6 @@ def test_frequencies_are_ratios(study):
         draw_study("frequencies", study("nope", still_pairs=64))
 
 
-@pytest.mark.parametrize(("method", "stop"), [("yarn", 37), ("yarn", 1999), ("lm-infinite", 1999)])
-def test_the_decay_is_of_every_distance(study, method, stop):
-    made = study(method, window=128, head_dim=16)
-    rope = made.ropes[f"{method} ×8"]
-    seen = np.append(seen_distances(rope, made.target), np.full(stop, np.nan))[:stop]
-    seen = np.arange(stop, dtype=float) if rope.remapping is None else seen
-    values = score(rope.inv_freq, seen)
-    width = -(-stop // 120)
-    for middle, low, mean, high in zip(*stretches(rope, stop, made.target), strict=True):
-        start = int(middle) // width * width
-        part = values[start : start + width]
-        part = part[~np.isnan(part)]
-        expected = (part.min(), part.mean(), part.max()) if part.size else (np.nan,) * 3
-        np.testing.assert_allclose((low, mean, high), expected, atol=1e-9)
-
-
 def test_the_decay_marks_its_lengths_and_single_pairs(study):
     made = study("yarn")
     near, far, pairs = draw_study("decay", made).axes
@@ -350,13 +274,6 @@ def test_texts_of_a_checkpoints_figures_do_not_overlap(study, kind):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize("kind", ["wavelengths", "decay", "helix", "tradeoff"])
-def test_one_pair_and_none_that_turns_can_be_drawn(study, kind):
-    draw_study(kind, study("nope", "rerope", window=256, head_dim=2))
-    draw_study(kind, study("nope", "rerope", window=256, head_dim=4, still_pairs=2))
-
-
-@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_texts_of_reports_figures_do_not_overlap(report, retrieval, tuning):
     long = [report(18.0, 25.0, 47.0, checkpoint=f"{n}/a/long/path/{'x' * 60}", method="yarn") for n in range(3)]
     long = [replace(one, digest=str(index), params={"beta_fast": 64.0}) for index, one in enumerate(long)]
@@ -385,19 +302,6 @@ def test_names_are_no_formulas_and_no_markup(report, retrieval, tmp_path, name):
     for figure in [*figures, drawn("retrieval", retrieval({(256, 0.0): 4}, checkpoint=name))]:
         style.save(figure, tmp_path / "plot.svg")
         assert any(text.strip() in (name, f"{name}, none") for text in texts(tmp_path / "plot.svg"))
-
-
-def test_the_same_plot_is_the_same_file(reports, tmp_path):
-    for name in ("a.svg", "b.svg"):
-        style.save(drawn("perplexity", *reports), tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_what_commands_a_terminal_is_drawn_as_a_replacement(report, tmp_path):
-    style.save(
-        drawn("perplexity", report(18.0, 25.0, 47.0, checkpoint="a\x00\x1b[31m\u202eb\ud800")), tmp_path / "p.svg"
-    )
-    assert "a��[31m�b�, protocol prefix, data demo" in texts(tmp_path / "p.svg")
 
 
 def test_the_kind_that_suits_is_chosen(report, retrieval, tuning):

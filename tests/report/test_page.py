@@ -11,7 +11,6 @@ import pytest
 from ropecli.evaluate.protocols import PROTOCOLS
 from ropecli.report.page import render_page
 from ropecli.report.wording import PROTOCOLS_IN_WORDS
-from ropecli.tune.record import Score
 
 
 def texts(tree, tag):
@@ -99,21 +98,6 @@ def test_no_name_is_markup(report, retrieval, tuning, name):
         assert texts(tree, "dd").count(name) > 10
 
 
-def test_different_data_bring_bits_per_byte(report):
-    one = report(18.0, 25.0, 47.0)
-    tree = ET.fromstring(render_page([one, replace(one, fingerprint="2" * 64)]))
-    assert len(list(tree.iter("img"))) == 5
-    assert any("different data" in note for note in texts(tree, "p"))
-
-
-def test_what_cannot_be_drawn_is_left_to_the_table(report):
-    many = [report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(160)]
-    tree = ET.fromstring(render_page(many))
-    assert not list(tree.iter("img"))
-    for kind in ("perplexity", "comparison", "context"):
-        assert any(f"The plot of kind {kind} is left out: 160 lines" in note for note in texts(tree, "p"))
-
-
 def test_tunings_have_their_numbers_plots_and_facts(tuning):
     run = tuning("heads")
     tree = ET.fromstring(render_page([run]))
@@ -131,23 +115,3 @@ def test_tunings_have_their_numbers_plots_and_facts(tuning):
     assert len(list(tree.iter("img"))) == 3
     assert {run.digest, "1024 tokens", '{"beta_fast": 8.0, "beta_slow": 0.5}'} <= set(texts(tree, "dd"))
     assert texts(tree, "code") == ["ropecli tune demo --level heads"]
-
-
-def test_several_tunings_stand_side_by_side_first(tuning, report):
-    runs = [tuning("grid", points=3), tuning("heads", layers=1), tuning("search", points=5)]
-    tree = ET.fromstring(render_page([report(18.0, 25.0, 47.0), *runs]))
-    assert texts(tree, "h2")[-4] == "Tuning runs side by side"
-    assert ["heads, yarn ×4, 129 numbers learned", "13.94", "13.24", "16", "129", "1 min 52 s"] in rows_of(tree)
-    # of perplexity 2, of all runs 2, of each 2, and the gains of one
-    assert len(list(tree.iter("img"))) == 2 + 2 + 3 * 2 + 1
-    assert not any("not of the same tokens" in note for note in texts(tree, "p"))
-    other = ET.fromstring(render_page([runs[0], replace(runs[1], digest="4" * 64)]))
-    assert any("not of the same tokens" in note for note in texts(other, "p"))
-
-
-def test_a_tuning_that_overflowed_is_told_in_words(tuning):
-    run = tuning("grid", points=3)
-    lost = Score(math.inf, math.inf, math.inf, 0)
-    tree = ET.fromstring(render_page([replace(run, plain=lost, pretrained_inv_freq=[0.0] * 16)]))
-    assert ["yarn ×4, nothing tuned", "overflowed", "overflowed", "0", "–", "–"] in rows_of(tree)
-    assert any("The plot of kind tuned-frequencies is left out: No pair" in note for note in texts(tree, "p"))

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -19,18 +17,6 @@ def test_reports_come_back_as_they_were(report, with_baseline, retrieval, tuning
     runs = [tuning(level) for level in ("grid", "heads", "lora", "search")] + [tuning("heads", phases=False)]
     files = [written([one, with_baseline], "several.json"), written(ranked), written(runs, "runs.json")]
     assert read_reports(files) == [one, with_baseline, ranked, *runs]
-
-
-def test_reading_loads_no_model_library(with_baseline, written):
-    code = """
-import sys
-from pathlib import Path
-from ropecli.report.reading import read_reports
-assert "pydantic" not in sys.modules
-read_reports([Path(sys.argv[1])])
-assert not {"torch", "transformers", "matplotlib"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code, written(with_baseline)], check=True)
 
 
 def test_what_the_tuning_writes_is_read_with_what_overflowed(tuning, tmp_path):
@@ -55,37 +41,23 @@ def whole(**changes):
 
 OF_EVALUATIONS = {
     "a newer schema": (whole(schema_version=99), "schema_version 99; this release reads 2: update"),
-    "an older schema": (whole(schema_version=1), "schema_version 1; this release reads 2: measure again"),
-    "an earlier release's": (lambda one: (one.update(schema_version=1), one.pop("kind")), "measure again"),
-    "no schema": (lambda one: one.pop("schema_version"), "its schema_version None"),
     "an unknown kind": (whole(kind="speed"), "its kind is 'speed'"),
-    "a kind that is no word": (whole(kind=["perplexity"]), "its kind is ['perplexity']"),
-    "no rows": (whole(rows=[]), "rows: "),
     "a missing field": (lambda one: one.pop("fingerprint"), "fingerprint: Field required"),
     "no environment": (lambda one: one.pop("environment"), "'environment' is missing"),
     "a word for a number": (first("rows", ppl="low"), "rows.0.ppl: "),
-    "null": (first("rows", ppl=None), "rows.0.ppl: "),
-    "perplexity below zero": (first("rows", ppl=-1.0), "rows.0.ppl: Input should be greater"),
-    "a huge length": (first("rows", length=10**20), "rows.0.length: "),
     "lengths in disorder": (lambda one: one["rows"].reverse(), "the lengths do not ascend"),
     "an unknown protocol": (whole(protocol="mine"), "protocol: 'mine'"),
-    "a baseline that is a list": (whole(baseline=[]), "baseline: "),
     "a baseline of another protocol": (lambda one: one.update(baseline={**one, "protocol": "tail"}), "not the base"),
-    "half a headline": (whole(headlines=[{"name": "gain"}]), "headlines.0"),
     "many faults": (whole(rows=[{}] * 99), "; and "),
 }
 OF_RETRIEVAL = {
     "a depth beyond the end": (first("cells", depth=1.5), "cells.0.depth: "),
     "more hits than trials": (first("cells", hits=5), "more hits than trials"),
-    "no trials": (first("cells", trials=0), "cells.0.trials: "),
 }
 OF_TUNINGS = {
     "a newer schema": (whole(schema_version=2), "schema_version 2; this release reads 1: update"),
     "a result that overflowed": (lambda one: one["score"].update(target=None), "the result overflowed"),
-    "negative seconds": (first("points", seconds=-1.0), "points.0.seconds: "),
     "frequencies of other pairs": (lambda one: one["inv_freq"].pop(), "not as many as pretrained_inv_freq"),
-    "gains of uneven heads": (first("gains", log_gain=[[0.0], [0.0, 0.0]], phase=[]), "heads of different lengths"),
-    "huge gains": (first("gains", log_gain=[[1e3] * 16] * 4), "gains.0.log_gain.0.0: "),
 }
 CASES = [
     *(pytest.param("perplexity", *case, id=name) for name, case in OF_EVALUATIONS.items()),
@@ -114,12 +86,8 @@ def test_a_damaged_report_is_refused(report, retrieval, tuning, written, kind, c
 
 TEXTS = {
     "nothing": b"",
-    "a page": b"<html>",
-    "a number": b"3",
-    "a list of lists": b"[[]]",
     "an object": b"{}",
     "deep lists": b"[" * 100_000,
-    "NaN": b'{"kind": NaN}',
     "no text": b"\x80\x81",
 }
 
@@ -129,17 +97,3 @@ def test_what_is_no_report_is_refused(tmp_path, text):
     (tmp_path / "report.json").write_bytes(text)
     with pytest.raises(DataError, match=r"report\.json.* is not a report"):
         read_reports([tmp_path / "report.json"])
-
-
-def test_what_is_no_file_is_refused(tmp_path):
-    with (tmp_path / "huge").open("wb") as file:
-        file.truncate(2**30)
-    for path, expected in (
-        (tmp_path, "Is a directory"),
-        (tmp_path / "missing", "No such file"),
-        (tmp_path / "huge", "1024 MiB; reports of up to 256 are read"),
-    ):
-        with pytest.raises(DataError, match=expected):
-            read_reports([path])
-    with pytest.raises(DataError, match="no report"):
-        read_reports([])

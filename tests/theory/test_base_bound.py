@@ -63,47 +63,17 @@ def test_at_16k_the_papers_base_does_not_hold_and_a_smaller_one_does():
     "geometry",
     [
         HEAD,
-        RopeGeometry(32, 32, 10_000.0, 256),
         RopeGeometry(80, 20, 500.0, 256),
         RopeGeometry(64, 64, 1e4, 64, None, 5),
     ],
-    ids=["d=128", "d=32", "d=20", "5 still"],
+    ids=["d=128", "d=20", "5 still"],
 )
-@pytest.mark.parametrize("length", [2, 100, 256])
-def test_against_a_search_through_all(geometry, length):
-    step = 2e-3
+def test_against_a_search_through_all(geometry):
+    length, step = 256, 2e-3
     expected = first_that_holds(geometry, length, step)
     found = smallest_base(geometry, length)
     assert expected * math.exp(-step) - 1e-9 <= found <= expected * (1 + 1e-5)
     assert lowest(geometry, found, length) >= -1e-9
-
-
-def test_every_smaller_base_fails():
-    length = 200
-    bound = smallest_base(HEAD, length)
-    for base in np.geomspace(1, bound * (1 - 1e-5), 600):
-        assert lowest(HEAD, base, length) < -1e-9, base
-
-
-def test_it_does_not_fall_with_the_length():
-    bounds = [smallest_base(HEAD, length) for length in (1, 10, 64, 65, 100, 128, 500, 1000, 3000, 10_000)]
-    assert bounds == sorted(bounds)
-    assert bounds[0] == 1
-
-
-def test_the_geometrys_own_base_and_window_do_not_matter():
-    assert smallest_base(RopeGeometry(128, 128, 5e5, 8192), 1024) == smallest_base(HEAD, 1024)
-
-
-def test_one_pair_supports_nothing():
-    """cos 2 is negative, whatever the base."""
-    assert smallest_base(RopeGeometry(2, 2, 10_000.0, 4096), 1) == 1
-    assert smallest_base(RopeGeometry(2, 2, 10_000.0, 4096), 2) == math.inf
-
-
-@pytest.mark.parametrize("still", [32, 64])
-def test_pairs_that_stand_still_can_outweigh_all_others(still):
-    assert smallest_base(RopeGeometry(128, 128, 10_000.0, 4096, None, still), 32768) == 1
 
 
 def test_beyond_a_million_tokens_it_is_not_looked_for():

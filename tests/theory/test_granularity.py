@@ -48,53 +48,14 @@ def test_what_they_are_at_llama_2s_width():
     assert granularity(PI) == pytest.approx(by_hand, rel=1e-12)
 
 
-def test_the_second_frequency_moves_by_six_percent():
-    assert RAISED[1] / LLAMA_2.inv_freq()[1] == pytest.approx(0.94, abs=0.005)
-
-
 @pytest.mark.parametrize(("rope_theta", "alpha"), [(BASE, 1.0), (BASE, 0.25), (ABF, 1.0), (3.0, 1.0)])
 def test_the_exact_limit(rope_theta, alpha):
     assert exact_limit(rope_theta, alpha) == pytest.approx(wide(rope_theta, alpha), rel=1e-5)
 
 
-def test_the_exact_limit_is_a_sine_integral():
-    mpmath = pytest.importorskip("mpmath")
-    expected = (mpmath.si(0.25) - mpmath.si(0.25 / BASE)) / mpmath.log(BASE)
-    assert exact_limit(BASE, 0.25) == pytest.approx(float(expected), rel=1e-12)
-
-
 def test_the_papers_limit_is_good_for_small_alpha():
     assert exact_limit(BASE, 1.0) / granularity_limit(BASE, 1.0) == pytest.approx(0.946, abs=5e-4)
     assert exact_limit(BASE, 0.25) / granularity_limit(BASE, 0.25) == pytest.approx(1, abs=0.004)
-
-
-@pytest.mark.parametrize(("rope_theta", "alpha"), [(2.0, 1.0), (BASE, 0.01), (BASE, 0.25), (BASE, 1.0), (ABF, 1.0)])
-def test_the_papers_bounds_on_the_limit(rope_theta, alpha):
-    limit, first = exact_limit(rope_theta, alpha), alpha / math.log(rope_theta)
-    linear, square = (rope_theta - 1) / rope_theta, alpha / math.pi * (rope_theta**2 - 1) / rope_theta**2
-    assert first * (linear - square) <= limit <= first * linear
-    assert first * (linear - square / 2) <= limit  # and half of the square's part is enough
-
-
-def test_the_sum_grows_with_the_width_and_its_mean_does_not():
-    """The paper gives the sum the limit of the mean."""
-    widths = (128, 1280, 12800)
-    tables = [RopeGeometry(width, width, BASE, 4096).inv_freq() for width in widths]
-    sums = [math.fsum(np.sin(table)) for table in tables]
-    assert sums[0] == pytest.approx(7, abs=0.01)  # where 1/ln b is 0.109
-    assert sums[1] / sums[0] == pytest.approx(10, rel=0.1)
-    assert sums[2] / sums[1] == pytest.approx(10, rel=0.01)
-    means = [granularity(table) for table in tables]
-    assert means == [pytest.approx(one / (width / 2)) for one, width in zip(sums, widths, strict=True)]
-    assert means[2] == pytest.approx(exact_limit(BASE), rel=1e-3)
-
-
-@pytest.mark.parametrize("power", [1, 2])
-def test_the_limits_of_the_geometric_sums(power):
-    """Σ α^p·b^(-2pj/d) over d/2 has (b^p - 1)/(p·b^p·ln b): the paper leaves out the mean, and for the square the 2."""
-    frequencies = RopeGeometry(2 * 10**6, 2 * 10**6, BASE, 4096).inv_freq() ** power
-    expected = (BASE**power - 1) / (power * BASE**power * math.log(BASE))
-    assert frequencies.mean() == pytest.approx(expected, rel=1e-5)
 
 
 @given(arrays(np.float64, 128, elements=weights), st.integers(0, 100_000), st.sampled_from([PI, RAISED]))
@@ -116,11 +77,3 @@ def test_theorem_1_as_printed_fails():
     ones = np.ones(128)
     printed = (ones**2).max() / (ones**2).sum() * math.fsum(np.sin(RAISED))
     assert sine(ones, RAISED, 5) == pytest.approx(2 * printed)
-
-
-def test_of_ones_it_is_the_granularity():
-    assert sine_similarity(PI, np.ones(128)) == pytest.approx(granularity(PI), rel=1e-12)
-
-
-def test_what_does_not_turn_has_none():
-    assert granularity(np.zeros(4)) == 0

@@ -7,9 +7,8 @@ import pytest
 
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
-from ropecli.theory import images as module
 from ropecli.theory.granularity import granularity
-from ropecli.theory.images import closest_images, distance_to_old_images, helix
+from ropecli.theory.images import closest_images, distance_to_old_images
 
 SMALL = RopeGeometry(32, 32, 10_000.0, 64)
 METHODS = {"none": {}, "linear": {}, "ntk": {}, "abf": {"beta": 50.0}, "p-rope": {}}
@@ -65,18 +64,6 @@ def test_the_paper_prefers_what_has_the_larger_q():
     assert granularity(abf) > 2 * granularity(pi)
 
 
-def test_a_small_distance_keeps_its_digits():
-    inv_freq = np.array([1e-9, 1e-10])
-    assert closest_images(inv_freq, 50) == (pytest.approx(1e-9 * math.sqrt((1 + 0.01) / 2), rel=1e-6), 1)
-    assert closest_images(np.zeros(4), 50) == (0, 1)
-
-
-def test_gaps_are_looked_at_up_to_a_limit():
-    """Ten billion positions, of which a table would fill the memory."""
-    slow = RopeGeometry(128, 128, 10_000.0, 4096).inv_freq()
-    assert closest_images(slow, 10**10).gap == 1
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("target", [1, 256])
 def test_the_distance_to_the_old_images(method, target):
@@ -94,42 +81,9 @@ def test_as_printed_it_is_nothing():
         assert distances(curve(frequencies(method), 256), old).min() == 0
 
 
-def test_inside_the_window_the_old_images_are_their_own():
-    assert distance_to_old_images(SMALL.inv_freq(), SMALL.inv_freq(), 64, 64) == 0
-    assert distance_to_old_images(SMALL.inv_freq(), SMALL.inv_freq(), 64, 65) > 0.25
-
-
 def test_interpolation_stays_near():
     """PI's images lie between those of two old positions: at most half a step from one."""
     found = distance_to_old_images(SMALL.inv_freq(), frequencies("linear"), 64, 253)
     half_a_step = curve(SMALL.inv_freq() / 2, 2)
     assert found == pytest.approx(np.linalg.norm(half_a_step[1] - half_a_step[0]))
     assert distance_to_old_images(SMALL.inv_freq(), frequencies("none"), 64, 253) > 2 * found
-
-
-def test_block_by_block_it_is_the_same(monkeypatch):
-    whole = distance_to_old_images(SMALL.inv_freq(), frequencies("ntk"), 64, 256)
-    monkeypatch.setattr(module, "_BLOCK", 7)
-    assert distance_to_old_images(SMALL.inv_freq(), frequencies("ntk"), 64, 256) == pytest.approx(whole, abs=1e-12)
-
-
-def test_of_a_long_target_a_part_stands_for_all(monkeypatch):
-    whole = distance_to_old_images(SMALL.inv_freq(), frequencies("ntk", 64.0), 64, 4096)
-    monkeypatch.setattr(module, "_MOST", 512)
-    some = distance_to_old_images(SMALL.inv_freq(), frequencies("ntk", 64.0), 64, 4096)
-    assert 0.97 * whole < some <= whole
-    one_more = distance_to_old_images(SMALL.inv_freq(), SMALL.inv_freq(), 1, 10**7)
-    assert 0 < one_more <= 2
-
-
-def test_a_huge_window_is_not_looked_through():
-    assert math.isnan(distance_to_old_images(SMALL.inv_freq(), SMALL.inv_freq(), 10**6, 10**7))
-
-
-def test_the_helix():
-    inv_freq = SMALL.inv_freq()
-    found = helix(inv_freq / 4, 5, np.arange(11))
-    assert found.shape == (11, 3)
-    for position, (x, y, z) in enumerate(found):
-        assert (x, y) == pytest.approx((math.cos(position / 4), math.sin(position / 4)))
-        assert z == pytest.approx(math.sin(position * inv_freq[5] / 4))

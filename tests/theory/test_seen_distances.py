@@ -24,24 +24,8 @@ def test_they_are_the_last_tokens(method, factor):
     np.testing.assert_array_equal(seen_distances(rope, target, some), seen[some])
 
 
-@pytest.mark.parametrize("method", REMAPPING)
-def test_no_token_sees_farther_than_the_largest(method):
-    rope = scale(GEOMETRY, ScalingSpec(method, 8.0))
-    for target in (1, 2, 63, 64, 65, 211, 512):
-        rows = rope.remapping.distances(np.arange(target), np.arange(target))
-        seen = [row[: position + 1] for position, row in enumerate(rows)]
-        assert largest_distance(rope, target) == int(max(np.nanmax(row) for row in seen)) <= 64
-
-
 def test_plain_attention_sees_all_as_they_are():
     rope = scale(GEOMETRY, ScalingSpec("yarn", 8.0))
     np.testing.assert_array_equal(seen_distances(rope, 512), np.arange(512))
     assert seen_distances(rope, 10**9, np.array([0, 10**9 - 1])).tolist() == [0, 10**9 - 1]
     assert largest_distance(rope, 10**9) == 10**9 - 1
-
-
-@pytest.mark.parametrize("method", REMAPPING)
-def test_of_a_huge_target_nothing_is_listed(method):
-    """A billion tokens, of which a list would fill the memory."""
-    rope = scale(RopeGeometry(32, 32, 10_000.0, 2**20), ScalingSpec(method, 1000.0))
-    assert 2**17 < largest_distance(rope, 1000 * 2**20) <= 2**20

@@ -1,6 +1,5 @@
 """The summary of every method: what it says against the quantities themselves, and that it can be printed."""
 
-import itertools
 import json
 import math
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from ropecli.cli.terminal import print_json
-from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import scale, scaling_methods
 from ropecli.theory.granularity import exact_limit
@@ -17,17 +15,6 @@ from ropecli.theory.summary import summarize
 
 DEMO = RopeGeometry(32, 32, 10_000.0, 256)
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096)
-ODD = {
-    "one pair": RopeGeometry(2, 2, 10_000.0, 64),
-    "two pairs": RopeGeometry(4, 4, 10_000.0, 64),
-    "partial": RopeGeometry(64, 16, 10_000.0, 256),
-    "still pairs": RopeGeometry(64, 64, 1e6, 256, None, 16),
-    "all still": RopeGeometry(64, 64, 1e6, 256, None, 32),
-    "base 1": RopeGeometry(64, 64, 1.0, 256),
-    "base below 1": RopeGeometry(64, 64, 0.5, 256),
-    "window of one": RopeGeometry(64, 64, 10_000.0, 1),
-    "huge window": RopeGeometry(64, 64, 10_000.0, 10**9),
-}
 
 
 def scaled(geometry: RopeGeometry, method: str, factor: float) -> ScaledRope:
@@ -68,26 +55,6 @@ def test_of_every_method(method, capsys):
     assert distances[-1] == report["largest_distance"]
 
 
-@pytest.mark.parametrize("name", ODD)
-@pytest.mark.filterwarnings("error")
-def test_of_odd_geometries(name, capsys):
-    geometry = ODD[name]
-    for method, factor in itertools.product(scaling_methods(), (1.0, 20.0)):
-        try:
-            rope = scaled(geometry, method, factor)
-        except MethodError:
-            continue  # the method says itself that it has no meaning here
-        target = round(geometry.original_max_position_embeddings * factor)
-        assert printed(summarize(rope, target), capsys)["target_length"] == target
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_pair_that_stood_still_and_turns_now(capsys):
-    geometry = RopeGeometry(8, 8, 10_000.0, 64, None, 2)
-    found = printed(summarize(scale(geometry, ScalingSpec("custom", 1.0, {"inv_freq": [1, 0.1, 0.01, 0]})), 64), capsys)
-    assert found["frequency_over_pretrained"] == [1, 1, None, None]
-
-
 def test_llama_2_by_hand():
     found = summarize(scale(LLAMA_2, ScalingSpec("linear", 8.0)), 32768)
     slowest = 10_000 ** (-126 / 128) / 8
@@ -106,12 +73,6 @@ def test_llama_2_by_hand():
     # the last of PI's images, at 32,767/8, is seven eighths of a token beyond the last old one; no other is as far
     apart = 2 * np.sin(7 / 8 * LLAMA_2.inv_freq() / 2)
     assert found["distance_to_old_images"] == pytest.approx(math.sqrt((apart**2).mean()))
-
-
-def test_the_longest_wavelength_decides_what_is_unique():
-    for rope_theta, unique in ((10_000.0, False), (1e6, True)):
-        rope = scale(RopeGeometry(16, 16, rope_theta, 4096), ScalingSpec("none", 8.0))
-        assert summarize(rope, 32768)["unique_by_slowest_pair"] is unique
 
 
 def test_a_larger_base_moves_the_second_frequency_by_six_percent():
@@ -136,15 +97,6 @@ def test_limits_are_of_frequencies_that_follow_a_power(method, rope_theta, alpha
     assert found["granularity_exact_limit"] == pytest.approx(exact_limit(rope_theta, alpha))
     bound = 2 * rope_theta / (alpha * 32767 * math.log(rope_theta))
     assert found["decay"][-1]["bound"] == pytest.approx(min(1, bound))
-
-
-def test_dynamic_at_its_target_is_as_good_as_a_base():
-    """Its rope_theta stays the pretrained one; its frequencies follow another."""
-    rope = scale(LLAMA_2, ScalingSpec("dynamic", 8.0))
-    found = summarize(rope, 32768)
-    base = (1 / rope.inv_freq[1]) ** 64
-    assert base > 5e5
-    assert found["granularity_limit"] == pytest.approx(1 / math.log(base))
 
 
 @pytest.mark.parametrize("method", ["yarn", "nope"])
@@ -176,16 +128,3 @@ def test_remapped_distances_are_what_turns_and_decays():
     assert found["decay"][-1]["distance"] == 128
     assert found["closest_images"] is None
     assert found["distance_to_old_images"] is None
-
-
-def test_one_token_sees_itself_alone(capsys):
-    found = printed(summarize(scaled(RopeGeometry(64, 64, 1e4, 1), "linear", 1.0), 1), capsys)
-    assert found["decay"] == []
-    assert found["largest_distance"] == 0
-    assert found["closest_images"] is None
-
-
-def test_a_window_beyond_what_is_looked_through(capsys):
-    found = printed(summarize(scaled(ODD["huge window"], "linear", 8.0), 8 * 10**9), capsys)
-    assert found["distance_to_old_images"] is None
-    assert found["closest_images_gap"] == 1
