@@ -91,9 +91,9 @@ def read_back(folder, tag):
     return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
-@pytest.mark.parametrize("first", [0, 4])
-def test_tensorboard_goes_on_without_doubled_steps(open_in, tmp_path, first):
-    """A run that was killed after its step 5 goes on at a checkpoint's next step, or at the start where it has none."""
+def test_tensorboard_goes_on_without_doubled_steps(open_in, tmp_path):
+    """A run that was killed after its step 5 is resumed at a checkpoint's next step."""
+    first = 4
     pytest.importorskip("tensorboard")
     killed, _ = open_in("tensorboard")
     with killed:
