@@ -8,7 +8,6 @@ import torch
 
 from ropecli.finetune.budget.anatomy import anatomy, build
 from ropecli.finetune.budget.cache import kv_cache
-from ropecli.finetune.budget.compute import compute_of
 from ropecli.finetune.budget.fitting import best, gpus_that_would_do, options
 from ropecli.finetune.budget.peak import Foresight
 from ropecli.finetune.recipe import Recipe
@@ -85,21 +84,6 @@ def test_kv_caches_by_hand(llama2_7b, llama3_8b, foresight, config_of):
     )
     tokens = 5 * 128 + 4096  # five layers slide, the sixth sees all
     assert kv_cache(config, anatomy_of(config), 4096) == 2 * 2 * 32 * 2 * tokens
-
-
-def test_operations_of_a_step(foresight):
-    work = compute_of(foresight.anatomy, recipe(gradient_accumulation=1), 4096, 1)
-    assert work.tokens == 4096
-    assert work.matmul == 6 * foresight.anatomy.matmul * 4096
-    assert work.attention == 12 * 32 * 32 * 128 * 4096 / 2 * 4096
-    assert work.recomputed == pytest.approx(work.flops / 3)
-    assert work.seconds(8, 1e15, 0.5) == pytest.approx(work.flops / 4e15)
-
-
-def test_full_training_holds_sixteen_bytes_a_parameter(foresight):
-    budget = foresight.budget(recipe(), 4096)
-    assert budget.weights + budget.gradients + budget.optimizer == 16 * 6_738_415_616
-    assert budget.total == sum(budget.parts().values())
 
 
 def test_what_changes_the_peak_changes_it_so(foresight):

@@ -114,32 +114,6 @@ def test_where_nothing_is_scored_there_is_no_loss_and_no_gradient(model, unscore
     assert any(gradient.any() for gradient in gradients.values()) == (expected > 0)
 
 
-def test_packed_documents_are_read_as_if_each_stood_alone(model):
-    together = IDS[:1]
-    positions = torch.cat([torch.arange(30), torch.arange(60)])[None]
-    labels = together.roll(-1, 1)
-    labels[0, [29, 89]] = UNSCORED
-    loss = NextTokenLoss(model)(together, labels, positions, packed=True)
-    alone = sum(
-        cross_entropy(model(input_ids=part).logits[0, :-1], part[0, 1:], reduction="sum")
-        for part in (together[:, :30], together[:, 30:])
-    )
-    assert loss.item() == pytest.approx(alone.item(), rel=1e-5)
-
-
-def test_gaps_in_the_positions_leave_all_that_stands_before_in_sight(model):
-    """Positions far apart, against the same computed with a mask that transformers takes as it is."""
-    positions = torch.cat([torch.arange(40), torch.arange(50) + 77])[None].expand(3, -1)
-    labels = torch.nn.functional.pad(IDS[:, 1:], (0, 1), value=UNSCORED)
-    loss = NextTokenLoss(model)(IDS, labels, positions)
-    everything = torch.zeros(1, 1, 90, 90).masked_fill(torch.ones(90, 90).triu(1).bool(), torch.finfo().min)
-    logits = model(input_ids=IDS, position_ids=positions, attention_mask=everything).logits
-    assert loss.item() == pytest.approx(
-        cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item(), rel=1e-5
-    )
-    assert loss.item() != pytest.approx(NextTokenLoss(model)(IDS, labels).item(), rel=1e-5)
-
-
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_activations_kept_elsewhere_give_the_same_gradients_and_are_a_hidden_state_a_layer(model, monkeypatch):
     kept = []

@@ -59,25 +59,6 @@ def test_it_is_what_eval_ppl_measures(prepared, as_eval_ppl, patched_llama, corp
     json.dumps(measured, allow_nan=False)
 
 
-def test_the_model_is_left_as_it_was(build, prepared, corpus):
-    import torch
-
-    folder = build("llama", head_dim=32, attention_dropout=0.5)
-    evaluation, accelerator, loss_of = prepared(folder, eval_data=str(corpus))
-    loss_of.model.model.layers[0].eval()  # as parts of a model are that do not train
-    modes = [module.training for module in loss_of.modules()]
-    model = loss_of.model
-    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # the older name
-    random = torch.get_rng_state()
-    twice = [evaluation.run(accelerator, loss_of, 1)["ppl"] for _ in range(2)]
-    assert twice[0] == twice[1]  # no dropout
-    assert torch.equal(torch.get_rng_state(), random)
-    assert [module.training for module in loss_of.modules()] == modes
-    assert not all(modes)
-    assert any(modes)
-    assert all(parameter.grad is None for parameter in loss_of.parameters())
-
-
 def test_a_model_that_is_measured_trains_to_the_same_bits(build, prepared, corpus):
     """Frequencies that follow the length too are as before."""
     import torch
