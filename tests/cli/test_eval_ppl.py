@@ -94,14 +94,6 @@ def test_rows_hold_their_numbers(evaluate):
         assert min(row["seconds"], row["tokens_per_second"], row["peak_memory"]) > 0
 
 
-def test_the_table_shows_the_same_numbers(evaluate):
-    report = json.loads(evaluate("--json").out)
-    table = evaluate().out
-    for row in report["rows"]:
-        assert f"{row['ppl']:.2f}" in table
-        assert f"{row['ppl_low']:.2f} to {row['ppl_high']:.2f}" in table
-
-
 def test_documents_left_out_are_counted_and_said(evaluate, corpus, tmp_path):
     (tmp_path / "short.txt").write_text("ba")
     (tmp_path / "long.txt").write_text((corpus / "text00.txt").read_text())

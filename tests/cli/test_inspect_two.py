@@ -75,21 +75,6 @@ def test_json_holds_both_reports_and_where_they_differ(llama, yarn, ropecli):
     assert not {"head_dim", "rope_theta", "original_max_position_embeddings", "model_type"} & differing
 
 
-def test_a_rope_for_each_layer_type_beside_one_for_all(llama, gemma, ropecli):
-    outcome = ropecli("inspect", gemma, llama)
-    assert outcome.code == 0, outcome.err
-    table = rows(outcome.out)
-    columns = {"sliding_attention", "full_attention", ""}
-    assert set(table["layer type"]) == columns
-    flat = table["layer type"].index("")
-    assert flat == 2
-    assert table["≠ rope_theta"][flat] == "10,000"
-    assert set(table["≠ rope_theta"]) == {"10,000", "1,000,000"}
-    # what holds for a whole checkpoint stands in the first of its columns
-    windows = table["max_position_embeddings"]
-    assert [bool(cell) for cell in windows] == [True, False, True]
-
-
 def test_findings_are_told_apart(llama, edited, ropecli):
     folder = edited(llama, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
     out = ropecli("inspect", llama, folder).out

@@ -4,13 +4,12 @@ import json
 import math
 import re
 
-import numpy as np
 import pytest
 
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.study import make_study
 from ropecli.cli import terminal
-from ropecli.rope import RopeGeometry, ScalingSpec
+from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import get_method
 from ropecli.theory.base_bound import smallest_base
 from ropecli.theory.summary import summarize
@@ -78,14 +77,6 @@ def test_the_report_is_what_is_computed(theory):
     assert (report["original_max_position_embeddings"], report["target_length"]) == (256, 2048)
     assert report["checkpoint"] == "demo"
     assert report["warnings"] == list(study.warnings)
-
-
-def test_what_is_supported_ends_before_the_first_negative_score(theory, folder):
-    report = theory(folder())
-    inv_freq = RopeGeometry(128, 128, 1e4, 4096).inv_freq()
-    score = np.cos(np.multiply.outer(np.arange(4097), inv_freq)).sum(axis=1)
-    assert report["supported_length"] == int(np.flatnonzero(score < 0)[0]) - 1
-    assert report["ropes"][0]["critical_dimension"] == 92
 
 
 def test_without_a_method_it_is_the_checkpoint_as_it_is(theory, folder):

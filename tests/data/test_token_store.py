@@ -59,16 +59,6 @@ def test_the_digest_is_of_the_documents_alone(cache, monkeypatch):
     assert digest("f", [("a", TEXTS[0][1] + "ku go "), ("b", ""), ("c", "ku go " * 24), TEXTS[3]]) != whole
 
 
-def test_a_second_opening_neither_reads_nor_tokenizes(cache):
-    tokenizer = Counting()
-    first = open_store("key", lambda: iter(TEXTS), tokenizer)
-    assert tokenizer.texts == 4
-    again = open_store("key", lambda: pytest.fail("the text is read again"), tokenizer)
-    assert tokenizer.texts == 4
-    assert rows_of(again) == rows_of(first)
-    assert again.digest == first.digest
-
-
 def test_tokens_are_mapped_and_not_held(cache):
     """1,000 documents of 8,000 tokens are 32 MB on disk; what is read from them takes little of this process's own."""
     import tracemalloc

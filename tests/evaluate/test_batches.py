@@ -32,16 +32,6 @@ def test_a_batch_gives_what_its_windows_give_alone(model, uneven, protocol):
         ]
 
 
-@pytest.mark.parametrize(("protocol", "size"), [("prefix", 2), ("sliding", 3)])
-def test_so_many_windows_are_read_at_once(llama, loaded, uneven, protocol, size):
-    """Guards the test above, where batches of one would do as well."""
-    model, sizes = loaded(llama), []
-    model.model.layers[0].register_forward_pre_hook(lambda module, arguments: sizes.append(arguments[0].shape[0]))
-    documents = uneven(*(WHOLE if protocol in ("sliding", "disjoint") else BEGINNINGS))
-    rows_of(model, documents, protocol, batch_size=size)
-    assert max(sizes) == size
-
-
 def test_logits_of_a_batch_never_exist_all_at_once(llama, loaded, uneven, monkeypatch):
     from ropecli.evaluate import scoring
 

@@ -5,7 +5,7 @@ import pytest
 from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluate import perplexity
 from ropecli.evaluate.perplexity import evaluate_perplexity
-from ropecli.evaluate.progress import kept_progress, refuse_interrupted, remove_progress
+from ropecli.evaluate.progress import kept_progress
 from ropecli.evaluate.sharing import Workers
 
 ASKED = {"protocol": "sliding", "lengths": [24, 64], "data": "abc", "factor": 4.0, "baseline": None}
@@ -67,10 +67,6 @@ def evaluate(model, documents, output):
     return call
 
 
-def names(output):
-    return sorted(path.name for path in output.parent.iterdir())
-
-
 @pytest.mark.parametrize(("protocol", "batch_size"), [("prefix", 1), ("sliding", 2), ("yarn", 1)])
 def test_a_resumed_run_scores_nothing_twice_and_gives_the_same_rows(
     evaluate, scored, protocol, batch_size, model, documents
@@ -82,15 +78,6 @@ def test_a_resumed_run_scores_nothing_twice_and_gives_the_same_rows(
     assert scored
     assert evaluate(protocol, batch_size=batch_size) == whole
     assert scored == every
-
-
-def test_parts_are_kept_apart(evaluate, scored):
-    rows = evaluate(part="model")
-    scored.clear()
-    evaluate(part="baseline")
-    count = len(scored)
-    assert evaluate(part="model") == rows
-    assert count == len(scored) > 0
 
 
 def test_a_line_that_was_cut_short_is_scored_again(evaluate, scored, output):
@@ -184,41 +171,6 @@ def test_a_damaged_first_line_is_refused(evaluate, output):
     with pytest.raises(OutputError, match=r"Cannot resume from .*progress-0: .*Delete .*progress-0 to start over"):
         evaluate()
     assert path.read_bytes() == content
-
-
-def test_another_request_is_refused_and_what_changed_is_named(evaluate, output):
-    key, value = "factor", 8.0
-    with pytest.raises(StoppedError):
-        evaluate(stop_after=2)
-    before = output.with_name("report.json.progress-0").read_bytes()
-    with pytest.raises(RecipeError) as caught:
-        evaluate(asked={**ASKED, key: value})
-    assert f"{key}: {ASKED[key]!r} then, {value!r} now" in str(caught.value)
-    assert not any(other in str(caught.value) for other in ASKED.keys() - {key, "data"})
-    assert output.with_name("report.json.progress-0").read_bytes() == before
-    assert names(output) == ["report.json.progress-0"]
-
-
-def test_two_runs_at_once_are_refused(output):
-    with kept_progress(output, ASKED):
-        with pytest.raises(OutputError, match="in use by another run"), kept_progress(output, ASKED):
-            pytest.fail("both run")
-        with kept_progress(output, ASKED, rank=1):  # a process of the same launch
-            pass
-    with kept_progress(output, ASKED):
-        pass
-
-
-def test_progress_that_is_there_wants_resume(evaluate, output):
-    refuse_interrupted(output, resume=False)
-    with pytest.raises(StoppedError):
-        evaluate(stop_after=1)
-    with pytest.raises(OutputError, match=r"report\.json\.progress-0 is of a run that was interrupted.*--resume"):
-        refuse_interrupted(output, resume=False)
-    refuse_interrupted(output, resume=True)
-    remove_progress(output)
-    assert names(output) == []
-    refuse_interrupted(output, resume=False)
 
 
 class OneOf(Workers):

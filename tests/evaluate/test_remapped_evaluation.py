@@ -114,15 +114,6 @@ def test_compared_methods_leave_each_other_alone(llama, evaluate):
     assert all(one[-1] != other[-1] for one, other in itertools.combinations(alone.values(), 2))
 
 
-def test_a_patched_folder_is_compared_as_it_is_and_by_other_methods(llama, patched, evaluate):
-    reports = evaluate("compare", patched("rerope"), "--methods", "as-is,none,yarn,rerope", "--factors", 4)
-    known = [(report["method"], report["in_memory"]) for report in reports]
-    assert known == [("rerope", False), ("none", True), ("yarn", True), ("rerope", True)]
-    as_it_is, none, _, again = map(nlls, reports)
-    assert none == pytest.approx(nlls(evaluate("eval-ppl", llama)), rel=1e-6)
-    assert again == pytest.approx(as_it_is, rel=1e-5)
-
-
 @pytest.mark.parametrize(("task", "mode"), [("passkey", "generate"), ("needle", "rank")])
 def test_keys_are_asked_for_in_both_modes(task, mode, ropecli, llama, patched, corpus):
     data = ["--data", corpus] if task == "needle" else []

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ropecli.errors import DataError, MethodError
-from ropecli.evaluate.retrieval import haystack as haystacks
 from ropecli.evaluate.retrieval.haystack import read_haystack, repeated
 from ropecli.evaluate.retrieval.keys import draw_keys, numbers_in
 from ropecli.evaluate.retrieval.pieces import Pieces
@@ -131,27 +130,6 @@ def test_keys_that_stand_in_the_text_are_not_drawn():
     assert {int(key) for key in drawn(0, 10, taken)} == set(range(99_990, 100_000))
     with pytest.raises(DataError, match="--data"):
         drawn(0, 11, taken)
-
-
-def test_a_long_document_is_read_in_pieces_and_no_further_than_needed(tokenizer, monkeypatch, corpus):
-    read = []
-
-    class Counting(Pieces):
-        def opening(self, text):
-            read.append(len(text))
-            return super().opening(text)
-
-    text = "".join(path.read_text() for path in sorted(corpus.iterdir()))
-    whole = read_haystack([("a", text)], Pieces(tokenizer)).ids
-    monkeypatch.setattr(haystacks, "_CHARACTERS", 1000)
-    # every piece ends at a space, where this tokenizer splits anyway
-    np.testing.assert_array_equal(read_haystack([("a", text)], Pieces(tokenizer)).ids, whole)
-    monkeypatch.setattr(haystacks, "_MOST", 2000)
-    np.testing.assert_array_equal(read_haystack([("a", text)], Counting(tokenizer)).ids, whole[:2000])
-    assert max(read) <= 1001
-    assert sum(read) < len(text) / 2
-    unbroken = "x" * 1500
-    assert Pieces(tokenizer).text(read_haystack([("a", unbroken)], Pieces(tokenizer)).ids) == unbroken
 
 
 WRONG = {

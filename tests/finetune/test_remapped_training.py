@@ -118,19 +118,6 @@ def whole_run(remapped, tune_into, corpus, tmp_path_factory):
     return tune_into(remapped(), tmp_path_factory.mktemp("runs") / "whole", **keys)
 
 
-def test_a_run_that_is_stopped_and_not_measured_ends_in_the_same_bits(remapped, tune, whole_run, weights_of, metrics):
-    def stop(progress):
-        if progress.step == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tune(remapped(), length=LENGTH, on_step=stop)
-    run = tune(remapped(), length=LENGTH, resume=True)
-    assert weights_of(run) == weights_of(whole_run)
-    losses = [[line["loss"] for line in metrics(one) if "loss" in line] for one in (run, whole_run)]
-    assert losses[0] == losses[1]
-
-
 def test_the_result_carries_the_method_on(remapped, whole_run):
     from transformers import AutoModelForCausalLM
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ropecli.errors import DataError, NotFiniteError, RecipeError, RopecliError
+from ropecli.errors import DataError, NotFiniteError, RecipeError
 
 WINDOW, EXTENDED = 64, 128
 
@@ -122,19 +122,6 @@ def test_a_model_that_is_broken_ends_the_run(prepared, patched_llama, corpus):
     with pytest.raises(NotFiniteError, match="After step 7"):
         evaluation.run(accelerator, loss_of, 7)
     assert loss_of.training
-
-
-def test_memory_that_does_not_suffice_is_said(prepared, patched_llama, corpus, monkeypatch):
-    import torch
-
-    evaluation, accelerator, loss_of = prepared(patched_llama, eval_data=str(corpus))
-
-    def refuse(*arguments, **options):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(loss_of.model.model, "forward", refuse)
-    with pytest.raises(RopecliError, match="64 tokens"):
-        evaluation.run(accelerator, loss_of, 7)
 
 
 class Grouped:
