@@ -38,7 +38,7 @@ def test_the_learning_rate_follows_its_schedule(keys, expected):
 
 @pytest.fixture(scope="module")
 def by_hand(patched_llama, corpus, tokenizer):
-    """by_hand(steps, ...) -> (losses, weights) of a plain loop: whole logits, one sequence at a time."""
+    """by_hand(steps, ...) -> (losses, gradient norms, weights) of a plain loop: whole logits, a sequence at a time."""
     from transformers import AutoModelForCausalLM
 
     def train(steps, batch, rate, weight_decay, max_grad_norm):
@@ -48,7 +48,7 @@ def by_hand(patched_llama, corpus, tokenizer):
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
         stream = open_stream(make_recipe(None, {"data": str(corpus)}), tokenizer, 48, 48)
-        losses = []
+        losses, norms = [], []
         for step in range(steps):
             optimizer.zero_grad()
             rows = torch.from_numpy(stream.batch(range(step * batch, (step + 1) * batch)).ids)
@@ -57,10 +57,10 @@ def by_hand(patched_llama, corpus, tokenizer):
                 logits = model(input_ids=row).logits[0, :-1]
                 parts.append(cross_entropy(logits, row[0, 1:]) / batch)
                 parts[-1].backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item())
             optimizer.step()
             losses.append(sum(part.item() for part in parts))
-        return losses, model.state_dict()
+        return losses, norms, model.state_dict()
 
     return train
 
@@ -74,9 +74,10 @@ def test_a_run_equals_a_loop_written_by_hand(
     settings = {"weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_steps": 0, "learning_rate": 3e-3, "steps": 4}
     batches = {"batch_size": batch_size, "gradient_accumulation": gradient_accumulation}
     run = tune(patched_llama, gradient_checkpointing=checkpointing, **settings, **batches)
-    losses, expected = by_hand(4, 4, 3e-3, weight_decay=0.1, max_grad_norm=0.5)
+    losses, norms, expected = by_hand(4, 4, 3e-3, weight_decay=0.1, max_grad_norm=0.5)
     # AdamW magnifies the rounding of gradients near zero, so that single weights prove little, and their sum much
     np.testing.assert_allclose([line["loss"] for line in metrics(run)], losses, rtol=1e-4)
+    np.testing.assert_allclose([line["grad_norm"] for line in metrics(run)], norms, rtol=1e-3)
     before, weights = load_file(patched_llama / "model.safetensors"), load_file(run / "model.safetensors")
     assert weights.keys() == expected.keys()
     for name, value in weights.items():
