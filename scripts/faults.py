@@ -57,7 +57,7 @@ FAULTS: list[tuple[str, str]] = [
     ('yield Window(document.ids[:length], length - special.first_scored, length)', 'yield Window(document.ids[:length], length - special.first_scored - 1, length)'),
     ("ids[start:stop]) if start else ids[:stop], stop - scored, stop)", "ids[start:stop]) if start else ids[:stop], stop - start - 1, stop)"),
     ("text[max(0, stop - length) : stop + 1], stop - scored", "text[scored : stop + 1], stop - scored"),
-    ("stop - start - 1 + len(begin))", "stop - start - 1)"),
+    ("targets = min(stop - scored, stop - start - 1 + len(begin))", "targets = stop - start - 1 + len(begin)"),
     ("parts.append(logits.logsumexp(-1) - chosen)", "parts.append(logits.logsumexp(-1) - chosen.max())"),
     ("nll = float(sums.sum() / weights.sum())\n    if nll", "nll = float((sums / np.maximum(weights, 1)).mean())\n    if nll"),
     ("for one in tallies) / math.log(2) / sum(text)", "for one in tallies) / sum(text)"),

@@ -27,13 +27,6 @@ def test_options_and_settings_come_before_the_recipe_file(finetune, tmp_path, co
     assert "2 steps" in outcome.out
 
 
-def test_what_is_used_and_left_out_is_said_on_standard_error(finetune):
-    outcome = finetune("--length", 32, "--steps", 1, "--set", "mixed_precision=none")
-    assert outcome.code == 0
-    assert "336 sequences (long) from 12 of 12 documents" in outcome.err
-    assert len(outcome.out.splitlines()) == 1
-
-
 WRONG = {
     "no data": ({"data": None}, [], "data"),
     "the held-out demo": ({"data": "demo"}, [], "demo-train"),

@@ -83,7 +83,7 @@ def rewrite(path: Path, **values: object) -> None:
 # Links.
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "ropecli.yaml", INDEX, "tokenizer.json"])
+@pytest.mark.parametrize("name", ["config.json", INDEX, "tokenizer.json"])
 def test_a_small_file_that_is_a_link_out_of_the_folder(name, source, secret, refused):
     replace(source / name).symlink_to(os.path.relpath(secret, source) if name == "tokenizer.json" else secret)
     message = refused(source, *PATCH)
@@ -112,14 +112,6 @@ def test_code_that_is_a_link_out_of_the_folder(source, secret, refused):
     assert "modeling_own.py is a link out of its folder" in refused(source, *PATCH)
 
 
-def test_a_folder_that_only_looks_like_the_hubs_cache(source, secret, refused, tmp_path):
-    snapshot = tmp_path / "models--a--b" / "snapshots" / "c"
-    snapshot.parent.mkdir(parents=True)
-    source.rename(snapshot)
-    replace(snapshot / "README.md").symlink_to(os.path.relpath(secret, snapshot))
-    assert "is a link out of its folder" in refused(snapshot, *PATCH)
-
-
 def test_links_inside_the_folder_are_followed_and_folders_that_loop_are_not_walked(source, ropecli, tmp_path):
     (source / "real.md").write_text("card")
     (source / "README.md").symlink_to("real.md")
@@ -129,15 +121,6 @@ def test_links_inside_the_folder_are_followed_and_folders_that_loop_are_not_walk
     assert (tmp_path / "out" / "README.md").read_text() == "card"
     assert not (tmp_path / "out" / "README.md").is_symlink()
     assert not (tmp_path / "out" / "again").exists()
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_links_that_loop(name, source, refused):
-    replace(source / name).symlink_to("other")
-    (source / "other").symlink_to(name)
-    message = refused(source, *PATCH)
-    assert str(source / name) in message
-    assert "Too many levels of symbolic links" in message
 
 
 # What is no file.
@@ -156,8 +139,10 @@ def make(path: Path, kind: str) -> None:
         path.mkdir()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder"])
-@pytest.mark.parametrize("name", ["config.json", "ropecli.yaml", "extra.safetensors"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("config.json", "pipe"), ("ropecli.yaml", "socket"), ("config.json", "device"), ("extra.safetensors", "folder")],
+)
 def test_what_is_no_file(name, kind, source, refused):
     make(replace(source / name), kind)
     assert f"{source / name} is a" in refused(source, *PATCH)
@@ -191,7 +176,7 @@ def test_what_may_not_be_read(name, llama, ropecli):
 # Weights and their index.
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../private/secret.json", "sub/model.safetensors"])
+@pytest.mark.parametrize("path", ["/etc/passwd", "../private/secret.json"])
 def test_an_index_that_leads_elsewhere(path, source, secret, refused):
     (source / "sub").mkdir()
     shutil.copyfile(source / "model.safetensors", source / "sub" / "model.safetensors")
@@ -202,10 +187,8 @@ def test_an_index_that_leads_elsewhere(path, source, secret, refused):
 WEIGHTS = {
     "another file": b'{"password": "hunter2"}',
     "100 GB": (100 * 2**30).to_bytes(8, "little") + b"{}",
-    "cut": (40).to_bytes(8, "little") + b'{"a":',
     "a tensor beyond the end": (66).to_bytes(8, "little")
     + b'{"a": {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]}}',
-    "empty": b"",
 }
 
 
@@ -228,8 +211,7 @@ def test_a_hundred_megabytes(name, patched, refused):
     assert "it holds more than" in message
 
 
-@pytest.mark.parametrize("depth", [70, 100_000])
-@pytest.mark.parametrize("name", ["config.json", "ropecli.yaml"])
+@pytest.mark.parametrize(("name", "depth"), [("config.json", 100_000), ("ropecli.yaml", 70)])
 def test_nesting_without_end(name, depth, patched, refused):
     opened, closed = ('{"a":', "}") if name == "config.json" else ("{a: ", "}")
     (patched / name).write_text(opened * depth + "1" + closed * depth)
@@ -243,12 +225,7 @@ def repeated(first: str, line: str, between: str) -> str:
 
 NOTES = {
     "aliases": (repeated("a0: &a0 [x]\n", "a{i}: &a{i} [{names}]\n", ", "), "more than 20000 values"),
-    "merges": (
-        repeated("a0: &a0 {{a: 1}}\n", "a{i}: &a{i}\n  <<: [{names}]\n", ", ").replace("{{a: 1}}", "{a: 1}"),
-        "merge",
-    ),
     "itself": ("a: &a [*a]\n", "nested more than 64 levels deep"),
-    "digits": ("target_length: " + "9" * 5000 + "\n", "Exceeds the limit"),
     "a call": ("a: !!python/object/apply:os.system ['touch canary']\n", "could not determine a constructor"),
     "no mapping": ("- 1\n", "it holds no mapping"),
     "no number": ("changes: []\nscaling: {method: yarn, factor: x, params: {}}\n", "could not convert string to float"),
@@ -268,13 +245,11 @@ def test_a_note_that_is_none(note, named, patched, refused, tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [
-        ("method: linear", "method: [a]", "Unknown method"),
         ("params: {}", "params: {3: 4}", "linear has no parameter '3'"),
         ("factor: 4.0", "factor: .nan", "The factor is nan"),
-        ("factor: 4.0", "factor: -4.0", "The factor is -4"),
         ("target_length: 256", "target_length: 0", "windows of 64 and 0 tokens"),
     ],
-    ids=["method", "params", "nan", "negative", "length"],
+    ids=["params", "nan", "length"],
 )
 def test_a_note_of_a_scaling_that_there_is_not(before, after, named, llama, ropecli, refused, tmp_path):
     folder = tmp_path / "out"
@@ -350,25 +325,15 @@ def test_attention_code_from_the_hub_is_not_asked_for(config, source, refused):
     ("change", "named"),
     [
         ({"model_type": ["x"]}, "model_type in config.json is ['x']"),
-        ({"max_position_embeddings": 64.7}, "max_position_embeddings in config.json is 64.7"),
         ({"max_position_embeddings": 10**400}, "max_position_embeddings in config.json is 1000000"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": "4"}}, "factor in config.json is '4'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": float("nan")}}, "factor in config.json is nan"),
         ({"head_dim": 10**14}, "rotary part of a head would be 100000000000000 wide"),
-        ({"rope_theta": 1e-300, "rope_parameters": None}, "rope_theta in config.json is 1e-300"),
         ({"rope_parameters": "abc"}, "rope_parameters in config.json is 'abc'"),
     ],
-    ids=["type", "fraction", "huge", "text", "nan", "wide", "tiny", "no object"],
+    ids=["type", "huge", "nan", "wide", "no object"],
 )
 def test_a_value_that_no_model_has_is_refused_by_name(change, named, llama, edited, refused):
     assert named in refused(edited(llama, **change), *PATCH)
-
-
-def test_a_config_of_sliding_layers_alone_is_shown_and_not_patched(llama, edited, ropecli, refused):
-    folder = edited(llama, rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})
-    report = json.loads(ropecli("inspect", folder, "--json").out)
-    assert [rope["layer_type"] for rope in report["ropes"]] == ["sliding_attention"]
-    assert "no layer that sees the whole context has rotary positions" in refused(folder, *PATCH)
 
 
 VALUES = [
@@ -391,12 +356,9 @@ SIZES = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings":
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
 NEST = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": YARN}
-LISTS = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
 CONFIGS = {
     "both dialects": {**SIZES, "model_type": "mixtral", "rope_parameters": YARN, "rope_scaling": YARN},
-    "longrope": {**SIZES, "model_type": "phi3", "rope_scaling": LISTS, "original_max_position_embeddings": 64},
     "nested": {**SIZES, **LAYERS, "model_type": "gemma3_text", "rope_parameters": NEST},
-    "its own": {**SIZES, "model_type": "own", "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
 }
 OTHER_FIELDS = ["original_max_position_embeddings", "partial_rotary_factor", "qk_rope_head_dim", "sliding_window"]
 OTHER_FIELDS += ["layer_types", "per_layer_config", "text_config", "rope_local_base_freq", "layer_rope_theta"]
@@ -425,28 +387,13 @@ def test_values_of_every_kind_in_every_field_that_is_read(name, tmp_path):
 
 
 @pytest.mark.parametrize("value", ["ünï\x1b[31m\n", ["\x1b[31m"], {"\x1b[31m": 1}], ids=["text", "list", "key"])
-@pytest.mark.parametrize("field", ["model_type", "rope_theta", "layer_types", "rope_scaling"])
+@pytest.mark.parametrize("field", ["model_type", "rope_scaling"])
 def test_what_a_terminal_would_obey_is_not_sent(value, field, ropecli, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["both dialects"], field: value}))
     for command in (["inspect"], ["patch", "-m", "yarn", "--factor", 4, "--dry-run"]):
         outcome = ropecli(command[0], tmp_path, *command[1:])
         assert outcome.code in (0, 2)
         assert "\x1b" not in outcome.out + outcome.err
-
-
-@pytest.mark.parametrize("name", ["\x1b[31mred", "gone\nfor good"])
-def test_nor_the_name_in_a_note(name, patched, ropecli, refused):
-    with (patched / "ropecli.yaml").open("a") as file:
-        file.write(f"tuned: {{weights_changed: true, checkpoint: {json.dumps(name)}, scaling: yarn}}\n")
-    assert "\x1b" not in refused(patched, *REVERT)
-
-
-@pytest.mark.parametrize("value", [10**400, float("nan"), "4", [1]])
-def test_a_tokenizers_length_that_is_none(value, llama, ropecli, source, tmp_path):
-    rewrite(source / "tokenizer_config.json", model_max_length=value)
-    outcome = ropecli("patch", source, *PATCH[1:-1], tmp_path / "out")
-    assert outcome.code in (0, 2)
-    assert "Traceback" not in outcome.err
 
 
 # Options and names.
@@ -457,10 +404,8 @@ def test_a_tokenizers_length_that_is_none(value, llama, ropecli, source, tmp_pat
     [
         (["--target-length", 10**400], "A number that was given is too large"),
         (["--factor", 4, "--set", f"beta_fast={10**400}"], "beta_fast is 100000"),
-        (["--factor", 4, "--set", "beta_fast=" + "[" * 3000], "beta_fast is '[[["),
-        (["--factor", "inf"], "The factor is inf"),
     ],
-    ids=["target", "set", "deep", "endless"],
+    ids=["target", "set"],
 )
 def test_an_option_beyond_reason_is_refused_in_few_words(options, named, llama, refused):
     message = refused(llama, "patch", "-m", "yarn", *options, "--dry-run")
@@ -472,8 +417,3 @@ def test_an_option_beyond_reason_is_refused_in_few_words(options, named, llama, 
 def test_a_name_that_no_folder_can_have(name, refused):
     message = refused(name, "inspect")
     assert f"{name[:80]!r} cannot be the name of a folder" in message
-
-
-def test_an_output_that_no_file_system_takes(llama, refused):
-    message = refused(llama, "patch", "-m", "yarn", "--factor", 4, "-o", "a" * 5000)
-    assert "cannot be written: File name too long" in message

@@ -142,20 +142,6 @@ def hub(llama, cache, monkeypatch):
     thread.join()
 
 
-def fill_cache(cache: Path, folder: Path, *, name: str = NAME, commit: str = MAIN) -> Path:
-    """The layout of the Hub's cache, written by hand; returns the snapshot."""
-    repository = cache / f"models--{name.replace('/', '--')}"
-    snapshot = repository / "snapshots" / commit
-    for part in (snapshot, repository / "blobs", repository / "refs"):
-        part.mkdir(parents=True)
-    (repository / "refs" / "main").write_text(commit)
-    for path in folder.iterdir():
-        blob = hashlib.sha1(path.read_bytes()).hexdigest()
-        shutil.copyfile(path, repository / "blobs" / blob)
-        (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
-    return snapshot
-
-
 def cut(server: FakeHub) -> None:
     import huggingface_hub
 
@@ -204,21 +190,6 @@ def test_a_patch_links_the_caches_blobs_and_outlives_them(hub, ropecli, cache, l
     assert (output / "model.safetensors").read_bytes() == (llama / "model.safetensors").read_bytes()
 
 
-def test_a_cache_on_another_disk_is_copied_from_and_that_is_said(hub, ropecli, cache, llama, tmp_path, monkeypatch):
-    elsewhere = Path("/dev/shm")
-    if not os.access(elsewhere, os.W_OK) or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("there is no other file system here")
-    other = elsewhere / f"ropecli-test-{os.getpid()}"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(other))
-    try:
-        outcome = ropecli("patch", NAME, *YARN, "-o", tmp_path / "out")
-    finally:
-        shutil.rmtree(other)
-    assert outcome.code == 0
-    assert "warning: the weights were copied" in outcome.err
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (llama / "model.safetensors").read_bytes()
-
-
 # Revisions.
 
 
@@ -244,10 +215,9 @@ def test_a_revision_of_what_is_not_on_the_hub_is_refused(ropecli, llama):
         ("compare", "--data", "demo"),
         ("finetune", "--data", "demo-train", "-o", "out"),
     ):
-        for name in (str(llama), "demo"):
-            outcome = ropecli(command, name, *options, "--revision", "v1")
-            assert (outcome.code, outcome.out) == (2, "")
-            assert f"--revision v1 was given, but {name} is no Hub id" in outcome.err
+        outcome = ropecli(command, llama, *options, "--revision", "v1")
+        assert (outcome.code, outcome.out) == (2, "")
+        assert f"--revision v1 was given, but {llama} is no Hub id" in outcome.err
 
 
 def test_what_can_be_no_revision(hub, ropecli):
@@ -296,26 +266,17 @@ def test_why_the_hub_gave_nothing(what, named, hub, ropecli, cache, tmp_path, mo
     assert not (tmp_path / "out").exists()
 
 
-def test_a_repository_without_config(hub, ropecli):
-    del hub.repositories[NAME].files[MAIN]["config.json"]
-    outcome = ropecli("inspect", NAME)
-    assert outcome.code == 2
-    assert "no config.json" in outcome.err
-
-
 # Without a Hub.
 
 
-@pytest.mark.parametrize("way", ["offline", "network", "down"])
+@pytest.mark.parametrize("way", ["offline", "network"])
 def test_what_is_in_the_cache_needs_no_hub(way, hub, ropecli, tmp_path, monkeypatch):
     before = ropecli("patch", NAME, *YARN, "-o", tmp_path / "before")
     assert before.code == 0
     if way == "offline":
         offline(monkeypatch)
-    elif way == "network":
-        cut(hub)
     else:
-        hub.refusal = RefusalError(503)
+        cut(hub)
     hub.requests.clear()
     assert ropecli("inspect", NAME).code == 0
     after = ropecli("patch", NAME, *YARN, "-o", tmp_path / "after")
@@ -332,25 +293,6 @@ def test_a_cache_that_was_only_looked_at_holds_no_weights(hub, ropecli, tmp_path
     assert outcome.code == 2
     assert "only in part in the Hub's cache" in outcome.err
     assert "hf download owner/tiny" in outcome.err
-
-
-def test_blobs_that_several_repositories_share(ropecli, cache, llama, tmp_path, monkeypatch):
-    """A newer cache keeps one file for all repositories, and links to it from each one's blobs."""
-    offline(monkeypatch)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    snapshot = fill_cache(cache, llama)
-    for name in ("tokenizer.json", "model.safetensors"):
-        blob = (snapshot / name).resolve()
-        shared = cache / "blobs" / "ab" / f"{name:a<64}"
-        shared.parent.mkdir(parents=True, exist_ok=True)
-        blob.rename(shared)
-        blob.symlink_to(f"../../blobs/ab/{shared.name}")
-    output = tmp_path / "out"
-    outcome = ropecli("patch", NAME, *YARN, "-o", output)
-    assert outcome.code == 0, outcome.err
-    assert (output / "tokenizer.json").read_bytes() == (llama / "tokenizer.json").read_bytes()
-    assert (output / "model.safetensors").samefile(snapshot / "model.safetensors")
-    assert not any(path.is_symlink() for path in output.iterdir())
 
 
 # As the environment says it, in a process of its own.

@@ -1,7 +1,6 @@
 """`ropecli inspect`: what it reports is what stock transformers would do."""
 
 import json
-import math
 import shutil
 
 import numpy as np
@@ -32,8 +31,6 @@ KEYS = {
 LAYERS = ["sliding_attention", "full_attention"]
 FACTORS = np.linspace(1, 6, 16).tolist()
 PATCHES = {
-    "linear": [],
-    "ntk": [],
     "yarn": ["--set", "beta_fast=16", "--set", "truncate=false"],
     "longrope": ["--set", f"long_factor={FACTORS}"],
     "dynamic": [],
@@ -96,8 +93,6 @@ def test_a_patched_checkpoint(method, llama, ropecli, inspected, live, tmp_path)
     # stock readers take max_position_embeddings for dynamic's original window
     assert report["max_position_embeddings"] == (64 if method == "dynamic" else 256)
     assert report["tokenizer_model_max_length"] == 256
-    if method == "ntk":
-        assert report["rope_theta"] == pytest.approx(1e4 * 4 ** (32 / 30))
     if method == "yarn":
         assert report["params"] == {"beta_fast": 16, "beta_slow": 1.0, "truncate": False}
     # what the numbers of a method that depends on the length are for: the target window
@@ -105,7 +100,7 @@ def test_a_patched_checkpoint(method, llama, ropecli, inspected, live, tmp_path)
     assert report["warnings"] == []  # the config alone leaves the window open; the note does not
 
 
-@pytest.mark.parametrize("method", ["yarn", "longrope", "dynamic"])
+@pytest.mark.parametrize("method", ["yarn", "longrope"])
 def test_a_patched_checkpoint_whose_note_is_lost(method, llama, ropecli, inspected, live, tmp_path):
     folder = tmp_path / "out"
     assert ropecli("patch", llama, "-m", method, "--factor", 4, *PATCHES[method], "-o", folder).code == 0
@@ -113,53 +108,6 @@ def test_a_patched_checkpoint_whose_note_is_lost(method, llama, ropecli, inspect
     report = inspected(folder)
     assert (report["method"], report["factor"]) == (method, 4.0)
     assert_live(report, live(folder, 256))
-
-
-@pytest.mark.parametrize(("mscale", "all_dim"), [(0.707, 1.0), (1.0, 0), (0.707, None)])
-def test_the_mscale_pair_of_deepseek(mscale, all_dim, llama, edited, inspected, live):
-    scaling = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 64, "mscale": mscale}
-    if all_dim is not None:
-        scaling["mscale_all_dim"] = all_dim
-    folder = edited(llama, rope_parameters=..., rope_theta=1e4, rope_scaling=scaling)
-    report = inspected(folder)
-    assert_live(report, live(folder, 64))
-    expected = 1 + 0.1 * math.log(40)
-    if all_dim:
-        expected = (1 + 0.1 * mscale * math.log(40)) / (1 + 0.1 * all_dim * math.log(40))
-    assert report["attention_factor"] == pytest.approx(expected)
-
-
-def test_an_attention_factor_given_outright(llama, edited, inspected, live):
-    """attention_factor wins over the mscale pair."""
-    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.5}
-    scaling |= {"mscale": 0.7, "mscale_all_dim": 1.0}
-    folder = edited(llama, rope_parameters=..., rope_theta=1e4, rope_scaling=scaling)
-    report = inspected(folder)
-    assert report["attention_factor"] == 1.5
-    assert_live(report, live(folder, 64))
-
-
-def test_a_longrope_without_a_factor_takes_it_from_the_two_windows(build, edited, inspected, live):
-    """As the phi3 family is released."""
-    folder = edited(
-        build("phi3", original_max_position_embeddings=64),
-        max_position_embeddings=256,
-        rope_parameters=...,
-        rope_theta=1e4,
-        rope_scaling={"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
-    )
-    report = inspected(folder)
-    assert report["factor"] == 4.0
-    assert_live(report, live(folder, 256))
-
-
-def test_dynamic_has_no_window_but_max_position_embeddings(llama, edited, inspected, live):
-    """Whatever original window is named beside it, transformers does not look there."""
-    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
-    folder = edited(llama, max_position_embeddings=256, rope_parameters=dynamic)
-    report = inspected(folder)
-    assert report["original_max_position_embeddings"] == 256
-    assert_live(report, live(folder, 1024))
 
 
 def test_the_layer_type_that_sees_far_stands_for_all(build, ropecli, inspected, live, tmp_path):
@@ -215,21 +163,12 @@ def test_what_the_config_leaves_open_is_found(llama, edited, ropecli, inspected)
     assert f"unclear: {warning}" in outcome.out.replace("\n", " ")
 
 
-def test_weights_and_tokenizer_are_not_needed(llama, inspected, tmp_path):
-    (tmp_path / "config.json").write_text((llama / "config.json").read_text())
-    report = inspected(tmp_path)
-    assert report["tokenizer_model_max_length"] is None
-    assert report["inv_freq"] == inspected(llama)["inv_freq"]
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("{", "cannot be read as JSON"),
         ("{}", "no rotary position embedding"),
-        ('{"rope_theta": 10000.0}', "max_position_embeddings"),
         ('{"rope_theta": 10000.0, "max_position_embeddings": 64}', "hidden_size"),
-        ('{"rope_theta": NaN, "max_position_embeddings": 64, "head_dim": 32}', "rope_theta"),
         (
             '{"rope_theta": 1e4, "rope_scaling": {"type": "mrope"}, "max_position_embeddings": 64, "head_dim": 8}',
             "mrope",
@@ -280,12 +219,6 @@ def test_a_base_that_falls_short_of_its_window(configured, inspected, ropecli):
     assert f"rope_theta 10,000 supports about {report['supported_length']:,} tokens by the bound of Men et al." in text
     assert f"; its window of 4,096 needs at least {report['smallest_base']:,.0f}." in text
     assert "nothing to mend" in text
-
-
-def test_a_base_that_supports_its_window(configured, inspected, ropecli):
-    folder = configured(rope_theta=5e5, max_position_embeddings=8192)
-    assert inspected(folder)["smallest_base"] is None
-    assert ", which covers its window of 8,192. nothing to mend" in said(ropecli("inspect", folder))
 
 
 def test_of_a_scaled_checkpoint_the_frequencies_in_effect_are_told_of(configured, inspected, ropecli):

@@ -99,46 +99,12 @@ def test_an_explanation_tells_everything_at_any_width():
         assert {key: cells[1] for key, cells in table.items()} == {knob.name: knob.kind for knob in method.knobs}
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("yarn", "rope_type 'yarn' in config.json"),
-        ("ntk", "rope_type 'default' in config.json"),
-        ("p-rope", "rope_type 'longrope' in config.json, which holds a factor for each pair"),
-        ("rerope", "the attention 'ropecli:rerope' in config.json, which transformers has after `import ropecli`"),
-        ("dynamic-yarn", "nothing: config.json has no words for it"),
-    ],
-)
-def test_an_explanation_says_what_is_written(name, said):
-    text = " ".join(" ".join(rendered(explanation(get_method(name)), 80)).split())
-    assert f"written as {said}" in text
-
-
-def test_the_general_form_is_shown(ropecli):
-    g, h = "m", "(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow turns to 1 at beta_fast"
-    text = " ".join(" ".join(rendered(explanation(get_method("yarn")), 80)).split())
-    assert f"position g(m) {g} frequency h(θ_d) {h} interpolation targeted training" in text
-    method = json.loads(ropecli("methods", "yarn", "--json").out)
-    assert (method["g"], method["h"], method["interpolation"]) == (g, h, "targeted")
-
-
 def test_the_command_ends_with_an_example_in_one_line(ropecli, monkeypatch):
     monkeypatch.setattr(terminal, "out", Console(width=40))
     for name in ("yarn", "rerope"):
         outcome = ropecli("methods", name)
         assert (outcome.code, outcome.err) == (0, "")
         assert outcome.out.splitlines()[-1] == example(get_method(name))
-
-
-def test_the_examples():
-    examples = {name: example(get_method(name)) for name in ("yarn", "linear", "longrope", "custom", "dynamic-yarn")}
-    assert examples == {
-        "yarn": "ropecli patch CHECKPOINT --method yarn --factor 4 --set beta_fast=64 --output DIR",
-        "linear": "ropecli patch CHECKPOINT --method linear --factor 4 --output DIR",
-        "longrope": "ropecli patch CHECKPOINT --method longrope --factor 4 --factors-file FILE.json --output DIR",
-        "custom": "ropecli patch CHECKPOINT --method custom --factor 4 --factors-file FILE.json --output DIR",
-        "dynamic-yarn": "ropecli eval-ppl CHECKPOINT --data SOURCE --method dynamic-yarn --factor 4",
-    }
 
 
 def test_an_example_is_understood_and_does_something():
@@ -179,19 +145,6 @@ def test_one_as_json(ropecli):
     ]
     assert (method["name"], method["rope_type"], method["depends_on_length"]) == ("longrope", "longrope", True)
     assert (method["training"], method["other_names"]) == ("by the factors", ["su"])
-
-
-def test_the_defaults_in_json_are_those_that_hold(ropecli):
-    """Given back as parameters they change nothing; what is required has none."""
-    rope = RopeGeometry(32, 32, 1e4, 4096)
-    for method in json.loads(ropecli("methods", "--json").out):
-        needed = {"abf": {"beta": 2.0}, **NUMBERS}.get(method["name"], {})
-        known = {knob["name"]: knob["default"] for knob in method["parameters"] if not knob["required"]}
-        defaults = {key: value for key, value in known.items() if value is not None}
-        specs = [ScalingSpec(method["name"], 4.0, params) for params in ({**defaults, **needed}, needed)]
-        given, left_out = (scale(rope, spec) for spec in specs)
-        assert (given.inv_freq == left_out.inv_freq).all()
-        assert given.attention_factor == left_out.attention_factor
 
 
 @pytest.mark.parametrize(

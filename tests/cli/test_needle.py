@@ -73,6 +73,7 @@ def test_what_cannot_be_asked_is_one_message(ask, options, expected):
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_very_numbers_of_one(ask, llama, corpus, tmp_path):
     """The first alone speaks."""
     options = ["--depths", "0,0.5,1", "--style", "code", "--device", "cpu", "--json"]

@@ -62,11 +62,10 @@ def test_no_file_of_the_user_is_overwritten(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("before", [None, "", '[{"kind": "perplexity", "schema_version": 1}]'])
+@pytest.mark.parametrize("before", ["", '[{"kind": "perplexity", "schema_version": 1}]'])
 def test_an_earlier_output_is_replaced(ropecli, llama, text, tmp_path, before):
     report, plot, page = tmp_path / "report.json", tmp_path / "plot.svg", tmp_path / "page.html"
-    if before is not None:
-        report.write_text(before)
+    report.write_text(before)
     for _ in range(2):
         outcome = ropecli("compare", llama, "--data", text, *MEASURED, "-m", "none", "-o", report, "--plot", plot)
         assert outcome.code == 0, outcome.err

@@ -46,19 +46,6 @@ def test_the_table_shows_the_same_numbers(ask):
         assert f"{100 * sum(cell['hits'] for cell in cells) / 4:.0f}%" in line
 
 
-@pytest.fixture
-def patched_in_memory(ask):
-    yarn = ask("--json", "--method", "yarn", "--factor", 8, "--set", "beta_fast=8")
-    return ask("--json"), yarn
-
-
-def test_a_method_in_memory_is_reported_and_matters(patched_in_memory):
-    base, yarn = (json.loads(outcome.out) for outcome in patched_in_memory)
-    assert (yarn["method"], yarn["factor"], yarn["in_memory"]) == ("yarn", 8.0, True)
-    assert yarn["params"]["beta_fast"] == 8
-    assert base["cells"][0]["margin"] != yarn["cells"][0]["margin"]
-
-
 def test_a_method_in_memory_measures_what_a_patched_folder_does(ropecli, ask, llama, tmp_path):
     for method in ("yarn", "dynamic"):
         ropecli("patch", llama, "--method", method, "--factor", 8, "--output", tmp_path / method)
@@ -85,18 +72,11 @@ def test_generated_answers(ask):
     assert ask("--mode", "generate").code == 0
 
 
-def test_a_heat_map_is_drawn(ask, tmp_path):
-    assert ask("--plot", tmp_path / "map.png").code == 0
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-
-
 WRONG = {
     "a mode that is not known": (["--mode", "ranks"], "Did you mean 'rank'"),
     "a depth beyond the text": (["--depths", "0,1.5"], "--depths"),
-    "no trials": (["--trials", "0"], "--trials"),
     "a length without room": (["--lengths", "20"], "at least"),
     "a length beyond all memory": (["--lengths", "999999999999"], "999999999999"),
-    "an unknown kind of plot": (["--plot", "map.xyz"], ".xyz"),
 }
 
 

@@ -43,31 +43,19 @@ def test_a_file_in_place_of_a_folder(refused, source, tmp_path):
     assert "a checkpoint is a folder" in message
 
 
-def test_a_folder_without_config(refused, source, tmp_path):
-    (source / "config.json").unlink()
-    assert "no config.json" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         (b"\xff\xfe", "cannot be read as JSON"),
         ("[1, 2]", "an object was expected"),
-        ("[" * 100_000, "cannot be read as JSON"),
     ],
-    ids=["utf16", "list", "deep"],
+    ids=["utf16", "list"],
 )
 def test_a_config_that_is_no_json_object(text, named, refused, source, tmp_path):
     (source / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
     assert named in message
     assert "config.json" in message
-
-
-def test_a_config_too_large_to_be_one(refused, source, tmp_path):
-    with (source / "config.json").open("ab") as file:
-        file.truncate(33 * 2**20)
-    assert "it holds more than 32768 KiB" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
 
 
 def test_a_model_without_rope(refused, source, tmp_path):
@@ -85,13 +73,6 @@ def test_no_weights(refused, source, tmp_path):
     assert "no *.safetensors weights" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
 
 
-def test_pickled_weights_alone(refused, source, tmp_path):
-    name = "pytorch_model.bin"
-    (source / "model.safetensors").rename(source / name)
-    message = refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert f"{name} is pickled" in message
-
-
 def test_a_shard_that_the_index_names_and_the_folder_has_not(refused, source, tmp_path):
     weights = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
     (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
@@ -99,18 +80,11 @@ def test_a_shard_that_the_index_names_and_the_folder_has_not(refused, source, tm
     assert "names model-00002-of-00002.safetensors" in message
 
 
-@pytest.mark.parametrize(
-    ("index", "named"),
-    [
-        ("[]", "holds list; an object was expected"),
-        ("{}", "its weight_map is no object"),
-    ],
-)
-def test_an_index_that_names_no_weights(index, named, refused, source, tmp_path):
-    (source / "model.safetensors.index.json").write_text(index)
+def test_an_index_that_names_no_weights(refused, source, tmp_path):
+    (source / "model.safetensors.index.json").write_text("{}")
     message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
     assert "model.safetensors.index.json" in message
-    assert named in message
+    assert "its weight_map is no object" in message
 
 
 def test_weights_that_git_lfs_did_not_fetch(refused, source, tmp_path):
@@ -119,19 +93,6 @@ def test_weights_that_git_lfs_did_not_fetch(refused, source, tmp_path):
     message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
     assert f"{source / 'model.safetensors'} is damaged or no safetensors file" in message
     assert "Fetch or copy it again" in message
-
-
-def test_a_tokenizer_config_that_is_broken(refused, source, tmp_path):
-    (source / "tokenizer_config.json").write_text("[]")
-    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert "tokenizer_config.json" in message
-
-
-def test_a_config_with_numbers_that_json_has_not(refused, source, tmp_path):
-    """Python reads NaN; what it would write, other readers would refuse."""
-    text = (source / "config.json").read_text()
-    (source / "config.json").write_text('{"odd": NaN,' + text.lstrip()[1:])
-    assert "NaN" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
 
 
 # Methods, factors and parameters.
@@ -144,15 +105,12 @@ def test_a_config_with_numbers_that_json_has_not(refused, source, tmp_path):
         (["-m", "yarn", "--factor", 4, "--set", "betafast=8"], "Did you mean 'beta_fast'?"),
         (["-m", "yarn", "--factor", 4, "--set", "beta_fast"], "KEY=VALUE"),
         (["-m", "yarn", "--factor", 4, "--set", "beta_fast=many"], "beta_fast is 'many'"),
-        (["-m", "yarn", "--factor", 4, "--set", "truncate=1"], "true or false"),
         (["-m", "yarn", "--factor", 4, "--set", "beta_fast=0.5"], "beta_fast must be the larger"),
         (["-m", "yarn", "--factor", 4, "--set", "beta_fast=8", "--set", "beta_fast=16"], "beta_fast was given twice"),
-        (["-m", "yarn", "--factor", "nan"], "The factor is nan"),
         (["-m", "yarn", "--factor", 1e7], "from 1 to 1000000"),
         (["-m", "yarn"], "needs --factor or --target-length"),
         (["-m", "yarn", "--target-length", 63], "below the pretraining window, 64"),
         (["-m", "abf", "--factor", 4], "neither"),
-        (["-m", "abf", "--factor", 4, "--set", "beta=5", "--set", "rope_theta=5e5"], "both"),
         (["-m", "longrope", "--factor", 4], "long_factor"),
         (["-m", "yarn", "--factor", 4, "--weights", "bogus"], "'link' or 'copy'"),
     ],
@@ -160,14 +118,6 @@ def test_a_config_with_numbers_that_json_has_not(refused, source, tmp_path):
 )
 def test_what_is_asked_for_must_make_sense(arguments, named, refused, source, tmp_path):
     assert named in refused(source, *arguments, "-o", tmp_path / "out")
-
-
-def test_options_of_the_wrong_kind(ropecli, source, tmp_path):
-    arguments = ["--factor", "four"]
-    outcome = ropecli("patch", source, "-m", "yarn", *arguments, "-o", tmp_path / "out")
-    assert outcome.code == 2
-    assert arguments[0] in outcome.err
-    assert not (tmp_path / "out").exists()
 
 
 # Outputs.
@@ -181,12 +131,6 @@ def test_an_output_that_holds_something(refused, source, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "kept").write_text("kept")
     assert "not empty" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out")
-
-
-def test_an_output_below_a_file(refused, source, tmp_path):
-    (tmp_path / "file").write_text("kept")
-    message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "file" / "out")
-    assert "could not be written" in message
 
 
 @pytest.mark.parametrize("output", [".", "", "../here"])
@@ -234,7 +178,7 @@ def test_a_patch_that_the_model_does_not_take(output, refused, llama, edited, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("where", ["weights", "config", "note", "rename"])
+@pytest.mark.parametrize("where", ["weights", "config.json", "rename"])
 def test_a_full_disk_leaves_nothing(where, refused, source, tmp_path, monkeypatch):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -245,9 +189,9 @@ def test_a_full_disk_leaves_nothing(where, refused, source, tmp_path, monkeypatc
     elif where == "rename":
         monkeypatch.setattr(Path, "rename", full)
     else:
-        write, name = Path.write_text, {"config": "config.json", "note": "ropecli.yaml"}[where]
+        write = Path.write_text
         monkeypatch.setattr(
-            Path, "write_text", lambda self, *a, **k: full() if self.name == name else write(self, *a, **k)
+            Path, "write_text", lambda self, *a, **k: full() if self.name == where else write(self, *a, **k)
         )
     message = refused(source, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
     assert "No space left on device" in message

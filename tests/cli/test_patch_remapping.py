@@ -4,9 +4,6 @@ import pytest
 
 from ropecli.checkpoint.carrier import KEY
 
-BLOCK = {"method": "rerope", "params": {"window": 32}, "pretrained": 64, "target": 256, "rotary_start": 0}
-
-
 PROVED = "proved: on a small model of this architecture, the attention agrees with the model's own"
 
 
@@ -59,19 +56,6 @@ def test_without_the_proof_of_the_tables_the_attention_is_proved_all_the_same(ro
     assert PROVED in outcome.out.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--set", "windw=3"], "no parameter 'windw'. Its parameters: window. Did you mean 'window'?"),
-        (["--set", "window=65"], "window is 65; it must be at most 64"),
-    ],
-)
-def test_options_that_do_not_fit(options, expected, ropecli, llama, tmp_path):
-    outcome = ropecli("patch", llama, "-m", "rerope", "--factor", 4, "-o", tmp_path / "out", *options)
-    is_one_message(outcome, expected)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_model_all_of_whose_layers_slide_is_refused_before_anything_is_said(ropecli, build, tmp_path):
     folder = build("mistral", head_dim=32, sliding_window=20)
     outcome = ropecli("patch", folder, "-m", "rerope", "--factor", 4, "-o", tmp_path / "out")
@@ -105,8 +89,6 @@ WRONG = {
     "the name is missing": ({"attn_implementation": ...}, f"{KEY} without the attn_implementation"),
     "the block is missing": ({KEY: ...}, f"attn_implementation without the {KEY}"),
     "a method that is not known": ({"attn_implementation": "ropecli:foo"}, "this ropecli knows ropecli:dual-chunk"),
-    "a block of another method": ({"attn_implementation": "ropecli:streaming"}, "does not describe streaming"),
-    "no number": ({KEY: {**BLOCK, "pretrained": float("nan")}}, "(given: nan)"),
     "transformers goes by another": ({"_attn_implementation": "sdpa"}, "Remove _attn_implementation"),
 }
 
@@ -120,7 +102,6 @@ def test_a_carrier_that_is_off_is_one_message_wherever_it_is_read(wrong, ropecli
     for command in (
         ["inspect", folder],
         ["patch", folder, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out"],
-        ["export", folder, "-e", "vllm"],
         ["compare", folder, *data, "-l", "64", "-m", "as-is,none"],
         ["finetune", folder, *data, "--length", 128, "--steps", 1, "-o", tmp_path / "out", "--dry-run"],
     ):
@@ -128,23 +109,13 @@ def test_a_carrier_that_is_off_is_one_message_wherever_it_is_read(wrong, ropecli
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_heads_that_the_block_does_not_fit_are_one_message(ropecli, rerope, edited, corpus):
-    folder = edited(rerope, **{KEY: {**BLOCK, "rotary_start": 20, "neighbours": False}})
-    (folder / "ropecli.yaml").unlink()
-    outcome = ropecli("eval-ppl", folder, "--data", corpus, "-l", "64", "--max-documents", 1)
-    is_one_message(outcome, "dimensions 20 to 51 of a head turn, which is 32 wide")
-
-
 def test_another_attention_is_refused_with_the_way_out(ropecli, llama, rerope, corpus):
     attn = ["--data", corpus, "--attn", "eager"]
     for folder, options in (
         (rerope, ["eval-ppl", "-l", "64"]),
-        (rerope, ["compare", "-l", "64", "-m", "none"]),
         (rerope, ["needle", "-l", "64"]),
         (llama, ["eval-ppl", "-l", "64", "--baseline", rerope]),
-        (llama, ["eval-ppl", "-l", "64", "-m", "rerope", "--factor", 4]),
         (llama, ["compare", "-l", "64", "-m", "none,rerope"]),
-        (llama, ["needle", "-l", "64", "-m", "rerope", "--factor", 4]),
     ):
         outcome = ropecli(options[0], folder, *options[1:], *attn)
         is_one_message(outcome, "--attn is 'eager'", "rerope", "Leave --attn out.")

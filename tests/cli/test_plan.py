@@ -63,20 +63,7 @@ def test_numbers_from_a_config_alone(config_alone, plan):
     assert report["seconds"] == pytest.approx(report["flops"] / (report["mfu"] * report["gpu_flops"]))
 
 
-def test_the_table_says_the_same(config_alone, plan):
-    out, _ = plan(config_alone, "--length", 64)
-    for words in (
-        "parameters",
-        "activations, checkpointing",
-        "KV cache",
-        "FLOPs per step",
-        "one GPU",
-        "accelerate launch",
-    ):
-        assert words in out
-
-
-@pytest.mark.parametrize("gpus", [1, 2, 8])
+@pytest.mark.parametrize("gpus", [2, 8])
 def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
     out, _ = plan(config_alone, "--length", 64, "--gpus", gpus, "--set", "batch_size=2", "--json")
     report = json.loads(out)
@@ -89,7 +76,7 @@ def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
     assert ("--num_processes" in words) == (gpus == 2) or "--multi_gpu" in words
 
 
-@pytest.mark.parametrize(("gpus", "precision"), [(1, "bf16"), (4, "none"), (8, "bf16")])
+@pytest.mark.parametrize(("gpus", "precision"), [(4, "none"), (8, "bf16")])
 def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alone):
     from accelerate.commands.launch import launch_command_parser
     from transformers import AutoConfig
@@ -147,11 +134,8 @@ def test_a_length_beyond_the_window_is_warned_of(config_alone, plan):
     ("options", "words"),
     [
         (["--gpus", 0], "--gpus is 0"),
-        (["--length", 0], "--length is 0"),
         (["--gpu-memory", "80 bananas"], "80GB"),
-        (["--mfu", 1.5], "--mfu is 1.5"),
         (["--gpu", "abacus"], "--gpu abacus"),
-        (["--gpu-flops", -1], "--gpu-flops"),
         (["--set", "nothing=1"], "nothing"),
         (["--gpu-memory", "1MB"], "Nothing fits"),
     ],

@@ -78,9 +78,7 @@ def test_other_errors_are_no_lost_process(monkeypatch, text):
         raise RuntimeError(text)
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [("eval-ppl", signal.SIGTERM), ("eval-ppl", signal.SIGHUP), ("compare", signal.SIGTERM)]
-)
+@pytest.mark.parametrize(("name", "number"), [("eval-ppl", signal.SIGHUP), ("compare", signal.SIGTERM)])
 def test_a_signal_ends_an_evaluation_as_ctrl_c_does(ropecli, commands, stopping, tmp_path, name, number):
     with stopping(3, number):
         outcome = ropecli(*commands[name])

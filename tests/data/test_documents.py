@@ -42,13 +42,6 @@ def test_a_source_without_documents_is_refused(tokenizer):
         read_documents([], tokenizer, 20)
 
 
-def test_every_document_is_read_beyond_one_batch(tokenizer):
-    texts = [(f"{index}", f"ba de fi {index} " * 10) for index in range(100)]
-    kept = read_documents(texts, tokenizer, 5).kept
-    assert [document.name for document in kept] == [name for name, _ in texts]
-    np.testing.assert_array_equal(kept[77].ids, tokenizer(texts[77][1])["input_ids"])
-
-
 def documents_of(*rows):
     return Documents(tuple(Document(str(index), np.array(row)) for index, row in enumerate(rows)), too_short=0)
 
@@ -89,12 +82,6 @@ def test_the_special_tokens_are_the_tokenizers_own(before, after):
     assert special == SpecialTokens(before, bos=1, eos=None, suffix=after)
     assert special.bare(document.ids).tolist() == [*map(ord, "text")]
     assert special.bare(document.ids[: len(before) + 3]).tolist() == [*map(ord, "tex")]
-
-
-def test_where_the_tokenizer_does_not_tell_there_are_no_bytes():
-    texts = [("a", "some text")]
-    assert read_documents(texts, Characters(), 4, count_bytes=True).kept[0].ends is None
-    assert Document("a", np.arange(9)).bytes_of(2, 5) is None
 
 
 @pytest.mark.parametrize("cut", [20, 10_000])

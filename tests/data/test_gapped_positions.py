@@ -25,14 +25,6 @@ def test_positions_rise_from_zero_and_stay_in_the_window(kind, length, more, chu
 
 
 @both
-def test_they_hang_on_the_seed_and_the_place_in_the_stream_alone(kind):
-    draw = [positions_of(kind, 64, 512, 2, 3, at).tolist() for at in range(6)]
-    assert draw[::-1] == [positions_of(kind, 64, 512, 2, 3, at).tolist() for at in range(6)][::-1]
-    assert all(draw[i] != draw[j] for i in range(6) for j in range(i))
-    assert positions_of(kind, 64, 512, 2, 4, 0).tolist() != draw[0]
-
-
-@both
 def test_a_window_of_the_length_leaves_no_gap(kind):
     np.testing.assert_array_equal(positions_of(kind, 50, 50, 3, 0, 1), np.arange(50))
 

@@ -51,14 +51,3 @@ def test_the_position_alone_decides():
     jumping = Mixture([2, 1], seed=4)
     for position in np.random.default_rng(0).permutation(4000)[:200].tolist():
         assert jumping.at(position) == in_order[position]
-
-
-def test_blocks_and_seeds_have_orders_of_their_own():
-    def order(seed, block):
-        mixture = Mixture([1, 1], seed)
-        return [mixture.at(block * BLOCK + offset)[0] for offset in range(BLOCK)]
-
-    assert order(0, 0) != order(0, 1)
-    assert order(0, 0) != order(1, 0)
-    longest_run = max(len(run) for run in "".join(map(str, order(0, 0))).split("1"))
-    assert longest_run < 30  # mixed, not one source after the other

@@ -76,21 +76,6 @@ def test_a_sequence_of_several_documents_or_with_a_separator_is_not_skipped(numb
     check(concat(numbered(*lengths), separator), positions_of("pose", 8, 40, 2, 0, at), texts_of(lengths))
 
 
-@pytest.mark.parametrize("separator", [None, END])
-def test_inside_long_documents_concat_skips_too(numbered, separator):
-    lengths = (100, 90, 3, 4)
-    positions = np.array([0, 1, 2, 3, 14, 15, 16, 17])
-    assert check(concat(numbered(*lengths), separator), positions, texts_of(lengths)) > 10
-
-
-def test_a_document_that_fills_the_window_is_read_at_its_own_positions(numbered):
-    """With v_i = u_i, token p of the text from the sequence's beginning on stands at position p."""
-    positions = np.array([0, 1, 2, 10, 11, 25, 26, 31])
-    row = next(row for row in (long(numbered(200)).skipping_at(at, positions) for at in range(25)) if not row.ids[0])
-    assert row.ids.tolist() == positions.tolist()
-    assert row.labels.tolist() == (positions + 1).tolist()
-
-
 def test_the_last_label_is_unscored_at_the_documents_end_alone(numbered):
     part = long(numbered(21))  # sequences at 0 and 8, five tokens left
     rows = {int(row.ids[0]): row for row in (part.skipping_at(at, halves(9)) for at in (0, 1))}
@@ -98,12 +83,6 @@ def test_the_last_label_is_unscored_at_the_documents_end_alone(numbered):
     assert rows[0].labels.tolist() == [1, 2, 3, 4, 14, 15, 16, 17]
     assert rows[8].ids.tolist() == [8, 9, 10, 11, 17, 18, 19, 20]
     assert rows[8].labels.tolist() == [9, 10, 11, 12, 18, 19, 20, UNSCORED]
-
-
-def test_nothing_beyond_a_budget_is_read(numbered):
-    store = numbered(100)
-    part = long(store, max_tokens=30)
-    assert check(part, halves(50), texts_of((30,))) == 3
 
 
 def test_what_is_padded_is_not_skipped(numbered):

@@ -81,12 +81,6 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
     assert list(read_texts(str(tmp_path))) == [*expected, ("b/y.md", "b/y.md"), ("z.txt", "z.txt")]
 
 
-def test_an_empty_table_beside_others_is_no_fault(tmp_path):
-    (tmp_path / "a.jsonl").write_text("")
-    (tmp_path / "b.txt").write_text("text")
-    assert list(read_texts(str(tmp_path))) == [("b.txt", "text")]
-
-
 WRONG = {
     "an empty folder": ("folder", None, r"folder.*no file of the kinds.*\.txt"),
     "a kind that is not known": ("x.pdf", b"%PDF", r"x\.pdf.*kind.*\.jsonl"),

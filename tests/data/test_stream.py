@@ -1,7 +1,6 @@
 """The stream of a recipe: mixed, resumable, told of in sentences, and known by its fingerprint."""
 
 import copy
-import json
 import re
 import shutil
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from ropecli.data.sources import read_texts
-from ropecli.errors import DataError, RecipeError
+from ropecli.errors import DataError
 
 END = 0
 """The tiny tokenizer's only special token, <s>."""
@@ -36,21 +35,6 @@ def short_texts(tmp_path_factory):
 @pytest.fixture(scope="session")
 def ids_of(tokenizer):
     return lambda folder: [tokenizer(text)["input_ids"] for _, text in read_texts(str(folder))]
-
-
-def test_long_batches_are_the_documents_in_the_order_of_seed_and_epoch(stream_of, source, corpus, ids_of):
-    stream = stream_of(source(corpus), length=48, seed=5)
-    rows = [ids[at : at + 48] for ids in ids_of(corpus) for at in range(0, len(ids) - 47, 48)]
-    assert len(stream) == len(rows)
-    for epoch in (0, 1, 3):
-        order = np.random.default_rng([5, epoch]).permutation(len(rows))
-        batch = stream.batch(range(epoch * len(rows), (epoch + 1) * len(rows)))
-        np.testing.assert_array_equal(batch.ids, [rows[at] for at in order])
-        np.testing.assert_array_equal(batch.labels[:, :-1], batch.ids[:, 1:])
-        assert (batch.labels[:, -1] == -100).all()
-        assert batch.positions is None
-        assert not batch.packed
-        assert batch.ids.dtype == batch.labels.dtype == np.int64
 
 
 @pytest.mark.parametrize("positions", ["full", "pose", "randomized"])
@@ -83,25 +67,6 @@ def test_sources_have_their_weights_and_each_epoch_all_their_sequences(stream_of
             assert sorted(map(tuple, rows[start : start + len(expected)].tolist())) == expected
     assert (batch.positions[~is_packed] == np.arange(16)).all()
     assert (batch.positions[is_packed][:, 1:] == 0).any()
-
-
-def test_packed_rows_hold_every_document(stream_of, source, short_texts, ids_of):
-    stream = stream_of(source(short_texts, sequences="packed"), length=200)
-    batch = stream.batch(range(len(stream)))
-    found = []
-    for ids, labels, positions in zip(batch.ids, batch.labels, batch.positions, strict=True):
-        borders = [*np.flatnonzero(positions == 0), len(ids)]
-        for start, stop in pairwise(borders):
-            assert labels[stop - 1] == -100
-            if (labels[start : stop - 1] == -100).all():  # padding
-                assert (ids[start:stop] == END).all()
-                continue
-            found.append(ids[start:stop].tolist())
-            assert labels[start : stop - 1].tolist() == ids[start + 1 : stop].tolist()
-    expected = [ids[at : at + 200] for ids in ids_of(short_texts) for at in range(0, len(ids), 200)]
-    assert sorted(found) == sorted(ids for ids in expected if len(ids) > 1)
-    assert stream.packed
-    assert batch.packed
 
 
 class TestSeparators:
@@ -147,10 +112,6 @@ class TestSelection:
         budget = stream_of(source(short_texts, sequences="packed", max_tokens=160))
         assert len(budget) <= 11
 
-    def test_a_share_of_short_documents_needs_to_know_what_is_short(self, stream_of, source, corpus):
-        with pytest.raises(RecipeError, match=r"keep_short: 0\.5 needs long_from"):
-            stream_of(source(corpus, keep_short=0.5))
-
 
 class TestRefusals:
     def test_documents_that_are_all_too_short(self, stream_of, source, corpus, ids_of):
@@ -161,18 +122,9 @@ class TestRefusals:
         ):
             stream_of(source(corpus), length=100_000)
 
-    def test_documents_that_make_no_sequence_together(self, stream_of, source, corpus, ids_of):
-        tokens = sum(map(len, ids_of(corpus)))
-        with pytest.raises(DataError, match=rf"the {tokens} tokens of 12 documents fill no sequence of 9{{7}}"):
-            stream_of(source(corpus, sequences="concat"), length=9_999_999)
-
     def test_a_budget_below_a_sequence(self, stream_of, source, corpus):
         with pytest.raises(DataError, match=r"the 40 tokens of 1 documents fill no sequence of 48.*max_tokens: 40"):
             stream_of(source(corpus, max_tokens=40), length=48)
-
-    def test_no_document_drawn(self, stream_of, source, corpus):
-        with pytest.raises(DataError, match=r"Of 12 documents 0 are too short, keep_short left out 12\. Use more"):
-            stream_of(source(corpus, long_from=10**6, keep_short=0.0))
 
 
 class TestCache:
@@ -208,26 +160,6 @@ class TestCache:
         assert len(given) == 2
         assert (after.batch(range(1)).ids != before.batch(range(1)).ids).any()
         assert after.fingerprint() != before.fingerprint()
-
-    def test_another_column_or_number_of_documents_is_another_text(self, stream_of, source, counted, tmp_path):
-        tokenizer, given = counted
-        path = tmp_path / "rows.jsonl"
-        path.write_text((json.dumps({"text": "ba de fi " * 40, "body": "go ku go " * 40}) + "\n") * 3)
-        fingerprints = {
-            stream_of(source(path, **keys), tokenizer=tokenizer).fingerprint()
-            for keys in ({}, {"text_column": "body"}, {"max_documents": 1})
-        }
-        assert len(fingerprints) == 3
-        assert len(given) == 3 + 3 + 1
-
-    def test_another_tokenizer_makes_other_tokens(self, stream_of, source, corpus, counted):
-        tokenizer, given = counted
-        stream_of(source(corpus), tokenizer=tokenizer)
-        own = copy.deepcopy(tokenizer)
-        own.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-        stream = stream_of(source(corpus), tokenizer=own)
-        assert len(given) == 24
-        assert END in stream.batch(range(len(stream))).ids
 
     def test_the_main_process_goes_first_at_every_source(self, stream_of, source, corpus, short_texts):
         entered = []

@@ -8,7 +8,7 @@ import pytest
 from packaging.version import Version
 
 from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.errors import MethodError, PatchError
+from ropecli.errors import PatchError
 from ropecli.evaluate.comparison import compare_methods, plan_comparison, switches
 from ropecli.evaluate.perplexity import evaluate_perplexity
 from ropecli.rope import ScalingSpec
@@ -91,10 +91,8 @@ def test_a_checkpoint_that_is_patched_already_is_compared_from_its_original(llam
         close(rows, others)
 
 
-@pytest.mark.parametrize("method", ["yarn", "dynamic"])
-def test_the_model_is_given_back_as_it_came(llama, patched, loaded, documents, method):
-    params = next(spec.params for spec in specs() if spec.method == method)
-    model = loaded(patched(llama, method, 2.0, **params))
+def test_the_model_is_given_back_as_it_came(llama, patched, loaded, documents):
+    model = loaded(patched(llama, "dynamic", 2.0))
     before = evaluate_perplexity(model, documents, LENGTHS)
     compare_methods(model, plan_comparison(open_checkpoint(llama), specs()[:2]), documents, LENGTHS)
     assert evaluate_perplexity(model, documents, LENGTHS) == before
@@ -108,15 +106,3 @@ def test_what_the_model_does_not_allow_is_refused_before_anything_is_measured(bu
         compare_methods(model, plans, documents, [32], advance=lambda: parts.append(1))
     assert parts == []
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_none_is_planned_once_and_others_once_a_factor(llama):
-    wanted = [ScalingSpec(method, factor) for method in ("none", "yarn", "yarn") for factor in (2.0, 4.0)]
-    plans = plan_comparison(open_checkpoint(llama), [*wanted, ScalingSpec("yarn", 4.0, {"beta_fast": 8.0})])
-    known = [(plan.spec.method, plan.spec.factor) for plan in plans]
-    assert known == [("none", 1.0), ("yarn", 2.0), ("yarn", 4.0), ("yarn", 4.0)]
-
-
-def test_a_wrong_method_is_refused_before_the_model_is_loaded(llama):
-    with pytest.raises(MethodError):
-        plan_comparison(open_checkpoint(llama), [ScalingSpec("none"), ScalingSpec("longrope", 4.0)])

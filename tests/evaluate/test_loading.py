@@ -19,10 +19,9 @@ def copied(llama, tmp_path):
     return shutil.copytree(llama, tmp_path / "copied")
 
 
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_the_rotary_tables_stay_exact_in_every_dtype(llama, loaded, dtype):
-    model = load_model(open_checkpoint(llama), dtype=dtype, device="cpu")
-    assert model.dtype == (torch.float32 if dtype == "auto" else getattr(torch, dtype))
+def test_the_rotary_tables_stay_exact_in_bfloat16(llama, loaded):
+    model = load_model(open_checkpoint(llama), dtype="bfloat16", device="cpu")
+    assert model.dtype == torch.bfloat16
     assert not model.training
     for table, exact in zip(rotary_tables(model), rotary_tables(loaded(llama)), strict=True):
         assert (table.inv_freq == exact.inv_freq).all()
@@ -33,12 +32,6 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
     for name in ("cuda", "cuda:1", "nonsense", "meta"):
         with pytest.raises(CheckpointError, match=f"--device {name}"):
             choose_device(name)
-
-
-def test_auto_takes_a_gpu_where_there_is_one(monkeypatch):
-    for there in (True, False):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        assert choose_device("auto") == ("cuda" if there else "cpu")
 
 
 def test_each_process_of_a_launch_takes_a_gpu_of_its_own(monkeypatch):
@@ -80,12 +73,6 @@ def test_weights_that_lack_a_tensor_are_refused(copied):
         load_model(open_checkpoint(copied))
 
 
-def test_a_tensor_of_another_shape_is_named(copied):
-    rewrite(copied, lambda weights: weights.update({"model.layers.1.mlp.down_proj.weight": torch.ones(2, 2)}))
-    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj"):
-        load_model(open_checkpoint(copied))
-
-
 @pytest.mark.parametrize(
     ("change", "unused"),
     [
@@ -115,17 +102,10 @@ def test_tensors_that_transformers_ignores_are_not_called_unused(copied, build, 
     load_model(open_checkpoint(edited(glm, num_nextn_predict_layers=1)), device="cpu")
 
 
-@pytest.mark.parametrize("keep", [0, 1000])
-def test_truncated_weights_are_refused(copied, keep):
+def test_truncated_weights_are_refused(copied):
     weights = copied / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:keep])
+    weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"damaged|cannot be loaded"):
-        load_model(open_checkpoint(copied))
-
-
-def test_pickled_weights_are_refused(copied):
-    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="pickled"):
         load_model(open_checkpoint(copied))
 
 

@@ -53,18 +53,6 @@ def test_sliding_reads_and_scores_what_its_description_says(case):
     assert [read_and_scored(window) for window in windows] == expected
 
 
-@given(sliding_cases())
-def test_sliding_scores_every_token_but_the_first_once_with_enough_before_it(case):
-    special, tokens, length, stride = case
-    windows = windows_of(Protocol("sliding", stride=stride), special, tokens, length)
-    scored = [index for window in windows for index in range(window.stop - window.targets, window.stop)]
-    assert scored == list(range(max(1, len(special.prefix)), tokens))
-    for window in windows[1:]:
-        assert len(window.ids) - window.targets >= length - stride
-        assert tuple(window.ids[: len(special.prefix)]) == special.prefix
-    assert all(len(window.ids) <= length and window.reads_last for window in windows)
-
-
 @given(specials, st.integers(0, 250), st.integers(2, 60))
 def test_disjoint_is_the_rolling_likelihood_of_lm_eval(special, text, length):
     windows = windows_of(Protocol("disjoint"), special, text + len(special.prefix), length)
@@ -72,14 +60,6 @@ def test_disjoint_is_the_rolling_likelihood_of_lm_eval(special, text, length):
     assert [read_and_scored(window) for window in windows] == expected
     assert [window.read for window in windows] == [len(read) for read, _ in expected]
     assert all(window.read <= length for window in windows)
-
-
-@given(specials, st.integers(1, 250), st.integers(2, 60))
-def test_disjoint_scores_every_token_of_the_text_once(special, text, length):
-    windows = windows_of(Protocol("disjoint"), special, text + len(special.prefix), length)
-    scored = [index for window in windows for index in range(window.stop - window.targets, window.stop)]
-    assert scored == list(range(len(special.prefix), text + len(special.prefix)))
-    assert all(window.read == length for window in windows[1:])
 
 
 def test_disjoint_takes_the_end_token_where_there_is_no_beginning():
@@ -96,17 +76,6 @@ def test_yarn_is_the_window_loop_of_its_script(prefix, bos, text, length):
     expected = list(windows_by_hand.yarn_script((1000 + np.arange(text)).tolist(), bos, length))
     assert [read_and_scored(window) for window in windows] == expected
     assert all(len(window.ids) <= length for window in windows)
-
-
-def test_yarn_by_hand():
-    """A window of 300 with <s>: 299 tokens of text, then those from 256 on; at 100, the stride skips 157 tokens."""
-    special = SpecialTokens((BOS,), BOS, EOS)
-    shapes = [
-        (len(window.ids), window.targets, window.stop - 1) for window in windows_of(Protocol("yarn"), special, 601, 300)
-    ]
-    assert shapes == [(300, 299, 299), (300, 256, 555), (89, 45, 600)]
-    skipping = [(window.ids[1] - 1000, window.targets) for window in windows_of(Protocol("yarn"), special, 601, 100)]
-    assert skipping == [(0, 99), (256, 99), (512, 88)]
 
 
 @given(specials, st.lists(st.integers(8, 90), min_size=1, max_size=4, unique=True), st.integers(1, 4))

@@ -101,13 +101,6 @@ def test_written_in_memory_and_by_hand_the_losses_are_the_same(method, llama, pa
     assert nlls(evaluate("eval-ppl", llama))[-1] != pytest.approx(nlls(report)[-1], rel=2e-3), "the method shows"
 
 
-def test_by_windows_too(llama, patched, evaluate):
-    options = ["--protocol", "sliding", "--max-tokens", 150]
-    written = evaluate("eval-ppl", patched("rerope"), *options)
-    in_memory = evaluate("eval-ppl", llama, "-m", "rerope", "--factor", 4, "--batch-size", 2, *options)
-    assert nlls(in_memory) == pytest.approx(nlls(written), rel=1e-5)
-
-
 def test_compared_methods_leave_each_other_alone(llama, evaluate):
     """Whatever came before on the same model."""
     methods = ["none", "rerope", "dynamic", "streaming"]
@@ -119,15 +112,6 @@ def test_compared_methods_leave_each_other_alone(llama, evaluate):
         reports = evaluate("compare", llama, "--methods", ",".join(order), "--factors", 4)
         assert {report["method"]: nlls(report) for report in reports} == alone
     assert all(one[-1] != other[-1] for one, other in itertools.combinations(alone.values(), 2))
-
-
-def test_a_patched_folder_is_compared_as_it_is_and_by_other_methods(llama, patched, evaluate):
-    reports = evaluate("compare", patched("rerope"), "--methods", "as-is,none,yarn,rerope", "--factors", 4)
-    known = [(report["method"], report["in_memory"]) for report in reports]
-    assert known == [("rerope", False), ("none", True), ("yarn", True), ("rerope", True)]
-    as_it_is, none, _, again = map(nlls, reports)
-    assert none == pytest.approx(nlls(evaluate("eval-ppl", llama)), rel=1e-6)
-    assert again == pytest.approx(as_it_is, rel=1e-5)
 
 
 @pytest.mark.parametrize(("task", "mode"), [("passkey", "generate"), ("needle", "rank")])
@@ -146,31 +130,3 @@ def test_keys_are_asked_for_in_both_modes(task, mode, ropecli, llama, patched, c
         margins = [cell.pop("margin") for cell in (written, in_memory)]
         assert written == in_memory
         assert margins[1] == (pytest.approx(margins[0], rel=1e-3, abs=1e-4) if mode == "rank" else None)
-
-
-def test_an_interrupted_run_is_gone_on_with_by_the_same_distances_alone(ropecli, llama, corpus, tmp_path, monkeypatch):
-    from ropecli.evaluate.progress import Progress
-
-    def run(*options):
-        fixed = ["--data", corpus, "--lengths", "24,130", "--max-documents", 4, "-m", "rerope", "--factor", 4]
-        return ropecli("eval-ppl", llama, *fixed, "--output", tmp_path / "report.json", *options)
-
-    def add(self, *values):
-        Progress.__dict__["added"](self, *values)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "added", Progress.add, raising=False)
-        patch.setattr(Progress, "add", add)
-        assert run().code == 130
-    other = run("--resume", "--set", "window=16")
-    assert other.code == 2
-    assert "in_memory: " in other.err
-    # the window that it takes unless given is the same one
-    assert "params: " in run("--resume", "--set", "window=32").err
-    assert run("--resume").code == 0
-    rows = json.loads((tmp_path / "report.json").read_text())["rows"]
-    (tmp_path / "report.json").unlink()
-    assert run().code == 0
-    whole = json.loads((tmp_path / "report.json").read_text())["rows"]
-    assert [row["nll"] for row in rows] == [row["nll"] for row in whole]

@@ -5,7 +5,6 @@ import pytest
 
 from ropecli.demo import FOLDER
 from ropecli.errors import DataError, MethodError, RopecliError
-from ropecli.evaluate.retrieval import grid
 from ropecli.evaluate.retrieval.generation import generate_answer
 from ropecli.evaluate.retrieval.grid import evaluate_retrieval
 from ropecli.evaluate.retrieval.haystack import read_haystack
@@ -70,19 +69,6 @@ def test_generated_answers_by_hand(task):
     }
     for said, hit in answers.items():
         assert generate_answer(Knows(tokens=tokenize(said)), task.pieces, prompt).hit == hit, said
-
-
-def test_what_the_memory_does_not_hold_is_one_message(task, llama, loaded, monkeypatch):
-    import torch
-
-    def full(*arguments):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    for method in ("settle", "log_probabilities"):
-        with monkeypatch.context() as patch:
-            patch.setattr(grid.PromptReader, method, full)
-            with pytest.raises(RopecliError, match="--chunk"):
-                evaluate_retrieval(loaded(llama), task, [80], [0.5], trials=1)
 
 
 def test_cells_stand_by_length_then_depth(task, llama, loaded):

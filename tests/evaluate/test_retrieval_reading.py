@@ -4,18 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from ropecli.checkpoint.in_memory import live_patch
-from ropecli.checkpoint.plan import make_plan
-from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.evaluate.retrieval import reading
 from ropecli.evaluate.retrieval.reading import PromptReader
-from ropecli.rope import ScalingSpec
 
 ARCHITECTURES = {
     "llama": {"head_dim": 32},
     "gemma2": {"head_dim": 32, "final_logit_softcapping": 5.0, "sliding_window": 16},
-    "gpt_neox": {},
-    "qwen2": {"tie_word_embeddings": True},
     "cohere": {"logit_scale": 0.25},
 }
 IDS = np.random.default_rng(0).integers(0, 512, 90)
@@ -70,17 +64,6 @@ def test_a_stock_dynamic_checkpoint_is_read_whole_and_fresh(dynamic, loaded, exp
     assert "16 tokens" in said[0]
     reader.log_probabilities(np.tile(IDS, 3), ANSWERS)  # a longer pass, that stock transformers remembers
     np.testing.assert_allclose(reader.log_probabilities(IDS, ANSWERS), expected(dynamic), rtol=0, atol=1e-4)
-
-
-def test_a_method_in_memory_that_follows_the_length_is_read_whole(llama, loaded, expected):
-    ropes = make_plan(open_checkpoint(llama), ScalingSpec("dynamic-yarn", 4.0, {})).ropes
-    model = loaded(llama)
-    live_patch(model, ropes)
-    reader = PromptReader(model, TOKENS, switching=True)
-    reader.settle(IDS)
-    assert not reader.once
-    wanted = expected(llama, lambda fresh: live_patch(fresh, ropes))
-    np.testing.assert_allclose(reader.log_probabilities(IDS, ANSWERS), wanted, rtol=0, atol=1e-4)
 
 
 def test_a_model_that_does_not_go_on_from_its_cache_is_read_whole(llama, loaded, expected):

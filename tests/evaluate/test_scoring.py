@@ -1,47 +1,21 @@
-"""TokenScorer gives what a plain forward pass and a log-softmax give, whatever an architecture does to its logits."""
+"""What TokenScorer leaves alone, and what it refuses; test_chunks.py holds its losses against a plain forward pass."""
 
 import numpy as np
 import pytest
 import torch
 
 from ropecli.errors import CheckpointError
-from ropecli.evaluate import scoring
 from ropecli.evaluate.scoring import TokenScorer
 
-ARCHITECTURES = {
-    "llama": {"head_dim": 32},
-    "gemma2": {"head_dim": 32, "final_logit_softcapping": 5.0},
-    "cohere": {"logit_scale": 0.25},
-    "gpt_neox": {},
-    "qwen2": {"tie_word_embeddings": True},
-}
 IDS = torch.from_numpy(np.random.default_rng(0).integers(0, 512, (2, 70)))
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def model(request, build, loaded):
-    return loaded(build(request.param, **ARCHITECTURES[request.param]))
 
 
 def expected(model, plain_nll, ids=IDS):
     return np.stack([plain_nll(model, row) for row in ids])
 
 
-def test_every_token_scores_as_in_a_plain_forward_pass_however_many_logits_are_made_at_once(
-    model, plain_nll, monkeypatch
-):
-    scorer, wanted = TokenScorer(model), expected(model, plain_nll)
-    for tokens_at_once in (None, 0, 1, 7, 69):
-        if tokens_at_once is not None:
-            monkeypatch.setattr(scoring, "_LOGITS_AT_ONCE", tokens_at_once * 512 * len(IDS))
-        scores = scorer(IDS)
-        assert scores.shape == (2, 69)
-        np.testing.assert_allclose(scores.numpy(), wanted, rtol=0, atol=1e-5)
-    two = expected(model, plain_nll, IDS[:, :2])
-    np.testing.assert_allclose(scorer(IDS[:, :2]).numpy(), two, rtol=0, atol=1e-5)
-
-
-def test_the_model_is_left_as_it_was(model):
+def test_the_model_is_left_as_it_was(llama, loaded):
+    model = loaded(llama)
     before = model(input_ids=IDS).logits
     scorer = TokenScorer(model)
     scorer(IDS)

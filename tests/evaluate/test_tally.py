@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropecli.data.documents import Document, Documents, SpecialTokens
-from ropecli.errors import DataError, RopecliError
+from ropecli.errors import RopecliError
 from ropecli.evaluate.perplexity import evaluate_perplexity
 from ropecli.evaluate.tally import Tally, paired_change, summarise
 
@@ -72,7 +72,7 @@ def test_losses_are_sorted_by_context_as_a_plain_loop_does_it(documents):
         assert one.nll == pytest.approx(np.mean(losses), abs=1e-9)
 
 
-@pytest.mark.parametrize(("protocol", "length"), [("prefix", 100), ("tail", 100), ("sliding", 24), ("disjoint", 24)])
+@pytest.mark.parametrize(("protocol", "length"), [("tail", 100), ("sliding", 24), ("disjoint", 24)])
 def test_a_models_losses_by_context_are_those_of_a_plain_loop(llama, loaded, uneven, plain_nll, protocol, length):
     """What was read before a token, and not where it stands in its document."""
     documents = uneven(100, 100)
@@ -162,24 +162,14 @@ def test_the_interval_resamples_documents_with_their_weights():
     assert abs(unweighted - [row.ppl_low, row.ppl_high]).max() > 0.5  # guards the line before
 
 
-@pytest.mark.parametrize("documents", [3, 30])
-def test_the_interval_holds_the_truth_as_often_as_it_says(documents):
+def test_the_interval_holds_the_truth_as_often_as_it_says():
     """Of documents drawn around a known mean. Plain percentiles hold it in 75% of the cases for three documents."""
-    random = np.random.default_rng(documents)
+    documents, random = 3, np.random.default_rng(3)
     held = 0
     for _ in range(150):
         row = row_of((10 * random.normal(3.0, 0.4, documents)).tolist(), [10] * documents)
         held += row.ppl_low <= math.exp(3.0) <= row.ppl_high
     assert 0.88 <= held / 150 <= 0.99
-
-
-def test_a_document_without_tokens_does_not_spoil_the_interval():
-    """An empty file, with a tokenizer that puts two tokens before every text, has the two that a document needs."""
-    with pytest.raises(DataError, match="At length 8 there is no token to score"):
-        summarise(8, [Tally(), Tally()], ["a", "b"])
-    row = summarise(8, [tally_of(([1.0, 2.0], 1)), Tally()], ["a", "empty"])
-    assert row.nll == 1.5
-    assert row.ppl_low is None or math.isfinite(row.ppl_low)
 
 
 def test_a_single_document_has_no_interval():
@@ -198,26 +188,9 @@ def test_a_paired_change_is_over_the_same_resamples():
     assert_interval(change.low + 1, change.high + 1, all_resamples(difference, WEIGHTS))
 
 
-def test_a_change_that_all_documents_share_is_certain_however_they_differ():
-    base = row_of(SUMS, WEIGHTS)
-    worse = row_of([total + 0.1 * weight for total, weight in zip(SUMS, WEIGHTS, strict=True)], WEIGHTS)
-    change = paired_change(worse, base)
-    assert [change.change, change.low, change.high] == pytest.approx([math.expm1(0.1)] * 3)
-    assert worse.ppl_low < base.ppl < worse.ppl_high  # as if nothing were told, were they not paired
-
-
 def test_rows_of_other_tokens_are_not_paired():
     base = row_of(SUMS, WEIGHTS)
     with pytest.raises(RopecliError, match="different tokens"):
         paired_change(row_of(SUMS[:3], WEIGHTS[:3]), base)
     with pytest.raises(RopecliError, match="different tokens"):
         paired_change(replace(base, document_weights=(10.0, 12.0, 15.0, 9.0)), base)
-
-
-def test_how_it_went_is_summed_and_is_no_part_of_what_was_measured():
-    tallies = [tally_of(([1.0], 1)), tally_of(([2.0], 1))]
-    tallies[0].read, tallies[0].seconds, tallies[0].peak_memory = 30, 2.0, 500
-    tallies[1].read, tallies[1].seconds, tallies[1].peak_memory = 60, 1.0, 400
-    row = summarise(8, tallies, ["a", "b"])
-    assert (row.seconds, row.tokens_per_second, row.peak_memory) == (3.0, 30.0, 500)
-    assert row == replace(row, seconds=9.0, tokens_per_second=1.0, peak_memory=1)

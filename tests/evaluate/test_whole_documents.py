@@ -14,9 +14,9 @@ from ropecli.evaluate.protocols import Protocol
 BOS = 0
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3_text"])
-def checkpoint(request, llama, sliding_gemma):
-    return llama if request.param == "llama" else sliding_gemma
+@pytest.fixture(scope="module")
+def checkpoint(sliding_gemma):
+    return sliding_gemma
 
 
 @pytest.fixture(scope="module")

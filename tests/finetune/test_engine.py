@@ -11,7 +11,7 @@ import yaml
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError
-from ropecli.finetune.engine import averaged_over, data_ranks, make_accelerator, sharing, state_to_save
+from ropecli.finetune.engine import averaged_over, data_ranks, make_accelerator, sharing
 from ropecli.finetune.recipe import make_recipe
 from ropecli.finetune.unsuitable import refuse_engine, refuse_unsuitable
 
@@ -189,11 +189,6 @@ def test_heads_must_be_shared_evenly(model_of, heads, keys, told):
         refuse_unsuitable(ulysses(4, processes=4), model, recipe_of(), LENGTH)
 
 
-def test_lengths_must_be_shared_evenly(patched_model):
-    assert "multiple of 2" in refusal(ulysses(), patched_model, 47)
-    assert "multiple of 4" in refusal(context_parallel(), patched_model, 46)
-
-
 def test_all_faults_are_told_at_once(model_of):
     model = model_of("mistral", attention="eager", sliding_window=32)
     message = refusal(ulysses(), model, 47, sequences="packed")
@@ -239,15 +234,6 @@ def test_a_smaller_batch_is_filled_with_rows_that_do_not_count(batch):
         assert share.ids.shape == share.labels.shape == share.positions.shape == (3, LENGTH // 2)
         assert (share.labels[2] == UNSCORED).all()
         np.testing.assert_array_equal(share.labels[:2], batch.labels[:, : LENGTH // 2])
-
-
-def test_the_state_to_save_is_the_model_s(patched_model):
-    from ropecli.finetune.loss import NextTokenLoss
-
-    state = state_to_save(make_accelerator(recipe_of()), NextTokenLoss(patched_model))
-    assert state.keys() == patched_model.state_dict().keys()
-    for name, value in patched_model.state_dict().items():
-        torch.testing.assert_close(state[name], value, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

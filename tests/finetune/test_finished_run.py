@@ -1,6 +1,5 @@
 """A finished run is a checkpoint: stock transformers loads it, and ropecli goes on from it."""
 
-import json
 import shutil
 
 import pytest
@@ -113,18 +112,3 @@ def test_tensors_that_transformers_fuses_keep_their_dtype(build, tune):
     before, after = tensors(folder), tensors(tune(folder, steps=1))
     assert after.keys() == before.keys()
     assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
-
-
-def test_it_is_patched_again_from_its_true_window(ropecli, llama, source, run, tmp_path):
-    assert ropecli("patch", run, "--method", "linear", "--target-length", 256, "--output", tmp_path / "again").code == 0
-    config = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert config["rope_parameters"] == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    assert config["max_position_embeddings"] == 256
-
-
-def test_a_checkpoint_that_was_never_patched_can_be_finetuned_and_used(llama, tune, ropecli, corpus):
-    run = tune(llama)
-    outcome = ropecli("eval-ppl", run, "--data", corpus, "--lengths", 48, "--json")
-    assert outcome.code == 0, outcome.err
-    outcome = ropecli("inspect", run, "--json")
-    assert json.loads(outcome.out)["method"] == "none"

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 
 import pytest
@@ -51,15 +50,6 @@ def test_the_same_ctrl_c_handed_on_by_a_launcher_is_no_second_one():
     assert len(said) == 1
 
 
-def test_a_voice_that_cannot_speak_amid_a_line_stops_nothing():
-    def say(message):
-        raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
-
-    with stop_on_signals(say) as wish:
-        send(signal.SIGTERM)
-        assert wish.agreed(OneProcess)
-
-
 def test_the_handlers_are_given_back():
     before = [signal.getsignal(number) for number in SIGNALS]
     with stop_on_signals():
@@ -78,18 +68,3 @@ def test_a_signal_that_is_ignored_stays_so(number):
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
-
-
-def test_beside_the_main_thread_no_handler_is_touched():
-    before = [signal.getsignal(number) for number in SIGNALS]
-    seen = []
-
-    def run():
-        with stop_on_signals() as wish:
-            seen.append([signal.getsignal(number) for number in SIGNALS])
-            seen.append(wish.agreed(OneProcess))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert seen == [before, False]

@@ -29,8 +29,8 @@ def end_of(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
 
-# The first child is killed before its first renaming or amid its first removal of a folder, the second at its second,
-# and so on until one ends by itself.
+# The first child is killed before its first renaming or amid its first removal of a folder, the next at its fourth, and
+# so on until one ends by itself.
 AT_RENAMINGS = (
     FORKING
     + """
@@ -57,7 +57,7 @@ def prepare():
     shutil.rmtree = die_at(moment, shutil.rmtree, os.path.exists, remove_a_part)
 
 arguments, folder = sys.argv[1:], sys.argv[sys.argv.index("--output") + 1]
-for moment in range(1, 200):
+for moment in range(1, 200, 3):
     arguments[arguments.index("--output") + 1] = os.path.join(folder, str(moment))
     if end_of(live(arguments, prepare)) != -signal.SIGKILL:
         break
@@ -124,7 +124,7 @@ def faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_
     return [name for name, same in alike.items() if not same]
 
 
-def test_killed_before_any_renaming_or_amid_any_removal(
+def test_killed_before_renamings_or_amid_removals(
     ropecli, command_line, patched_llama, tmp_path, uninterrupted, metrics, weights_of
 ):
     arguments = command_line(patched_llama, tmp_path, save_every=3)
@@ -132,7 +132,7 @@ def test_killed_before_any_renaming_or_amid_any_removal(
     assert done.returncode == 0, done.stderr
     runs = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
     # run.yaml, two checkpoints, the weights, config.json; and what is removed between them
-    assert len(runs) > 5
+    assert len(runs) > 3
     assert weights_of(runs[-1]) == weights_of(uninterrupted)
     faults = {}
     for run in runs[:-1]:
@@ -172,7 +172,7 @@ def wait_for_step(process, run, step):
 
 
 # Long enough to be met on its way
-SLOWER = {"steps": 50, "save_every": 20, "gradient_accumulation": 4}
+SLOWER = {"steps": 30, "save_every": 10, "gradient_accumulation": 4}
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,8 @@ def test_stopped_by_ctrl_c_then_killed_and_resumed_until_it_is_done(
     assert int(saved.name[:6]) >= 3
 
     process = started([*arguments, "--resume"])
-    wait_for_step(process, run, 23)
+    wait_for_step(process, run, 12)
+    process.send_signal(signal.SIGSTOP)  # or it would end while the other begins
     outcome = ropecli(*arguments, "--resume")  # a run in use is left to its user
     assert outcome.code == 2
     assert "in use" in outcome.err

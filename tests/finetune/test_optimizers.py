@@ -42,13 +42,6 @@ def test_a_step_is_adamws(model):
     assert all(group["betas"] == (0.8, 0.9) for group in optimizer.param_groups)
 
 
-def test_what_is_frozen_has_no_state(model):
-    model[0].requires_grad_(False)
-    optimizer = make_optimizer(model.named_parameters(), recipe_of())
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    assert [id(parameter) for parameter in held] == [id(model[2].weight), id(model[1].weight), id(model[1].bias)]
-
-
 def test_eight_bits_without_bitsandbytes_say_what_to_install(model, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match="pip install bitsandbytes"):

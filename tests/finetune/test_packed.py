@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import open_stream
-from ropecli.errors import DataError, RecipeError
+from ropecli.errors import DataError
 from ropecli.finetune.recipe import make_recipe
 
 
@@ -71,19 +71,6 @@ def test_a_step_with_gaps_reads_the_whole_sequence_at_those_positions(
     ]
     losses = [line["loss"] for line in metrics(tune(patched_llama, **keys, steps=1))]
     assert losses == [pytest.approx(first_loss(model, rows), rel=1e-5)]
-
-
-def test_pose_trains_on_sequences_of_the_pretraining_window_unless_it_is_told_otherwise(tune, patched_llama):
-    run = tune(patched_llama, positions="pose", length=None, steps=1)
-    settled = (run / "run.yaml").read_text()
-    assert "\nlength: 64\n" in settled
-    assert "\nwindow: 128\n" in settled
-
-
-def test_packed_documents_are_refused_for_a_model_that_would_mix_them(tune, build, tmp_path):
-    with pytest.raises(RecipeError, match="attend to one another"):
-        tune(build("falcon"), sequences="packed")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mixture_reads_each_source_in_its_share(tune, patched_llama, corpus, tmp_path, metrics):

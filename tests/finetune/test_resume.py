@@ -1,6 +1,5 @@
 """An interrupted run goes on to the very bits of an uninterrupted one, or says why it cannot."""
 
-import json
 import os
 import resource
 import shutil
@@ -36,11 +35,8 @@ def interrupted(tune, patched_llama, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("moments", [[1], [1, 3, 4, 6]], ids=str)
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    tune, patched_llama, tmp_path, metrics, uninterrupted, weights_of, moments
-):
-    for moment in moments:
+def test_a_resumed_run_equals_an_uninterrupted_one(tune, patched_llama, metrics, uninterrupted, weights_of):
+    for moment in (1, 3, 4, 6):
         with pytest.raises(InterruptedRunError):
             tune(patched_llama, resume=True, on_step=interrupt_at(moment))
     run = tune(patched_llama, resume=True)
@@ -77,7 +73,7 @@ def signalled(monkeypatch, tune, patched_llama):
 
 @pytest.mark.parametrize(
     ("number", "passes", "name"),
-    [(signal.SIGINT, 1, "000000-001"), (signal.SIGTERM, 4, "000002"), (signal.SIGTERM, 11, "000005-001")],
+    [(signal.SIGINT, 1, "000000-001"), (signal.SIGTERM, 11, "000005-001")],
     ids=str,
 )
 def test_a_signal_saves_amid_a_step_and_the_run_goes_on_from_there(
@@ -104,11 +100,8 @@ def test_a_damaged_checkpoint_costs_no_more_than_the_steps_since_the_one_before(
     assert untimed(metrics(interrupted)) == untimed(metrics(uninterrupted))
 
 
-@pytest.mark.parametrize(
-    "settings", [{"tie_word_embeddings": True}, {"attention_dropout": 0.3}], ids=["tied", "dropout"]
-)
-def test_tied_weights_and_random_numbers_go_on_too(build, tune, tmp_path, weights_of, settings):
-    source = build("llama", head_dim=32, **settings)
+def test_tied_weights_and_random_numbers_go_on_too(build, tune, tmp_path, weights_of):
+    source = build("llama", head_dim=32, tie_word_embeddings=True, attention_dropout=0.3)
     with pytest.raises(InterruptedRunError):
         tune(source, on_step=interrupt_at(3))
     resumed = tune(source, resume=True)
@@ -209,12 +202,3 @@ def test_a_disk_that_fills_while_the_result_is_written(
     assert ".weights.partial" not in str(failure.value)
     assert not (tmp_path / "run" / "config.json").exists()
     assert weights_of(tune(patched_llama, resume=True)) == weights_of(uninterrupted)
-
-
-def test_the_log_that_a_kill_cut_short_is_mended(interrupted, tune, patched_llama, metrics):
-    log = interrupted / "metrics.jsonl"
-    whole = log.read_text()
-    log.write_text(whole + whole.splitlines()[-1][:17])
-    run = tune(patched_llama, resume=True)
-    assert steps_of(metrics, run) == [1, 2, 3, 4, 5, 6]
-    assert json.loads(log.read_text().splitlines()[0]) == json.loads(whole.splitlines()[0])

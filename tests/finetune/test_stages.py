@@ -13,7 +13,7 @@ from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import MethodError, PatchError, RecipeError
 from ropecli.finetune.lengths import settle_lengths
 from ropecli.finetune.recipe import make_recipe
-from ropecli.finetune.stages import describe, plan_stages, run_stages
+from ropecli.finetune.stages import plan_stages, run_stages
 from ropecli.rope import ScalingSpec
 
 KEYS = {
@@ -66,21 +66,6 @@ def files(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_planning_gives_each_stage_its_factor_window_and_tokens(recipe_of, llama):
-    stages = plan_stages(
-        open_checkpoint(llama), recipe_of(stages=[{"patch": {"method": "yarn", "factor": 2}}, {"steps": 7}])
-    )
-    assert [(stage.number, stage.length, stage.window) for stage in stages] == [(1, 128, 128), (2, 128, 128)]
-    assert stages[0].plan.spec == ScalingSpec("yarn", 2.0, stages[0].plan.spec.params)
-    assert stages[1].plan is None  # it goes on with what the first one made
-    assert stages[1].tokens_per_step(processes=8) == 2 * 1 * 8 * 128
-    first, second = describe(stages, processes=8)
-    assert first.startswith("stage 1 of 2: yarn ×2")
-    assert "2,048 tokens a step, 4,096 in all" in first
-    assert "no patch" in second
-    assert "7 steps of 16 sequences" in second
-
-
 def test_positions_with_gaps_default_to_sequences_of_the_pretraining_window(recipe_of, patched_llama):
     checkpoint = open_checkpoint(patched_llama)
     gaps = {"stages": [], "length": None}
@@ -109,18 +94,9 @@ def test_the_second_stage_is_what_patching_and_training_the_first_by_hand_gives(
     assert json.loads((finished / "config.json").read_text()) == json.loads((source / "config.json").read_text())
 
 
-def test_a_single_run_without_a_patch_is_a_plain_run(staged, tmp_path, tune, patched_llama, weights_of):
-    keys = {key: value for key, value in KEYS.items() if key != "stages"}
-    run = staged(tmp_path / "staged", checkpoint=patched_llama, stages=[{"steps": 2}], length=96)
-    plain = tune(patched_llama, tmp_path / "plain", **{**keys, "length": 96})
-    assert files(run) == files(plain)
-    assert weights_of(run) == weights_of(plain)
-
-
-@pytest.mark.parametrize("step", [2, 4])
-def test_a_run_stopped_after_any_step_goes_on(staged, tmp_path, finished, weights_of, step):
+def test_a_run_stopped_in_its_second_stage_goes_on(staged, tmp_path, finished, weights_of):
     def stop(progress):
-        if progress.step == step:
+        if progress.step == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -179,6 +155,7 @@ for moment in range(1, 200, 3):
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_any_renaming_or_removal_goes_on(staged, tmp_path, llama, corpus, finished, weights_of):
     recipe, output = tmp_path / "recipe.yaml", tmp_path / "runs"
     # checkpoints on the way are test_kill.py's
@@ -212,10 +189,7 @@ def test_a_fault_in_a_later_patch_is_found_before_anything_is_trained(staged, tm
     first = KEYS["stages"][0]
     for patch, error, words in [
         ({"method": "yarn", "target_length": 32}, MethodError, "below the pretraining window, 64"),
-        ({"method": "yrn", "factor": 4}, MethodError, "yarn"),
-        ({"method": "yarn"}, MethodError, "factor or target_length"),
         ({"method": "dynamic-yarn", "factor": 4}, PatchError, "follows the current length"),
-        ({"method": "yarn", "factor": 4, "params": {"betafast": 3}}, MethodError, "betafast"),
     ]:
         with pytest.raises(error, match="stage 2 of 2: ") as caught:
             staged(tmp_path / "run", stages=[first, {"patch": patch, "length": 96}])

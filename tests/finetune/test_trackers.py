@@ -91,9 +91,9 @@ def read_back(folder, tag):
     return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
-@pytest.mark.parametrize("first", [0, 4])
-def test_tensorboard_goes_on_without_doubled_steps(open_in, tmp_path, first):
-    """A run that was killed after its step 5 goes on at a checkpoint's next step, or at the start where it has none."""
+def test_tensorboard_goes_on_without_doubled_steps(open_in, tmp_path):
+    """A run that was killed after its step 5 is resumed at a checkpoint's next step."""
+    first = 4
     pytest.importorskip("tensorboard")
     killed, _ = open_in("tensorboard")
     with killed:
@@ -108,19 +108,4 @@ def test_tensorboard_goes_on_without_doubled_steps(open_in, tmp_path, first):
     kept, again = range(first), range(first, 8)
     assert read_back(tmp_path / LOGS, "loss") == [*((n, float(n)) for n in kept), *((n, 100.0 + n) for n in again)]
     assert read_back(tmp_path / LOGS, "ppl/64") == []
-    assert [path.name for path in tmp_path.iterdir()] == [LOGS]
-
-
-@pytest.mark.parametrize(("first", "runs"), [(1, 2), (4, 1)])
-def test_wandb_goes_on_with_the_same_run(open_in, tmp_path, monkeypatch, first, runs):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    for step in (1, first):
-        trackers, said = open_in("wandb")
-        with trackers:
-            trackers.log({"step": step, "loss": 2.0})
-        assert not said
-    found = {path.name.split("-")[3] for path in (tmp_path / LOGS / "wandb").glob("offline-run-*")}
-    assert len(found) == runs
     assert [path.name for path in tmp_path.iterdir()] == [LOGS]

@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from ropecli.data.documents import read_documents
-from ropecli.data.sources import read_texts
 from ropecli.data.stream import open_stream
 from ropecli.errors import CheckpointError, DataError, DivergedError, NotFiniteError, OutputError, RopecliError
 from ropecli.finetune.loss import NextTokenLoss
@@ -26,14 +24,13 @@ def rates(**keys):
     [
         ({"steps": 5, "warmup_steps": 3}, [0.25, 0.5, 0.75, 1, 1]),
         ({"steps": 3, "warmup_steps": 0}, [1, 1, 1]),
-        ({"steps": 3, "warmup_steps": 0, "schedule": "cosine"}, [1, 0.55, 0.1]),
         (
             {"steps": 7, "warmup_steps": 2, "schedule": "cosine"},
             [1 / 3, 2 / 3, 1, 0.1 + 0.45 * (1 + math.sqrt(0.5)), 0.55, 0.1 + 0.45 * (1 - math.sqrt(0.5)), 0.1],
         ),
         ({"steps": 1, "warmup_steps": 0, "schedule": "cosine"}, [1]),
     ],
-    ids=["constant", "no warm-up", "cosine", "cosine after a warm-up", "a single step"],
+    ids=["constant", "no warm-up", "cosine after a warm-up", "a single step"],
 )
 def test_the_learning_rate_follows_its_schedule(keys, expected):
     np.testing.assert_allclose(rates(**keys), expected, rtol=1e-12)
@@ -41,7 +38,7 @@ def test_the_learning_rate_follows_its_schedule(keys, expected):
 
 @pytest.fixture(scope="module")
 def by_hand(patched_llama, corpus, tokenizer):
-    """by_hand(steps, ...) -> (losses, weights) of a plain loop: whole logits, one sequence at a time."""
+    """by_hand(steps, ...) -> (losses, gradient norms, weights) of a plain loop: whole logits, a sequence at a time."""
     from transformers import AutoModelForCausalLM
 
     def train(steps, batch, rate, weight_decay, max_grad_norm):
@@ -51,7 +48,7 @@ def by_hand(patched_llama, corpus, tokenizer):
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
         stream = open_stream(make_recipe(None, {"data": str(corpus)}), tokenizer, 48, 48)
-        losses = []
+        losses, norms = [], []
         for step in range(steps):
             optimizer.zero_grad()
             rows = torch.from_numpy(stream.batch(range(step * batch, (step + 1) * batch)).ids)
@@ -60,17 +57,15 @@ def by_hand(patched_llama, corpus, tokenizer):
                 logits = model(input_ids=row).logits[0, :-1]
                 parts.append(cross_entropy(logits, row[0, 1:]) / batch)
                 parts[-1].backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item())
             optimizer.step()
             losses.append(sum(part.item() for part in parts))
-        return losses, model.state_dict()
+        return losses, norms, model.state_dict()
 
     return train
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "gradient_accumulation", "checkpointing"), [(4, 1, False), (1, 4, True), (2, 2, False)]
-)
+@pytest.mark.parametrize(("batch_size", "gradient_accumulation", "checkpointing"), [(1, 4, True), (2, 2, False)])
 def test_a_run_equals_a_loop_written_by_hand(
     by_hand, tune, patched_llama, metrics, batch_size, gradient_accumulation, checkpointing
 ):
@@ -79,29 +74,14 @@ def test_a_run_equals_a_loop_written_by_hand(
     settings = {"weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_steps": 0, "learning_rate": 3e-3, "steps": 4}
     batches = {"batch_size": batch_size, "gradient_accumulation": gradient_accumulation}
     run = tune(patched_llama, gradient_checkpointing=checkpointing, **settings, **batches)
-    losses, expected = by_hand(4, 4, 3e-3, weight_decay=0.1, max_grad_norm=0.5)
+    losses, norms, expected = by_hand(4, 4, 3e-3, weight_decay=0.1, max_grad_norm=0.5)
     # AdamW magnifies the rounding of gradients near zero, so that single weights prove little, and their sum much
     np.testing.assert_allclose([line["loss"] for line in metrics(run)], losses, rtol=1e-4)
+    np.testing.assert_allclose([line["grad_norm"] for line in metrics(run)], norms, rtol=1e-3)
     before, weights = load_file(patched_llama / "model.safetensors"), load_file(run / "model.safetensors")
     assert weights.keys() == expected.keys()
     for name, value in weights.items():
         assert torch.dist(value, expected[name]) < 0.02 * torch.dist(before[name], expected[name]), name
-
-
-def test_training_lowers_the_perplexity(tune, patched_llama, corpus, tokenizer):
-    from ropecli.checkpoint.reading import open_checkpoint
-    from ropecli.evaluate.loading import load_model
-    from ropecli.evaluate.perplexity import evaluate_perplexity
-
-    run = tune(
-        patched_llama, steps=40, learning_rate=5e-3, batch_size=8, gradient_accumulation=1, mixed_precision="none"
-    )
-    documents = read_documents(read_texts(str(corpus)), tokenizer, 48, most=4)
-    before, after = (
-        evaluate_perplexity(load_model(open_checkpoint(folder)), documents, [48])[0].ppl
-        for folder in (patched_llama, run)
-    )
-    assert after < before / 2
 
 
 @pytest.mark.parametrize(

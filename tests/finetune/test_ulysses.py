@@ -102,11 +102,6 @@ def test_two_processes_that_share_each_sequence_equal_one(zero_stage, run_two, p
     assert_equal(run_two(patched_llama, zero_stage, 2), tune(patched_llama, **KEYS))
 
 
-def test_gaps_in_the_positions_are_shared_out_too(run_two, patched_llama, tune, assert_equal):
-    keys = {"positions": "pose", "window": 128}
-    assert_equal(run_two(patched_llama, 2, 2, **keys), tune(patched_llama, **{**KEYS, **keys}))
-
-
 def test_two_processes_with_split_weights_equal_one(run_two, patched_llama, tune, assert_equal):
     two = run_two(patched_llama, 3, 1)
     assert_equal(two, tune(patched_llama, **{**KEYS, "gradient_accumulation": 4}))
@@ -129,16 +124,6 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     run = stop_and_resume(lambda arguments: launch(arguments, 3, 2), **KEYS)
     assert_equal(run, whole)
     assert len(metrics(run)) == KEYS["steps"]
-
-
-def test_sliding_windows_are_refused_where_sequences_are_shared(launch, command_line, build, tmp_path):
-    mistral = build("mistral", head_dim=32, sliding_window=32)
-    process = launch(command_line(mistral, tmp_path / "run", **KEYS), 2, 2)
-    _, err = process.communicate()
-    assert process.returncode != 0
-    assert "sliding_attention" in err
-    assert "Traceback" not in err.split("sliding_attention")[0]
-    assert not (tmp_path / "run").exists()
 
 
 def test_float32_weights_are_saved_as_the_optimizer_keeps_them(run_two, patched_llama):

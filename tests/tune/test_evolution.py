@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry, ScalingSpec
 from ropecli.scaling.registry import scale
 from ropecli.tune import evolution
@@ -56,15 +55,6 @@ def test_a_child_has_every_factor_from_a_parent():
         assert all(value in pair for value, *pair in zip(child, *parents, strict=True))
 
 
-def test_parents_that_hardly_cross_still_give_a_sound_child():
-    """Sixty-four factors of two parents that lie apart: a child by chance alone would fall somewhere."""
-    low, high = (tuple(np.linspace(*ends, 64).round(2).tolist()) for ends in ((1, 2), (3, 5)))
-    for seed in range(20):
-        child = evolution._crossed([low, high], 4.0, np.random.default_rng(seed))
-        assert sound(child, 4.0)
-        assert set(child) <= {*low, *high}
-
-
 @pytest.mark.parametrize(
     ("sizes", "most"),
     [
@@ -107,9 +97,3 @@ def test_what_is_best_on_few_documents_alone_is_not_chosen(llama, make_run, monk
     sizes = Evolution(population=8, iterations=1, documents=2)
     plan = evolve(make_run(llama, level="search", evolution=sizes))
     assert tuple(plan.spec.params["long_factor"]) in known
-
-
-def test_sizes_of_nothing_are_refused():
-    for name in ("population", "parents", "documents"):
-        with pytest.raises(MethodError, match=name):
-            Evolution(**{name: 0})

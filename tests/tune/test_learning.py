@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.errors import MethodError, NotFiniteError, OutputError, RecipeError, RopecliError
+from ropecli.errors import NotFiniteError, OutputError, RecipeError
 from ropecli.finetune.loss import NextTokenLoss
 from ropecli.tune.gains import HeadGains
 from ropecli.tune.record import Score
@@ -93,30 +93,6 @@ def test_a_resumed_run_gives_the_same_to_the_last_bit(learner, build, tmp_path):
     assert not same(again.values, learner(folder).values)
 
 
-def test_an_interrupt_amid_the_steps_loses_no_look_and_leaves_the_best(learner, tmp_path, monkeypatch):
-    one = learner()
-    plain, seen = torch.optim.Adam.step, []
-
-    def step(self, *arguments):
-        seen.append(1)
-        if len(seen) == 4:
-            raise KeyboardInterrupt
-        return plain(self, *arguments)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", step)
-    with pytest.raises(KeyboardInterrupt):
-        one.learn(state=tmp_path / "state")
-    monkeypatch.undo()
-    assert [path.name for path in tmp_path.iterdir()] == ["state"]
-    kept = torch.load(tmp_path / "state", weights_only=True)
-    assert kept["step"] == 2
-    assert same(one.values, kept["kept"])
-    assert all(parameter.grad is None for parameter in one.gains.parameters())
-    again, whole = learner(), learner()
-    assert again.learn(state=tmp_path / "state") == whole.learn()
-    assert same(again.values, whole.values)
-
-
 def test_patience_ends_it_and_the_best_look_is_kept(learner, monkeypatch):
     one, until, there = learner(), learner(), []
     schedule = replace(SCHEDULE, steps=20, patience=2)
@@ -135,17 +111,15 @@ def press_ctrl_c():
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("which", ["loss", "gradient"])
-def test_a_number_that_is_none_ends_it_with_the_best(learner, tmp_path, monkeypatch, which):
+def test_a_number_that_is_none_ends_it_with_the_best(learner, tmp_path, monkeypatch):
     one = learner()
     plain, calls = NextTokenLoss.forward, []
 
     def forward(self, *arguments):
         calls.append(1)
-        return plain(self, *arguments) * (torch.nan if which == "loss" and len(calls) > 2 else 1.0)
+        return plain(self, *arguments) * (torch.nan if len(calls) > 2 else 1.0)
 
     monkeypatch.setattr(NextTokenLoss, "forward", forward)
-    one.gains.log_temperature.register_hook(lambda gradient: gradient * (torch.nan if len(calls) > 2 else 1.0))
     with pytest.raises(NotFiniteError, match="at step 3"):
         one.learn(state=tmp_path / "state")
     assert same(one.values, torch.load(tmp_path / "state", weights_only=True)["kept"])
@@ -173,37 +147,24 @@ def test_the_weights_get_no_gradient_and_all_is_as_before(learner):
     assert not checkpointing(one.model)
 
 
-@pytest.mark.parametrize("damage", [lambda byte: bytes([byte ^ 1]), lambda byte: b""], ids=["a bit", "a byte less"])
-def test_a_damaged_state_is_refused(learner, tmp_path, damage):
+def test_a_damaged_state_is_refused(learner, tmp_path):
     """torch.load takes a flipped bit of a number for the number."""
     one, state = learner(), tmp_path / "state"
     one.learn(state=state)
     content = state.read_bytes()
     at = int(0.3 * len(content))
-    state.write_bytes(content[:at] + damage(content[at]) + content[at + 1 :])
+    state.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     with pytest.raises(OutputError, match=r"Cannot resume from .*state: it is damaged.*Delete it"):
         learner().learn(state=state)
 
 
-@pytest.mark.parametrize("other", ["name", "schedule", "sequences", "judge", "ropes"])
-def test_a_state_of_another_request_is_refused(learner, judge, sequences, tmp_path, other):
+@pytest.mark.parametrize("other", ["schedule", "sequences", "ropes"])
+def test_a_state_of_another_request_is_refused(learner, sequences, tmp_path, other):
     learner().learn(state=tmp_path / "state")
-    one = learner(by=judge(2) if other == "judge" else None, on=sequences[1:] if other == "sequences" else sequences)
+    one = learner(on=sequences[1:] if other == "sequences" else sequences)
     if other == "ropes":
         one.model.model.rotary_emb.inv_freq *= 0.5
     schedule = replace(SCHEDULE, steps=8) if other == "schedule" else SCHEDULE
     with pytest.raises(RecipeError, match="of another request"):
-        one.learn(schedule, state=tmp_path / "state", name="lora" if other == "name" else "heads")
+        one.learn(schedule, state=tmp_path / "state")
     assert not any(value.any() for value in one.values)
-
-
-def test_a_disk_that_refuses_is_a_message(learner, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RopecliError, match="could not be written"):
-        learner().learn(state=tmp_path / "file" / "state")
-
-
-def test_a_count_below_one_is_refused():
-    for name in ("steps", "batch_size", "judge_every", "patience"):
-        with pytest.raises(MethodError, match=f"{name} is 0"):
-            Schedule(**{name: 0})

@@ -1,18 +1,15 @@
 """Every level on a tiny model, from the search to the checkpoint that stock transformers loads."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM
 
 from ropecli.checkpoint.in_memory import live_patch, unpatched_after
 from ropecli.checkpoint.plan import effective_ropes, make_plan
 from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.checkpoint.writing import patch_to
-from ropecli.errors import MethodError, NotFiniteError, PatchError
+from ropecli.errors import NotFiniteError
 from ropecli.evaluate.perplexity import evaluate_perplexity
 from ropecli.evaluate.progress import Progress
 from ropecli.evaluate.protocols import Protocol
@@ -20,7 +17,7 @@ from ropecli.rope import ScalingSpec
 from ropecli.tune.judge import Judge
 from ropecli.tune.proof import difference, logits_of
 from ropecli.tune.record import Point, Score
-from ropecli.tune.run import Evolution, Settings, probe_of
+from ropecli.tune.run import Evolution, probe_of
 from ropecli.tune.tuning import tune, tuned_to
 
 FEW = Evolution(population=4, iterations=2, mutations=2, crossovers=2, parents=2, documents=2)
@@ -67,20 +64,6 @@ def test_every_level_ends_as_a_checkpoint_that_is_what_was_tuned(llama, make_run
     assert difference(logits_of(loaded, probe_of(run)), logits_of(run.model, probe_of(run))) < 1e-5
 
 
-def test_lora_of_the_largest_rank_is_merged(llama, make_run):
-    rank = 8
-    run = make_run(llama, level="lora", points=1, rank=rank)
-    names = [name for name, _ in run.model.named_modules()]
-    tuned = tune(run)
-    assert tuned.step > 0
-    assert tuned.learned == 2 * rank * (64 + 64 + 64 + 32)
-    assert [name for name, _ in run.model.named_modules()] == names
-    for name, value in tuned.changed.items():
-        plain = AutoModelForCausalLM.from_pretrained(llama).get_parameter(name)
-        assert torch.linalg.matrix_rank(value - plain, rtol=1e-3) == rank
-    assert all(parameter.requires_grad for parameter in run.model.parameters())
-
-
 def test_lora_that_is_interrupted_leaves_the_model_itself(llama, make_run):
     def stop(point):
         if point.level == "lora":
@@ -95,18 +78,10 @@ def test_lora_that_is_interrupted_leaves_the_model_itself(llama, make_run):
     assert all(torch.equal(value, before[name]) for name, value in state_of(run.model).items())
 
 
-def test_other_ranks_are_refused():
-    for rank in (0, 9):
-        with pytest.raises(MethodError, match="from 1 to 8"):
-            Settings(rank=rank)
-
-
-@pytest.mark.parametrize("level", ["heads", "lora"])
-def test_what_nothing_improves_is_left_alone(llama, make_run, tmp_path, monkeypatch, level):
+def test_what_nothing_improves_is_left_alone(llama, make_run, tmp_path, monkeypatch):
     """Rates that only do harm: the judge keeps the start, and no weight is written."""
-    monkeypatch.setattr("ropecli.tune.heads._RATES", (1.0, 1.0))
     monkeypatch.setattr("ropecli.tune.matrices._RATE", 1.0)
-    run = make_run(llama, level=level, points=1)
+    run = make_run(llama, level="lora", points=1)
     before = state_of(run.model)
     tuned = tune(run)
     assert (tuned.step, tuned.score, tuned.changed) == (0, tuned.begun, {})
@@ -132,33 +107,17 @@ def test_the_grid_finds_the_best_of_several_methods(llama, make_run):
     assert min(found.values()) <= plain_objective(run, ScalingSpec("yarn", 2.0))
 
 
-@pytest.mark.parametrize("level", ["grid", "search"])
-def test_what_the_progress_knows_is_not_measured_again(llama, make_run, monkeypatch, level):
+def test_what_the_progress_knows_is_not_measured_again(llama, make_run, monkeypatch):
     progress = Progress()
-    one = tune(make_run(llama, level=level, progress=progress, **SETTINGS[level]))
+    one = tune(make_run(llama, level="search", progress=progress, **SETTINGS["search"]))
 
     def refuse(*arguments):
         pytest.fail("a document was read again")
 
     monkeypatch.setattr("ropecli.evaluate.perplexity._Meter.measure", refuse)
-    again = tune(make_run(llama, level=level, progress=progress, **SETTINGS[level]))
+    again = tune(make_run(llama, level="search", progress=progress, **SETTINGS["search"]))
     assert again.plan.spec == one.plan.spec
     assert again.score == one.score
-
-
-def test_a_resumed_level_of_heads_gives_the_same(llama, make_run, tmp_path):
-    def stop(point):
-        if point.level == "heads":
-            raise KeyboardInterrupt
-
-    whole = tune(make_run(llama, level="heads", points=2))
-    progress = Progress()
-    with pytest.raises(KeyboardInterrupt):
-        tune(make_run(llama, level="heads", points=2, state=tmp_path / "state", on_point=stop, progress=progress))
-    again = tune(make_run(llama, level="heads", points=2, state=tmp_path / "state", progress=progress))
-    assert again.score == whole.score
-    assert again.changed.keys() == whole.changed.keys()
-    assert all(torch.equal(value, whole.changed[name]) for name, value in again.changed.items())
 
 
 def test_a_factor_of_one_has_one_length(llama, make_run, tmp_path):
@@ -189,29 +148,6 @@ def test_a_checkpoint_that_was_scaled_already_is_planned_from_its_origin(llama, 
     assert tuned.score.objective == pytest.approx(plain.score.objective, rel=1e-6)
 
 
-def test_a_remapping_without_its_note_is_refused(llama, make_run, tmp_path):
-    patch_to(make_plan(open_checkpoint(llama), ScalingSpec("rerope", 2.0)), tmp_path / "patched")
-    (tmp_path / "patched" / "ropecli.yaml").unlink()
-    run = make_run(tmp_path / "patched", level="grid", on_point=lambda point: pytest.fail("it was measured"))
-    with pytest.raises(PatchError, match="carries rerope"):
-        tune(run)
-
-
-def test_methods_without_one_table_of_their_own_are_refused(llama, make_run):
-    for method in ("dynamic", "longrope", "rerope", "custom"):
-        measured = lambda point: pytest.fail("it was measured")  # noqa: E731
-        run = make_run(llama, level="grid", methods=("yarn", method), on_point=measured)
-        with pytest.raises(MethodError, match=f"{method} cannot be tuned"):
-            tune(run)
-
-
-def test_what_heads_cannot_see_is_tuned_by_its_constants(build, make_run, tmp_path):
-    folder = build("gpt_neox_japanese")
-    with pytest.raises(PatchError, match="attends by code of its own"):
-        tune(make_run(folder, level="heads", points=1))
-    tuned_to(tune(make_run(folder, level="grid", points=2)), tmp_path / "tuned")
-
-
 def test_points_that_overflow_are_infinitely_bad(llama, make_run, monkeypatch):
     plain, points = Judge.score, []
 
@@ -239,17 +175,3 @@ def test_a_methods_own_constants_are_measured_to_the_end(llama, make_run, monkey
     assert tune(make_run(llama, level="grid", points=8, on_point=points.append)).plan.spec.params == {}
     assert len(points) == 8 + 4 + 1
     assert len({(point.label, point.score.documents) for point in points}) == len(points)
-
-
-def test_notes_and_files_lie_beside_the_weights(llama, make_run, tmp_path):
-    tuned = tune(make_run(llama, level="search", **SETTINGS["search"]))
-    factors = {"long_factor": list(tuned.plan.spec.params["long_factor"])}
-    tuned_to(tuned, tmp_path / "tuned", notes={"level": "search"}, files={"factors.json": factors})
-    assert json.loads((tmp_path / "tuned" / "factors.json").read_text()) == factors
-    assert yaml.safe_load((tmp_path / "tuned" / "ropecli.yaml").read_text())["tuned"] == {
-        "level": "search",
-        "weights_changed": False,
-    }
-    written = json.loads((tmp_path / "tuned" / "config.json").read_text())["rope_parameters"]
-    assert written["long_factor"] == written["short_factor"] == factors["long_factor"]
-    assert (tmp_path / "tuned" / "model.safetensors").stat().st_nlink > 1
