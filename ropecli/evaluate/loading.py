@@ -92,22 +92,12 @@ def load_model(
     except Exception as error:  # damaged weights and configs surface as many kinds
         raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
     model, found = loaded
-    if found["mismatched_keys"]:
-        name, there, expected = sorted(found["mismatched_keys"])[0]
-        raise CheckpointError(f"{checkpoint.name}: {name} is {tuple(there)}; config.json asks for {tuple(expected)}.")
     if carrier is not None and model.config.get_text_config()._attn_implementation != carrier.attention:
         raise CheckpointError(
             f"{checkpoint.name}: transformers does not take the attention that config.json asks for, "
             f"{carrier.attention}."
         )
-    if found["missing_keys"]:
-        raise CheckpointError(f"{checkpoint.name}: the weights lack {sorted(found['missing_keys'])[0]}.")
-    if unused := sorted(name for name in found["unexpected_keys"] if not _is_mtp(name, checkpoint.config)):
-        names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-        message = f"{checkpoint.name}: config.json leaves {len(unused)} tensors of the weight files unused: {names}."
-        if say is None:
-            raise CheckpointError(f"{message} Fix config.json (num_hidden_layers, biases), or remove these tensors.")
-        say(message)
+    _check_weights(checkpoint, found, say)
     if not options.get("device_map"):
         model.to(device)
     if checkpoint.base:
@@ -117,6 +107,21 @@ def load_model(
             say(warning)
         model = merge_adapter(checkpoint, model, *read_adapter(checkpoint.folder))
     return model.eval()
+
+
+def _check_weights(checkpoint: Checkpoint, found: Mapping[str, Any], say: Callable[[str], None] | None) -> None:
+    """found: transformers' loading_info. say: as load_model's."""
+    if found["mismatched_keys"]:
+        name, there, expected = sorted(found["mismatched_keys"])[0]
+        raise CheckpointError(f"{checkpoint.name}: {name} is {tuple(there)}; config.json asks for {tuple(expected)}.")
+    if found["missing_keys"]:
+        raise CheckpointError(f"{checkpoint.name}: the weights lack {sorted(found['missing_keys'])[0]}.")
+    if unused := sorted(name for name in found["unexpected_keys"] if not _is_mtp(name, checkpoint.config)):
+        names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
+        message = f"{checkpoint.name}: config.json leaves {len(unused)} tensors of the weight files unused: {names}."
+        if say is None:
+            raise CheckpointError(f"{message} Fix config.json (num_hidden_layers, biases), or remove these tensors.")
+        say(message)
 
 
 def _is_mtp(name: str, config: dict[str, Any]) -> bool:
