@@ -70,7 +70,7 @@ def root(
 
 
 def main() -> None:
-    """Runs the command line. Exit status 2: the user can mend it; 129, 130 and 143: interrupted; 1: a fault of ours."""
+    """Runs the command line. Exit status 2: the user can fix it; 129, 130 and 143: interrupted; 1: a fault of ours."""
     # Idle OpenMP threads that spin make two jobs on one machine several times slower; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

@@ -108,4 +108,6 @@ def _load_whole(checkpoint: Checkpoint, model: "PreTrainedModel", whole: Tensors
 
 
 def _does_not_fit(checkpoint: Checkpoint, why: str) -> CheckpointError:
-    return CheckpointError(f"The adapter does not fit {checkpoint.name}: {why}. Name its base: --base CHECKPOINT.")
+    return CheckpointError(
+        f"The adapter does not fit {checkpoint.name}: {why}. Name its base: ropecli merge --base CHECKPOINT."
+    )

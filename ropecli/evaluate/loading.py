@@ -74,7 +74,11 @@ def load_model(
             f"{checkpoint.name} attends by {carrier.method}, which {attn} would do away with. Take attn: auto."
         )
     dtype, device = settle(dtype, device)
-    options = dict(options or {})
+    options, adapter = dict(options or {}), None
+    if checkpoint.base:
+        from ropecli.evaluate.adapter import merge_adapter, other_base, read_adapter
+
+        adapter = read_adapter(checkpoint.folder)  # before the base, which may take minutes
     try:
         with quiet_transformers():
             if checkpoint.base:
@@ -100,12 +104,10 @@ def load_model(
     _check_weights(checkpoint, found, say)
     if not options.get("device_map"):
         model.to(device)
-    if checkpoint.base:
-        from ropecli.evaluate.adapter import merge_adapter, other_base, read_adapter
-
+    if checkpoint.base and adapter:
         if say and (warning := other_base(checkpoint.folder, checkpoint.base)):
             say(warning)
-        model = merge_adapter(checkpoint, model, *read_adapter(checkpoint.folder))
+        model = merge_adapter(checkpoint, model, *adapter)
     return model.eval()
 
 
