@@ -16,35 +16,35 @@ _API = {
     "RopecliError": "ropecli.errors",
     "scale": "ropecli.scaling.registry",
     "scaling_methods": "ropecli.scaling.registry",
-    "summarize": "ropecli.theory.summary",
-    "smallest_base": "ropecli.theory.base_bound",
-    "open_checkpoint": "ropecli.checkpoint.reading",
+    "summarize": "ropecli.analysis.summary",
+    "smallest_base": "ropecli.analysis.base_bound",
+    "open_checkpoint": "ropecli.checkpoint.opening",
     "inspect_checkpoint": "ropecli.checkpoint.inspection",
-    "make_plan": "ropecli.checkpoint.plan",
+    "make_plan": "ropecli.checkpoint.patch_plan",
     "make_study": "ropecli.checkpoint.study",
     "patch_to": "ropecli.checkpoint.writing",
-    "rotary_tables": "ropecli.checkpoint.live",
-    "live_patch": "ropecli.checkpoint.in_memory",
-    "unpatched_after": "ropecli.checkpoint.in_memory",
-    "export_checkpoint": "ropecli.export.engine",
+    "rotary_tables": "ropecli.live.rotary",
+    "live_patch": "ropecli.attention.patching",
+    "unpatched_after": "ropecli.attention.patching",
+    "export_checkpoint": "ropecli.engines.engine",
     "read_texts": "ropecli.data.sources",
     "read_documents": "ropecli.data.documents",
-    "load_model": "ropecli.evaluate.loading",
-    "load_tokenizer": "ropecli.evaluate.loading",
-    "evaluate_perplexity": "ropecli.evaluate.perplexity",
-    "Protocol": "ropecli.evaluate.protocols",
-    "compare_methods": "ropecli.evaluate.comparison",
-    "evaluate_retrieval": "ropecli.evaluate.retrieval.grid",
-    "read_reports": "ropecli.report.reading",
-    "make_recipe": "ropecli.finetune.recipe",
-    "finetune_checkpoint": "ropecli.finetune.training",
-    "plan_stages": "ropecli.finetune.stages",
-    "run_stages": "ropecli.finetune.stages",
-    "merge_to": "ropecli.finetune.merging",
-    "tune_settings": "ropecli.tune.procedure",
-    "tune_checkpoint": "ropecli.tune.procedure",
-    "write_tuned": "ropecli.tune.procedure",
-    "TuneReport": "ropecli.tune.record",
+    "load_model": "ropecli.live.loading",
+    "load_tokenizer": "ropecli.live.loading",
+    "evaluate_perplexity": "ropecli.evaluation.perplexity",
+    "Protocol": "ropecli.evaluation.protocols",
+    "compare_methods": "ropecli.evaluation.comparison",
+    "evaluate_retrieval": "ropecli.evaluation.retrieval.grid",
+    "read_reports": "ropecli.reporting.reading",
+    "make_recipe": "ropecli.training.recipe",
+    "finetune_checkpoint": "ropecli.training.training",
+    "plan_stages": "ropecli.training.stages",
+    "run_stages": "ropecli.training.stages",
+    "merge_to": "ropecli.training.merging",
+    "tune_settings": "ropecli.tuning.procedure",
+    "tune_checkpoint": "ropecli.tuning.procedure",
+    "write_tuned": "ropecli.tuning.procedure",
+    "TuneReport": "ropecli.tuning.record",
 }
 __all__ = list(_API)
 
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _register_attention() -> None:
-    from ropecli.checkpoint.attention import register
+    from ropecli.attention.hook import register
 
     register()
 

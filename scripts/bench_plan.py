@@ -85,13 +85,13 @@ def config_of(case: dict[str, Any]) -> Any:
 
 
 def recipe_of(case: dict[str, Any]) -> Any:
-    from ropecli.finetune.recipe import Recipe
+    from ropecli.training.recipe import Recipe
 
     return Recipe(data="none is read", **{**_PLAIN, **case["recipe"]})
 
 
 def predict(case: dict[str, Any], gpu: bool = False) -> Any:
-    from ropecli.finetune.budget.peak import Foresight
+    from ropecli.training.memory_plan.peak import Foresight
 
     return Foresight(config_of(case)).budget(recipe_of(case), case["length"], gpu=gpu)
 
@@ -101,9 +101,9 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ropecli.finetune.adapters import attach
-    from ropecli.finetune.loss import NextTokenLoss
-    from ropecli.finetune.optimizers import make_optimizer
+    from ropecli.training.adapters import attach
+    from ropecli.training.loss import NextTokenLoss
+    from ropecli.training.optimizers import make_optimizer
 
     recipe = recipe_of(case)
     torch.manual_seed(0)
@@ -146,7 +146,7 @@ def allocated(case: dict[str, Any]) -> int:
 def _only(name: str, way: str) -> None:
     import torch
 
-    from ropecli.evaluate.memory import peak_memory, reset_peak
+    from ropecli.live.peak_memory import peak_memory, reset_peak
 
     torch.set_num_threads(2)
     if way == "allocated":

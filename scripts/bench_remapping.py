@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
-from ropecli.evaluate.memory import peak_memory, reset_peak
-from ropecli.remapping.attention.blocks import BlockAttention
-from ropecli.remapping.attention.turning import Rotation
-from ropecli.remapping.windows import plain
+from ropecli.attention.blocks import BlockAttention
+from ropecli.attention.rotation import Rotation
+from ropecli.live.peak_memory import peak_memory, reset_peak
+from ropecli.remapping.branches import plain
 from ropecli.scaling.registry import scaling_methods
 
 HEADS, HEAD_DIM = 8, 64

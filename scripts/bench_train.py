@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ropecli.evaluate.memory import peak_memory, reset_peak
+from ropecli.live.peak_memory import peak_memory, reset_peak
 
 STEPS = 4
 SIZES: dict[str, dict[str, int]] = {
@@ -63,9 +63,9 @@ def build(folder: Path, size: dict[str, int]) -> None:
 
 
 def ours(folder: Path, tokens: int, meter: Meter, **keys: Any) -> None:
-    from ropecli.checkpoint.reading import open_checkpoint
-    from ropecli.finetune.recipe import make_recipe
-    from ropecli.finetune.training import finetune_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.training.recipe import make_recipe
+    from ropecli.training.training import finetune_checkpoint
 
     settings = {"steps": STEPS, "length": tokens, "gradient_accumulation": 1, "warmup_steps": 0, "tracker": "none"}
     recipe = make_recipe(None, {"data": str(folder / "text.txt"), "mixed_precision": "none", **settings, **keys})

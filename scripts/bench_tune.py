@@ -18,17 +18,17 @@ from typing import Any
 import torch
 
 import ropecli
-from ropecli.checkpoint.in_memory import live_patch
+from ropecli.attention.patching import live_patch
 from ropecli.data.documents import Documents
-from ropecli.evaluate.perplexity import evaluate_perplexity
-from ropecli.evaluate.progress import Progress
-from ropecli.evaluate.protocols import Protocol
-from ropecli.evaluate.tally import Row, paired_change
-from ropecli.tune.calibration import Calibration, read_calibration
-from ropecli.tune.judge import Judge
-from ropecli.tune.run import Evolution, Run, Settings
-from ropecli.tune.training import Schedule, learn
-from ropecli.tune.tuning import tune
+from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.progress import Progress
+from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.tally import Row, paired_change
+from ropecli.tuning.calibration import Calibration, read_calibration
+from ropecli.tuning.judge import Judge
+from ropecli.tuning.run import Evolution, Run, Settings
+from ropecli.tuning.training import Schedule, learn
+from ropecli.tuning.tuning import tune
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
 LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")

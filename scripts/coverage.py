@@ -99,8 +99,8 @@ def write_checkpoint(model_type: str, folder: Path) -> Path:
 
 def patch_all(model_type: str, folder: Path, methods: tuple[str, ...] = METHODS) -> Iterator[Result]:
     """Patches one type with each method, each into a folder of its own below `folder`."""
-    from ropecli.checkpoint.plan import make_plan
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.checkpoint.writing import patch_to
     from ropecli.errors import RopecliError
 
@@ -115,8 +115,8 @@ def patch_all(model_type: str, folder: Path, methods: tuple[str, ...] = METHODS)
 
 def spec_of(method: str, checkpoint: Any) -> Any:
     """The method at the factor; longrope with factors that grow from pair to pair."""
-    from ropecli.checkpoint.dialects import read_settings
-    from ropecli.checkpoint.plan import far_layers
+    from ropecli.checkpoint.patch_plan import far_layers
+    from ropecli.config.dialects import read_settings
     from ropecli.rope import ScalingSpec
 
     if method != "longrope":

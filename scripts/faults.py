@@ -23,11 +23,11 @@ ROOT = Path(__file__).parents[1]
 # Beside tests/PART of a file ropecli/PART/...
 ALSO = {
     "checkpoint": ["tests/cli"],
-    "evaluate": ["tests/cli"],
-    "finetune": ["tests/cli"],
+    "evaluation": ["tests/cli"],
+    "training": ["tests/cli"],
     "remapping": ["tests/checkpoint", "tests/cli"],
-    "tune": ["tests/cli"],
-    "atomic.py": ["tests/cli", "tests/finetune"],
+    "tuning": ["tests/cli"],
+    "atomic.py": ["tests/cli", "tests/training"],
     "rope.py": ["tests/scaling", "tests/remapping"],
 }
 FAULTS: list[tuple[str, str]] = [

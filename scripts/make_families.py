@@ -1,4 +1,4 @@
-"""Writes ropecli/checkpoint/families.json: what each causal-LM type of the installed transformers means by a key that
+"""Writes ropecli/config/families.json: what each causal-LM type of the installed transformers means by a key that
 config.json leaves out. With --check, writes nothing and exits with 1 where the file differs.
 """
 
@@ -35,8 +35,8 @@ def _turns(config: Any) -> bool:
     from torch import device
     from transformers import AutoModelForCausalLM
 
-    from ropecli.checkpoint.live import rotary_tables
     from ropecli.errors import PatchError
+    from ropecli.live.rotary import rotary_tables
 
     try:
         with device("meta"):

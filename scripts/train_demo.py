@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from ropecli import evaluate_perplexity, open_checkpoint, read_documents
 from ropecli.demo import FOLDER
 from ropecli.demo.corpus import HELD_OUT, held_out_files, line_windows, sample_windows, training_files
-from ropecli.evaluate.loading import load_model, load_tokenizer
+from ropecli.live.loading import load_model, load_tokenizer
 
 WINDOW = 256
 VOCABULARY = 2048

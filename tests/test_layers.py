@@ -6,76 +6,37 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "ropecli"
 
-# From the ground up. A part imports from lower lines; on its own line only what NEIGHBOURS lists.
+# From the ground up. A room imports from lower lines; on its own line only what NEIGHBOURS lists.
 LAYERS = [
     {"errors", "version", "rope", "demo", "atomic", "signals", "on_import", "yaml12"},
-    {"scaling", "theory"},
-    {"checkpoint", "remapping", "data"},
-    {"evaluate", "export"},
-    {"finetune", "tune"},
-    {"report"},
+    {"scaling", "remapping", "analysis"},
+    {"config"},
+    {"checkpoint"},
+    {"live"},
+    {"data", "attention"},
+    {"evaluation", "engines"},
+    {"training"},
+    {"tuning"},
+    {"reporting"},
     {"cli"},
     {"__main__"},
 ]
 NEIGHBOURS = {
     ("rope", "errors"),
     ("atomic", "errors"),
-    ("data", "checkpoint"),
-    ("checkpoint", "remapping"),
-    ("tune", "finetune"),
+    ("remapping", "scaling"),
+    ("checkpoint", "live"),
+    ("live", "attention"),
 }
-HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
+HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}
-# The only places that load torch with them, because a model goes through their hands; the rest of the model
-# libraries, slower still, are loaded inside functions everywhere.
-TOUCHES_MODELS = [
-    "checkpoint.live",
-    "checkpoint.heads",
-    "checkpoint.attention",
-    "checkpoint.rows",
-    "checkpoint.layout",
-    "checkpoint.own_attention",
-    "checkpoint.queries",
-    "checkpoint.remapped",
-    "checkpoint.twin",
-    "remapping.attention",
-    "evaluate",
-    "finetune",
-    "tune",
-]
+# The rooms that load torch with them, because a model goes through their hands; the rest of the model libraries,
+# slower still, are loaded inside functions everywhere.
+TOUCHES_MODELS = ["live", "attention", "evaluation", "training", "tuning"]
 # Numbers, JSON and files: a model library may not be named here even inside a function.
-TOUCHES_NONE = [
-    "rope",
-    "errors",
-    "version",
-    "atomic",
-    "signals",
-    "on_import",
-    "yaml12",
-    "scaling",
-    "theory",
-    "demo",
-    "checkpoint.files",
-    "checkpoint.hub",
-    "checkpoint.reading",
-    "checkpoint.fields",
-    "checkpoint.carrier",
-    "checkpoint.dialects",
-    "checkpoint.encoding",
-    "checkpoint.plan",
-    "checkpoint.provenance",
-    "checkpoint.inspection",
-    "checkpoint.study",
-    "checkpoint.writing",
-    "checkpoint.revert",
-    "export",
-    "tune.record",
-    "tune.request",
-    "tune.halving",
-    "report",
-]
-MATHEMATICS = ["rope", "errors", "version", "scaling", "theory"]
+TOUCHES_NONE = [*LAYERS[0], *LAYERS[1], "config", "checkpoint", "engines", "reporting"]
+MATHEMATICS = ["rope", "errors", "version", *LAYERS[1]]
 
 
 def module_name(path: Path) -> str:
@@ -135,10 +96,6 @@ def outside(*parts: str) -> list[str]:
     return [name for name in MODULES if part_of(name) not in parts]
 
 
-METHODS = [name for name in below(["remapping"]) if name not in below(["remapping.attention"])]
-"""The relative-position methods, which are mathematics as well."""
-
-
 def test_every_part_has_its_layer():
     assert {part_of(name) for name in MODULES} - {"__init__"} <= set(HEIGHT)
 
@@ -172,9 +129,9 @@ def test_nothing_imports_in_a_circle():
 
 
 def test_finetuning_takes_from_evaluation_how_a_model_is_loaded_and_what_is_scored():
-    taken = {imported for name in below(["finetune"]) for imported in own_imports(name)}
-    measured = {f"evaluate.{name}" for name in ("adapter", "loading", "memory", "protocols", "scoring")}
-    assert {imported for imported in taken if part_of(imported) == "evaluate"} <= measured
+    taken = {imported for name in below(["training"]) for imported in own_imports(name)}
+    measured = {f"evaluation.{name}" for name in ("protocols", "scoring")}
+    assert {imported for imported in taken if part_of(imported) == "evaluation"} <= measured
 
 
 def test_model_libraries_are_loaded_when_a_model_is_touched():
@@ -184,12 +141,12 @@ def test_model_libraries_are_loaded_when_a_model_is_touched():
 
 
 def test_what_touches_no_model_names_no_model_library():
-    for name in below(TOUCHES_NONE) + METHODS:
+    for name in below(TOUCHES_NONE):
         assert not libraries(name, inside_functions=True) & MODEL_LIBRARIES, name
 
 
 def test_the_mathematics_need_numpy_alone():
-    for name in below(MATHEMATICS) + METHODS:
+    for name in below(MATHEMATICS):
         others = libraries(name, inside_functions=True) - {"numpy", "ropecli"} - set(sys.stdlib_module_names)
         assert not others, name
 
@@ -197,12 +154,12 @@ def test_the_mathematics_need_numpy_alone():
 def test_only_commands_know_the_command_line_and_only_they_and_reports_render():
     for name in outside("cli"):
         assert not libraries(name, inside_functions=True) & {"typer", "click", "argparse"}, name
-    for name in outside("cli", "report"):
+    for name in outside("cli", "reporting"):
         assert "rich" not in libraries(name, inside_functions=True), name
 
 
 def test_only_commands_and_reports_print_or_exit():
-    for name in outside("cli", "report", "__main__"):
+    for name in outside("cli", "reporting", "__main__"):
         calls = {ast.unparse(node.func) for node in ast.walk(MODULES[name]) if isinstance(node, ast.Call)}
         assert not calls & {"print", "exit", "quit", "sys.exit", "os._exit", "input"}, name
 

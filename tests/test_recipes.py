@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.finetune.recipe import Patch, Recipe, Source, make_recipe
-from ropecli.finetune.stages import describe, plan_stages
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.training.recipe import Patch, Recipe, Source, make_recipe
+from ropecli.training.stages import describe, plan_stages
 
 ROOT = Path(__file__).parent.parent / "recipes"
 RECIPES = sorted((ROOT / "finetune").rglob("*.yaml"))
@@ -198,8 +198,8 @@ def test_a_recipe_fits_where_it_says(name, tmp_path):
     """On eight GPUs of 80 GB, in every stage, by the engine that it names, which does not refuse it."""
     from transformers import AutoConfig
 
-    from ropecli.finetune.budget.fitting import refusals
-    from ropecli.finetune.budget.peak import Foresight
+    from ropecli.training.memory_plan.fitting import refusals
+    from ropecli.training.memory_plan.peak import Foresight
 
     path = ROOT / "finetune" / f"{name}.yaml"
     engine = "ulysses" if "recipes/accelerate/8-gpu-ulysses.yaml" in _header(path) else "fsdp2"

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.checkpoint.facts import gather
+from ropecli.analysis.distances import largest_distance
+from ropecli.analysis.precision import float32_angle_error
+from ropecli.analysis.support import support_of
 from ropecli.checkpoint.lint import find_faults
-from ropecli.checkpoint.plan import effective_ropes, main_rope
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import effective_ropes, main_rope
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
-from ropecli.checkpoint.reading import Checkpoint
+from ropecli.checkpoint.state import gather
 from ropecli.rope import ScaledRope
-from ropecli.theory.distances import largest_distance
-from ropecli.theory.precision import float32_angle_error
-from ropecli.theory.support import support_of
 
 _LONGEST_BASE = 32768
 """Tokens up to which the base for a window is worked out: a third of a second."""

@@ -8,7 +8,9 @@ import difflib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ropecli.checkpoint.dialects import (
+from ropecli.checkpoint.plan_warnings import mixes_layers, moot_window
+from ropecli.checkpoint.state import Facts, named
+from ropecli.config.dialects import (
     KEPT_KEYS,
     NATIVE_KEYS,
     ORIGINAL_WINDOW,
@@ -17,9 +19,7 @@ from ropecli.checkpoint.dialects import (
     Parameters,
     rope_type_of,
 )
-from ropecli.checkpoint.facts import Facts, named
-from ropecli.checkpoint.fields import first, mapping
-from ropecli.checkpoint.warnings import mixes_layers, moot_window
+from ropecli.config.fields import first, mapping
 from ropecli.errors import shown
 from ropecli.scaling.registry import varies_with_length
 

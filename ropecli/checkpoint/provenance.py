@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ropecli.checkpoint.files import PROVENANCE, is_own_file, read_text, values
-from ropecli.checkpoint.reading import Checkpoint
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.rope import ScalingSpec
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ropecli.atomic import new_folder
+from ropecli.checkpoint.opening import CONFIG, Checkpoint
 from ropecli.checkpoint.provenance import (
     PROVENANCE,
     Change,
@@ -21,7 +22,6 @@ from ropecli.checkpoint.provenance import (
     tuned_weights,
     untuned,
 )
-from ropecli.checkpoint.reading import CONFIG, Checkpoint
 from ropecli.checkpoint.writing import place_files, write_json, write_notes
 from ropecli.errors import PatchError
 

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ropecli.checkpoint.facts import gather
-from ropecli.checkpoint.plan import effective_ropes, main_rope, make_plan
-from ropecli.checkpoint.reading import Checkpoint
+from ropecli.analysis.base_bound import LONGEST
+from ropecli.analysis.summary import summarize
+from ropecli.analysis.support import support_of
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import effective_ropes, main_rope, make_plan
+from ropecli.checkpoint.state import gather
 from ropecli.errors import CheckpointError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import get_method, label_of
-from ropecli.theory.base_bound import LONGEST
-from ropecli.theory.summary import summarize
-from ropecli.theory.support import support_of
 
 PRETRAINED = "pretrained"
 _MOST_PAIRS = 1024

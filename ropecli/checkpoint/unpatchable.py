@@ -4,11 +4,12 @@ frequencies that would disagree within one forward pass."""
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ropecli.checkpoint import warnings
-from ropecli.checkpoint.carrier import read_carrier
-from ropecli.checkpoint.dialects import RopeSettings
+from ropecli.checkpoint import plan_warnings
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import Provenance
-from ropecli.checkpoint.reading import Checkpoint, section_of
+from ropecli.config.dialects import RopeSettings
+from ropecli.config.fields import section_of
+from ropecli.config.saved_remapping import read_carrier
 from ropecli.errors import PatchError
 from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import varies_with_length
@@ -38,7 +39,7 @@ def refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: S
 
     labels: the layer types to remap.
     """
-    sliding = warnings.moot_window(section_of(config), settings.family)
+    sliding = plan_warnings.moot_window(section_of(config), settings.family)
     if sliding is not None:
         raise PatchError(
             f"sliding_window is {sliding}, and no layer looks back further: other distances have no meaning there. "

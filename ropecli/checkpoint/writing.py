@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from ropecli.atomic import new_folder
-from ropecli.checkpoint.plan import PatchPlan
-from ropecli.checkpoint.proof import prove, settle_layout
+from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import (
     PROVENANCE,
     diff,
@@ -24,8 +24,8 @@ from ropecli.checkpoint.provenance import (
     read_record,
     undo,
 )
-from ropecli.checkpoint.reading import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.errors import CheckpointError, PatchError
+from ropecli.live.proof import prove, settle_layout
 from ropecli.version import VERSION
 
 Rewrite = Callable[[Path, Path], bool]

@@ -45,15 +45,15 @@ def command(
 
     With several checkpoints, such as sizes of one model, every method is tried on each.
     """
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
     from ropecli.errors import MethodError
-    from ropecli.evaluate.comparison import plan_comparison
-    from ropecli.evaluate.progress import kept_progress, refuse_interrupted, remove_progress
-    from ropecli.evaluate.protocols import Protocol
-    from ropecli.evaluate.sharing import join_workers
-    from ropecli.report.figures.style import refuse_unknown_ending
+    from ropecli.evaluation.comparison import plan_comparison
+    from ropecli.evaluation.progress import kept_progress, refuse_interrupted, remove_progress
+    from ropecli.evaluation.protocols import Protocol
+    from ropecli.evaluation.sharing import join_workers
+    from ropecli.reporting.figures.style import refuse_unknown_ending
 
     speak_from_first_process()
     refuse_unknown_ending(plot)
@@ -118,8 +118,8 @@ def _warnings(checkpoint, plans) -> list[str]:
 
 def _compare(checkpoint, plans, run, progress, part: str) -> list:
     """The reports of one checkpoint by every plan."""
-    from ropecli.checkpoint.live import follows_length
-    from ropecli.evaluate.comparison import compare_methods, switches
+    from ropecli.evaluation.comparison import compare_methods, switches
+    from ropecli.live.rotary import follows_length
 
     model = evaluation.load(checkpoint, run.tokenizer, **run.loading)
     follows = [switches(plan) if plan else follows_length(model, run.lengths[-1]) for plan in plans]
@@ -148,9 +148,9 @@ def _request(opened, plans, runs) -> dict[str, Any]:
 
 def _give(reports, plot: Path | None, output: Path | None, as_json: bool) -> None:
     from ropecli.cli.terminal import out, print_json
-    from ropecli.evaluate.report import write_report
-    from ropecli.report.kinds import draw_reports
-    from ropecli.report.tables import comparison_table
+    from ropecli.evaluation.report import write_report
+    from ropecli.reporting.kinds import draw_reports
+    from ropecli.reporting.tables import comparison_table
 
     if plot:
         draw_reports(reports, plot)

@@ -43,12 +43,12 @@ def command(
 
     Several processes, started by `accelerate launch -m ropecli eval-ppl ...`, share the documents.
     """
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
-    from ropecli.evaluate.progress import refuse_interrupted, remove_progress
-    from ropecli.evaluate.protocols import Protocol
-    from ropecli.evaluate.sharing import join_workers
+    from ropecli.evaluation.progress import refuse_interrupted, remove_progress
+    from ropecli.evaluation.protocols import Protocol
+    from ropecli.evaluation.sharing import join_workers
 
     speak_from_first_process()
     refuse_outputs(output)
@@ -99,7 +99,7 @@ def _refuse_another_vocabulary(run: evaluation.Run, baseline) -> None:
     import numpy as np
 
     from ropecli.errors import DataError
-    from ropecli.evaluate.loading import load_tokenizer
+    from ropecli.live.loading import load_tokenizer
 
     used = np.unique(np.concatenate([document.ids for document in run.documents.kept])).tolist()
     words = [tokenizer.convert_ids_to_tokens(used) for tokenizer in (run.tokenizer, load_tokenizer(baseline))]
@@ -114,11 +114,11 @@ def _measure(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
     """The report of both. One model is in memory at a time."""
     from dataclasses import replace
 
-    from ropecli.checkpoint.plan import window_in_effect
+    from ropecli.checkpoint.patch_plan import window_in_effect
     from ropecli.cli.terminal import warn
     from ropecli.errors import NotFiniteError
-    from ropecli.evaluate.headlines import headlines
-    from ropecli.evaluate.progress import kept_progress
+    from ropecli.evaluation.headlines import headlines
+    from ropecli.evaluation.progress import kept_progress
 
     with kept_progress(output, _request(run, subject, base), run.workers.rank) as progress:
         report = _measure_one(run, subject, progress, "model")
@@ -140,8 +140,8 @@ def _measure(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
 
 
 def _measure_one(run: evaluation.Run, subject: scaling.Subject, progress, part: str):
-    from ropecli.checkpoint.live import follows_length
-    from ropecli.evaluate.perplexity import evaluate_perplexity
+    from ropecli.evaluation.perplexity import evaluate_perplexity
+    from ropecli.live.rotary import follows_length
 
     model = evaluation.load(subject.checkpoint, run.tokenizer, **run.loading)
     switching = scaling.patch_in_memory(model, subject.plan) or follows_length(model, run.lengths[-1])
@@ -166,8 +166,8 @@ def _request(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
 
 def _give(report, output: Path | None, as_json: bool) -> None:
     from ropecli.cli.terminal import out, print_json
-    from ropecli.evaluate.report import write_report
-    from ropecli.report.tables import perplexity_table
+    from ropecli.evaluation.report import write_report
+    from ropecli.reporting.tables import perplexity_table
 
     if output:
         write_report(output, report.as_json())

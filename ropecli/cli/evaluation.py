@@ -63,7 +63,7 @@ def load(checkpoint, tokenizer, dtype: str, device: str, attn: str, *, whole: bo
     """
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
-    from ropecli.evaluate.loading import ATTENTION, DTYPES, load_model, vocabulary_mismatch
+    from ropecli.live.loading import ATTENTION, DTYPES, load_model, vocabulary_mismatch
 
     for option, value, known in (("--dtype", dtype, DTYPES), ("--attn", attn, ATTENTION)):
         if value not in known:
@@ -88,7 +88,7 @@ def prepare(
 
     before: other checkpoints' runs of the same request. Sizes of one model share a tokenizer, and so the documents.
     """
-    from ropecli.evaluate.loading import load_tokenizer
+    from ropecli.live.loading import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint)
     for run in before:
@@ -172,8 +172,8 @@ def interruptible(output: Path | None) -> Iterator[None]:
     processes ended.
     """
     from ropecli.cli.terminal import warn
-    from ropecli.evaluate.progress import has_progress
-    from ropecli.evaluate.sharing import among_processes
+    from ropecli.evaluation.progress import has_progress
+    from ropecli.evaluation.sharing import among_processes
     from ropecli.signals import terminated_by_signals
 
     again = f"Progress is saved beside {output}: run the same command with --resume to continue."
@@ -217,8 +217,8 @@ class Run:
 
     def request(self) -> dict[str, Any]:
         """What must be the same for a run to be gone on with: all that the numbers depend on."""
-        from ropecli.evaluate.loading import settle
-        from ropecli.evaluate.report import environment
+        from ropecli.evaluation.report import environment
+        from ropecli.live.loading import settle
 
         dtype, device = settle(self.loading["dtype"], self.loading["device"])
         return {
@@ -239,7 +239,7 @@ class Run:
         """Options of evaluate_perplexity, while a progress bar stands. switching: of each model or method measured."""
         from ropecli.cli.progress import progress_bar
         from ropecli.cli.terminal import warn
-        from ropecli.evaluate.perplexity import count_passes
+        from ropecli.evaluation.perplexity import count_passes
 
         mine = len(self.workers.share(self.documents.kept))
         passes = sum(count_passes(self.lengths, mine, self.protocol, follows) for follows in switching)
@@ -256,7 +256,7 @@ class Run:
 
     def report(self, checkpoint, spec, rope, model, rows, *, in_memory: bool):
         """spec: the scaling as it was asked for; rope: the one that it gave."""
-        from ropecli.evaluate.report import EvalReport
+        from ropecli.evaluation.report import EvalReport
 
         return EvalReport(
             checkpoint=checkpoint.name,

@@ -14,9 +14,9 @@ def command(
     as_json: options.AsJson = False,
 ) -> None:
     """Print the command by which an engine serves a checkpoint at its context length, and what it cannot express."""
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.terminal import err, out, print_json, warn
-    from ropecli.export.engine import export_checkpoint
+    from ropecli.engines.engine import export_checkpoint
 
     export = export_checkpoint(open_checkpoint(checkpoint, revision=revision), engine)
     if as_json:

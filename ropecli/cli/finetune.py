@@ -9,8 +9,8 @@ import typer
 from ropecli.cli.options import Checkpoint, Revision
 
 if TYPE_CHECKING:
-    from ropecli.checkpoint.reading import Checkpoint as Opened
-    from ropecli.finetune.recipe import Recipe
+    from ropecli.checkpoint.opening import Checkpoint as Opened
+    from ropecli.training.recipe import Recipe
 
 
 def command(
@@ -42,7 +42,7 @@ def command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUTPUT.")] = False,
 ) -> None:
     """Fine-tune a checkpoint on long sequences; start it with `accelerate launch -m ropecli` for several processes."""
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.terminal import err, out, speak_from_first_process, warn
 
     speak_from_first_process()
@@ -64,7 +64,7 @@ def command(
     recipe = _recipe(recipe_file, options, settings)
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
     if dry_run:
-        from ropecli.finetune.stages import describe, plan_stages
+        from ropecli.training.stages import describe, plan_stages
 
         stages = plan_stages(opened, recipe)
         for sentence in describe(stages, int(os.environ.get("WORLD_SIZE", "1"))):
@@ -82,7 +82,7 @@ def command(
 def _recipe(file: Path | None, options: dict[str, Any], settings: list[str] | None) -> "Recipe":
     from ropecli.cli.terminal import parse_settings
     from ropecli.errors import RecipeError
-    from ropecli.finetune.recipe import make_recipe
+    from ropecli.training.recipe import make_recipe
 
     others = parse_settings(settings)
     if twice := [key for key in others if options.get(key) is not None]:
@@ -100,8 +100,8 @@ def _run(opened: "Opened", recipe: "Recipe", output: Path, resume: bool, console
         TimeRemainingColumn,
     )
 
-    from ropecli.evaluate.sharing import among_processes
-    from ropecli.finetune.stages import run_stages
+    from ropecli.evaluation.sharing import among_processes
+    from ropecli.training.stages import run_stages
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     again = "Run the same command with --resume to continue."

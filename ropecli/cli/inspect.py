@@ -19,7 +19,7 @@ def command(
     and marks where they differ.
     """
     from ropecli.checkpoint.inspection import differences, inspect_checkpoint
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.terminal import out, print_json
 
     opened = [open_checkpoint(checkpoint, revision=revision)]
@@ -70,7 +70,7 @@ def _once(cell: str, columns: int) -> list[str]:
 
 def _print_bound(report: dict[str, Any], named: bool) -> None:
     from ropecli.cli.terminal import out
-    from ropecli.report.sentences import window_sentence
+    from ropecli.reporting.sentences import window_sentence
 
     of = f"{report['checkpoint']}: " if named else ""
     out.print(f"{of}{window_sentence(report)}", markup=False)
@@ -102,7 +102,7 @@ def _parameters(params: dict[str, Any]) -> str:
 
 
 def _wavelength(value: float | None) -> str:
-    from ropecli.report.wording import tokens
+    from ropecli.reporting.wording import tokens
 
     return "none turns" if value is None else f"{tokens(value)} tokens"
 

@@ -63,7 +63,7 @@ def command(
     Several processes, started by `accelerate launch -m ropecli needle ...`, share the prompts.
     """
     from ropecli.data.sources import read_texts
-    from ropecli.evaluate.retrieval.templates import choose_templates
+    from ropecli.evaluation.retrieval.templates import choose_templates
 
     request = retrieval.make_request(
         lengths,
@@ -94,8 +94,8 @@ def command(
 def _make_task(request: retrieval.Request, templates, texts, pieces, keys: int) -> Any:
     from ropecli.cli.progress import progress_bar
     from ropecli.cli.terminal import warn
-    from ropecli.evaluate.retrieval.haystack import read_haystack
-    from ropecli.evaluate.retrieval.prompts import Task
+    from ropecli.evaluation.retrieval.haystack import read_haystack
+    from ropecli.evaluation.retrieval.prompts import Task
 
     with progress_bar("reading documents", None) as step:
         haystack = read_haystack(texts, pieces, step)

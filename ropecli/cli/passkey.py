@@ -31,9 +31,9 @@ def command(
 
     Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
-    from ropecli.evaluate.retrieval.haystack import repeated
-    from ropecli.evaluate.retrieval.prompts import Task
-    from ropecli.evaluate.retrieval.templates import PASSKEY, PASSKEY_FILLER
+    from ropecli.evaluation.retrieval.haystack import repeated
+    from ropecli.evaluation.retrieval.prompts import Task
+    from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER
 
     request = retrieval.make_request(
         lengths,

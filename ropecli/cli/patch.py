@@ -51,8 +51,8 @@ def command(
 ) -> None:
     """Write a copy of a checkpoint whose positions reach further, and prove that the patch took effect."""
     from ropecli.atomic import refuse_existing
-    from ropecli.checkpoint.plan import make_plan
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.checkpoint.writing import patch_to, with_layout
     from ropecli.cli import reverting
     from ropecli.cli.terminal import print_json, warn

@@ -8,7 +8,7 @@ import typer
 from ropecli.cli.options import AsJson, Checkpoint, Revision
 
 if TYPE_CHECKING:
-    from ropecli.finetune.budget.fitting import Option
+    from ropecli.training.memory_plan.fitting import Option
 
 
 def command(
@@ -31,13 +31,13 @@ def command(
     Needs config.json alone: no weights are read and no memory is taken. GB are 10⁹ bytes. A recipe with stages is
     planned by its longest stage.
     """
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.terminal import parse_settings, print_json, warn
     from ropecli.errors import RecipeError
-    from ropecli.finetune.budget.compute import GPUS
-    from ropecli.finetune.budget.units import read_bytes
-    from ropecli.finetune.recipe import make_recipe
-    from ropecli.finetune.stages import plan_stages
+    from ropecli.training.memory_plan.compute import GPUS
+    from ropecli.training.memory_plan.units import read_bytes
+    from ropecli.training.recipe import make_recipe
+    from ropecli.training.stages import plan_stages
 
     memory = read_bytes(gpu_memory, "--gpu-memory")
     if not 1 <= gpus <= 65536:
@@ -68,12 +68,12 @@ def command(
 
 def _plan(opened, stage, gpus, memory, flops, mfu, recipe_file, given) -> dict[str, Any]:
     from ropecli.errors import RecipeError
-    from ropecli.finetune.budget import fitting
-    from ropecli.finetune.budget.cache import kv_cache
-    from ropecli.finetune.budget.compute import compute_of
-    from ropecli.finetune.budget.peak import Foresight
-    from ropecli.finetune.budget.reading import read_config
-    from ropecli.finetune.budget.units import in_gb
+    from ropecli.training.memory_plan import fitting
+    from ropecli.training.memory_plan.cache import kv_cache
+    from ropecli.training.memory_plan.compute import compute_of
+    from ropecli.training.memory_plan.peak import Foresight
+    from ropecli.training.memory_plan.reading import read_config
+    from ropecli.training.memory_plan.units import in_gb
 
     recipe, length = stage.recipe, stage.length
     config = read_config(opened, stage.in_effect)
@@ -171,7 +171,7 @@ def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     from ropecli.cli.terminal import out
-    from ropecli.finetune.budget.units import in_gb
+    from ropecli.training.memory_plan.units import in_gb
 
     title = f"{report['checkpoint']} at {report['length']:,} tokens on {report['gpus']} × {in_gb(report['gpu_memory'])}"
     table = Table(title=escape(title), title_justify="left", show_header=False)

@@ -72,8 +72,8 @@ def command(
     """Plot reports of evaluations and tunings, or what theory says of a checkpoint and its scaling, into a file."""
     from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import out
-    from ropecli.report.figures.style import refuse_unknown_ending, save
-    from ropecli.report.kinds import STUDY_KINDS, refuse_unknown_kind
+    from ropecli.reporting.figures.style import refuse_unknown_ending, save
+    from ropecli.reporting.kinds import STUDY_KINDS, refuse_unknown_kind
 
     refuse_unknown_kind(kind)
     refuse_unknown_ending(output)
@@ -113,11 +113,11 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, ask
     from ropecli import demo
     from ropecli.cli.terminal import warn
     from ropecli.errors import DataError
-    from ropecli.evaluate.report import EvalReport
-    from ropecli.report.kinds import STUDY_KINDS, choose_kind
-    from ropecli.report.lines import data_note
-    from ropecli.report.metrics import get_metric
-    from ropecli.report.reading import read_reports
+    from ropecli.evaluation.report import EvalReport
+    from ropecli.reporting.kinds import STUDY_KINDS, choose_kind
+    from ropecli.reporting.lines import data_note
+    from ropecli.reporting.metrics import get_metric
+    from ropecli.reporting.reading import read_reports
 
     kinds = f"--kind {', '.join(STUDY_KINDS[:-1])} or {STUDY_KINDS[-1]}"
     if asked.named:
@@ -138,11 +138,11 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, ask
 
 def _draw_study(kind: str, subjects: list[str], metric: str | None, asked: _Asked) -> Any:
     """Raises MethodError, CheckpointError, and DataError for more than one checkpoint."""
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.study import make_study
     from ropecli.cli.terminal import warn
     from ropecli.errors import DataError, MethodError
-    from ropecli.report.kinds import draw_study
+    from ropecli.reporting.kinds import draw_study
 
     if metric is not None:
         raise DataError(f"--metric {metric} is for plots of reports; --kind {kind} has axes of its own. Leave it out.")
@@ -164,10 +164,10 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, asked: _Aske
 
 def _default_specs(kind: str, checkpoint, factor: float, at_factor: bool) -> list[Any]:
     """The checkpoint as it is and the methods of the kind, but those that do not suit its geometry."""
-    from ropecli.checkpoint.plan import make_plan
+    from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
-    from ropecli.report.kinds import DEFAULT_METHODS
+    from ropecli.reporting.kinds import DEFAULT_METHODS
     from ropecli.rope import ScalingSpec
     from ropecli.scaling.registry import check_factor
 

@@ -16,8 +16,8 @@ def command(
     from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import out
     from ropecli.errors import OutputError
-    from ropecli.report.page import write_page
-    from ropecli.report.reading import read_reports
+    from ropecli.reporting.page import write_page
+    from ropecli.reporting.reading import read_reports
 
     if output.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"{output} has not the ending of a page, .html.")

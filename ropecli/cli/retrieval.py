@@ -64,7 +64,7 @@ def make_request(
     from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process
     from ropecli.errors import MethodError
-    from ropecli.evaluate.retrieval.grid import check_mode
+    from ropecli.evaluation.retrieval.grid import check_mode
 
     speak_from_first_process()
     wanted = parse_numbers(lengths, "--lengths", int)
@@ -79,7 +79,7 @@ def make_request(
     candidates = _CANDIDATES if candidates is None else candidates
     request = Request(wanted, parse_depths(depths), mode=mode, chunk=chunk, candidates=candidates, **others)
     if request.plot:
-        from ropecli.report.figures.style import refuse_unknown_ending
+        from ropecli.reporting.figures.style import refuse_unknown_ending
 
         refuse_unknown_ending(request.plot)
     refuse_outputs(request.output, request.plot)
@@ -109,7 +109,7 @@ def open_subject(
     original_length: int | None,
 ) -> scaling.Subject:
     """Says the scaling's warnings."""
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.terminal import warn
 
     params = scaling.parameters(method or "none", settings, factors_file)
@@ -132,9 +132,9 @@ def run(
 
     Of several processes, the first alone gives it.
     """
-    from ropecli.evaluate.loading import load_tokenizer
-    from ropecli.evaluate.retrieval.pieces import Pieces
-    from ropecli.evaluate.sharing import join_workers
+    from ropecli.evaluation.retrieval.pieces import Pieces
+    from ropecli.evaluation.sharing import join_workers
+    from ropecli.live.loading import load_tokenizer
 
     scaling.refuse_attention(subject.checkpoint, subject.plan, loading["attn"])
     tokenizer = load_tokenizer(subject.checkpoint)
@@ -153,7 +153,7 @@ def run(
 def _measure(request: Request, subject: scaling.Subject, task, model, workers):
     from ropecli.cli.progress import progress_bar
     from ropecli.cli.terminal import warn
-    from ropecli.evaluate.retrieval.grid import evaluate_retrieval
+    from ropecli.evaluation.retrieval.grid import evaluate_retrieval
 
     switching = scaling.patch_in_memory(model, subject.plan)
     prompts = range(len(request.lengths) * len(request.depths) * request.trials)
@@ -174,8 +174,8 @@ def _measure(request: Request, subject: scaling.Subject, task, model, workers):
 
 
 def _report(request: Request, subject: scaling.Subject, source: str, task, model, grid, settings: dict[str, Any]):
-    from ropecli.evaluate.report import RetrievalReport
-    from ropecli.evaluate.retrieval.grid import chance_of
+    from ropecli.evaluation.report import RetrievalReport
+    from ropecli.evaluation.retrieval.grid import chance_of
 
     return RetrievalReport(
         checkpoint=subject.checkpoint.name,
@@ -211,13 +211,13 @@ def _report(request: Request, subject: scaling.Subject, source: str, task, model
 
 def _give(request: Request, report) -> None:
     from ropecli.cli.terminal import out, print_json
-    from ropecli.evaluate.report import write_report
-    from ropecli.report.tables import retrieval_tables
+    from ropecli.evaluation.report import write_report
+    from ropecli.reporting.tables import retrieval_tables
 
     if request.output:
         write_report(request.output, report.as_json())
     if request.plot:
-        from ropecli.report.kinds import draw_reports
+        from ropecli.reporting.kinds import draw_reports
 
         draw_reports([report], request.plot)
     if request.as_json:

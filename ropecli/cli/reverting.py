@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.revert import Reversal, plan_reversal, revert_to
 from ropecli.cli.terminal import out, print_json, show_changes, warn
 

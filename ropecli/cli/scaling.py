@@ -142,7 +142,7 @@ def planned(
     original_length: int | None = None,
 ) -> Subject:
     """Without a method, the checkpoint as it is. Raises MethodError."""
-    from ropecli.checkpoint.plan import effective_ropes, main_rope, make_plan
+    from ropecli.checkpoint.patch_plan import effective_ropes, main_rope, make_plan
     from ropecli.errors import MethodError
     from ropecli.rope import ScalingSpec
 
@@ -163,7 +163,7 @@ def refuse_attention(checkpoint, plan, attn: str) -> None:
 
     plan: None for the checkpoint as it is. Raises CheckpointError for half of such a method in config.json.
     """
-    from ropecli.checkpoint.carrier import read_carrier
+    from ropecli.config.saved_remapping import read_carrier
     from ropecli.errors import MethodError
 
     carrier = read_carrier(checkpoint.config)
@@ -195,8 +195,8 @@ def fingerprint(plan) -> str | None:
 
 def patch_in_memory(model, plan) -> bool:
     """Whether the frequencies then follow the length. plan: None leaves the model as it is."""
-    from ropecli.checkpoint.in_memory import live_patch
-    from ropecli.evaluate.comparison import switches
+    from ropecli.attention.patching import live_patch
+    from ropecli.evaluation.comparison import switches
 
     if plan is None:
         return False
@@ -231,7 +231,7 @@ def _read_factors(method: str, path: Path | None) -> dict[str, Any]:
 
 def _of_config(config: dict[str, Any]) -> dict[str, Any]:
     """The parameters of longrope that a config.json holds; empty where it is none, or scales otherwise."""
-    from ropecli.checkpoint.dialects import read_settings
+    from ropecli.config.dialects import read_settings
 
     if not any(isinstance(config.get(key), dict) for key in ("rope_parameters", "rope_scaling", "text_config")):
         return {}

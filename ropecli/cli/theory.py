@@ -24,10 +24,10 @@ def command(
 
     Reads config.json alone. Each method stands beside the frequencies as they were pretrained.
     """
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.study import make_study, study_report
     from ropecli.cli.terminal import out, print_json, warn
-    from ropecli.report.theory import theory_tables
+    from ropecli.reporting.theory import theory_tables
 
     opened = open_checkpoint(checkpoint, revision=revision)
     specs = scaling.study_specs(methods, factor, settings, factors_file, original_length)

@@ -8,7 +8,7 @@ import typer
 from ropecli.cli import evaluation, options, scaling
 
 if TYPE_CHECKING:
-    from ropecli.tune.procedure import Task, TuneResult
+    from ropecli.tuning.procedure import Task, TuneResult
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -70,11 +70,11 @@ def command(
     The documents of --data are parted: most are learned from, some judge.
     """
     from ropecli.atomic import refuse_existing
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.progress import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
-    from ropecli.tune.request import refuse_request
+    from ropecli.tuning.request import refuse_request
 
     if weights not in ("link", "copy"):
         raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
@@ -83,8 +83,8 @@ def command(
     refuse_existing(output)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
 
-    from ropecli.tune.keeping import kept_run, refuse_kept, remove_kept
-    from ropecli.tune.procedure import make_task, tune_settings, write_tuned
+    from ropecli.tuning.keeping import kept_run, refuse_kept, remove_kept
+    from ropecli.tuning.procedure import make_task, tune_settings, write_tuned
 
     refuse_kept(output, resume)
     settings = tune_settings(
@@ -128,7 +128,7 @@ def command(
 
 def _tune(task: "Task", kept: Any) -> "TuneResult":
     from ropecli.cli.tune_progress import watching
-    from ropecli.tune.procedure import run_task
+    from ropecli.tuning.procedure import run_task
 
     model = evaluation.load(task.checkpoint, task.tokenizer, **task.loading, whole=True)
     with watching(task, kept.points.all) as on_point:
@@ -137,7 +137,7 @@ def _tune(task: "Task", kept: Any) -> "TuneResult":
 
 def _give(result: "TuneResult", output: Path, proved: int, as_json: bool) -> None:
     from ropecli.cli.terminal import out, print_json
-    from ropecli.report.tables import tuning_table
+    from ropecli.reporting.tables import tuning_table
 
     report = result.report
     if as_json:

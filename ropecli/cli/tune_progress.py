@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ropecli.cli.terminal import err
-from ropecli.tune.record import TRAINING, Point
+from ropecli.tuning.record import TRAINING, Point
 
 if TYPE_CHECKING:
-    from ropecli.tune.procedure import Task
+    from ropecli.tuning.procedure import Task
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ class _Watch:
 
     def _scores(self, point: Point) -> str:
         """Perplexities at the window and the target."""
-        from ropecli.report.cells import ppl_words
+        from ropecli.reporting.cells import ppl_words
 
         window, target = self._lengths
         at_target = "" if window == target else f" and {ppl_words(point.score.target)} at {target}"
@@ -94,8 +94,8 @@ class _Watch:
 
 def expected(task: "Task") -> dict[str, int]:
     """By level, at most how many measurements."""
-    from ropecli.tune.evolution import BEGINNINGS
-    from ropecli.tune.halving import rounds
+    from ropecli.tuning.evolution import BEGINNINGS
+    from ropecli.tuning.halving import rounds
 
     settings, documents = task.settings, len(task.calibration.judged.kept)
     schedule, evolution = settings.schedule, settings.evolution

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ropecli.checkpoint.reading import HUB_ID
+from ropecli.checkpoint.opening import HUB_ID
 from ropecli.data.sources import DEMO_TRAIN, TABLE_FILES, TEXT_FILES
 from ropecli.demo import corpus
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from ropecli.checkpoint.reading import HUB_ID
+from ropecli.checkpoint.opening import HUB_ID
 from ropecli.demo import corpus
 from ropecli.errors import DataError, reason_of
 

@@ -7,7 +7,7 @@ that distances stay in, is `chunk`, as in the authors' code, which leaves a quar
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.remapping.windows import check_window
+from ropecli.remapping.branches import check_window
 from ropecli.rope import Branch, Remapping
 from ropecli.scaling.registry import remapping_method
 

@@ -5,7 +5,7 @@ Source: Han et al. 2023 (arXiv:2308.16137), the Λ-shaped mask and the limit of 
 
 import numpy as np
 
-from ropecli.remapping.windows import check_window, near_and_first
+from ropecli.remapping.branches import check_window, near_and_first
 from ropecli.rope import Remapping
 from ropecli.scaling.registry import remapping_method
 

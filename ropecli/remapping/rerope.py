@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.remapping.windows import check_window, near_and_far
+from ropecli.remapping.branches import check_window, near_and_far
 from ropecli.rope import Remapping
 from ropecli.scaling.registry import remapping_method
 

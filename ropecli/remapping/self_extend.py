@@ -6,7 +6,7 @@ Source: Jin et al. 2024 (arXiv:2401.01325), section 3.
 from itertools import count
 
 from ropecli.errors import MethodError
-from ropecli.remapping.windows import check_window, near_and_far
+from ropecli.remapping.branches import check_window, near_and_far
 from ropecli.rope import Remapping
 from ropecli.scaling.registry import remapping_method
 

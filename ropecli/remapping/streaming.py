@@ -6,7 +6,7 @@ Source: Xiao et al. 2023 (arXiv:2309.17453), section 3.2.
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.remapping.windows import near_and_first
+from ropecli.remapping.branches import near_and_first
 from ropecli.rope import Remapping
 from ropecli.scaling.registry import remapping_method
 

@@ -21,8 +21,8 @@ def quiet():
 @pytest.fixture
 def patched(tmp_path):
     """patched(folder, "yarn", 4.0, beta_fast=64.0) -> the folder written, proved against the live model."""
-    from ropecli.checkpoint.plan import make_plan
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.checkpoint.writing import patch_to
     from ropecli.rope import ScalingSpec
 
@@ -41,7 +41,7 @@ def written(tmp_path):
     from safetensors.numpy import save_file
     from transformers import CONFIG_MAPPING
 
-    from ropecli.checkpoint.families import family_of
+    from ropecli.config.families import family_of
 
     def write(config: dict) -> Path:
         if family_of(config).known and config["model_type"] not in CONFIG_MAPPING:
@@ -63,8 +63,8 @@ def config_of():
 @pytest.fixture
 def live():
     """live(folder) -> by layer type, the rotary table of the model that stock transformers builds from config.json."""
-    from ropecli.checkpoint.live import rotary_tables
-    from ropecli.checkpoint.proof import build_without_weights
+    from ropecli.live.proof import build_without_weights
+    from ropecli.live.rotary import rotary_tables
 
     return lambda folder: {table.layer_type: table for table in rotary_tables(build_without_weights(folder))}
 
@@ -72,8 +72,8 @@ def live():
 @pytest.fixture
 def assert_inspection_is_live(live):
     """Reads no weights: the frequencies that config.json gives us are those it gives transformers."""
-    from ropecli.checkpoint.plan import effective_ropes
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import effective_ropes
 
     def check(folder: Path) -> None:
         ropes, _ = effective_ropes(open_checkpoint(folder))

@@ -14,8 +14,8 @@ import scripts_by_path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ropecli.checkpoint.plan import PatchPlan, effective_ropes, make_plan
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan, effective_ropes, make_plan
 from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import RopecliError
 from ropecli.rope import ScaledRope

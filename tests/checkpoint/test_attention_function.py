@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.checkpoint.in_memory import live_patch
-from ropecli.checkpoint.plan import make_plan
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.attention.patching import live_patch
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
 from ropecli.rope import ScalingSpec
 

@@ -9,13 +9,13 @@ import torch
 from tiny_settings import LATENT
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ropecli.checkpoint.carrier import KEY, Carrier, parse_carrier, read_carrier
-from ropecli.checkpoint.in_memory import live_patch
-from ropecli.checkpoint.plan import effective_ropes, make_plan
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.attention.patching import live_patch
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
 from ropecli.checkpoint.revert import plan_reversal, revert_to
+from ropecli.config.saved_remapping import KEY, Carrier, parse_carrier, read_carrier
 from ropecli.errors import CheckpointError, PatchError
-from ropecli.evaluate.loading import load_model
+from ropecli.live.loading import load_model
 from ropecli.rope import ScalingSpec
 
 IDS = (torch.arange(1, 141)[None] * 37) % 512

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropecli.checkpoint.plan import PatchPlan, effective_ropes, make_plan
-from ropecli.checkpoint.reading import Checkpoint
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan, effective_ropes, make_plan
 from ropecli.rope import ScaledRope, ScalingSpec
 
 PAIRS = 16

@@ -6,10 +6,10 @@ import pytest
 from tiny_settings import TINY
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from ropecli.checkpoint.dialects import read_settings
-from ropecli.checkpoint.families import family_of
-from ropecli.checkpoint.plan import effective_ropes, make_plan
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
+from ropecli.config.dialects import read_settings
+from ropecli.config.families import family_of
 from ropecli.errors import CheckpointError, RopecliError
 from ropecli.rope import ScalingSpec
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ropecli.checkpoint.dialects import read_settings
-from ropecli.checkpoint.plan import effective_ropes
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import effective_ropes
+from ropecli.config.dialects import read_settings
 from ropecli.errors import CheckpointError
 
 ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "max_position_embeddings")

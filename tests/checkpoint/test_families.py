@@ -14,13 +14,14 @@ import torch
 from tiny_settings import TINY as SIZES
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from ropecli.checkpoint import families, live
-from ropecli.checkpoint.families import family_of
-from ropecli.checkpoint.plan import make_plan
-from ropecli.checkpoint.proof import build_without_weights
-from ropecli.checkpoint.quiet import quiet_transformers
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.config import families
+from ropecli.config.families import family_of
 from ropecli.errors import PatchError
+from ropecli.live import rotary as live
+from ropecli.live.proof import build_without_weights
+from ropecli.live.quiet import quiet_transformers
 from ropecli.rope import ScalingSpec
 
 PINNED = "5.23.0"

@@ -9,9 +9,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.llama import modeling_llama
 from uneven import load_uneven
 
-from ropecli.checkpoint.layout import Layout, find_layout
-from ropecli.checkpoint.live import rotary_tables
+from ropecli.attention.layout import Layout, find_layout
 from ropecli.errors import PatchError
+from ropecli.live.rotary import rotary_tables
 
 HALVES, NEIGHBOURS = Layout(0, False), Layout(0, True)
 KNOWN = {

@@ -13,12 +13,12 @@ import torch
 from tiny_settings import LATENT
 from transformers import AutoModelForCausalLM
 
-from ropecli.checkpoint.in_memory import live_patch
-from ropecli.checkpoint.live import restored, rotary_tables
-from ropecli.checkpoint.plan import make_plan
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.attention.patching import live_patch
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import PatchError
+from ropecli.live.rotary import restored, rotary_tables
 from ropecli.rope import ScaledRope, ScalingSpec
 from ropecli.scaling.registry import scale
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ropecli.checkpoint.plan import effective_ropes, make_plan, original_settings
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import effective_ropes, make_plan, original_settings
 from ropecli.checkpoint.provenance import read_provenance
-from ropecli.checkpoint.reading import open_checkpoint
 from ropecli.errors import CheckpointError, MethodError, PatchError
 from ropecli.rope import ScalingSpec
 

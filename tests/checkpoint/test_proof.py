@@ -6,11 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ropecli.checkpoint.plan import make_plan
-from ropecli.checkpoint.proof import prove
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import CheckpointError, ProofError
+from ropecli.live.proof import prove
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scale
 

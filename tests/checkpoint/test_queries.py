@@ -6,8 +6,8 @@ from tiny_settings import LATENT, PARTIAL
 from transformers import AttentionInterface, AttentionMaskInterface
 from uneven import load_uneven
 
-from ropecli.checkpoint.queries import find_queries
 from ropecli.errors import PatchError
+from ropecli.tuning.queries import find_queries
 
 SMALL_LATENT = {**LATENT, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12}
 

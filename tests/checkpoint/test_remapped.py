@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from ropecli.checkpoint import attention
-from ropecli.checkpoint.carrier import KEY
-from ropecli.checkpoint.in_memory import live_patch, unpatched_after
-from ropecli.checkpoint.plan import make_plan
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.attention import hook
+from ropecli.attention.patching import live_patch, unpatched_after
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.writing import patch_to
+from ropecli.config.saved_remapping import KEY
 from ropecli.errors import PatchError
 from ropecli.rope import ScalingSpec
 
@@ -66,8 +66,8 @@ def test_an_attention_that_does_something_else_is_found_out(llama, monkeypatch, 
     def another(*arguments, **options):
         return attend(*arguments, **{**options, "scaling": 0.5 * options["scaling"]})
 
-    attend = attention.attend
-    monkeypatch.setattr(attention, "attend", another)
+    attend = hook.attend
+    monkeypatch.setattr(hook, "attend", another)
     with pytest.raises(PatchError, match=r"Where rerope changes nothing, the model's output differs by 0\.\d+ of the"):
         patch_to(plan(llama), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

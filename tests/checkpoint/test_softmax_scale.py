@@ -9,8 +9,8 @@ import pytest
 from tiny_settings import LATENT, TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ropecli.checkpoint.plan import effective_ropes, make_plan
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
 from ropecli.rope import ScalingSpec
 
 SHIPPED = {

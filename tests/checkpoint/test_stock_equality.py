@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.checkpoint.in_memory import live_patch
-from ropecli.checkpoint.plan import PatchPlan, make_plan
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.attention.patching import live_patch
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.writing import patch_to
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scale, scaling_methods

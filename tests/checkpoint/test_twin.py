@@ -7,14 +7,14 @@ import pytest
 import scripts_by_path
 from transformers import CONFIG_MAPPING
 
-from ropecli.checkpoint.carrier import read_carrier
-from ropecli.checkpoint.families import family_of
-from ropecli.checkpoint.layout import Layout
-from ropecli.checkpoint.plan import make_plan
-from ropecli.checkpoint.proof import settle_layout
-from ropecli.checkpoint.reading import open_checkpoint
-from ropecli.checkpoint.twin import make_twin
+from ropecli.attention.layout import Layout
+from ropecli.attention.small_model import make_twin
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.config.families import family_of
+from ropecli.config.saved_remapping import read_carrier
 from ropecli.errors import CheckpointError, PatchError, RopecliError
+from ropecli.live.proof import settle_layout
 from ropecli.rope import ScalingSpec
 
 PINNED = "5.23.0"

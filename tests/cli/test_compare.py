@@ -52,7 +52,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("options", "expected"), WRONG.values(), ids=WRONG.keys())
 def test_a_wrong_option_is_one_message_before_the_model_runs(compare, monkeypatch, tmp_path, options, expected):
-    from ropecli.evaluate import comparison
+    from ropecli.evaluation import comparison
 
     def run(*arguments, **options):
         raise AssertionError("the model ran")

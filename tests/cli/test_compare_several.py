@@ -46,7 +46,7 @@ def test_several_checkpoints_are_what_each_is_alone(measured, llama, other):
 
 
 def test_each_checkpoint_is_loaded_once(measured, llama, other, monkeypatch):
-    from ropecli.evaluate import loading
+    from ropecli.live import loading
 
     load, loads = loading.load_model, []
 
@@ -62,8 +62,8 @@ def test_each_checkpoint_is_loaded_once(measured, llama, other, monkeypatch):
 def test_a_stopped_comparison_is_gone_on_with(compare, measured, monkeypatch, tmp_path):
     """Within the second checkpoint: 4 documents, 3 methods, 2 checkpoints."""
     after = 14
-    from ropecli.evaluate import perplexity
-    from ropecli.evaluate.progress import Progress
+    from ropecli.evaluation import perplexity
+    from ropecli.evaluation.progress import Progress
 
     add, left = Progress.add, [after]
 

@@ -9,8 +9,8 @@ import pytest
 
 @pytest.fixture(scope="module")
 def yarn(llama, tmp_path_factory):
-    from ropecli.checkpoint.plan import make_plan
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.checkpoint.writing import patch_to
     from ropecli.rope import ScalingSpec
 
@@ -80,7 +80,7 @@ def test_one_model_is_in_memory_at_a_time(measured, llama, monkeypatch):
     import gc
     import weakref
 
-    from ropecli.evaluate import loading
+    from ropecli.live import loading
 
     load, models = loading.load_model, []
 
@@ -98,7 +98,7 @@ def test_one_model_is_in_memory_at_a_time(measured, llama, monkeypatch):
 def test_another_vocabulary_is_refused_before_any_model_is_loaded(
     evaluate, llama, tokenizer, corpus, tmp_path, monkeypatch
 ):
-    from ropecli.evaluate import loading
+    from ropecli.live import loading
 
     other = shutil.copytree(llama, tmp_path / "other")
     value = json.loads((other / "tokenizer.json").read_text())

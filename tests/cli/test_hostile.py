@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ropecli.checkpoint.inspection import inspect_checkpoint
-from ropecli.checkpoint.plan import make_plan
-from ropecli.checkpoint.reading import Checkpoint
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import RopecliError
 from ropecli.rope import ScalingSpec
 

@@ -52,8 +52,8 @@ def inspected(ropecli):
 @pytest.fixture
 def live(tmp_path):
     """live(folder, length) -> (inv_freq, attention factor) of stock transformers' module at that length."""
-    from ropecli.checkpoint.live import rotary_tables
-    from ropecli.checkpoint.proof import build_without_weights
+    from ropecli.live.proof import build_without_weights
+    from ropecli.live.rotary import rotary_tables
 
     def tables(folder, length: int, layer_type: str | None = None):
         found = {table.layer_type: table for table in rotary_tables(build_without_weights(folder))}
@@ -209,8 +209,8 @@ def first_negative(inv_freq: np.ndarray, longest: int) -> int:
 
 
 def test_a_base_that_falls_short_of_its_window(configured, inspected, ropecli):
+    from ropecli.analysis.base_bound import smallest_base
     from ropecli.rope import RopeGeometry
-    from ropecli.theory.base_bound import smallest_base
 
     report = inspected(configured())
     assert report["supported_length"] == first_negative(np.array(report["inv_freq"]), 4096) - 1

@@ -13,11 +13,11 @@ IDS = torch.arange(40)[None] * 7 % 512
 
 def train(checkpoint, output, adapter="lora-plus", save="adapter", seed=0):
     """A run's end: the checkpoint with an adapter of random values, as write_result leaves it."""
-    from ropecli.checkpoint.reading import open_checkpoint
-    from ropecli.evaluate.loading import load_model
-    from ropecli.finetune.adapters import attach, trainable
-    from ropecli.finetune.recipe import make_recipe
-    from ropecli.finetune.writing import write_result
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.live.loading import load_model
+    from ropecli.training.adapters import attach, trainable
+    from ropecli.training.recipe import make_recipe
+    from ropecli.training.writing import write_result
 
     opened = open_checkpoint(checkpoint)
     recipe = make_recipe(None, {"data": "demo-train", "adapter": adapter, "save": save})
@@ -33,8 +33,8 @@ def train(checkpoint, output, adapter="lora-plus", save="adapter", seed=0):
 
 @pytest.fixture(scope="module")
 def patched(llama, tmp_path_factory) -> Path:
-    from ropecli.checkpoint.plan import make_plan
-    from ropecli.checkpoint.reading import open_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.checkpoint.writing import patch_to
     from ropecli.rope import ScalingSpec
 
@@ -233,7 +233,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(ropecli, adapter, tmp_path, monk
 
 
 def test_an_interrupt_leaves_nothing(ropecli, adapter, tmp_path, monkeypatch):
-    from ropecli.finetune import merging
+    from ropecli.training import merging
 
     def interrupted(*given):
         raise KeyboardInterrupt

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from ropecli.evaluate.retrieval.templates import STYLES
+from ropecli.evaluation.retrieval.templates import STYLES
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_a_wrong_option_is_one_message(ask, options, expected):
 
 
 def test_what_does_not_fit_is_known_before_the_weights_are_loaded(ask, monkeypatch, tmp_path):
-    from ropecli.evaluate import loading
+    from ropecli.live import loading
 
     def load(*arguments, **options):
         raise AssertionError("the model was loaded")

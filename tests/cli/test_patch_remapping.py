@@ -2,7 +2,7 @@
 
 import pytest
 
-from ropecli.checkpoint.carrier import KEY
+from ropecli.config.saved_remapping import KEY
 
 PROVED = "proved: on a small model of this architecture, the attention agrees with the model's own"
 

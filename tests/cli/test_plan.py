@@ -81,9 +81,9 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
     from accelerate.commands.launch import launch_command_parser
     from transformers import AutoConfig
 
-    from ropecli.finetune.budget.fitting import command, options
-    from ropecli.finetune.budget.peak import Foresight
-    from ropecli.finetune.recipe import Recipe
+    from ropecli.training.memory_plan.fitting import command, options
+    from ropecli.training.memory_plan.peak import Foresight
+    from ropecli.training.recipe import Recipe
 
     recipe = Recipe(data="none is read", mixed_precision=precision)
     for one in options(Foresight(AutoConfig.from_pretrained(config_alone)), recipe, 64, gpus, 10**12):

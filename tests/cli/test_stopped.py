@@ -71,7 +71,7 @@ def test_the_end_of_another_process_is_one_message(commands, name):
     ],
 )
 def test_other_errors_are_no_lost_process(monkeypatch, text):
-    from ropecli.evaluate.sharing import among_processes
+    from ropecli.evaluation.sharing import among_processes
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match=re.escape(text)), among_processes("Start again."):
@@ -91,7 +91,7 @@ def test_a_signal_ends_an_evaluation_as_ctrl_c_does(ropecli, commands, stopping,
 
 
 def test_a_signal_ends_a_command_without_progress_quietly(ropecli, commands, monkeypatch, tmp_path):
-    from ropecli.evaluate.retrieval import grid
+    from ropecli.evaluation.retrieval import grid
 
     monkeypatch.setattr(grid, "_ask", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
     outcome = ropecli(*commands["passkey"])

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.analysis.base_bound import smallest_base
+from ropecli.analysis.summary import summarize
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.study import make_study
 from ropecli.cli import terminal
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import get_method
-from ropecli.theory.base_bound import smallest_base
-from ropecli.theory.summary import summarize
 
 LLAMA2 = {
     "model_type": "llama",

@@ -140,12 +140,12 @@ def test_the_weights_are_rewritten_only_where_something_was_learned(tuned, llama
 def test_the_report_is_what_the_judge_measured(tuned, llama, corpus):
     """Measured again, by the API alone, on the judge's documents."""
     import ropecli
-    from ropecli.checkpoint.plan import make_plan
-    from ropecli.evaluate.comparison import compare_methods
-    from ropecli.evaluate.loading import load_model, load_tokenizer
-    from ropecli.evaluate.protocols import Protocol
+    from ropecli.checkpoint.patch_plan import make_plan
+    from ropecli.evaluation.comparison import compare_methods
+    from ropecli.evaluation.protocols import Protocol
+    from ropecli.live.loading import load_model, load_tokenizer
     from ropecli.rope import ScalingSpec
-    from ropecli.tune.calibration import read_calibration
+    from ropecli.tuning.calibration import read_calibration
 
     folder, (out, _) = tuned("heads")
     report = read_report(folder)
@@ -185,7 +185,7 @@ def test_json_is_the_report(ropecli, arguments, tmp_path):
 def test_where_nothing_better_is_learned_the_constants_alone_are_written(
     ropecli, arguments, llama, tmp_path, monkeypatch
 ):
-    from ropecli.tune import heads
+    from ropecli.tuning import heads
 
     monkeypatch.setattr(heads, "_RATES", (0.0, 0.0))
     outcome = ropecli(*arguments(tmp_path / "out"))
@@ -436,9 +436,7 @@ def test_a_flipped_bit_costs_one_measurement(tuned, ropecli, arguments, stopped,
 
 def test_the_api_gives_the_plan_and_the_report(tuned, llama, corpus, tmp_path):
     import ropecli
-    import ropecli.tune.run  # the package is of the same name as no function
 
-    assert ropecli.tune.__name__ == "ropecli.tune"
     settings = ropecli.tune_settings("heads", points=3, steps=4, batch_size=2)
     points = []
     result = ropecli.tune_checkpoint(

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
-from ropecli.checkpoint.live import rotary_tables
+from ropecli.live.rotary import rotary_tables
 
 
 class Reference:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from ropecli.remapping.attention import blocks
-from ropecli.remapping.attention.blocks import BlockAttention
-from ropecli.remapping.attention.flex import attend_by_flex, make_block_masks
-from ropecli.remapping.attention.turning import Rotation
+from ropecli.attention import blocks
+from ropecli.attention.blocks import BlockAttention
+from ropecli.attention.flex import attend_by_flex, make_block_masks
+from ropecli.attention.rotation import Rotation
 from ropecli.rope import Branch, Remapping
 
 TOKENS = 45

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ropecli.checkpoint.in_memory import live_patch, unpatched_after
-from ropecli.checkpoint.plan import make_plan
-from ropecli.checkpoint.reading import open_checkpoint
+from ropecli.attention.patching import live_patch, unpatched_after
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scaling_methods
 

@@ -1,0 +1,118 @@
+"""Every quantity of this package for one rope, as plain numbers."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ropecli.analysis import wavelengths
+from ropecli.analysis.decay import decay_bound, decay_estimate, mean_rotation, sinusoidal_embedding
+from ropecli.analysis.distances import largest_distance
+from ropecli.analysis.granularity import exact_limit, granularity, granularity_limit
+from ropecli.analysis.images import closest_images, distance_to_old_images
+from ropecli.analysis.precision import float32_angle_error
+from ropecli.analysis.score import first_negative, first_rise
+from ropecli.rope import ScaledRope
+
+
+def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
+    """What `ropecli theory` says of one rope that is to read `target` tokens; null where a quantity has no meaning.
+
+    Lengths, distances and wavelengths in tokens, angles in radians; lists are by pair, fastest first.
+    """
+    farthest = largest_distance(rope, target)
+    return {
+        **_settings(rope, target),
+        **_turning(rope, farthest + 1),
+        "largest_distance": farthest,
+        "first_rise": first_rise(rope.inv_freq),
+        "first_negative_score": first_negative(rope.inv_freq),
+        **_granular(rope, target),
+        "decay": _decay(rope, farthest),
+        "float32_angle_error": float(float32_angle_error(rope, farthest).max()),
+    }
+
+
+def _settings(rope: ScaledRope, target: int) -> dict[str, Any]:
+    geometry = rope.geometry
+    return {
+        "method": rope.spec.method,
+        "factor": rope.spec.factor,
+        "layer_type": geometry.layer_type,
+        "rotary_dim": geometry.rotary_dim,
+        "rope_theta": rope.rope_theta,
+        "original_max_position_embeddings": geometry.original_max_position_embeddings,
+        "target_length": target,
+        "attention_factor": rope.attention_factor,
+    }
+
+
+def _turning(rope: ScaledRope, length: int) -> dict[str, Any]:
+    inv_freq, geometry = rope.inv_freq, rope.geometry
+    longest = wavelengths.longest_wavelength(inv_freq)
+    effective = wavelengths.effective_range(inv_freq)
+    window = geometry.original_max_position_embeddings
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept = inv_freq / geometry.inv_freq()
+    return {
+        "wavelength": rope.wavelength.tolist(),
+        "turns_in_window": wavelengths.turns(inv_freq, window).tolist(),
+        "turns_in_target": wavelengths.turns(inv_freq, length).tolist(),
+        "frequency_over_pretrained": kept.tolist(),
+        "critical_dimension": wavelengths.critical_dimension(geometry),
+        "longest_wavelength": longest,
+        "half_wavelength": wavelengths.half_wavelength(inv_freq),
+        "effective_range": effective,
+        "share_turned_in_effective_range": wavelengths.share_turned(inv_freq, effective),
+        "unique_by_slowest_pair": None if math.isnan(longest) else length <= longest,
+    }
+
+
+def _granular(rope: ScaledRope, target: int) -> dict[str, Any]:
+    """Images are of positions: a method that remaps distances has none of its own."""
+    inv_freq, window = rope.inv_freq, rope.geometry.original_max_position_embeddings
+    found: dict[str, Any] = {
+        "granularity": granularity(inv_freq),
+        "granularity_limit": None,
+        "granularity_exact_limit": None,
+        "closest_images": None,
+        "closest_images_gap": None,
+        "distance_to_old_images": None,
+    }
+    law = wavelengths.power_law(rope)
+    if law is not None:
+        found["granularity_limit"], found["granularity_exact_limit"] = granularity_limit(*law), exact_limit(*law)
+    if rope.remapping is None and target > 1:
+        distance, gap = closest_images(inv_freq, target)
+        found |= {"closest_images": distance, "closest_images_gap": gap}
+        old = rope.geometry.inv_freq()
+        found["distance_to_old_images"] = distance_to_old_images(old, inv_freq, window, target)
+    return found
+
+
+def _decay(rope: ScaledRope, farthest: int) -> list[dict[str, Any]]:
+    """At powers of four up to the largest distance that is seen, and there: of unit vectors, 1 at distance 0."""
+    if farthest == 0:
+        return []
+    distances = np.array([*(4**power for power in range(32) if 4**power < farthest), farthest])
+    exact, estimate = mean_rotation(rope.inv_freq, distances), decay_estimate(rope.inv_freq, distances)
+    law = wavelengths.power_law(rope)
+    bound = decay_bound(law[0], distances * law[1]).tolist() if law else [None] * len(distances)
+    sinusoidal = _sinusoidal(rope, distances)
+    return [
+        {
+            "distance": int(distance),
+            "score": float(one.real),
+            "magnitude": float(abs(one)),
+            "estimate": float(abs(integral)),
+            "bound": limit,
+            "sinusoidal": plain,
+        }
+        for distance, one, integral, limit, plain in zip(distances, exact, estimate, bound, sinusoidal, strict=True)
+    ]
+
+
+def _sinusoidal(rope: ScaledRope, distances: np.ndarray) -> list[float]:
+    """The same product of two sinusoidal embeddings of the pretrained base, over their square."""
+    embedded = sinusoidal_embedding(np.append(distances, 0), rope.geometry.rotary_dim, rope.geometry.rope_theta)
+    return (embedded[:-1] @ embedded[-1] / (rope.geometry.rotary_dim / 2)).tolist()

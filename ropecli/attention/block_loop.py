@@ -1,0 +1,187 @@
+"""Goes over the blocks of queries, with the keys of each branch turned once for all of them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from ropecli.attention.block_scores import Hidden, Part, Softmax, attend_block
+from ropecli.attention.key_ranges import Range
+from ropecli.attention.rotation import computing_dtype
+from ropecli.attention.rotation_tables import Sides
+
+
+class _Seen(NamedTuple):
+    """What a block sees of a range, by the range's index: its keys, by their places among the range's."""
+
+    range: int
+    keys: slice
+
+
+class _Block(NamedTuple):
+    rows: slice
+    seen: list[_Seen]
+
+    @property
+    def keys(self) -> int:
+        return sum(one.keys.stop - one.keys.start for one in self.seen)
+
+
+class Loop:
+    """The blocks of a call to BlockAttention, whose arguments these are; rows: queries of a block."""
+
+    def __init__(
+        self,
+        sides: Sequence[Sides],
+        ranges: Sequence[Range],
+        rows: int,
+        first_query: int,
+        first_key: int,
+        scaling: float,
+    ) -> None:
+        self._sides = [sides[one.branch] for one in ranges]
+        self._ranges = ranges
+        self._first_query = first_query
+        self._first_key = first_key
+        self._scaling = scaling
+        self.blocks = _blocks(ranges, rows)
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
+        """query: shape (units, group, queries, head_dim); key, value: (units, keys, ...): a unit is a head of keys, and
+        the group of query heads that share it. Returns value's dtype."""
+        seen = [self._turn_keys(key, value, index) for index in range(len(self._ranges))]
+        options = softmax._replace(sinks=None)  # what a function holds on to, a checkpoint around it cannot let go of
+        return _AllBlocks.apply(self, options, value.dtype, query, softmax.sinks, *chain.from_iterable(seen))
+
+    def _turn_keys(self, key: Tensor, value: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """As far as any query sees them by the range of this index."""
+        keys, table = self._ranges[index].whole, self._sides[index].key
+        dtype = computing_dtype(key)
+        own = key[:, keys].to(dtype)
+        if table is not None:
+            own = table.turn(own, self._first_key + keys.start)
+        return own, value[:, keys].to(dtype)
+
+    def workspace(self, query: Tensor) -> Tensor:
+        units, group = query.shape[:2]
+        numbers = max(units * group * (block.rows.stop - block.rows.start) * (block.keys + 1) for block in self.blocks)
+        return query.new_empty(2, numbers, dtype=computing_dtype(query))
+
+    def attend(
+        self, block: _Block, softmax: Softmax, workspace: Tensor | None, query: Tensor, seen: Sequence[Tensor]
+    ) -> Tensor:
+        """query: of the block, shape (units, group, rows, head_dim). seen: the keys and the values that the block sees
+        of each range, in turn. Returns shape (units, group, rows, width)."""
+        query = query.to(computing_dtype(query)) * self._scaling
+        parts = []
+        for one, key, value in zip(block.seen, seen[0::2], seen[1::2], strict=True):
+            table = self._sides[one.range].query
+            turned = query if table is None else table.turn(query, self._first_query + block.rows.start)
+            parts.append(Part(turned, key, value, _hidden(self._ranges[one.range], block.rows, key.device)))
+        return attend_block(parts, softmax, workspace)
+
+
+class _AllBlocks(torch.autograd.Function):
+    """The blocks one after the other; the backward pass computes their scores anew, each block's alone.
+
+    What is kept is made before all blocks: tensors kept from between them would leave holes of each block's size in the
+    process's memory, into which no larger one fits, and all those holes together are n × n.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        loop: Loop,
+        softmax: Softmax,
+        dtype: torch.dtype,
+        query: Tensor,
+        sinks: Tensor | None,
+        *seen: Tensor,
+    ) -> Tensor:
+        ctx.loop, ctx.softmax = loop, softmax
+        ctx.random = (torch.get_rng_state(), get_device_states(query)) if softmax.dropout else None
+        ctx.save_for_backward(query, sinks, *seen)
+        result = query.new_zeros(*query.shape[:-1], seen[1].shape[-1], dtype=dtype)
+        workspace = loop.workspace(query)
+        with _full_precision(query.device):
+            for block in loop.blocks:
+                own, *pieces = _pieces(block, query, seen)
+                result[:, :, block.rows] = loop.attend(block, softmax._replace(sinks=sinks), workspace, own, pieces)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        query, sinks, *seen = ctx.saved_tensors
+        of_query, *of_seen = (torch.zeros_like(one) for one in (query, *seen))
+        of_sinks = None if sinks is None else torch.zeros_like(sinks)
+        with _full_precision(query.device), _again(ctx.random, query.device):
+            for block in ctx.loop.blocks:
+                leaves = [one.detach().requires_grad_() for one in _pieces(block, query, seen)]
+                totals = _pieces(block, of_query, of_seen)
+                own, *pieces = leaves
+                softmax = ctx.softmax
+                if sinks is not None and of_sinks is not None:
+                    softmax = softmax._replace(sinks=sinks.detach().requires_grad_())
+                    leaves, totals = [*leaves, softmax.sinks], [*totals, of_sinks]
+                with torch.enable_grad():
+                    result = ctx.loop.attend(block, softmax, None, own, pieces)
+                found = torch.autograd.grad(result, leaves, upstream[:, :, block.rows].to(result.dtype))
+                for total, one in zip(totals, found, strict=True):
+                    total.add_(one)
+        return None, None, None, of_query, of_sinks, *of_seen
+
+
+def _pieces(block: _Block, query: Tensor, seen: Sequence[Tensor]) -> list[Tensor]:
+    """What a block needs of its queries, and of the keys and the values of each range that it sees, in turn."""
+    of_ranges = ([seen[2 * one.range][:, one.keys], seen[2 * one.range + 1][:, one.keys]] for one in block.seen)
+    return [query[:, :, block.rows], *chain.from_iterable(of_ranges)]
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Without autocast, which would make the scores half precision; the meta device has none."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def _again(random: Any, device: torch.device) -> Iterator[None]:
+    """The backward pass drops what the forward pass has dropped. random: of that one; None where it dropped nothing."""
+    if random is None:
+        yield
+        return
+    state, (devices, states) = random
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        torch.set_rng_state(state)
+        set_device_states(devices, states, device_type=device.type)
+        yield
+
+
+def _blocks(ranges: Sequence[Range], rows: int) -> list[_Block]:
+    """Those that see any key."""
+    queries = len(ranges[0].first)
+    blocks = []
+    for begin in range(0, queries, rows):
+        block = _Block(slice(begin, min(begin + rows, queries)), [])
+        for index, one in enumerate(ranges):
+            if (span := one.span(block.rows)) is not None:
+                offset = one.whole.start
+                block.seen.append(_Seen(index, slice(span.first - offset, span.stop - offset)))
+        if block.seen:
+            blocks.append(block)
+    return blocks
+
+
+def _hidden(range_: Range, rows: slice, device: torch.device) -> list[Hidden]:
+    """Made when the block is gone through: masks of all blocks are many times those of one."""
+    span = range_.span(rows)
+    if span is None:
+        return []
+    return [
+        Hidden(edge.first - span.first, edge.stop - span.first, torch.tensor(edge.hidden, device=device))
+        for edge in span.edges
+    ]

@@ -1,0 +1,169 @@
+"""The attention that transformers runs for a checkpoint whose config.json names a relative-position method.
+
+transformers turns queries and keys as it always does; here they are turned further, to the distances of the method.
+What it would do wrong in silence is refused here and in rows.py.
+"""
+
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ropecli.attention.blocks import BlockAttention
+from ropecli.attention.layout import layer_label
+from ropecli.attention.mask import Row, describe_rows, read_rows, refuse_other_positions
+from ropecli.attention.rotation import Rotation
+from ropecli.config.saved_remapping import KEY, PREFIX, Carrier, method_of, parse_carrier
+from ropecli.errors import CheckpointError, PatchError
+from ropecli.remapping.branches import sliding
+from ropecli.scaling.registry import scale, scaling_methods
+
+
+def register() -> None:
+    """Makes the methods' attention known to transformers, so that it loads what `ropecli patch` wrote."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    for method in scaling_methods().values():
+        if method.remaps:
+            AttentionInterface.register(PREFIX + method.name, attend)
+            AttentionMaskInterface.register(PREFIX + method.name, describe_rows)
+
+
+@torch.compiler.disable  # of torch.compile, which does not follow numpy's tables: it compiles what is between
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    position_ids: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """As transformers calls an attention function.
+
+    query: shape (batch, heads, queries, head_dim); key, value: shape (batch, kv heads, keys, ...). attention_mask: of
+    describe_rows. sliding_window: tokens; such a layer is left as it is. position_ids: shape (batch, queries). Returns
+    shape (batch, queries, heads, width). Raises PatchError for positions that leave some out, or begin again.
+    """
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise PatchError("A layer attends in both directions, where a relative-position method has no meaning.")
+    kernel = _kernel(module, sliding_window, query.shape[-1])
+    options = {
+        "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
+        "softcap": softcap,
+        "sinks": s_aux,
+        "dropout": dropout,
+    }
+    rows = read_rows(attention_mask)
+    refuse_other_positions(position_ids, rows, query.shape[2])
+    if len(set(rows)) == 1:
+        return _attend_alike(kernel, rows[0], query, key, value, options).transpose(1, 2).contiguous(), None
+    output = query.new_zeros(*query.shape[:-1], value.shape[-1])
+    for row in dict.fromkeys(rows):
+        alike = torch.tensor([index for index, one in enumerate(rows) if one == row], device=query.device)
+        own = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options)
+        output = output.index_copy(0, alike, own)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _attend_alike(
+    kernel: BlockAttention,
+    row: Row,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: dict[str, Any],
+) -> Tensor:
+    """Rows of the same padding: what is padding is cut off, and positions count from the first token on."""
+    padding, first_query, first_key = row
+    padded = min(max(padding - first_query, 0), query.shape[2])
+    low, high = max(padding - first_key, 0), first_query + query.shape[2] - first_key  # a static cache is longer
+    if padded == query.shape[2]:
+        return query.new_zeros(*query.shape[:-1], value.shape[-1])
+    result = kernel(
+        query[:, :, padded:],
+        key[:, :, low:high],
+        value[:, :, low:high],
+        first_query=first_query + padded - padding,
+        first_key=first_key + low - padding,
+        **options,
+    )
+    return torch.nn.functional.pad(result, (0, 0, padded, 0)) if padded else result
+
+
+_KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, Any, int | None, BlockAttention]]" = WeakKeyDictionary()
+
+
+def _kernel(module: torch.nn.Module, sliding_window: int | None, head_dim: int) -> BlockAttention:
+    """The attention of a layer; layers that turn alike share one, with its tables."""
+    config: Any = module.config
+    block, name = getattr(config, KEY, None), config._attn_implementation
+    known = _KERNELS.get(module)
+    if known is not None and known[0] is block and known[1] == name and known[2] == sliding_window:
+        return known[3]
+    kernel = make_kernel(module, name, sliding_window, head_dim)
+    _KERNELS[module] = (block, name, sliding_window, kernel)
+    return kernel
+
+
+def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None, head_dim: int) -> BlockAttention:
+    """The attention of a layer. name: of the attention in its config. sliding_window: tokens; None where it has none.
+
+    Raises CheckpointError where the layer's config does not say how, or says what cannot be.
+    """
+    if sliding_window is not None:
+        return _sliding(sliding_window)
+    method, block = method_of(name), getattr(module.config, KEY, None)
+    if method is None or block is None:
+        raise CheckpointError(
+            f"The attention {name} was asked for, and config.json has no {KEY} that says with which parameters. "
+            "Write the checkpoint with `ropecli patch`."
+        )
+    carrier = parse_carrier(block, method)
+    if carrier.rotary_start is None or carrier.neighbours is None:
+        raise CheckpointError(
+            f"{KEY} in config.json does not say which dimensions of a head turn. Write the patch anew from the "
+            "original checkpoint."
+        )
+    inv_freq = carrier.inv_freq or frequencies_of(module.config)
+    label = layer_label(module, {name or None for name in inv_freq})
+    numbers = np.asarray(inv_freq[label or ""], dtype=np.float64)
+    if (stop := carrier.rotary_start + 2 * len(numbers)) > head_dim:
+        raise CheckpointError(
+            f"{KEY} in config.json has dimensions {carrier.rotary_start} to {stop - 1} of a head turn, which is "
+            f"{head_dim} wide. Write the patch anew from the original checkpoint."
+        )
+    parameters = tuple(sorted(carrier.params.items()))
+    windows = (carrier.pretrained, carrier.target)
+    return _shared(method, parameters, windows, numbers.tobytes(), carrier.rotary_start, carrier.neighbours)
+
+
+@lru_cache(maxsize=16)
+def _shared(
+    method: str, params: tuple[tuple[str, Any], ...], windows: tuple[int, int], inv_freq: bytes, start: int, pairs: bool
+) -> BlockAttention:
+    remapping = Carrier(method, dict(params), *windows).remapping()
+    return BlockAttention(remapping, Rotation(np.frombuffer(inv_freq), start, pairs))
+
+
+@lru_cache(maxsize=16)
+def _sliding(window: int) -> BlockAttention:
+    return BlockAttention(sliding(window), None)
+
+
+def frequencies_of(config: Any) -> dict[str, list[float]]:
+    """The frequencies by layer type ("" for all) that a config object's RoPE fields stand for, radians per token."""
+    from ropecli.config.dialects import read_settings
+
+    ropes = read_settings(config.to_dict()).ropes
+    return {one.geometry.layer_type or "": scale(one.geometry, one.spec).inv_freq.tolist() for one in ropes}

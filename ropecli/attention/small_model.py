@@ -1,0 +1,192 @@
+"""A small model with the attention of a large one: what is proved of how its heads turn holds for the large one too.
+
+Keeps what the attention depends on: the width, the heads, their norms, the RoPE fields, one layer of each kind. Shrinks
+the vocabulary, the feed-forward parts, the experts and the number of layers.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ropecli.errors import CheckpointError, reason_of
+from ropecli.live.quiet import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_VOCABULARY = 128
+_TOKENS = 8
+_WIDTH = 64  # of feed-forward parts
+_PARAMETERS = 1_000_000_000  # at most, 4 GB
+_FEW = 4  # layers, which are all kept
+_SEED = 0
+# a norm whose weights are all 1 commutes with a rotation, and so hides itself
+_NOISE = 0.3
+_VOCABULARIES = {"vocab_size", "vocab_size_per_layer_input", "padded_vocab_size"}
+_FEED_FORWARD = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
+_AT_MOST = {
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "zero_expert_num"), 2),
+    **dict.fromkeys(("moe_top_k", "moe_topk", "moe_k", "top_k_experts"), 2),
+    # groups of experts, and the layers before the first that has any
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
+}
+# of other parts than the text's, which a model cannot be built without
+_OTHER_LAYERS = dict.fromkeys(("num_hidden_layers", "num_blocks", "encoder_layers", "depth", "num_global_layers"), 2)
+# fields that name layers by their numbers
+_INDICES = ("layer_ids", "layer_indices", "_idxs", "only_layers")
+
+
+def make_twin(config: Any) -> "PreTrainedModel":
+    """A model of the same architecture and head geometry with random weights, in float32, on the CPU.
+
+    config: as transformers' AutoConfig reads it; it is left as it is. Of a model with other parts than text the text
+    part alone, where that is a model by itself. No weight is zero or the same as all its neighbours, so that nothing
+    commutes with a rotation by accident. Raises CheckpointError where transformers does not build or run it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    config = text if type(text) in AutoModelForCausalLM._model_mapping else config
+    _shrink(config)
+    kinds = _kinds(_build(config, "meta"))
+    kept = [index for index, kind in enumerate(kinds) if len(kinds) <= _FEW or kind not in kinds[:index]]
+    small = _cut(config, kept, len(kinds))
+    without_weights = _build(small, "meta")
+    if _kinds(without_weights) != [kinds[index] for index in kept]:
+        # some count their layers: every fourth, the first ten
+        small = _cut(config, list(range(kept[-1] + 1)), len(kinds))
+        without_weights = _build(small, "meta")
+    if (size := sum(parameter.numel() for parameter in without_weights.parameters())) > _PARAMETERS:
+        raise CheckpointError(f"With one layer of each kind the model would have {size:,} parameters still, too many.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        model = _build(small, "cpu")
+    _perturb(model)
+    _try(model)
+    return model
+
+
+def _shrink(config: Any) -> None:
+    """Everything but the number of layers; and that too, of parts that are not the text's."""
+    text = config.get_text_config()
+    for key in config.sub_configs:
+        if (part := getattr(config, key, None)) is not None:
+            _shrink_fields(part, _AT_MOST if part is text else {**_AT_MOST, **_OTHER_LAYERS})
+    _shrink_fields(config, _AT_MOST)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+
+
+def _shrink_fields(config: Any, most: dict[str, int]) -> None:
+    for key, value in list(vars(config).items()):
+        if key in _VOCABULARIES:
+            setattr(config, key, _VOCABULARY)
+        elif key.endswith(("_token_id", "_token_index")):
+            setattr(config, key, _each(value, lambda _: _VOCABULARY - 1))
+        elif any(part in key for part in _FEED_FORWARD):
+            setattr(config, key, _each(value, partial(min, _WIDTH)))
+    for key, limit in most.items():  # by whichever name the config keeps it
+        if (value := getattr(config, key, None)) is not None:
+            setattr(config, key, _each(value, partial(min, limit)))
+
+
+def _each(value: Any, change: Callable[[int], int]) -> Any:
+    """change(value) of a whole number, and of those in a list."""
+    if isinstance(value, list | tuple):
+        return type(value)(_each(one, change) for one in value)
+    return change(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _cut(config: Any, kept: list[int], layers: int) -> Any:
+    """A copy with the layers `kept` alone, of `layers`; its lists of layers in step. Raises CheckpointError."""
+    config = copy.deepcopy(config)
+    if len(kept) == layers:
+        return config
+    text = config.get_text_config()
+    fields = {key: value for key, value in vars(text).items() if not key.startswith("_")}
+    counts = [key for key, value in fields.items() if "layer" in key and type(value) is int and value == layers]
+    if not counts:
+        raise CheckpointError(f"No field of {type(text).__name__} says that the model has {layers} layers.")
+    for key, value in fields.items():
+        if key in counts:
+            setattr(text, key, len(kept))
+        elif isinstance(value, list | tuple) and key.endswith(_INDICES):
+            setattr(text, key, type(value)(kept.index(index) for index in value if index in kept))
+        elif isinstance(value, list | tuple) and len(value) == layers:
+            setattr(text, key, type(value)(value[index] for index in kept))
+    if shared := fields.get("num_kv_shared_layers"):
+        text.num_kv_shared_layers = sum(index >= layers - shared for index in kept)
+    return config
+
+
+def _build(config: Any, device: str) -> "PreTrainedModel":
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet_transformers(), torch.device(device):
+            return AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
+    except Exception as error:  # config classes raise what they like
+        raise CheckpointError(f"transformers does not build a small model of this kind: {reason_of(error)}") from error
+
+
+def _kinds(model: "PreTrainedModel") -> list[Any]:
+    """Layers are of one kind where their modules and parameters are the same, and all that these note of themselves."""
+    return [
+        (
+            tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters()),
+            tuple((name, type(module), _notes(module)) for name, module in layer.named_modules()),
+        )
+        for layer in _layers_of(model)
+    ]
+
+
+def _layers_of(model: "PreTrainedModel") -> nn.ModuleList:
+    """The decoder's layers. Raises CheckpointError."""
+    # some types take their head for the decoder
+    lists = _lists(model.get_decoder()) or _lists(model)
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    # where a layer is counted more than once, the longest list of modules is that of the layers
+    found = next((one for one in lists if len(one) == count), None) or max(lists, key=len, default=None)
+    if found is None:
+        raise CheckpointError(f"{type(model).__name__} has no list of layers.")
+    return found
+
+
+def _lists(module: nn.Module) -> list[nn.ModuleList]:
+    return [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+
+
+def _notes(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """The plain values that a module keeps, as its layer type and whether it turns (0 or 1, in some). Of other numbers
+    only that they are there: a window, or the layer's own number, which is another in each."""
+    return tuple(
+        (key, type(value) if isinstance(value, int | float) and value not in (0, 1) else value)
+        for key, value in sorted(vars(module).items())
+        if isinstance(value, int | float | str | None) and not key.startswith("_") and key != "layer_idx"
+    )
+
+
+@torch.no_grad()
+def _perturb(model: "PreTrainedModel") -> None:
+    """Vectors and whatever was filled with one number are made uneven; matrices are random as they were built."""
+    numbers = torch.Generator().manual_seed(_SEED)
+    for parameter in model.parameters():
+        if parameter.ndim < 2 or parameter.min() == parameter.max():
+            parameter.add_(_NOISE * torch.randn(parameter.shape, generator=numbers))
+
+
+@torch.no_grad()
+def _try(model: "PreTrainedModel") -> None:
+    try:
+        with quiet_transformers():
+            model(input_ids=torch.arange(_TOKENS)[None], use_cache=False)
+    except Exception as error:  # models raise what they like
+        raise CheckpointError(f"transformers does not run a small model of this kind: {reason_of(error)}") from error

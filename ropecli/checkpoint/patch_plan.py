@@ -1,0 +1,282 @@
+"""What a patch would write, worked out without writing: PatchPlan. Loads neither torch nor transformers."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ropecli.checkpoint import plan_warnings
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.provenance import (
+    Change,
+    Provenance,
+    diff,
+    read_provenance,
+    read_record,
+    tuned_for,
+    tuned_weights,
+    unreadable,
+    untuned,
+)
+from ropecli.checkpoint.unpatchable import (
+    refuse_near_layers,
+    refuse_own_positions,
+    refuse_remapped,
+    refuse_unknown_base,
+    refuse_varying,
+)
+from ropecli.config.dialects import MSCALE_PAIR, ConfiguredRope, RopeSettings, read_settings
+from ropecli.config.encoding import write_settings, write_window
+from ropecli.config.families import family_of
+from ropecli.config.fields import section_of
+from ropecli.config.saved_remapping import Carrier, read_carrier, write_carrier
+from ropecli.errors import MethodError, PatchError
+from ropecli.rope import ScaledRope, ScalingSpec
+from ropecli.scaling.registry import check_factor, get_method, label_of, remap, scale
+
+
+@dataclass(frozen=True)
+class PatchPlan:
+    """What would be written: printable, diffable, free to make.
+
+    ropes: by layer type (None where all share one), untouched ones included; scaled: the layer types that were
+    scaled. original: the config before any patch; config: after it, None for a method that no stock reader can
+    express (`unwritable` says why); changes: against the config as it stands. window: max_position_embeddings to
+    write, tokens. settings_warnings: what the source leaves open; scaling_warnings: these and what holds wherever
+    the model is scaled; writing_warnings: what holds for a written patch alone.
+    """
+
+    source: Checkpoint
+    spec: ScalingSpec
+    ropes: dict[str | None, ScaledRope]
+    scaled: tuple[str | None, ...]
+    original: dict[str, Any]
+    config: dict[str, Any]
+    changes: tuple[Change, ...]
+    unwritable: str | None
+    window: int
+    target_length: int
+    settings_warnings: tuple[str, ...]
+    scaling_warnings: tuple[str, ...]
+    writing_warnings: tuple[str, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """All that there is to say of a patch that is written."""
+        return self.scaling_warnings + self.writing_warnings
+
+
+def original_settings(
+    checkpoint: Checkpoint, original_length: int | None = None
+) -> tuple[dict[str, Any], RopeSettings]:
+    """The config before any patch of ours, and its RoPE settings. Raises PatchError where it is not known for sure."""
+    provenance = read_provenance(checkpoint)
+    if provenance is None or provenance.edited:
+        settings = read_settings(checkpoint.config, original_length)
+        refuse_unknown_base(checkpoint.name, provenance)
+        refuse_remapped(checkpoint, provenance)
+        return copy.deepcopy(checkpoint.config), replace(settings, warnings=_edited(provenance) + settings.warnings)
+    return provenance.original, read_settings(provenance.original, original_length or provenance.original_length)
+
+
+def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope], RopeSettings]:
+    """The ropes in effect, by layer type, and the settings that config.json shows.
+
+    Where ropecli.yaml fits the config, the pretrained geometry and the method are known from it; a new base
+    alone would not show what it was before.
+    """
+    shown = read_settings(checkpoint.config)
+    provenance, carrier = read_provenance(checkpoint), read_carrier(checkpoint.config)
+    if provenance is None or provenance.edited:
+        before = shown if carrier is None else _before_remapping(checkpoint.config, carrier)
+        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in before.ropes}
+        if carrier is not None:
+            ropes |= {label: _remapped(ropes[label], carrier) for label in far_layers(before)}
+        return ropes, replace(shown, warnings=_edited(provenance) + before.warnings)
+    before = read_settings(provenance.original, provenance.original_length)
+    left_open = read_settings(checkpoint.config, provenance.original_length).warnings
+    try:
+        labels = provenance.layer_types or far_layers(before)
+        ropes = _scale_layers(before, provenance.spec, labels, provenance.target_length)
+        return ropes, replace(shown, warnings=left_open)
+    except MethodError as error:
+        raise unreadable(checkpoint.folder, error) from error
+
+
+def _before_remapping(config: dict[str, Any], carrier: Carrier) -> RopeSettings:
+    """The settings that the checkpoint came with: the window alone was another one, and the carrier tells of it."""
+    config = copy.deepcopy(config)
+    write_window(section_of(config), family_of(config), carrier.pretrained)
+    return read_settings(config)
+
+
+def _remapped(rope: ScaledRope, carrier: Carrier) -> ScaledRope:
+    """The factor is of the window before all scaling, as it is where ropecli.yaml tells of it."""
+    factor = carrier.target / rope.geometry.original_max_position_embeddings
+    return replace(rope, spec=replace(carrier.spec, factor=factor), remapping=carrier.remapping())
+
+
+def window_in_effect(checkpoint: Checkpoint) -> int:
+    """The window that the checkpoint reads, patched as it is, tokens."""
+    provenance = read_provenance(checkpoint)
+    if provenance and not provenance.edited:
+        return provenance.target_length
+    return read_settings(checkpoint.config).max_position_embeddings
+
+
+def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:
+    """The layer types that see the whole context, in the config's order; (None,) where all layers share one rope."""
+    return tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
+
+
+def main_rope(ropes: Mapping[str | None, ScaledRope], settings: RopeSettings) -> ScaledRope:
+    """The rope that speaks for a checkpoint: of those that see the whole context the one of the largest factor."""
+    far = [ropes[label] for label in far_layers(settings) if label in ropes] or list(ropes.values())
+    return max(far, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
+
+
+def _edited(provenance: Provenance | None) -> tuple[str, ...]:
+    if provenance is None:
+        return ()
+    keys = ", ".join(provenance.edited)
+    return (f"config.json was edited since ropecli.yaml was written ({keys}), so that note is not gone by.",)
+
+
+def make_plan(
+    checkpoint: Checkpoint,
+    spec: ScalingSpec,
+    *,
+    target_length: int | None = None,
+    original_length: int | None = None,
+    layer_types: Sequence[str] | None = None,
+    choose_factor: bool = True,
+) -> PatchPlan:
+    """Plans to patch `checkpoint`.
+
+    target_length: tokens; with choose_factor the factor follows from it and the true original window, whatever
+    spec.factor says. original_length: corrects a config that lies about that window. layer_types: those to scale
+    in place of the ones that see the whole context. Raises MethodError for a factor or target out of range,
+    PatchError for layer types that are not there, and for what the architecture does not allow.
+    """
+    get_method(spec.method)
+    config, settings = original_settings(checkpoint, original_length)
+    labels = _labels_to_scale(checkpoint.name, settings, layer_types)
+    if get_method(spec.method).remaps:
+        refuse_near_layers(config, settings, labels)
+    window = next(rope.geometry for rope in settings.ropes if rope.geometry.layer_type in labels)
+    spec = _with_factor(spec, window.original_max_position_embeddings, target_length, choose_factor)
+    spec = _with_softmax_scale(spec, settings, labels)
+    target = target_length or round(window.original_max_position_embeddings * spec.factor)
+    ropes = _scale_layers(settings, spec, labels, target)
+    # transformers takes max_position_embeddings for dynamic NTK's original window: raised, it would switch it off.
+    keeps_window = get_method(spec.method).rope_type == "dynamic"
+    written_window = window.original_max_position_embeddings if keeps_window else target
+    scaled = {label: ropes[label] for label in labels}
+    refuse_own_positions(settings, scaled.values())
+    patched, unwritable = copy.deepcopy(config), None
+    try:
+        write_settings(patched, _as_written(settings, scaled), written_window)
+        if (carrier := Carrier.of(scaled.values())) is not None:
+            write_carrier(patched, carrier)
+    except PatchError as error:
+        patched, unwritable = config, str(error)
+    opened = (*settings.warnings, *_of_tuned_weights(checkpoint, spec))
+    return PatchPlan(
+        source=checkpoint,
+        spec=spec,
+        ropes=ropes,
+        scaled=labels,
+        original=config,
+        config=patched,
+        changes=tuple(diff(checkpoint.config, patched)),
+        unwritable=unwritable,
+        window=written_window,
+        target_length=target,
+        settings_warnings=opened,
+        scaling_warnings=(*opened, *plan_warnings.of_scaling(config, settings, spec, scaled, target)),
+        writing_warnings=tuple(plan_warnings.of_writing(config, spec, scaled[labels[0]], written_window)),
+    )
+
+
+def _of_tuned_weights(checkpoint: Checkpoint, spec: ScalingSpec) -> tuple[str, ...]:
+    """What `ropecli tune` put into the weights suits the scaling that it was learned with, and no other."""
+    record = read_record(checkpoint.folder)
+    if not tuned_weights(record) or tuned_for(record) == label_of(spec.method, spec.factor, spec.params):
+        return ()
+    return (
+        f"the weights of {checkpoint.name} hold what `ropecli tune` learned for {tuned_for(record)}: they do not suit "
+        f"another scaling, nor none. As they were before they are in the checkpoint that was tuned, {untuned(record)}.",
+    )
+
+
+def _labels_to_scale(name: str, settings: RopeSettings, layer_types: Sequence[str] | None) -> tuple[str | None, ...]:
+    present = [rope.geometry.layer_type for rope in settings.ropes]
+    if layer_types is None:
+        labels = far_layers(settings)
+        if not labels:
+            raise PatchError(
+                f"{name}: no layer that sees the whole context has rotary positions. "
+                f"--layer-types scales others: {', '.join(str(label) for label in present)}."
+            )
+        return labels
+    if present == [None]:
+        raise PatchError(f"{name}: --layer-types chooses between ropes, and here all layers share one.")
+    unknown = [label for label in layer_types if label not in present]
+    if unknown or not layer_types:
+        raise PatchError(
+            f"--layer-types names {', '.join(unknown) or 'none'}; the layers of {name} that turn are of type "
+            f"{', '.join(str(label) for label in present)}."
+        )
+    return tuple(label for label in present if label in layer_types)
+
+
+def _with_factor(spec: ScalingSpec, window: int, target_length: int | None, choose_factor: bool) -> ScalingSpec:
+    """The factor that the target length, tokens, asks for, unless another was given on purpose."""
+    if target_length is not None and target_length < window:
+        raise MethodError(
+            f"The target length {target_length} is below the pretraining window, {window}. "
+            "Give at least that, or correct the window with --original-length."
+        )
+    if target_length is not None and choose_factor:
+        spec = replace(spec, factor=target_length / window)
+    check_factor(spec.factor)
+    return spec
+
+
+def _scale_layers(
+    settings: RopeSettings, spec: ScalingSpec, labels: Sequence[str | None], target: int
+) -> dict[str | None, ScaledRope]:
+    """Scales the layers of the types in `labels`; the others keep what they have. target: the window to reach, tokens.
+
+    Relative-position methods leave the frequencies that the checkpoint came with, and the window that these read.
+    """
+    remaps = get_method(spec.method).remaps
+    ropes = {}
+    for rope in settings.ropes:
+        label = rope.geometry.layer_type
+        ropes[label] = scale(rope.geometry, rope.spec if remaps or label not in labels else spec)
+        if remaps and label in labels:
+            refuse_varying(ropes[label])
+            ropes[label] = remap(ropes[label], spec, _trained_window(settings, rope), target)
+    return ropes
+
+
+def _trained_window(settings: RopeSettings, rope: ConfiguredRope) -> int:
+    """What a checkpoint reads that came with a scaling of its own is its whole window, not the one before that."""
+    original = rope.geometry.original_max_position_embeddings
+    return original if rope.spec.method == "none" else max(original, settings.max_position_embeddings)
+
+
+def _as_written(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope]) -> dict[str | None, ScaledRope]:
+    """What the RoPE fields have to say: of a rope that is remapped, the scaling that the checkpoint came with."""
+    shipped = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
+    return {label: replace(rope, spec=shipped[label]) if rope.remapping else rope for label, rope in scaled.items()}
+
+
+def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Sequence[str | None]) -> ScalingSpec:
+    """DeepSeek's mscale pair goes over into a new YaRN, which then scales its logits as the model was trained; never
+    into another method: the pair would still multiply the softmax scale there."""
+    if spec.method != "yarn" or any(key in spec.params for key in (*MSCALE_PAIR, "attention_factor")):
+        return spec
+    before = next(rope.spec.params for rope in settings.ropes if rope.geometry.layer_type in labels)
+    return replace(spec, params={**spec.params, **{key: before[key] for key in MSCALE_PAIR if key in before}})

@@ -1,0 +1,176 @@
+"""llama.cpp, as the copy in llama-cpp-python 0.3.36 (commit 0c1e570) reads flags and GGUF files.
+
+- Kernel (ggml-cpu/ops.cpp, rope_yarn): θ = m·b^(-2i/d) / factors[i]; interpolated θ/s; YaRN's ramp over pairs with
+  its ends always rounded (ggml.c, ggml_rope_yarn_corr_dims); cos and sin times attn_factor·(1 + 0.1·ln s).
+- Context (llama-context.cpp): with YaRN, --yarn-attn-factor is overwritten, so that the product is 1 + 0.1·ln s;
+  the file's `rope.scaling.attn_factor` still multiplies it, and --override-kv sets that, in older builds too.
+- Converter (conversion/{base,llama,phi}.py): stores base, linear's factor, and YaRN's factor and window; llama3 as the
+  tensor rope_freqs (architecture llama); longrope's factors for phi3 alone, for others silently none; nothing for
+  dynamic. What it stores of YaRN's betas and attention factor, the loader does not read back (but grok, mistral3).
+- The server caps a request at the file's context_length.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ropecli.engines.positions import Positions
+from ropecli.engines.table import Case, Engine
+from ropecli.scaling.ntk import ntk_theta
+from ropecli.scaling.yarn import by_parts, yarn_attention_factor
+
+_MODEL = "model.gguf"
+_CONVERTER = "convert_hf_to_gguf.py"
+# model_type -> general.architecture of the file that the converter writes, as --override-kv has to spell it.
+_ARCHITECTURES = {
+    **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
+    **{name: name for name in ("qwen2", "qwen3", "gemma", "phi3", "olmo", "granite", "stablelm")},
+    "phi": "phi2",
+}
+# Sliding layers take base and scale from the file there, whatever the flags say.
+_SLIDING = ("afmoe", "cohere2", "gemma2", "gpt_oss", "llama4_text", "plamo3", "smallthinker")
+
+
+def _command(p: Positions) -> tuple[object, ...]:
+    flags = (word for pair in _flags(p).items() for word in pair)
+    return ("llama-server", "-m", _MODEL, *flags, *_overridden(p), "-c", p.length, "-np", 1)
+
+
+def _overrides(p: Positions) -> dict[str, Any]:
+    words = _overridden(p)
+    return {"-c": str(p.length), **_flags(p), **dict(zip(words[::2], words[1::2], strict=True))}
+
+
+def _flags(p: Positions) -> dict[str, str]:
+    if p.rope_type == "linear":
+        return _scaling("linear", p.rope.rope_theta, p.factor)
+    if p.rope_type == "yarn":
+        fast, slow = _betas(p)
+        return {
+            **_scaling("yarn", p.rope.rope_theta, p.factor),
+            "--yarn-orig-ctx": str(p.original_length),
+            "--yarn-ext-factor": "1",
+            "--yarn-beta-fast": _number(fast),
+            "--yarn-beta-slow": _number(slow),
+        }
+    if p.rope_type == "dynamic":  # NTK with the base that dynamic NTK has at the whole length
+        s = p.factor
+        return _scaling("none", ntk_theta(p.rope.geometry, s * p.length / p.original_length - (s - 1)))
+    return _scaling("none", p.rope.rope_theta)
+
+
+def _scaling(name: str, rope_theta: float, factor: float | None = None) -> dict[str, str]:
+    scale = {} if factor is None else {"--rope-scale": _number(factor)}
+    return {"--rope-scaling": name, **scale, "--rope-freq-base": _number(rope_theta)}
+
+
+def _overridden(p: Positions) -> list[str]:
+    """The option that overrides metadata of the file."""
+    if p.rope_type == "dynamic":
+        item = f"context_length=int:{p.length}"
+    elif p.rope_type == "yarn" and not _usual_yarn_factor(p):
+        item = f"rope.scaling.attn_factor=float:{p.rope.attention_factor / yarn_attention_factor(p.factor):.9g}"
+    else:
+        return []
+    return ["--override-kv", f"{_ARCHITECTURES.get(p.model_type)}.{item}"]
+
+
+def _number(value: float) -> str:
+    """As short as a float32 or float64 reader gives the value back: 4, 0.878, 1000000."""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+
+
+def _betas(p: Positions) -> tuple[float, float]:
+    return float(p.main.get("beta_fast", 32.0)), float(p.main.get("beta_slow", 1.0))
+
+
+def _usual_yarn_factor(p: Positions) -> bool:
+    return math.isclose(p.rope.attention_factor, yarn_attention_factor(p.factor), rel_tol=1e-9)
+
+
+def _unrounded_ramp(p: Positions) -> bool:
+    if p.rope_type != "yarn":
+        return False
+    rounded = by_parts(p.rope.geometry, p.factor, *_betas(p), True)
+    return not np.allclose(rounded, p.rope.inv_freq, rtol=1e-6, atol=0)
+
+
+def _phi3_stores_it(p: Positions) -> bool:
+    """Whether phi3's file holds longrope's factors with this attention factor."""
+    return p.model_type == "phi3" and math.isclose(p.rope.attention_factor, p.usual_longrope_factor, rel_tol=1e-6)
+
+
+_CARRIED = f"{_MODEL} carries the positions itself: llama.cpp does the same without --rope options."
+ENGINE = Engine(
+    title="llama.cpp",
+    command=_command,
+    overrides=_overrides,
+    refused=(
+        Case(
+            lambda p: p.nested,
+            "its flags hold for all layers, and these differ by layer type. Serve the folder with vLLM.",
+        ),
+        Case(
+            lambda p: p.model_type in _SLIDING,
+            "its flags do not reach the sliding layers of {p.model_type}. Serve the folder with vLLM.",
+        ),
+        Case(_unrounded_ramp, "it always rounds the ends of YaRN's ramp. Patch without truncate=false."),
+        Case(
+            lambda p: p.rope_type == "llama3" and _ARCHITECTURES.get(p.model_type) != "llama",
+            "no flag has llama3's bands, and its files for {p.model_type} carry no factors by pair. Patch with yarn.",
+        ),
+        Case(
+            lambda p: p.rope_type == "longrope" and p.model_type == "phi3" and not _phi3_stores_it(p),
+            "no flag has a factor for each pair, and its converter stores them with the attention factor "
+            "√(1 + ln s / ln L) = {p.usual_longrope_factor:.5g}; this folder has {p.rope.attention_factor:.5g}. "
+            "Patch with ntk or abf, or with longrope and no attention factor of its own.",
+        ),
+        Case(
+            lambda p: p.rope_type == "longrope" and p.model_type != "phi3",
+            "no flag has a factor for each pair, and its converter silently drops longrope's for {p.model_type}. "
+            "A GGUF of architecture llama may carry them: tensors rope_factors_long.weight and "
+            "rope_factors_short.weight (float32, base frequency ÷ frequency for each pair), llama.rope.scaling.type "
+            "longrope, and llama.rope.scaling.attn_factor {p.rope.attention_factor:.9g}. Or patch with yarn.",
+        ),
+        Case(
+            lambda p: bool(_overridden(p)) and p.model_type not in _ARCHITECTURES,
+            "it needs --override-kv with the architecture's name in GGUF files, which is not known for "
+            "{p.model_type}; a wrong name would silently do nothing. Patch with yarn's usual attention factor, linear, "
+            "ntk or abf.",
+        ),
+    ),
+    cannot=(
+        Case(
+            lambda p: p.rope_type == "llama3",
+            f"No flag has llama3's bands: they are in the tensor rope_freqs of the file, which {_CONVERTER} writes "
+            "from the patched folder. A file made from the unpatched one stays unscaled, whatever the flags.",
+        ),
+        Case(
+            lambda p: p.rope_type == "longrope",
+            "No flag has longrope's factors: they are in the file, and the long ones serve every request once -c is "
+            "above {p.original_length}.",
+        ),
+    ),
+    alone={
+        "default": _CARRIED,
+        "linear": _CARRIED,
+        "llama3": _CARRIED,
+        "yarn": f"{_MODEL} carries YaRN's factor and pretraining length, but not its betas and attention factor.",
+    },
+    notes=(
+        Case(
+            lambda p: not p.on_hub,
+            f"{_MODEL} is the patched folder, converted: {_CONVERTER} {{p.quoted}} --outfile {_MODEL}.",
+        ),
+        Case(
+            lambda p: p.on_hub,
+            f"{_MODEL} is the checkpoint, converted: hf download {{p.quoted}} prints the name of a local folder, DIR; "
+            f"then {_CONVERTER} DIR --outfile {_MODEL}.",
+        ),
+        Case(
+            lambda p: p.model_type not in _ARCHITECTURES,
+            "What llama.cpp makes of {p.model_type} was not checked: compare a long answer first.",
+        ),
+    ),
+)

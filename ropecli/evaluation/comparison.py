@@ -1,0 +1,58 @@
+"""Several scaling methods and factors on one model: the weights are loaded once, the rotary tables set in memory."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ropecli.attention.patching import live_patch, unpatched_after
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.data.documents import Documents
+from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.tally import Row
+from ropecli.rope import ScalingSpec
+from ropecli.scaling.registry import varies_with_length
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec | None]) -> list[PatchPlan | None]:
+    """A plan each, `none` once whatever the factors; None for the checkpoint as it is. Raises MethodError."""
+    wanted: list[ScalingSpec | None] = []
+    for spec in specs:
+        spec = ScalingSpec("none") if spec and spec.method == "none" else spec
+        if spec not in wanted:
+            wanted.append(spec)
+    return [make_plan(checkpoint, spec) if spec else None for spec in wanted]
+
+
+def switches(plan: PatchPlan) -> bool:
+    """Whether any of the plan's ropes turn at other frequencies for other lengths."""
+    return any(varies_with_length(rope.geometry, rope.spec) for rope in plan.ropes.values())
+
+
+def compare_methods(
+    model: "PreTrainedModel",
+    plans: Sequence[PatchPlan | None],
+    documents: Documents,
+    lengths: Sequence[int],
+    *,
+    part: str = "",
+    **options: Any,
+) -> list[list[Row]]:
+    """Rows by length for each plan, in the plans' order; None measures the model as it is, which it is left as.
+
+    part, options: of evaluate_perplexity; each plan is a part of its own. Raises PatchError for a plan that the model
+    does not allow, before anything is measured.
+    """
+    for patch in filter(None, plans):
+        with unpatched_after(model):
+            live_patch(model, patch.ropes)
+    results = []
+    for index, plan in enumerate(plans):
+        with unpatched_after(model):
+            if plan:
+                live_patch(model, plan.ropes)
+            own: dict[str, Any] = {"switching": plan is not None and switches(plan), "part": f"{part}{index}"}
+            results.append(evaluate_perplexity(model, documents, lengths, **own, **options))
+    return results

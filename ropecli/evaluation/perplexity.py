@@ -1,0 +1,209 @@
+"""Perplexity at several lengths by a named protocol; protocols.py says what each reads and scores."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ropecli.data.documents import Document, Documents
+from ropecli.errors import DataError
+from ropecli.evaluation.progress import Progress, Tallies
+from ropecli.evaluation.protocols import YARN_STRIDE, Protocol, Window
+from ropecli.evaluation.scoring import TokenScorer, refuse_unknown_ids, within_memory
+from ropecli.evaluation.sharing import Workers
+from ropecli.evaluation.tally import Row, Tally, summarise
+from ropecli.live.peak_memory import peak_memory, reset_peak
+from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def evaluate_perplexity(
+    model: "PreTrainedModel",
+    documents: Documents,
+    lengths: Sequence[int],
+    *,
+    protocol: str | Protocol = "prefix",
+    switching: bool = False,
+    chunk: int | None = None,
+    batch_size: int = 1,
+    progress: Progress | None = None,
+    part: str = "",
+    workers: Workers | None = None,
+    advance: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> list[Row]:
+    """One Row per length, over the documents, which all have at least max(lengths) tokens for `prefix` and `tail`.
+
+    switching: whether the model was patched in memory so that its frequencies follow the length, and each length needs
+    a pass of its own; found for itself where the model's own tables do so. chunk: tokens that the model reads at once,
+    the rest in its KV cache; None for all. batch_size: windows in one pass. progress, part: where documents that are
+    scored are kept, and are not scored again. workers: the processes that share the documents. advance: called after
+    each document and pass, see `count_passes`. say: told in a sentence what could not be done as asked.
+
+    Raises DataError for what does not fit, RopecliError for a loss that is not finite.
+    """
+    lengths = sorted(set(lengths))
+    protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
+    protocol = protocol.settled(lengths, documents.special)
+    if batch_size < 1 or (chunk is not None and chunk < 1):
+        raise DataError(f"batch_size is {batch_size} and chunk {chunk}; each must be at least 1.")
+    _check_documents(model, documents, lengths[-1], protocol)
+    if protocol.name == "yarn" and lengths[0] <= YARN_STRIDE:
+        say(f"At {lengths[0]} tokens the protocol yarn skips tokens between its windows, as YaRN's script does.")
+    progress = Progress() if progress is None else progress
+    meter = _Meter(model, documents, lengths, protocol, switching, batch_size)
+    workers = workers or Workers()
+    mine = workers.share(range(len(documents.kept)))
+    done = {index: tallies for index, tallies in progress.of(part).items() if sorted(tallies) == lengths}
+    todo = [index for index in mine if index not in done]
+    for _ in range(count_passes(lengths, len(mine) - len(todo), protocol, meter.switching)):
+        advance()
+    if chunk is not None and todo:
+        meter.read_by_chunks(chunk, say)
+    for batch in _batches(iter(todo), batch_size):
+        for index, tallies in zip(batch, meter.measure(batch, advance), strict=True):
+            progress.add(part, index, tallies)
+    done = progress.of(part)
+    measured = workers.gather({index: done[index] for index in mine})
+    names = [document.name for document in documents.kept]
+    by_document = [measured[index] for index in range(len(names))]
+    by_windows = protocol.name == "yarn"
+    return [
+        summarise(length, [tallies[length] for tallies in by_document], names, by_windows=by_windows)
+        for length in lengths
+    ]
+
+
+def count_passes(lengths: Sequence[int], documents: int, protocol: Protocol, switching: bool) -> int:
+    """How often `advance` is called."""
+    return documents * (1 if protocol.name == "prefix" and not switching else len(set(lengths)))
+
+
+class _Meter:
+    """One evaluation's settings, and a model to measure with."""
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        documents: Documents,
+        lengths: list[int],
+        protocol: Protocol,
+        switching: bool,
+        batch_size: int,
+    ) -> None:
+        self.documents = documents
+        self.lengths = lengths
+        self.protocol = protocol
+        self.batch_size = batch_size
+        self.device = model.device
+        self.score = TokenScorer(model)
+        tables = rotary_tables(model)
+        self.remembering = tables if switches_with_length(tables, lengths[-1]) else []
+        self.switching = switching or bool(self.remembering)
+        self.one_pass = protocol.name == "prefix" and not self.switching
+
+    def read_by_chunks(self, chunk: int, say: Callable[[str], None]) -> None:
+        """From here on, where the model gives the same losses so: tried on the longest document."""
+        longest = max(self.documents.kept, key=lambda document: len(document.ids))
+        ids = torch.from_numpy(longest.ids[: self.lengths[-1]])[None].to(self.device)
+        if ids.shape[1] <= chunk:
+            return
+        self.score.chunk = chunk
+        if self.switching:
+            reason = "its frequencies follow the length of a pass"
+        elif self.score.reads_by_chunks_as_at_once(ids):
+            return
+        else:
+            reason = "it does not go on from its cache as it reads at once"
+        self.score.chunk = None
+        say(f"The model is not read in chunks of {chunk} tokens, but in one pass: {reason}.")
+
+    def measure(self, batch: list[int], advance: Callable[[], None]) -> list[Tallies]:
+        """The tallies of some documents, by length."""
+        documents = [self.documents.kept[index] for index in batch]
+        tallies: list[Tallies] = [{} for _ in batch]
+        for length in self.lengths[-1:] if self.one_pass else self.lengths:
+            for own, one in zip(tallies, self._pass(documents, length), strict=True):
+                own.update(one)
+            for _ in batch:
+                advance()
+        return tallies
+
+    def _pass(self, documents: list[Document], length: int) -> list[Tallies]:
+        """What reading some documents at one length gives: its tallies, or those of all lengths."""
+        served = self.lengths if self.one_pass else [length]
+        tallies = [{one: Tally() for one in served} for _ in documents]
+        reset_peak(self.device)
+        begun = time.perf_counter()
+        windows = (
+            (index, window)
+            for index, document in enumerate(documents)
+            for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1])
+            if window.targets
+        )
+        for group in _alike(windows, self.batch_size):
+            for (index, window), nll in zip(group, self._score([window for _, window in group]), strict=True):
+                _enter(tallies[index], window, nll, documents[index])
+        seconds, peak = (time.perf_counter() - begun) / len(documents), peak_memory(self.device)
+        for own in tallies:
+            for tally in own.values():
+                tally.seconds, tally.peak_memory = seconds, peak
+        return tallies
+
+    def _score(self, windows: list[Window]) -> Iterator[np.ndarray]:
+        """The targets' losses of windows of the same shape, nats, float64."""
+        reset_tables(self.remembering)
+        ids = torch.from_numpy(np.stack([window.ids for window in windows])).to(self.device)
+        most = max(window.targets for window in windows)
+        with within_memory(*ids.shape):
+            losses = self.score(ids, most, windows[0].reads_last).double().cpu().numpy()
+        for window, nll in zip(windows, losses, strict=True):
+            yield nll[most - window.targets :]
+
+
+def _enter(tallies: Tallies, window: Window, nll: np.ndarray, document: Document) -> None:
+    """Enters one window's losses into its document's tallies: into all lengths', where it serves them all."""
+    first = len(window.ids) - window.targets
+    for length, tally in tallies.items():
+        # a window that serves several lengths is the document's own beginning
+        own = nll if len(tallies) == 1 else nll[: length - first]
+        stop = window.stop if len(tallies) == 1 else length
+        tally.add(own, first, document.bytes_of(stop - len(own), stop))
+        tally.read += window.read
+
+
+def _batches(items: Iterator[int], size: int) -> Iterator[list[int]]:
+    while batch := list(islice(items, size)):
+        yield batch
+
+
+def _alike(windows: Iterable[tuple[int, Window]], most: int) -> Iterator[list[tuple[int, Window]]]:
+    """Up to `most` windows at a time that can be read together: as many tokens each."""
+    group: list[tuple[int, Window]] = []
+    for index, window in windows:
+        if group and (len(group) == most or _shape(window) != _shape(group[0][1])):
+            yield group
+            group = []
+        group.append((index, window))
+    if group:
+        yield group
+
+
+def _shape(window: Window) -> tuple[int, int]:
+    return len(window.ids), window.read
+
+
+def _check_documents(model: "PreTrainedModel", documents: Documents, longest: int, protocol: Protocol) -> None:
+    shortest = min(len(document.ids) for document in documents.kept)
+    if shortest < longest and not protocol.reads_whole_documents:
+        raise DataError(f"A document has {shortest} tokens, and the longest length is {longest}.")
+    cut = None if protocol.reads_whole_documents else longest
+    largest = max(int(document.ids[:cut].max(initial=0)) for document in documents.kept)
+    if (inserted := protocol.inserted(documents.special)) is not None:
+        largest = max(largest, inserted)
+    refuse_unknown_ids(largest, model)

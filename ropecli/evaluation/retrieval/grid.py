@@ -1,0 +1,113 @@
+"""Lengths × depths × trials: how often a model finds the key in each cell."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ropecli.errors import MethodError, did_you_mean
+from ropecli.evaluation.report import Cell
+from ropecli.evaluation.retrieval import keys
+from ropecli.evaluation.retrieval.generation import generate_answer
+from ropecli.evaluation.retrieval.prompts import Prompt, Task
+from ropecli.evaluation.retrieval.ranking import Found, rank_answers
+from ropecli.evaluation.retrieval.reading import PromptReader
+from ropecli.evaluation.scoring import refuse_unknown_ids, within_memory
+from ropecli.evaluation.sharing import Workers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MODES = ("rank", "generate")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """cells: by length, then depth. fingerprint: sha256 of all prompts and true keys, whatever the mode.
+
+    once: whether each prompt was read once, or for each answer anew.
+    """
+
+    cells: list[Cell]
+    fingerprint: str
+    once: bool
+
+
+def check_mode(mode: str) -> None:
+    """Raises MethodError for an unknown mode."""
+    if mode not in MODES:
+        raise MethodError(f"Unknown mode {mode!r}. Known: {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+
+
+def chance_of(task: Task, mode: str) -> float:
+    """Accuracy of a blind guess: one of the candidates, or any key of five digits."""
+    return 1 / task.candidates if mode == "rank" else 1 / keys.COUNT
+
+
+def evaluate_retrieval(
+    model: "PreTrainedModel",
+    task: Task,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    *,
+    trials: int = 5,
+    mode: str = "rank",
+    switching: bool = False,
+    chunk: int | None = None,
+    workers: Workers | None = None,
+    advance: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Grid:
+    """One Cell per length and depth, of `trials` prompts each.
+
+    length: tokens of prompt and answer together, in both modes. depth: 0 puts the needle right after the introduction,
+    1 right before the question. mode: 'rank' or 'generate'. switching, chunk: of PromptReader. workers: the processes
+    that share the trials. advance: called after each trial of this process. say: told in a sentence what could not be
+    done as asked.
+
+    Raises MethodError for an unknown mode, DataError for a length that is too short, RopecliError for a model that
+    overflows, and for a prompt that the device's memory does not hold.
+    """
+    check_mode(mode)
+    lengths, depths = sorted(set(lengths)), sorted(set(depths))
+    workers = workers or Workers()
+    reader = PromptReader(model, lengths[-1], switching=switching, chunk=chunk)
+    with within_memory(1, lengths[-1]):
+        reader.settle(task.prompt(lengths[-1], depths[0], 0).ids, say)
+    asked = list(product(lengths, depths, range(trials)))
+    mine = {}
+    for index in workers.share(range(len(asked))):
+        prompt = task.prompt(*asked[index])
+        mine[index] = (_ask(reader, task, prompt, mode), prompt.fingerprint())
+        advance()
+    measured = workers.gather(mine)
+    found, prints = zip(*(measured[index] for index in range(len(asked))), strict=True)
+    cells = [
+        _cell(length, depth, found[first * trials : (first + 1) * trials])
+        for first, (length, depth) in enumerate(product(lengths, depths))
+    ]
+    return Grid(cells, hashlib.sha256(b"".join(prints)).hexdigest(), reader.once)
+
+
+def _ask(reader: PromptReader, task: Task, prompt: Prompt, mode: str) -> Found:
+    largest = max(int(prompt.ids.max()), max(max(answer) for answer in prompt.answers))
+    refuse_unknown_ids(largest, reader.split.model)
+    with within_memory(1, len(prompt.ids)):
+        return rank_answers(reader, prompt) if mode == "rank" else generate_answer(reader, task.pieces, prompt)
+
+
+def _cell(length: int, depth: float, found: Sequence[Found]) -> Cell:
+    ranks = [one.rank for one in found if one.rank is not None]
+    margins = [one.margin for one in found if one.margin is not None]
+    return Cell(
+        length=length,
+        depth=depth,
+        trials=len(found),
+        hits=sum(one.hit for one in found),
+        rank=float(np.mean(ranks)) if ranks else None,
+        margin=float(np.mean(margins)) if margins else None,
+        found=tuple(one.hit for one in found),
+    )

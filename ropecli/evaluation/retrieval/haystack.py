@@ -1,0 +1,69 @@
+"""The text that hides the needles: tokens, as many as are wanted, from a source or from sentences repeated."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropecli.errors import DataError
+from ropecli.evaluation.retrieval.pieces import Pieces
+
+_MOST = 2**20
+"""Tokens kept of a source; a fixed number, so that the same seed gives the same text whatever the lengths."""
+_CHARACTERS = 2**18
+"""Of a document that are tokenized at once."""
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """ids: shape (tokens,), int64; read in a ring. anywhere: whether a stretch begins anywhere, or at the beginning."""
+
+    ids: np.ndarray
+    anywhere: bool
+
+    def stretch(self, tokens: int, rng: np.random.Generator) -> np.ndarray:
+        """Shape (tokens,), int64."""
+        start = int(rng.integers(len(self.ids))) if self.anywhere else 0
+        return self.ids.take(np.arange(start, start + tokens), mode="wrap")
+
+
+def repeated(sentences: str, pieces: Pieces, tokens: int) -> Haystack:
+    """The same sentences again and again, at least `tokens` tokens long."""
+    times = 2 + tokens // len(pieces.inside(f" {sentences}"))
+    return Haystack(np.array(pieces.inside(" ".join([sentences] * times)), dtype=np.int64), anywhere=False)
+
+
+def read_haystack(
+    texts: Iterable[tuple[str, str]], pieces: Pieces, advance: Callable[[], None] = lambda: None
+) -> Haystack:
+    """The documents of a source, joined by empty lines, up to a million tokens. Raises DataError for none.
+
+    Long documents are tokenized in pieces, and no further than to that million. The pieces depend on the document
+    alone, so that the same source always gives the same tokens: each has up to 2**18 characters, and ends before the
+    last space or line break among them, or at their end where there is none.
+    """
+    parts: list[int] = []
+    between = pieces.inside("\n\n")
+    for _, text in texts:
+        parts += between if parts else ()
+        for index, piece in enumerate(_cut(text)):
+            parts += pieces.inside(piece) if index else pieces.opening(piece)
+            if len(parts) >= _MOST:
+                break
+        advance()
+        if len(parts) >= _MOST:
+            break
+    if not parts:
+        raise DataError("The source holds no text to hide a needle in. Give another --data.")
+    return Haystack(np.array(parts[:_MOST], dtype=np.int64), anywhere=True)
+
+
+def _cut(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        stop = start + _CHARACTERS
+        if stop < len(text):
+            space = max(text.rfind(" ", start + 1, stop), text.rfind("\n", start + 1, stop))
+            stop = space if space > 0 else stop
+        yield text[start:stop]
+        start = stop

@@ -1,0 +1,168 @@
+"""One prompt of exactly N tokens, its answer included: special tokens, introduction, text with needles, question.
+
+Every piece is tokenized by itself, so that the tokens of a needle are whole and its place is exact; the text between
+is cut between two tokens. Pure: the same task, length, depth and seed give the same prompt to every model with the
+same tokenizer.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from ropecli.errors import DataError
+from ropecli.evaluation.retrieval.haystack import Haystack
+from ropecli.evaluation.retrieval.keys import draw_keys, numbers_in
+from ropecli.evaluation.retrieval.pieces import Pieces, Tokens, common_beginning
+from ropecli.evaluation.retrieval.templates import Templates
+
+_DEPTH_STEPS = 10**6
+
+
+@dataclass(frozen=True)
+class Task:
+    """name: passkey or needle. keys: needles in a prompt, of which one is asked for. candidates: answers to rank, the
+    true key and those of the other needles among them.
+    """
+
+    name: str
+    templates: Templates
+    haystack: Haystack
+    pieces: Pieces
+    keys: int = 1
+    candidates: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.templates.check_keys(self.keys)
+        if self.candidates <= self.keys:
+            raise DataError(
+                f"{self.candidates} candidates leave none that is not in the text beside {self.keys} keys; there must "
+                f"be at least {self.keys + 1}."
+            )
+
+    def prompt(self, length: int, depth: float, trial: int) -> "Prompt":
+        """Raises DataError for a length that has no room for needles and question, saying what they need.
+
+        The number of candidates has no part in it: what is read is the same however it is asked.
+        """
+        draft = self._draft(length, depth, trial)
+        if draft.words > length:
+            raise _too_short(length, draft.words)
+        return draft.finish()
+
+    def check_room(self, lengths: Sequence[int], depths: Sequence[float], trials: int) -> None:
+        """Raises DataError where a prompt of these lengths has no room, with a length at which all of them have."""
+        for length in sorted(lengths):
+            if 2 * self._draft(length, depths[0], 0).words < length:
+                return  # other names and keys take a few tokens more, not twice as many
+            least = length
+            # prompts of another length have other names and keys, that may take more
+            while (most := self._most_words(least, depths, trials)) > least:
+                least = most
+            if least > length:
+                raise _too_short(length, least)
+
+    def _most_words(self, length: int, depths: Sequence[float], trials: int) -> int:
+        return max(self._draft(length, depth, trial).words for depth in depths for trial in range(trials))
+
+    def _draft(self, length: int, depth: float, trial: int) -> "_Draft":
+        seed = (self.seed, length, round(depth * _DEPTH_STEPS), trial)
+        return _Draft(self, np.random.default_rng(seed), length, depth)
+
+
+def _too_short(length: int, least: int) -> DataError:
+    return DataError(
+        f"A prompt of {length} tokens is too short for the words around the text alone. Give --lengths of at least "
+        f"{least}."
+    )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """ids: shape (tokens,), int64, without the answer. keys: the candidates' texts, the true key first.
+
+    answers: their tokens as they follow ids, so that ids and the first answer are `length` tokens together. needle: the
+    first position of the needle that is asked for.
+    """
+
+    ids: np.ndarray
+    keys: tuple[str, ...]
+    answers: tuple[Tokens, ...]
+    needle: int
+
+    def fingerprint(self) -> bytes:
+        """sha256 of the prompt with the true key: the same however it is asked."""
+        return hashlib.sha256(np.array([*self.ids, *self.answers[0]], dtype="<i8").tobytes()).digest()
+
+
+class _Draft:
+    """A prompt in the making. words: tokens of all but the text between."""
+
+    def __init__(self, task: Task, rng: np.random.Generator, length: int, depth: float) -> None:
+        self.task = task
+        self.length = length
+        self.depth = depth
+        pieces, templates = task.pieces, task.templates
+        order = rng.permutation(len(templates.names))[: task.keys]
+        self.names = [templates.names[index] for index in order]
+        self.line = templates.question_line(self.names[0])
+        introduction = f"{templates.introduction}\n" if templates.introduction else ""
+        self.head = pieces.prefix + pieces.opening(introduction)
+        self.asked = pieces.inside(self.line)
+        # taken before it is cut to size: keys that stand nowhere in it stand in no part of it
+        self.text = task.haystack.stretch(length, rng)
+        self.keys = self._draw(rng)
+        self.completed = [self._completed(key) for key in self.keys]
+        self.needles = self._needles()
+        self.words = len(self.head) + sum(len(tokens) for _, tokens in self.needles) + len(self.completed[0])
+
+    def _draw(self, rng: np.random.Generator) -> tuple[str, ...]:
+        """The keys to hide, and candidates that stand in no part of the prompt."""
+        task, templates = self.task, self.task.templates
+        text = [task.pieces.text(self.text), templates.introduction, templates.needle, templates.question]
+        drawn = draw_keys(rng, numbers_in("\n".join(text)), self._form)
+        hidden = tuple(islice(drawn, task.keys))
+        beside = numbers_in("".join(self._lines(hidden)))  # '1{key}' holds another number
+        others = (key for key in drawn if key not in beside)
+        return (*hidden, *islice(others, task.candidates - task.keys))
+
+    def _completed(self, key: str) -> Tokens:
+        return self.task.pieces.inside(self.line + key)
+
+    def _form(self, key: str) -> tuple[int, int]:
+        completed = self._completed(key)
+        return len(completed), common_beginning([self.asked, completed])
+
+    def finish(self) -> Prompt:
+        # where a tokenizer joins the end of the question with a key, that token is the answer's
+        asked = common_beginning([self.asked, *self.completed])
+        answers = tuple(one[asked:] for one in self.completed)
+        ids, at = self._weave(self.needles, self.text[: self.length - self.words])
+        ids = np.concatenate([ids, np.array(self.completed[0][:asked], dtype=np.int64)])
+        return Prompt(ids, self.keys, answers, at)
+
+    def _lines(self, keys: Sequence[str]) -> list[str]:
+        return [self.task.templates.needle_line(*pair) for pair in zip(self.names, keys, strict=False)]
+
+    def _needles(self) -> list[tuple[float, Tokens]]:
+        """(depth, tokens) of each: first the one that is asked for; the others spread evenly inside the text."""
+        others = self.task.keys - 1
+        depths = [self.depth, *((index + 0.5) / others for index in range(others))]
+        lines = self._lines(self.keys)
+        return [(depth, self.task.pieces.inside(line)) for depth, line in zip(depths, lines, strict=True)]
+
+    def _weave(self, needles: list[tuple[float, Tokens]], text: np.ndarray) -> tuple[np.ndarray, int]:
+        """The head and the text with its needles; and where the needle stands that is asked for."""
+        ids, at, read = list(self.head), 0, 0
+        for depth, needle in sorted(needles, key=lambda pair: pair[0]):
+            cut = round(depth * len(text))
+            ids += text[read:cut].tolist()
+            read = cut
+            if needle is needles[0][1]:
+                at = len(ids)
+            ids += needle
+        ids += text[read:].tolist()
+        return np.array(ids, dtype=np.int64), at

@@ -1,0 +1,169 @@
+"""A prompt is read once and goes on from its KV cache, or, where a model cannot go on exactly, is read again whole.
+
+Logits are made for the few positions that are asked about, never for the prompt.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ropecli.evaluation.retrieval.pieces import Tokens
+from ropecli.evaluation.scoring import TokenScorer
+from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PROBED = 256
+"""Tokens of a chunk in which the probe reads, unless the user named a size."""
+_PROBED_IN = 2.5
+"""Chunks in which the probe reads a text, the last of them a broken one."""
+_COPIED_AT_ONCE = 2**31
+"""Bytes of KV cache that one batch of answers may take."""
+_TOKENS_AT_ONCE = 2**14
+
+
+class _Read(NamedTuple):
+    """logits: shape (vocabulary,), of the token that follows. cache: all that was read."""
+
+    logits: torch.Tensor
+    cache: Any
+
+
+class PromptReader:
+    """Reads prompts with a causal LM.
+
+    longest: tokens of the longest prompt with its answer. switching: whether the model was patched in memory so that
+    its frequencies follow the length; found for itself where its own tables do so. chunk: tokens read at once, None for
+    all. once: whether prompts are read once; see `settle`.
+    """
+
+    def __init__(
+        self, model: "PreTrainedModel", longest: int, *, switching: bool = False, chunk: int | None = None
+    ) -> None:
+        self.score = TokenScorer(model)
+        self.split = self.score.split
+        self.device = model.device
+        self.chunk = chunk
+        tables = rotary_tables(model)
+        self.remembering = tables if switches_with_length(tables, longest) else []
+        self.switching = switching or bool(self.remembering)
+        self.once = False
+
+    def settle(self, ids: np.ndarray, say: Callable[[str], None] = lambda message: None) -> None:
+        """Reads prompts once from here on, where that gives what reading them whole gives: tried on `ids`.
+
+        say: told where the prompts are then not read in chunks.
+        """
+        if self.switching:
+            reason = "its frequencies follow the length of a pass"
+        elif not self._goes_on_exactly(ids):
+            reason = "it does not go on from its cache as it reads at once"
+        else:
+            self.once = True
+            return
+        if self.chunk is not None and len(ids) > self.chunk:
+            say(f"The model is not read in chunks of {self.chunk} tokens, but in one pass: {reason}.")
+
+    @torch.inference_mode()
+    def log_probabilities(self, ids: np.ndarray, answers: Sequence[Tokens]) -> np.ndarray:
+        """ln p(answer | ids) of each answer, summed over its tokens; shape (answers,), float64, nats."""
+        values = np.empty(len(answers))
+        read = self._read(self._tensor(ids)) if self.once else None
+        for members in _of_same_length(answers):
+            rows = torch.tensor([answers[index] for index in members], device=self.device)
+            found = self._on_cache(read, rows) if read else self._whole(ids, rows)
+            values[members] = found.double().cpu().numpy()
+        return values
+
+    @torch.inference_mode()
+    def greedy(self, ids: np.ndarray) -> Iterator[int]:
+        """The most probable tokens that follow, each read before the next; without end."""
+        tokens = self._tensor(ids)
+        read = self._read(tokens) if self.once else None
+        while True:
+            logits = read.logits if read else self._last_logits(tokens)
+            chosen = logits.argmax().view(1, 1)
+            yield int(chosen)
+            if read:
+                read = self._go_on(chosen, read.cache)
+            else:
+                tokens = torch.cat([tokens, chosen], dim=1)
+
+    def _tensor(self, ids: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(ids)[None].to(self.device)
+
+    def _read(self, tokens: torch.Tensor) -> _Read:
+        read = _Read(torch.empty(0), None)
+        for part in tokens.split(self.chunk or tokens.shape[1], dim=1):
+            read = self._go_on(part, read.cache)
+        return read
+
+    def _go_on(self, tokens: torch.Tensor, cache: Any) -> _Read:
+        outputs = self.split.decode_on(tokens, cache)
+        return _Read(self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[0, 0], outputs.past_key_values)
+
+    def _on_cache(self, read: _Read, rows: torch.Tensor) -> torch.Tensor:
+        """rows: shape (answers, tokens). Log-probabilities, shape (answers,)."""
+        values = read.logits.log_softmax(-1)[rows[:, 0]]
+        if rows.shape[1] == 1:
+            return values
+        parts = []
+        for some in rows.split(max(1, _COPIED_AT_ONCE // max(1, _bytes_of(read.cache)))):
+            outputs = self.split.decode_on(some[:, :-1], _copies(read.cache, len(some)))
+            logits = self.split.logits(outputs, outputs.last_hidden_state)
+            parts.append(logits.log_softmax(-1).gather(-1, some[:, 1:, None]).sum(dim=(1, 2)))
+        return values + torch.cat(parts)
+
+    def _whole(self, ids: np.ndarray, rows: torch.Tensor) -> torch.Tensor:
+        prompt = self._tensor(ids)
+        parts = []
+        for some in rows.split(max(1, _TOKENS_AT_ONCE // (len(ids) + rows.shape[1]))):
+            reset_tables(self.remembering)
+            sequences = torch.cat([prompt.expand(len(some), -1), some], dim=1)
+            parts.append(-self.score(sequences, targets=rows.shape[1]).sum(dim=1))
+        return torch.cat(parts)
+
+    def _last_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        reset_tables(self.remembering)
+        outputs = self.split.decode(tokens)
+        return self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[0, 0]
+
+    def _goes_on_exactly(self, ids: np.ndarray) -> bool:
+        tokens = self._tensor(ids)
+        try:
+            self._copies_can_be_read(tokens[:, :2])
+        except Exception:  # a cache that a type does not have surfaces in many ways
+            return False
+        self.score.chunk = max(1, min(self.chunk or _PROBED, int(len(ids) / _PROBED_IN)))
+        try:
+            return self.score.reads_by_chunks_as_at_once(tokens)
+        finally:
+            self.score.chunk = None
+
+    @torch.inference_mode()
+    def _copies_can_be_read(self, tokens: torch.Tensor) -> None:
+        self._on_cache(self._read(tokens), tokens.expand(2, -1))
+
+
+def _of_same_length(answers: Sequence[Tokens]) -> list[list[int]]:
+    """The indices of the answers, those of as many tokens together."""
+    groups: dict[int, list[int]] = {}
+    for index, answer in enumerate(answers):
+        groups.setdefault(len(answer), []).append(index)
+    return list(groups.values())
+
+
+def _copies(cache: Any, count: int) -> Any:
+    """The cache for a batch of `count`, in memory of its own: going on changes it."""
+    copied = copy.deepcopy(cache)
+    copied.batch_repeat_interleave(count)
+    return copied
+
+
+def _bytes_of(cache: Any) -> int:
+    held = [value for layer in cache.layers for value in vars(layer).values()]
+    return sum(value.nbytes for value in held if isinstance(value, torch.Tensor))

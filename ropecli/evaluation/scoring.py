@@ -1,0 +1,120 @@
+"""The negative log-likelihood of tokens: the head applied chunk by chunk, and the decoder too where asked."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ropecli.errors import DataError, RopecliError
+from ropecli.live.lm_head import SplitModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LOGITS_AT_ONCE = 2**22
+"""Numbers in one chunk of logits: 16 MiB in float32, several times over while they are reduced."""
+_CHUNKS_PROBED = 2.5
+_LEAST_PROBED = 64
+_WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
+"""Of a config: beyond so many tokens a cache may drop keys."""
+_SAME, _SAME_ANYWHERE = 1e-4, 5e-3
+_ROUNDED = 3e-2
+"""Nats between two ways of reading: on average and at the most in full precision, on average in half."""
+
+
+@contextlib.contextmanager
+def within_memory(sequences: int, tokens: int) -> Iterator[None]:
+    """Raises RopecliError where sequences of so many tokens do not fit into the device's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        otherwise = "give a smaller --batch-size" if sequences > 1 else "in smaller ones"
+        raise RopecliError(
+            f"{sequences} × {tokens} tokens do not fit into the device's memory at once. Read them in chunks, as "
+            f"--chunk 1024, or {otherwise}."
+        ) from error
+
+
+def refuse_unknown_ids(largest: int, model: "PreTrainedModel") -> None:
+    """Raises DataError for a token id that the model has no row for."""
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
+    if largest >= vocabulary:
+        raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")
+
+
+class TokenScorer:
+    """Scores sequences with a causal LM.
+
+    chunk: how many tokens the decoder reads at once, those before them being in its KV cache; None for all. Memory is
+    then bounded by the cache and one chunk.
+    """
+
+    def __init__(self, model: "PreTrainedModel", chunk: int | None = None) -> None:
+        self.split = SplitModel(model)
+        self.chunk = chunk
+
+    @torch.inference_mode()
+    def __call__(self, ids: torch.Tensor, targets: int | None = None, reads_last: bool = True) -> torch.Tensor:
+        """-ln p(ids[t] | ids[:t]) of the last `targets` tokens, of all but the first unless given.
+
+        ids: shape (batch, tokens). reads_last: whether the decoder is given the last token too. Returns shape (batch,
+        targets), nats, float32.
+        """
+        tokens = ids.shape[1]
+        first = 1 if targets is None else tokens - targets
+        parts = []
+        for start, outputs in self._decode(ids if reads_last else ids[:, :-1]):
+            hidden = outputs.last_hidden_state
+            low, high = max(first - 1 - start, 0), min(tokens - 1 - start, hidden.shape[1])
+            if low < high:
+                parts.append(self._score(outputs, hidden[:, low:high], ids[:, start + low + 1 : start + high + 1]))
+        return torch.cat(parts, dim=1)
+
+    def reads_by_chunks_as_at_once(self, ids: torch.Tensor) -> bool:
+        """Whether the model gives the same losses both ways: some types do not continue where their cache ends.
+
+        ids: shape (1, tokens), of which the first chunks are read, as many as it takes to fill a sliding window.
+        """
+        if self.chunk is None or ids.shape[1] <= self.chunk:
+            return True
+        config = self.split.model.config.get_text_config()
+        windows = [window for name in _WINDOWS if isinstance(window := getattr(config, name, None), int)]
+        least = max([_LEAST_PROBED, *(window + self.chunk for window in windows)])
+        ids = ids[:, : max(least, int(_CHUNKS_PROBED * self.chunk))]
+        try:
+            by_chunks = self(ids)
+        except Exception:  # a cache that a type does not have surfaces in many ways
+            return False
+        chunk, self.chunk = self.chunk, None
+        try:
+            at_once = self(ids)
+        finally:
+            self.chunk = chunk
+        if not at_once.isfinite().all():
+            return True  # the model overflows either way, which is said of its losses
+        difference = (by_chunks - at_once).double()
+        if self.split.head.weight.dtype in (torch.float32, torch.float64):
+            return difference.abs().mean().item() <= _SAME and difference.abs().max().item() <= _SAME_ANYWHERE
+        # rounding goes both ways
+        return difference.abs().mean().item() <= _ROUNDED and difference.mean().abs().item() <= _ROUNDED / 30
+
+    def _decode(self, ids: torch.Tensor) -> Iterator[tuple[int, Any]]:
+        """(position of the first token, the decoder's output) of each chunk."""
+        if self.chunk is None or ids.shape[1] <= self.chunk:
+            yield 0, self.split.decode(ids)
+            return
+        cache: Any = None
+        for start in range(0, ids.shape[1], self.chunk):
+            outputs = self.split.decode_on(ids[:, start : start + self.chunk], cache)
+            cache = outputs.past_key_values
+            yield start, outputs
+
+    def _score(self, outputs: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        step = max(1, _LOGITS_AT_ONCE // (self.split.vocabulary * len(targets)))
+        parts = []
+        for start in range(0, hidden.shape[1], step):
+            logits = self.split.logits(outputs, hidden[:, start : start + step])
+            chosen = logits.gather(-1, targets[:, start : start + step, None])[..., 0]
+            parts.append(logits.logsumexp(-1) - chosen)
+        return torch.cat(parts, dim=1)

@@ -1,0 +1,165 @@
+"""Loads a checkpoint's model and tokenizer with stock transformers, and turns its failures into clear messages."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.config.fields import section_of
+from ropecli.config.saved_remapping import read_carrier
+from ropecli.errors import CheckpointError, reason_of
+from ropecli.live.quiet import quiet_transformers
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+_FEW_TOKENS = 0.9
+
+
+def choose_device(name: str = "auto") -> str:
+    """'auto' is a GPU if there is one. Where a launcher started several processes, each has its own.
+
+    Raises CheckpointError for a device that is not there.
+    """
+    import torch
+
+    own = os.environ.get("LOCAL_RANK")
+    gpu = "cuda" if own is None else f"cuda:{own}"
+    if name == "auto":
+        return gpu if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = gpu
+    try:
+        if torch.device(name).type != "meta":
+            torch.zeros(1, device=name).item()
+            return name
+    except (RuntimeError, AssertionError, NotImplementedError):
+        pass
+    raise CheckpointError(f"--device {name}: this torch ({torch.__version__}) has no such device to compute on.")
+
+
+def settle(dtype: str = "auto", device: str = "auto") -> tuple[str, str]:
+    """(dtype, device) as they are meant: 'auto' is float32 on a CPU and bfloat16 elsewhere. Raises CheckpointError."""
+    device = choose_device(device)
+    if dtype == "auto":
+        dtype = "float32" if device.startswith("cpu") else "bfloat16"
+    return dtype, device
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    attn: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] | None = None,
+):
+    """The causal LM in evaluation mode.
+
+    dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way, because
+    the dtype is given at loading and not cast afterwards. attn: the attention implementation; 'auto' is what
+    transformers chooses, or what the checkpoint carries, which nothing replaces. options: more for from_pretrained;
+    with a device_map among them, `device` is passed over. say: told of tensors in the files that config.json leaves
+    unused; without it they are an error, since whatever is written from this model would lack them. An adapter is
+    merged into its base. Raises CheckpointError, also for weights that do not fill the model: stock transformers would
+    leave the rest random.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    checkpoint.weight_files()
+    carrier = read_carrier(checkpoint.config)
+    if carrier is not None and attn != "auto":
+        raise CheckpointError(
+            f"{checkpoint.name} attends by {carrier.method}, which {attn} would do away with. Take attn: auto."
+        )
+    dtype, device = settle(dtype, device)
+    options, adapter = dict(options or {}), None
+    if checkpoint.base:
+        from ropecli.live.adapter import merge_adapter, other_base, read_adapter
+
+        adapter = read_adapter(checkpoint.folder)  # before the base, which may take minutes
+    try:
+        with quiet_transformers():
+            if checkpoint.base:
+                options["config"] = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                (checkpoint.base or checkpoint).folder,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **({} if attn == "auto" else {"attn_implementation": attn}),
+                **options,
+            )
+    except Exception as error:  # damaged weights and configs surface as many kinds
+        raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
+    model, found = loaded
+    if carrier is not None and model.config.get_text_config()._attn_implementation != carrier.attention:
+        raise CheckpointError(
+            f"{checkpoint.name}: transformers does not take the attention that config.json asks for, "
+            f"{carrier.attention}."
+        )
+    _check_weights(checkpoint, found, say)
+    if not options.get("device_map"):
+        model.to(device)
+    if checkpoint.base and adapter:
+        if say and (warning := other_base(checkpoint.folder, checkpoint.base)):
+            say(warning)
+        model = merge_adapter(checkpoint, model, *adapter)
+    return model.eval()
+
+
+def _check_weights(checkpoint: Checkpoint, found: Mapping[str, Any], say: Callable[[str], None] | None) -> None:
+    """found: transformers' loading_info. say: as load_model's."""
+    if found["mismatched_keys"]:
+        name, there, expected = sorted(found["mismatched_keys"])[0]
+        raise CheckpointError(f"{checkpoint.name}: {name} is {tuple(there)}; config.json asks for {tuple(expected)}.")
+    if found["missing_keys"]:
+        raise CheckpointError(f"{checkpoint.name}: the weights lack {sorted(found['missing_keys'])[0]}.")
+    if unused := sorted(name for name in found["unexpected_keys"] if not _is_mtp(name, checkpoint.config)):
+        names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
+        message = f"{checkpoint.name}: config.json leaves {len(unused)} tensors of the weight files unused: {names}."
+        if say is None:
+            raise CheckpointError(f"{message} Fix config.json (num_hidden_layers, biases), or remove these tensors.")
+        say(message)
+
+
+def _is_mtp(name: str, config: dict[str, Any]) -> bool:
+    """Whether a tensor belongs to a layer that predicts several tokens ahead, which stock transformers does not run.
+
+    transformers ignores such layers by the number that the published checkpoint gives them; other sizes of the same
+    model have other numbers.
+    """
+    section = section_of(config)
+    layers, extra = section.get("num_hidden_layers"), section.get("num_nextn_predict_layers")
+    number = re.search(r"\blayers\.(\d+)\.", name)
+    if number and isinstance(layers, int) and isinstance(extra, int):
+        return layers <= int(number[1]) < layers + extra
+    return False
+
+
+def load_tokenizer(checkpoint: Checkpoint):
+    """Raises CheckpointError where the folder has no tokenizer that transformers can read."""
+    from transformers import AutoTokenizer
+
+    known = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    if not any((checkpoint.folder / name).is_file() for name in known):
+        raise CheckpointError(f"{checkpoint.name}: no tokenizer in {checkpoint.folder} (none of {', '.join(known)}).")
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    except Exception as error:  # tokenizers raise what they like
+        raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot be loaded: {reason_of(error)}") from error
+
+
+def vocabulary_mismatch(tokenizer, model) -> str | None:
+    """A sentence where the tokenizer's vocabulary is not the model's. Some spare rows in the model are usual."""
+    known, rows = len(tokenizer), int(model.get_input_embeddings().weight.shape[0])
+    if known > rows:
+        return f"The tokenizer knows {known} tokens, the model {rows}: ids beyond that would be refused."
+    if known < _FEW_TOKENS * rows:
+        return f"The tokenizer knows {known} tokens, the model {rows}: is it this model's own?"
+    return None

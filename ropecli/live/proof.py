@@ -1,0 +1,106 @@
+"""Proof that a written patch took effect: stock transformers builds the model from the written config, without
+weights, and every rotary table is compared with our own float64 mathematics."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropecli.config.saved_remapping import read_carrier, write_carrier
+from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
+from ropecli.live.quiet import quiet_transformers
+from ropecli.live.stock import read_values
+from ropecli.rope import ScaledRope
+from ropecli.scaling.registry import scale, varies_with_length
+
+# transformers computes in float32; its powers and our casts differ by a few units in the last place.
+_RELATIVE = 2e-6
+# Where a method mixes two frequencies, its float32 error is relative to the larger one, the unscaled.
+_RELATIVE_TO_BASE = 2e-7
+# Radians per token; longrope's factor of 1e30 leaves some 1e-33 where nothing should turn.
+_STILL = 1e-25
+
+
+def build_without_weights(folder: Path):
+    """The causal LM that stock transformers makes from folder/config.json: parameters on the meta device.
+
+    Its rotary modules are real: each is made again from its config, as from_pretrained does once the weights are in
+    place. Raises CheckpointError, and PatchError where no module turns.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ropecli.live.rotary import remake_rotary_modules
+
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        remake_rotary_modules(model)
+    except PatchError:
+        raise
+    except Exception as error:  # config classes raise what they like
+        raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
+    return model
+
+
+def prove(folder: Path, ropes: dict[str | None, ScaledRope]) -> int:
+    """Compares every rotary table with `ropes` (by layer type); returns how many tables agree.
+
+    Length-dependent methods are compared at one token, at both sides of the pretraining window, and at the
+    target. Raises ProofError naming the module and by how much it differs.
+    """
+    from ropecli.live.rotary import rotary_tables
+
+    tables = rotary_tables(build_without_weights(folder))
+    for table in tables:
+        rope = ropes.get(table.layer_type)
+        if rope is None:
+            raise ProofError(f"{table.name}: the live model has layers of type {table.layer_type!r}; config.json not.")
+        if not varies_with_length(rope.geometry, rope.spec):
+            _compare(table.name, table.inv_freq, table.attention_factor, rope)
+            continue
+        window = rope.geometry.original_max_position_embeddings
+        for length in (1, window, window + 1, round(window * rope.spec.factor)):
+            expected = scale(rope.geometry, rope.spec, length)
+            _compare(f"{table.name} at length {length}", *table.at_length(length), expected)
+    return len(tables)
+
+
+def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` with what its relative-position method must know of the model: which dimensions of a head turn.
+
+    It is found on a small model of the architecture with random weights, and proved there. A config that carries no
+    such method, or knows it already, is given back as it is. Raises PatchError where the architecture does not allow
+    the method, OutputError where nothing temporary can be written.
+    """
+    carrier = read_carrier(config)
+    if carrier is None or carrier.rotary_start is not None:
+        return config
+    from ropecli.attention.in_memory import prove_on_twin
+
+    settled = prove_on_twin(read_values(config), carrier)
+    config = copy.deepcopy(config)
+    write_carrier(config, settled)
+    return config
+
+
+def _compare(name: str, inv_freq: np.ndarray, attention_factor: float, rope: ScaledRope) -> None:
+    if inv_freq.shape != rope.inv_freq.shape:
+        raise ProofError(f"{name}: the live module turns {inv_freq.size} pairs, the patch {rope.inv_freq.size}.")
+    error = np.abs(inv_freq - rope.inv_freq)
+    allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL
+    if (error > allowed).any():
+        pair = int((error / allowed).argmax())
+        relative = error[pair] / max(rope.inv_freq[pair], np.finfo(np.float32).tiny)
+        raise ProofError(
+            f"{name}: pair {pair} turns by {inv_freq[pair]:.6g} radians per token in the live module, and by "
+            f"{rope.inv_freq[pair]:.6g} in the patch (relative difference {relative:.2g}). "
+            "Stock transformers does not do what this config asks for."
+        )
+    if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:
+        raise ProofError(
+            f"{name}: the live attention factor is {attention_factor:.6g}, the patch's {rope.attention_factor:.6g}. "
+            "Stock transformers does not do what this config asks for."
+        )

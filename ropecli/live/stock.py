@@ -1,0 +1,33 @@
+"""A config.json as stock transformers reads it."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ropecli.atomic import naming
+from ropecli.checkpoint.files import CONFIG
+from ropecli.errors import CheckpointError, OutputError, reason_of
+from ropecli.live.quiet import quiet_transformers
+
+
+def read_folder(folder: Path, name: str = "") -> Any:
+    """What transformers makes of folder/config.json. name: whose it is, for the message. Raises CheckpointError."""
+    from transformers import AutoConfig
+
+    try:
+        with quiet_transformers():
+            return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # config classes raise what they like
+        of = f"{name}: " if name else ""
+        raise CheckpointError(f"{of}transformers does not read this config: {reason_of(error)}") from error
+
+
+def read_values(config: dict[str, Any], name: str = "") -> Any:
+    """The same of a config.json that is not on disk yet. Raises OutputError where nothing temporary can be written."""
+    try:
+        with TemporaryDirectory() as folder, naming({Path(folder): name or "this folder"}):
+            (Path(folder) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+            return read_folder(Path(folder), name)
+    except OSError as error:
+        raise OutputError(f"A temporary folder could not be written: {error.strerror or error}") from error

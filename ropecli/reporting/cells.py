@@ -1,0 +1,234 @@
+"""Results as cells of text: what both the terminal's tables and the page's tables show."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ropecli.evaluation.report import Cell, EvalReport, RetrievalReport
+from ropecli.evaluation.tally import Row
+from ropecli.reporting.lines import Line, best_note, best_of, by_checkpoint, data_note, named_lines, numbered, title_of
+from ropecli.reporting.metrics import PPL
+from ropecli.reporting.wording import clean, duration, number, protocol_name, size, told_apart
+from ropecli.tuning.record import TRAINING, Score, TuneReport
+
+_Z = 1.959964
+"""Of 95%."""
+OVERFLOW = 700.0
+"""Nats; the exponential of more is beyond float64."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """rows: a cell under each of the heads."""
+
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def _interval(row: Row) -> str:
+    if row.ppl_low is None or row.ppl_high is None:
+        return "one document"
+    return f"{number(row.ppl_low)} to {number(row.ppl_high)}"
+
+
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "length": lambda row: f"{row.length}",
+    "ppl": lambda row: number(row.ppl),
+    "95% interval": _interval,
+    "nll (nats)": lambda row: f"{row.nll:.4f}",
+    "bits/byte": lambda row: "unknown" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}",
+    "tokens": lambda row: f"{row.tokens}",
+    "documents": lambda row: f"{row.documents}",
+    "time": lambda row: duration(row.seconds),
+    "tokens/s": lambda row: f"{row.tokens_per_second:.0f}",
+    "peak memory": lambda row: size(row.peak_memory),
+}
+
+
+def measured_rows(report: EvalReport) -> Table:
+    """A row a length, with the baseline's perplexity beside the report's own, where there is one."""
+    table = Table(list(_COLUMNS), [[of(row) for of in _COLUMNS.values()] for row in report.rows])
+    if report.baseline is not None:
+        theirs = {row.length: number(row.ppl) for row in report.baseline.rows}
+        table.heads.insert(2, "baseline ppl")
+        for cells, row in zip(table.rows, report.rows, strict=True):
+            cells.insert(2, theirs.get(row.length, "–"))
+    return table
+
+
+@dataclass(frozen=True)
+class ComparedLine:
+    """names: under the heads. cells: a number for each length, and whether it is the best. section: another checkpoint
+    begins.
+    """
+
+    names: list[str]
+    cells: list[tuple[str, bool]]
+    section: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """heads: of the columns before the lengths. notes: what a reader must know."""
+
+    title: str
+    heads: list[str]
+    lengths: list[int]
+    lines: list[ComparedLine]
+    notes: list[str]
+
+
+def compare(reports: Sequence[EvalReport]) -> Comparison:
+    """A line a report and a baseline, by checkpoint. The best of each column is so among those of the same tokens and
+    protocol.
+    """
+    lines = by_checkpoint(named_lines(reports))
+    compared = [line.report for line in lines]
+    lengths = sorted({row.length for report in compared for row in report.rows})
+    best = {length: best_of(compared, length, PPL) for length in lengths}
+    shown = {length: PPL.shown_among(line.at(length, PPL) for line in lines) for length in lengths}
+    heads = [name for name, of in _HEADS.items() if name == "method" or len({of(line) for line in lines}) > 1]
+    rows = []
+    for index, line in enumerate(lines):
+        values = dict(line.points(PPL))
+        cells = [
+            (shown[length](values[length]) if length in values else "–", index in best[length]) for length in lengths
+        ]
+        section = index > 0 and line.report.digest != compared[index - 1].digest
+        rows.append(ComparedLine([_HEADS[head](line) for head in heads], cells, section))
+    by = "checkpoint, method and length" if "checkpoint" in heads else "method and length"
+    notes = [data_note(compared, PPL), f"bold: {best_note(compared)}" if len(compared) > 1 else None]
+    return Comparison(title_of(reports, f": perplexity by {by}"), heads, lengths, rows, [one for one in notes if one])
+
+
+_HEADS: dict[str, Callable[[Line], str]] = {
+    "checkpoint": lambda line: clean(line.report.checkpoint, 40),
+    "method": lambda line: ("baseline: " if line.baseline else "") + clean(line.method),
+    "protocol": lambda line: protocol_name(line.report),
+    "data": lambda line: f"{clean(line.report.source, 30)} {clean(line.report.fingerprint[:6])}",
+}
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """A retrieval report by depth and length. rows: (depth in words, its cell at each length, None for no cell)."""
+
+    lengths: list[int]
+    rows: list[tuple[str, list[Cell | None]]]
+
+
+def pivot(report: RetrievalReport) -> Pivot:
+    lengths = sorted({cell.length for cell in report.cells})
+    depths = sorted({cell.depth for cell in report.cells})
+    cells = {(cell.length, cell.depth): cell for cell in report.cells}
+    names = told_apart(depths, digits=2)
+    return Pivot(
+        lengths,
+        [(name, [cells.get((length, at)) for length in lengths]) for name, at in zip(names, depths, strict=True)],
+    )
+
+
+def length_summary(report: RetrievalReport) -> Table:
+    """A row a length, over all depths; with mean rank and margin where answers were ranked."""
+    ranked = report.mode == "rank"
+    rows = []
+    for length in sorted({cell.length for cell in report.cells}):
+        cells = [cell for cell in report.cells if cell.length == length]
+        hits, trials = sum(cell.hits for cell in cells), sum(cell.trials for cell in cells)
+        low, high = wilson(hits, trials)
+        means = [_mean(cells, "rank", ".1f"), _mean(cells, "margin", "+.2f")] if ranked else []
+        window = "inside" if length <= report.original_max_position_embeddings else "beyond"
+        interval = f"{100 * low:.0f} to {100 * high:.0f}%"
+        rows.append([f"{length}", f"{100 * hits / trials:.0f}%", interval, f"{trials}", *means, window])
+    heads = ["length", "found", "95% (Wilson)", "prompts"]
+    return Table([*heads, *(("mean rank", "margin (nats)") if ranked else ()), "window"], rows)
+
+
+def wilson(hits: int, trials: int) -> tuple[float, float]:
+    """The 95% interval of a share, which has a width also of nothing but hits (Wilson 1927)."""
+    share, much = hits / trials, _Z * _Z / trials
+    middle = (share + much / 2) / (1 + much)
+    half = _Z / (1 + much) * math.sqrt(share * (1 - share) / trials + much / (4 * trials))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _mean(cells: Sequence[Cell], field: str, form: str) -> str:
+    """Over the prompts of some cells."""
+    values = [(getattr(cell, field), cell.trials) for cell in cells if getattr(cell, field) is not None]
+    if not values:
+        return "–"
+    return format(sum(value * trials for value, trials in values) / sum(trials for _, trials in values), form)
+
+
+def tuning_states(report: TuneReport) -> Table:
+    """The model before, by its method's own constants, by the best ones, and as it was left."""
+    window, target = report.original_max_position_embeddings, report.target_length
+    heads = ["model", f"perplexity at {window}", f"at {target}", "documents", "numbers learned", "time"]
+    rows = [_state("as pretrained", report.base), _state(clean(report.plain_name, 60), report.plain)]
+    if report.level in TRAINING:
+        spent = sum(point.seconds for point in report.points if point.level not in TRAINING)
+        rows.append(_state(f"{method_of(report)}, the best constants", report.begun, "0", duration(spent)))
+    rows.append(_state(_result_name(report), report.score, f"{report.learned:,}", duration(report.seconds)))
+    if window == target:  # factor 1
+        heads, rows = [*heads[:2], *heads[3:]], [[*row[:2], *row[3:]] for row in rows]
+    return Table(heads, rows)
+
+
+def tuning_runs(reports: Sequence[TuneReport]) -> Table:
+    """A line a run: its result."""
+    heads = ["run", "perplexity at the window", "at the target", "documents", "numbers learned", "time"]
+    rows = [
+        _state(name, report.score, f"{report.learned:,}", duration(report.seconds))
+        for name, report in zip(tuning_names(reports), reports, strict=True)
+    ]
+    return Table(heads, rows)
+
+
+def _result_name(report: TuneReport) -> str:
+    level = clean(report.level, 20)
+    if report.level in TRAINING and not report.step:
+        return f"{method_of(report)}, {level} found nothing better"
+    return f"{method_of(report)}, tuned ({level}{f', step {report.step}' if report.level in TRAINING else ''})"
+
+
+def _state(name: str, score: Score, learned: str = "–", spent: str = "–") -> list[str]:
+    return [name, ppl_words(score.window), ppl_words(score.target), f"{score.documents}", learned, spent]
+
+
+def ppl_of(nll: float) -> float:
+    """nll: nats. Infinite where the model overflowed."""
+    return math.exp(nll) if nll < OVERFLOW else math.inf
+
+
+def ppl_words(nll: float) -> str:
+    return number(ppl_of(nll)) if nll < OVERFLOW else "overflowed"
+
+
+def tuning_names(reports: Sequence[TuneReport]) -> list[str]:
+    """Level, method and factor, how many numbers were learned, and the checkpoint where there are several."""
+    several = len({report.digest for report in reports}) > 1
+    names = []
+    for report in reports:
+        before = f"{clean(report.checkpoint, 40)}, " if several else ""
+        learned = f", {report.learned:,} number{'s'[: report.learned != 1]} learned" if report.learned else ""
+        names.append(clean(f"{before}{clean(report.level, 20)}, {method_of(report)}{learned}", 120))
+    return numbered(names)
+
+
+def method_of(report: TuneReport) -> str:
+    return f"{clean(report.method, 30)} ×{report.factor:g}"
+
+
+def subject_of(reports: Sequence[TuneReport]) -> str:
+    """Which checkpoint, on which data; where these are several, how many."""
+    checkpoints = list(dict.fromkeys(clean(report.checkpoint) for report in reports))
+    sources = list(dict.fromkeys(clean(report.source) for report in reports))
+    one = checkpoints[0] if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
+    return f"{one}, calibration data {sources[0] if len(sources) == 1 else f'of {len(sources)} sources'}"
+
+
+def of_same_tokens(reports: Sequence[TuneReport]) -> bool:
+    """Whether all were scored on the same tokens at the same lengths, so that one perplexity means one thing."""
+    window = "original_max_position_embeddings"
+    facts = ("digest", "fingerprint", "target_length", window)
+    return len({(*(getattr(one, fact) for fact in facts), one.score.documents) for one in reports}) == 1

@@ -1,0 +1,116 @@
+"""What a scaling does to the images of positions: the embedding as a helix, and how near images lie to each other.
+
+Source: Xiong et al. 2023 (arXiv:2309.16039), appendix B: figure 8, and "Multi-Objective Decision".
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ropecli.analysis.images import closest_images, distance_to_old_images, helix
+from ropecli.checkpoint.study import Study
+from ropecli.errors import DataError
+from ropecli.reporting.figures import style
+from ropecli.reporting.figures.pairs import remapping_notes, subject
+from ropecli.reporting.wording import clean
+from ropecli.rope import ScaledRope
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POSITIONS = np.arange(-5, 6)
+"""Around 0, where the slower pair's sine rises: farther out it comes back, and dots would hide each other."""
+_MOST_PANELS, _COLUMNS = 8, 4
+_BETA = 50.0
+"""Of the paper's ABF, which halves the frequency of the pair that its figure shows."""
+_LONGEST_LINE = 24 * math.pi
+"""Radians of the fastest pair; of a slower pair that hardly turns, the whole helix would be a solid tube."""
+
+
+def draw_helix(study: Study) -> "Figure":
+    """A panel a rope: how far apart neighbouring positions lie. Raises DataError for more ropes than panels."""
+    ropes = {name: rope for name, rope in study.ropes.items() if rope.remapping is None}
+    if len(ropes) > _MOST_PANELS:
+        raise DataError(
+            f"{len(ropes)} helices are too many for one picture. Name up to {_MOST_PANELS - 1} methods with --method; "
+            "--kind tradeoff compares more."
+        )
+    # the pair whose frequency ABF with this β halves, β^(-2j/d) = 1/2; not the fastest where there are others
+    pairs = study.geometry.pairs
+    pair = min(max(1, round(pairs * math.log(2) / math.log(_BETA))), pairs - 1)
+    columns = min(_COLUMNS, len(ropes))
+    rows = math.ceil(len(ropes) / columns)
+    with style.drawing():
+        figure = style.new_figure(max(7.0, 3.4 * columns), 3.9 * rows + 0.8)
+        panels = figure.subplots(rows, columns, squeeze=False, subplot_kw={"projection": "3d"}).ravel()
+        for axes, (name, rope) in zip(panels, ropes.items(), strict=False):
+            _draw_helix(axes, clean(name), rope, pair)
+        for axes in panels[len(ropes) :]:
+            axes.remove()
+        notes = [
+            f"dots: positions t from {POSITIONS[0]} to {POSITIONS[-1]}, apart by their straight distance in these "
+            "three dimensions",
+            f"pair {pair} is the one whose frequency abf with beta = {_BETA:g} takes nearest to half",
+            *remapping_notes(study, "the helix is the pretrained one"),
+        ]
+        style.title(figure, f"The embedding as a helix, {subject(study)}", notes)
+    return figure
+
+
+def _draw_helix(axes: Any, name: str, rope: ScaledRope, pair: int) -> None:
+    """The whole helix where it is not too long, darker where the dots lie."""
+    fast, slow = float(rope.inv_freq[0]), float(rope.inv_freq[pair])
+    longest = _LONGEST_LINE / fast if fast else 0.0
+    whole = max(float(POSITIONS[-1]), min(math.pi / 2 / slow if slow else longest, longest))
+    for end, look in ((whole, {"color": "#BBBBBB", "linewidth": 0.8}), (POSITIONS[-1], {"color": "black"})):
+        axes.plot(*helix(rope.inv_freq, pair, np.linspace(-end, end, 1201)).T, **{"linewidth": 1.2, **look})
+    dots = helix(rope.inv_freq, pair, POSITIONS)
+    axes.plot(*dots.T, linestyle="", marker="o", markersize=5, color="#D55E00", markeredgecolor="black", mew=0.6)
+    axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xticks=(-1, 0, 1), yticks=(0,), zticks=(-1, 0, 1))
+    axes.tick_params(labelsize=7, pad=-2)
+    axes.set_xlabel("cos θ₀t", labelpad=-2, fontsize=8)
+    axes.set_ylabel("sin θ₀t", labelpad=3, fontsize=8)
+    axes.set_zlabel(f"sin θ{str(pair).translate(str.maketrans('0123456789', '₀₁₂₃₄₅₆₇₈₉'))}t", labelpad=-8, fontsize=8)
+    axes.view_init(elev=22, azim=-60)
+    axes.set_box_aspect((1, 1, 1), zoom=0.88)
+    apart = np.linalg.norm(dots[:, None] - dots[None], axis=-1)
+    closest = [float(np.diagonal(apart, gap).min()) for gap in range(1, len(dots))]
+    gap = int(np.argmin(np.round(closest, 9)))
+    between = "neighbours" if gap == 0 else f"{gap + 1} positions apart"
+    words = f"from dot to dot {np.diagonal(apart, 1).mean():.2f}\nclosest two {closest[gap]:.2f} ({between})"
+    axes.set_title(f"{name}\n{words}", fontsize=8.5, y=0.96)
+
+
+def draw_tradeoff(study: Study) -> "Figure":
+    """Images near to the learned ones, d(f, f̂), against images far from each other, q(f̂): a point a rope.
+
+    Raises DataError for a window so long that the images of all its positions are not looked through.
+    """
+    old, target = study.geometry.inv_freq(), max(2, study.target)
+    ropes = {clean(name): rope for name, rope in study.ropes.items() if rope.remapping is None}
+    with style.drawing():
+        figure, (axes,) = style.line_figure(list(ropes))
+        for index, (name, rope) in enumerate(ropes.items()):
+            distance = distance_to_old_images(old, rope.inv_freq, study.window, target)
+            if math.isnan(distance):
+                raise DataError(
+                    f"The pretraining window of {clean(study.checkpoint)} is {study.window} tokens, too many for the "
+                    "distance to old images, which looks through all of them. Use --kind decay or wavelengths."
+                )
+            look = {**style.look(index), "linestyle": "", "markersize": 8, "fillstyle": "none", "mew": 1.6}
+            axes.plot([distance], [closest_images(rope.inv_freq, target).distance], label=name, **look)
+        # from 0, which some methods have
+        axes.set_xlim(left=-0.05 * axes.get_xlim()[1])
+        axes.set_ylim(bottom=-0.05 * axes.get_ylim()[1])
+        axes.set_xlabel("d(f, f̂), distance to old images (smaller: nearer to what was learned)")
+        axes.set_ylabel("q(f̂), distance of the two closest images\n(larger: positions are told apart better)")
+        axes.set_title("↖ better", loc="left", fontsize=9, fontweight="bold")
+        style.legend(axes)
+        notes = [
+            "distances between images of a unit vector with the same weight in every pair, 0 to 2; pretrained: "
+            "extrapolated to the target",
+            *remapping_notes(study, "no images of their own, and no point"),
+        ]
+        style.title(figure, f"Images near to the old ones against images far from each other, {subject(study)}", notes)
+    return figure

@@ -1,0 +1,235 @@
+"""A value for each rotary pair: wavelengths, and frequencies over the pretrained ones, by method or as tuned.
+
+Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), sections 2.3 (pairs that turn inside the window have shown all their
+angles in pretraining) and 3 (h(θ_d)/θ_d); Liu et al. 2023 (arXiv:2310.05209), section 4.1, for the critical dimension.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ropecli.analysis.wavelengths import critical_dimension, turns
+from ropecli.checkpoint.study import PRETRAINED, Study
+from ropecli.errors import DataError, MethodError
+from ropecli.reporting.cells import method_of, subject_of, tuning_names
+from ropecli.reporting.figures import style
+from ropecli.reporting.wording import clean
+from ropecli.rope import RopeGeometry, ScalingSpec
+from ropecli.scaling.registry import scale
+from ropecli.tuning.record import TuneReport
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+X_LABEL = "pair of dimensions, fastest first"
+_OVER_PRETRAINED = "frequency over the pretrained one, logarithmic"
+_MARKERS = 16
+"""On a line, at most."""
+_BAND, _ROW = 0.08, 0.05
+"""Shares of a logarithmic axis: from its numbers to the first line at 0 or ∞, and from there to the next."""
+_MOST_FACTORS = 4
+"""Of more, the lines at 1/s would be taken for a grid."""
+_INSTEAD = "yarn"
+"""Whose constants stand beside those of a tuned method that has none of its own, as longrope."""
+
+
+def draw_wavelengths(study: Study) -> "Figure":
+    """Tokens that each pair takes for a turn, against the pretraining window and the target."""
+    lines = {}
+    for name, rope in study.ropes.items():
+        inside = int((turns(rope.inv_freq, study.window) >= 1).sum())
+        lines[f"{clean(name)} ({inside})"] = np.where(rope.inv_freq > 0, rope.wavelength, np.inf)
+    windows = {f"pretraining window: {study.window}": study.window}
+    if study.target != study.window:
+        windows[f"target: {study.target}"] = study.target
+    notes = [
+        "in brackets: how many pairs complete a turn inside the pretraining window",
+        *_still_notes(study, "∞"),
+        *remapping_notes(study, "the wavelengths are the pretrained ones"),
+    ]
+    label = "wavelength (tokens for a turn), logarithmic"
+    return _draw(f"Wavelength of each pair, {subject(study)}", label, lines, windows, {}, notes)
+
+
+def draw_frequencies(study: Study) -> "Figure":
+    """Each pair's frequency by each method over the pretrained one. Raises DataError for nothing to compare."""
+    pretrained = study.geometry.inv_freq()
+    methods = {clean(name): rope for name, rope in study.ropes.items() if name != PRETRAINED}
+    if not methods:
+        raise DataError(
+            f"There is nothing to compare: {clean(study.checkpoint)} is unscaled. Give --method, for instance yarn, "
+            "and --factor."
+        )
+    _refuse_no_frequency(study.checkpoint, pretrained)
+    notes = [*_still_notes(study, "0"), *remapping_notes(study, "the line stands at 1")]
+    if study.geometry.still_pairs:
+        first = study.geometry.pairs - study.geometry.still_pairs
+        notes.append(f"pairs from {first} on did not turn in pretraining, and have no frequency to be held against")
+    dimension = critical_dimension(study.geometry)
+    turning = study.geometry.pairs - study.geometry.still_pairs
+    border = _border(dimension // 2, turning, f"critical dimension {dimension}: ")
+    if not border:
+        notes.append(
+            f"{'every pair that turns' if dimension else 'no pair'} completes a turn inside the pretraining window"
+        )
+    return _draw(
+        f"Frequency of each pair over the pretrained one, {subject(study)}",
+        _OVER_PRETRAINED,
+        {name: _over(rope.inv_freq, pretrained) for name, rope in methods.items()},
+        _levels(rope.spec.factor for rope in methods.values() if rope.remapping is None),
+        border,
+        notes,
+    )
+
+
+def draw_tuned_frequencies(reports: Sequence[TuneReport]) -> "Figure":
+    """The frequencies that were chosen over the pretrained ones, beside those of the methods' own constants."""
+    lines, notes = {}, []
+    own: dict[str, np.ndarray] = {}
+    for name, report in zip(tuning_names(reports), reports, strict=True):
+        pretrained, chosen = np.array(report.pretrained_inv_freq), np.array(report.inv_freq)
+        _refuse_no_frequency(report.checkpoint, pretrained)
+        lines[name] = _over(chosen, pretrained)
+        notes.append(f"{name}: attention factor {report.attention_factor:.4g}")
+        own |= _untuned(report)
+    pairs = {
+        int((turns(np.array(one.pretrained_inv_freq), one.original_max_position_embeddings) >= 1).sum())
+        for one in reports
+    }
+    turning = sum(one > 0 for one in reports[0].pretrained_inv_freq)
+    which = method_of(reports[0]) if len(reports) == 1 else f"{len(reports)} tuning runs"
+    return _draw(
+        f"Frequency of each pair over the pretrained one, chosen by tuning, {which}: {subject_of(reports)}",
+        _OVER_PRETRAINED,
+        {**lines, **own},
+        _levels(report.factor for report in reports),
+        _border(pairs.pop(), turning) if len(pairs) == 1 else {},
+        list(dict.fromkeys(notes)),
+    )
+
+
+def subject(study: Study) -> str:
+    """Which checkpoint, and what its rotary embedding was pretrained with."""
+    rope = study.geometry
+    part = f" of head_dim {rope.head_dim}" if rope.rotary_dim != rope.head_dim else ""
+    layers = f", {clean(rope.layer_type)} layers" if rope.layer_type else ""
+    return (
+        f"{clean(study.checkpoint)}{layers}: rotary_dim {rope.rotary_dim}{part}, rope_theta {rope.rope_theta:.10g}, "
+        f"pretraining window {study.window}, target {study.target} tokens"
+    )
+
+
+def remapping_notes(study: Study, unchanged: str) -> list[str]:
+    """Which methods change distances, and therefore what of theirs is `unchanged`."""
+    names = [clean(name) for name, rope in study.ropes.items() if rope.remapping is not None]
+    if not names:
+        return []
+    return [f"{', '.join(names)} change{'s'[: len(names) == 1]} distances and no frequency: {unchanged}"]
+
+
+def _still_notes(study: Study, edge: str) -> list[str]:
+    """Which methods stop how many pairs. edge: where on the axis these stand."""
+    told = [
+        f"{int((rope.inv_freq == 0).sum())} of {len(rope.inv_freq)} pairs of {clean(name)}"
+        for name, rope in study.ropes.items()
+        if (rope.inv_freq == 0).any()
+    ]
+    return [f"do not turn, shown at {edge}: {', '.join(told)}"] if told else []
+
+
+def _refuse_no_frequency(checkpoint: str, pretrained: np.ndarray) -> None:
+    if not pretrained.any():
+        raise DataError(
+            f"No pair of {clean(checkpoint)} turned in pretraining, so there is no frequency to compare with. "
+            "Leave it out, or use --kind wavelengths."
+        )
+
+
+def _over(inv_freq: np.ndarray, pretrained: np.ndarray) -> np.ndarray:
+    """NaN where the pretrained frequency is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(pretrained > 0, inv_freq / pretrained, np.nan)
+
+
+def _levels(factors: Iterable[float]) -> dict[str, float]:
+    """1, and 1/s for each factor s."""
+    different = sorted({*factors} - {1.0})
+    marked = different if len(different) <= _MOST_FACTORS else []
+    return {"as pretrained: 1": 1.0, **{f"1/s at factor {one:g}: {1 / one:.4g}": 1 / one for one in marked}}
+
+
+def _border(inside: int, turning: int, name: str = "") -> dict[str, float]:
+    """Between the pairs that turn inside the pretraining window and those that do not, where there are both."""
+    if inside in (0, turning):
+        return {}
+    last = f"pairs 0 to {inside - 1} turn" if inside > 1 else "pair 0 turns"
+    return {f"{name}{last} inside the pretraining window": inside - 0.5}
+
+
+def _untuned(report: TuneReport) -> dict[str, np.ndarray]:
+    """By the constants that the method has of its own; none where the pretrained frequencies are no plain ones."""
+    pretrained = np.array(report.pretrained_inv_freq)
+    pairs, still = len(pretrained), int((pretrained == 0).sum())
+    if pairs - still < 2 or not 1e-30 < pretrained[1] ** pairs < 1:
+        return {}
+    base, window = float(pretrained[1] ** -float(pairs)), report.original_max_position_embeddings
+    geometry = RopeGeometry(2 * pairs, 2 * pairs, base, window, still_pairs=still)
+    if not np.allclose(geometry.inv_freq(), pretrained, rtol=1e-4, atol=0):
+        return {}
+    for method in (report.method, _INSTEAD):
+        try:
+            scaled = scale(geometry, ScalingSpec(method, report.factor))
+        except MethodError:  # as abf and longrope, which have no constants of their own
+            continue
+        return {f"{method} ×{report.factor:g}, nothing tuned": _over(scaled.inv_freq, geometry.inv_freq())}
+    return {}
+
+
+def _draw(
+    title: str,
+    y_label: str,
+    lines: Mapping[str, np.ndarray],
+    levels: Mapping[str, float],
+    borders: Mapping[str, float],
+    notes: Sequence[str],
+) -> "Figure":
+    """lines: by name, shape (pairs,); NaN for gaps. 0 or ∞, which a logarithmic axis has not, stand beyond its numbers.
+
+    levels: horizontal lines. borders: vertical ones.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    finite = [one for values in lines.values() for one in values if 0 < one < math.inf] + list(levels.values())
+    low, high = min(finite), max(finite)
+    span = math.log10(high / low) or 1.0
+    edge, places = "0", list[float]()
+    with style.drawing():
+        figure, (axes,) = style.line_figure(list(lines), [*levels, *borders])
+        for index, (name, values) in enumerate(lines.items()):
+            beyond = np.isinf(values) | (values == 0)
+            every = math.ceil(max(len(values) / _MARKERS, min(len(lines), len(values) / 5)))
+            # markers apart from one line to the next, so that lines that lie on each other are seen
+            look = {**style.look(index), "markevery": (index % every, every)}
+            axes.plot(np.where(beyond, np.nan, values), label=name, **look)
+            if beyond.any():
+                edge = "∞" if np.isinf(values).any() else "0"
+                away = 10 ** (span * (_BAND + _ROW * len(places)))
+                places.append(high * away if edge == "∞" else low / away)
+                axes.plot(
+                    np.where(beyond, places[-1], np.nan), label=style.UNNAMED, **{**look, "markerfacecolor": "white"}
+                )
+        for dashes, (name, y) in zip(((6, 3), *[(2, 2)] * len(levels)), levels.items(), strict=False):
+            axes.axhline(y, color=style.GREY, linewidth=1, linestyle=(0, dashes), label=name, zorder=1)
+        for name, x in borders.items():
+            axes.axvline(x, color=style.GREY, linewidth=1, linestyle="-.", label=name, zorder=1)
+        style.log_axis(axes.yaxis, [*finite, *places])
+        if places:
+            ticks = [tick for tick in axes.get_yticks() if low / 1.01 <= tick <= high * 1.01]
+            axes.set_yticks([*ticks, math.sqrt(places[0] * places[-1])], [*(f"{tick:.10g}" for tick in ticks), edge])
+        axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, min_n_ticks=1, steps=[1, 2, 4, 5, 10]))
+        axes.set(xlabel=X_LABEL, ylabel=y_label)
+        style.legend(axes)
+        style.title(figure, title, notes)
+    return figure

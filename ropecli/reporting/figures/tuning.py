@@ -1,0 +1,230 @@
+"""How a tuning run went, or several: perplexity at the target and at the window against what it cost; learned gains."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ropecli.errors import DataError
+from ropecli.reporting.cells import OVERFLOW, of_same_tokens, ppl_of, ppl_words, subject_of, tuning_names
+from ropecli.reporting.figures import style
+from ropecli.reporting.figures.pairs import X_LABEL
+from ropecli.reporting.wording import clean, number
+from ropecli.tuning.record import TRAINING, LayerGains, Score, TuneReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_CEILING = 2.0
+"""Times the lowest perplexity. What lies above would press together what a search is about."""
+_UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+_LEVEL_DASHES = ((6, 3), (2, 4), (1, 2), (4, 2, 1, 2), (10, 2))
+_MOST_MAPS = 8
+"""Layers; of more, those that changed most are drawn."""
+_LEAST = 0.01
+"""The scale's end is at least so far from none: less than that is nothing learned."""
+
+
+def draw_tuning(reports: Sequence[TuneReport]) -> "Figure":
+    """Of one run every measurement and the best so far; of several the best so far of each, and its result.
+
+    Raises DataError for more reports than lines look different.
+    """
+    names = tuning_names(reports)
+    longest = max(sum(point.seconds for point in report.points) for report in reports)
+    seconds, unit = next((size, name) for least, size, name in _UNITS if longest >= least)
+    with style.drawing():
+        levels = [name for at in ("target", "window") for name in _levels(reports, at)]
+        figure, panels = style.line_figure([f"{name}: overflowed" for name in names], levels, panels=2)
+        above = False
+        for axes, at in zip(panels, ("target", "window"), strict=True):
+            values: list[float] = []
+            for index, (name, report) in enumerate(zip(names, reports, strict=True)):
+                if len(reports) == 1:
+                    values += _draw_points(axes, report, at, seconds)
+                else:
+                    values += _draw_way(axes, report, at, seconds, name, index)
+            handles = axes.get_legend_handles_labels()[0]
+            known = _levels(reports, at)
+            low = min([value for value in [*values, *known.values()] if math.isfinite(value)])
+            # the results are always seen
+            top = max(_CEILING * low, *(_ppl(report.score, at) for report in reports))
+            for dashes, (words, value) in zip(_LEVEL_DASHES, known.items(), strict=False):
+                label = words + ", above" * (value > top)
+                look: dict[str, Any] = {"color": style.GREY, "linewidth": 1.1, "linestyle": (0, dashes), "zorder": 1}
+                handles.append(axes.axhline(min(value, 2 * top), label=label, **look))
+            style.log_axis(axes.yaxis, [value for value in [*values, *known.values()] if value <= top])
+            above |= any(value > top for value in values)
+            axes.set_ylabel(f"perplexity at {_length(reports, at)},\nlogarithmic")
+            style.legend(axes, handles)
+        panels[-1].set_xlabel(f"{unit} of all measurements so far, with the training between them")
+        panels[-1].set_xlim(left=0)
+        several = f"{len(reports)} tuning runs, the best so far and the result"
+        what = several if len(reports) > 1 else f"Tuning, {names[0]}"
+        style.title(figure, f"{what}: {subject_of(reports)}", _notes(reports, above))
+    return figure
+
+
+def best_so_far(report: TuneReport) -> list[int]:
+    """Indices of the points that had the lowest objective until then, of those on as many documents as the result."""
+    kept: list[int] = []
+    for index, point in enumerate(report.points):
+        comparable = _finite(point.score) and point.score.documents == report.score.documents
+        if comparable and (not kept or point.score.objective < report.points[kept[-1]].score.objective):
+            kept.append(index)
+    return kept
+
+
+def _draw_points(axes: "Axes", report: TuneReport, at: str, unit: float) -> list[float]:
+    """Every measurement, a look for each level and number of documents. Returns the perplexities drawn."""
+    spent = np.cumsum([point.seconds for point in report.points]) / unit
+    values = np.array([_ppl(point.score, at) for point in report.points])
+    groups: dict[tuple[str, int], list[int]] = {}
+    for place, point in enumerate(report.points):
+        if _finite(point.score):
+            groups.setdefault((point.level, point.score.documents), []).append(place)
+    for index, ((level, documents), places) in enumerate(groups.items()):
+        look = {**style.look(index), "linestyle": "-" if level in TRAINING else "none"}
+        # hollow where they were read on other documents than the result
+        look["markerfacecolor"] = look["color"] if documents == report.score.documents else "white"
+        label = f"{clean(level, 20)}, {documents} document{'s'[: documents != 1]}"
+        axes.plot(spent[places], values[places], label=label, **look)
+    kept = best_so_far(report)
+    if kept:
+        # pale and broad, below the points that it goes through
+        look = {"color": "#c4c4c4", "linewidth": 5, "zorder": 1.5, "drawstyle": "steps-post"}
+        label = f"best so far, of those on {report.score.documents} documents"
+        axes.plot([*spent[kept], spent[-1]], [*values[kept], values[kept[-1]]], label=label, **look)
+    return [float(value) for places in groups.values() for value in values[places]]
+
+
+def _draw_way(axes: "Axes", report: TuneReport, at: str, unit: float, name: str, index: int) -> list[float]:
+    """The best so far, and the result as a marker at the end. Returns the perplexities drawn."""
+    spent = np.cumsum([point.seconds for point in report.points]) / unit
+    kept = best_so_far(report)
+    values = [*(_ppl(report.points[place].score, at) for place in kept), _ppl(report.score, at)]
+    look = {**style.look(index), "drawstyle": "steps-post", "markevery": [len(kept)]}
+    axes.plot([*spent[kept], spent[-1]], values, label=f"{name}: {number(values[-1])}", **look)
+    return values
+
+
+def _levels(reports: Sequence[TuneReport], at: str) -> dict[str, float]:
+    """By name, the states that the points are held against; of several runs those that all share.
+
+    The pretrained model at its window stands in both panels: what an extension is held against.
+    """
+    of_each = []
+    for report in reports:
+        window, target = report.original_max_position_embeddings, report.target_length
+        states = [(f"as pretrained, at {window} tokens", report.base.window)]
+        if at == "target" and target != window:
+            states.append((f"as pretrained, at {target} tokens", report.base.target))
+        states.append((clean(report.plain_name, 60), getattr(report.plain, at)))
+        if len(reports) == 1:
+            trained = report.level in TRAINING
+            states += [("best constants", getattr(report.begun, at))] * trained
+            states.append(("result" + f", after {report.step:,} steps" * trained, getattr(report.score, at)))
+        of_each.append({f"{name}: {ppl_words(nll)}": ppl_of(nll) for name, nll in states})
+    shared = of_same_tokens(reports)
+    return {name: value for name, value in of_each[0].items() if shared and all(name in one for one in of_each)}
+
+
+def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
+    notes = []
+    if len(reports) == 1:
+        (report,) = reports
+        weight = report.settings.get("short_weight")
+        share = f"{weight:g}" if isinstance(weight, int | float) else "a share"
+        notes.append(f"the best: by the loss at {report.target_length} tokens + {share} × that at the window")
+        if any(point.score.documents != report.score.documents for point in report.points if _finite(point.score)):
+            notes.append("hollow: on other documents than the result, and not to be held against the rest")
+    overflowed = sum(not _finite(point.score) for report in reports for point in report.points)
+    if overflowed:
+        notes.append(f"left out: {overflowed:,} measurements in which the model overflowed")
+    if not of_same_tokens(reports):
+        notes.append("different checkpoints, data or lengths: these perplexities are not of the same tokens")
+    return [*notes, *[f"left out: perplexities above {_CEILING:g} times the lowest"] * above]
+
+
+def _length(reports: Sequence[TuneReport], at: str) -> str:
+    lengths = {one.target_length if at == "target" else one.original_max_position_embeddings for one in reports}
+    return f"{lengths.pop()} tokens" if len(lengths) == 1 else f"the {at}"
+
+
+def _finite(score: Score) -> bool:
+    return max(score.target, score.window, score.objective) < OVERFLOW
+
+
+def _ppl(score: Score, at: str) -> float:
+    return ppl_of(score.target if at == "target" else score.window)
+
+
+def draw_gains(reports: Sequence[TuneReport]) -> "Figure":
+    """The gains and phases that were learned: a map of heads and pairs for each layer.
+
+    Raises DataError for several reports, and for one without gains.
+    """
+    if len(reports) > 1:
+        raise DataError(f"--kind gains draws one tuning run, and {len(reports)} were given. Give one.")
+    (report,) = reports
+    if not report.gains:
+        learns = f"level {clean(report.level, 20)} learns none; `ropecli tune --level heads` does"
+        why = "heads found nothing better than none" if report.level == "heads" else learns
+        raise DataError(f"The report of {clean(report.checkpoint)} has no gains: {why}. Use --kind tuning.")
+    shown = sorted(range(len(report.gains)), key=lambda index: -_change(report.gains[index]))[:_MOST_MAPS]
+    layers = [report.gains[index] for index in sorted(shown)]
+    phases = any(any(layer.phase) for layer in report.gains)
+    heights = [float(np.clip(0.16 * len(layer.log_gain), 0.75, 2.6)) for layer in layers]
+    notes = [f"all gains are multiplied by a common {math.exp(report.log_temperature):.4g} besides (the temperature)"]
+    if len(layers) < len(report.gains):
+        notes.append(f"the {len(layers)} layers of {len(report.gains)} that changed most, on the scale of all")
+    with style.drawing():
+        figure = style.new_figure(9.5 if phases else 6.0, 1.9 + sum(heights) + 0.25 * len(heights))
+        panels = figure.subplots(len(layers), 1 + phases, squeeze=False, height_ratios=heights)
+        for row, index, layer in zip(panels, sorted(shown), layers, strict=True):
+            found = re.search(r"(?:^|\.)(\d{1,4})(?:\.|$)", layer.name)
+            heads = "all heads" if len(layer.log_gain) == 1 else "query head"
+            row[0].set_ylabel(f"layer {found[1] if found else index}\n{heads}")
+        # one scale for all layers
+        gain = max(_LEAST, *(np.abs(layer.log_gain).max() for layer in report.gains))
+        _draw_maps(list(panels[:, 0]), [layer.log_gain for layer in layers], gain, "gain, logarithmic", np.exp)
+        if phases:
+            phase = max(_LEAST, *(np.abs(layer.phase).max() for layer in report.gains if any(layer.phase)))
+            _draw_maps(list(panels[:, 1]), [layer.phase for layer in layers], phase, "phase, radians", np.asarray)
+        style.title(figure, f"Learned gains and phases, {tuning_names(reports)[0]}: {subject_of(reports)}", notes)
+    return figure
+
+
+def _change(layer: LayerGains) -> float:
+    """Mean |log gain + i·phase|: how far the complex gain is from 1."""
+    phase = np.array(layer.phase) if any(layer.phase) else 0.0
+    return float(np.hypot(np.array(layer.log_gain), phase).mean())
+
+
+def _draw_maps(panels: Sequence["Axes"], values: Sequence[Any], end: float, label: str, shown: Any) -> None:
+    """One below the other. values: of each layer, shape (heads, pairs), or nothing. shown: as on the scale."""
+    from matplotlib.ticker import MaxNLocator
+
+    image = None
+    for axes, one in zip(panels, values, strict=True):
+        axes.grid(False)
+        axes.spines[:].set_visible(True)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(7, integer=True, min_n_ticks=1, steps=[1, 2, 4, 5, 10]))
+        if not any(one):
+            axes.text(0.5, 0.5, "no phase: all heads share a norm", ha="center", va="center", transform=axes.transAxes)
+            axes.set(xticks=[], yticks=[])
+            continue
+        # from dark to light, so that the sign is seen without colours
+        image = axes.imshow(one, cmap="viridis", vmin=-end, vmax=end, aspect="auto", interpolation="nearest")
+        if len(one) == 1:
+            axes.set_yticks([])
+    panels[-1].set_xlabel(X_LABEL)
+    if image is not None:
+        ticks = np.linspace(-end, end, 5)
+        bar = panels[0].figure.colorbar(image, ax=list(panels), location="top", shrink=0.9, aspect=35, pad=0.02)
+        bar.set_ticks(ticks.tolist(), labels=[f"{value:.3g}" for value in shown(ticks)])
+        bar.set_label(label)

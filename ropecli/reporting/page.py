@@ -1,0 +1,186 @@
+"""A page that holds everything reports say, in one file: no script, and nothing fetched from anywhere.
+
+Whatever comes from a report is escaped by the template; pictures are data within it.
+"""
+
+import base64
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.atomic import new_file
+from ropecli.errors import DataError
+from ropecli.evaluation.report import EvalReport, RetrievalReport
+from ropecli.reporting import cells
+from ropecli.reporting.kinds import KINDS
+from ropecli.reporting.lines import data_note, named_lines
+from ropecli.reporting.metrics import METRICS, PPL
+from ropecli.reporting.reading import Report
+from ropecli.reporting.wording import HEADLINES_NOTE, PROTOCOLS_IN_WORDS, clean, headline_sentence, protocol_name
+from ropecli.tuning.record import TuneReport
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LONGEST_TEXT = 10_000
+"""Of one value, characters."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """title: for those who do not see it. data: a PNG in base64."""
+
+    title: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """What several reports say together, or one tuning run. left_out: plots, and why. reports: whose facts follow."""
+
+    title: str
+    words: str
+    comparison: cells.Comparison | None
+    table: cells.Table | None
+    pictures: list[Picture]
+    notes: list[str]
+    reports: Sequence[Report] = ()
+
+
+def write_page(path: Path, reports: Sequence[Report]) -> None:
+    """Raises OutputError."""
+    page = render_page(reports)
+    with new_file(path) as partial:
+        partial.write_text(page, encoding="utf-8")
+
+
+def render_page(reports: Sequence[Report]) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True)
+    environment.globals.update(sentence=headline_sentence, headlines_note=HEADLINES_NOTE, facts=_facts)
+    environment.globals.update(
+        measured_rows=cells.measured_rows, pivot=cells.pivot, length_summary=cells.length_summary
+    )
+    template = environment.from_string(resources.files("ropecli.reporting").joinpath("page.html").read_text("utf-8"))
+    measured = [report for report in reports if isinstance(report, EvalReport)]
+    retrieved = [report for report in reports if isinstance(report, RetrievalReport)]
+    tuned = [report for report in reports if isinstance(report, TuneReport)]
+    tasks = dict.fromkeys((report.task, report.mode) for report in retrieved)
+    return template.render(
+        title=_title(reports),
+        protocols=[
+            _protocol([report for report in measured if report.protocol == name])
+            for name in dict.fromkeys(report.protocol for report in measured)
+        ],
+        measured=measured,
+        retrieved=retrieved,
+        grids=[
+            _picture(KINDS["retrieval"].figure([one for one in retrieved if (one.task, one.mode) == task]))
+            for task in tasks
+        ],
+        tunings=[*([_tuning_runs(tuned)] if len(tuned) > 1 else []), *map(_tuning, tuned)],
+    )
+
+
+def _finalize(value: Any) -> Any:
+    from markupsafe import Markup
+
+    return clean(value, _LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _title(reports: Sequence[Report]) -> str:
+    names = list(dict.fromkeys(report.checkpoint for report in reports))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    what = "Tuning of " if all(isinstance(report, TuneReport) for report in reports) else "Evaluation of "
+    return what + ", ".join(clean(name, 60) for name in names[:3]) + more
+
+
+def _protocol(reports: list[EvalReport]) -> Part:
+    """The reports of one protocol: what it is, and what they say together."""
+    name = reports[0].protocol
+    metrics = ["ppl"]
+    if data_note(reports, PPL) and all(row.bits_per_byte for report in reports for row in report.rows):
+        metrics.append("bits-per-byte")
+    kinds = ["perplexity", "comparison"] if len(named_lines(reports)) > 1 else ["perplexity"]
+    wanted = [(kind, metric) for metric in metrics for kind in kinds]
+    pictures, left_out = _drawn([*wanted, ("context", "ppl")], reports)
+    compared = cells.compare(reports)
+    title = f"Perplexity, protocol {name}"
+    return Part(title, PROTOCOLS_IN_WORDS[name], compared, None, pictures, left_out)
+
+
+def _tuning_runs(reports: Sequence[TuneReport]) -> Part:
+    pictures, left_out = _drawn([("tuning", "ppl"), ("tuned-frequencies", "ppl")], reports)
+    other = "Different checkpoints, data or lengths: these perplexities are not of the same tokens."
+    notes = left_out if cells.of_same_tokens(reports) else [other, *left_out]
+    return Part("Tuning runs side by side", "", None, cells.tuning_runs(reports), pictures, notes)
+
+
+def _tuning(report: TuneReport) -> Part:
+    kinds = ["tuning", *(["gains"] if report.gains else []), "tuned-frequencies"]
+    pictures, left_out = _drawn([(kind, "ppl") for kind in kinds], [report])
+    title = f"{report.checkpoint}, {cells.method_of(report)}: tuning ({report.level})"
+    return Part(title, "", None, cells.tuning_states(report), pictures, left_out, [report])
+
+
+def _drawn(wanted: Iterable[tuple[str, str]], reports: Sequence[Report]) -> tuple[list[Picture], list[str]]:
+    """(pictures, those that could not be drawn and why). wanted: (kind, metric) of each."""
+    drawn, left_out = [], []
+    for kind, metric in wanted:
+        try:
+            drawn.append(_picture(KINDS[kind].figure(reports, METRICS[metric])))
+        except DataError as error:
+            left_out.append(f"The plot of kind {kind} is left out: {str(error).partition('. ')[0]}.")
+    return drawn, left_out
+
+
+def _picture(figure: "Figure") -> Picture:
+    from ropecli.reporting.figures.style import as_png
+
+    return Picture(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode())
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    """(what, value) of whatever a reader needs to judge the numbers, or to make them again."""
+    patched = ", patched in memory" if not isinstance(report, TuneReport) and report.in_memory else ""
+    facts = [
+        ("checkpoint", report.checkpoint + patched),
+        ("checkpoint digest", report.digest),
+        ("scaling", f"{report.method} ×{report.factor:g}"),
+        ("parameters", _json(report.params) if report.params else "the method's own"),
+        ("pretraining window", f"{report.original_max_position_embeddings} tokens"),
+        ("data", report.source),
+        ("fingerprint of the tokens", report.fingerprint),
+        *_own_facts(report),
+    ]
+    settings = {name: value for name, value in report.settings.items() if value is not None}
+    facts += [("settings", _json(settings)), ("computed in", f"{report.dtype} on {report.device}")]
+    versions = ", ".join(f"{name} {version}" for name, version in report.environment.items())
+    facts.append(("versions", versions))
+    return [*facts, ("command", shlex.join(report.command))]
+
+
+def _own_facts(report: Report) -> list[tuple[str, str]]:
+    """Of one kind of report alone."""
+    if isinstance(report, EvalReport):
+        return [
+            ("documents", f"{len(report.document_names)} read, {report.too_short} left out as too short"),
+            ("protocol", protocol_name(report)),
+        ]
+    if isinstance(report, RetrievalReport):
+        return [("task", f"{report.task} ({report.mode})"), ("a guess finds", f"{100 * report.chance:.3g}%")]
+    return [
+        ("target", f"{report.target_length} tokens"),
+        ("attention factor", f"{report.attention_factor:.6g}"),
+        ("measurements", f"{len(report.points):,}"),
+        ("moved by rounding the weights", f"{report.rounding:.2g} of the largest logit"),
+    ]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,122 @@
+"""How reports are put into words: names without what would command a terminal, protocols, changes, times, sizes."""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ropecli.evaluation.headlines import Headline
+    from ropecli.evaluation.report import EvalReport
+
+LONGEST_NAME = 80
+
+_FORGED = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029\ufffe\uffff")
+"""Characters that turn the direction of what stands beside them, end a line, or that XML has not."""
+
+YARN_NOTE = "YaRN's script: unweighted window means; not comparable with other protocols"
+
+PROTOCOLS_IN_WORDS = {
+    "prefix": (
+        "The first N tokens of every document are read, and each but the first is scored with all that stands before "
+        "it: ppl = exp(Σ nll / Σ tokens). Early tokens have little context, so longer lengths look better of "
+        "themselves; a collapse beyond the window shows plainly."
+    ),
+    "tail": (
+        "The same target tokens are scored at every length: the last ones of each document's longest prefix, read with "
+        "the N − K to N − 1 tokens before them, where K is how many are scored. ppl = exp(Σ nll / Σ tokens). Tells "
+        "whether more context helps."
+    ),
+    "sliding": (
+        "Windows of N tokens, S apart; of each the last S tokens are scored (of the first one all), so that "
+        "every token is scored once, with at least N − S before it. ppl = exp(Σ nll / Σ tokens). "
+        "Press et al. 2022, section 2."
+    ),
+    "disjoint": (
+        "Windows of N tokens side by side; every token is scored once, with N/2 before it on average. "
+        "ppl = exp(Σ nll / Σ tokens). The rolling log-likelihood of lm-evaluation-harness."
+    ),
+    "yarn": (
+        f"{YARN_NOTE}. Windows of N tokens, 256 apart, a beginning-of-sequence token before each, and "
+        "ppl = exp(mean over windows of each window's mean nll), whatever the windows' tokens."
+    ),
+}
+
+
+def clean(text: str, longest: int = LONGEST_NAME) -> str:
+    """A name from anywhere on one line: no control characters, and not longer than `longest`.
+
+    A longer one is cut in its middle, since names often differ in their ends alone.
+    """
+    if len(text) > longest:
+        head = longest // 3
+        text = f"{text[:head]}…{text[head + 1 - longest :]}"
+    return "".join("\N{REPLACEMENT CHARACTER}" if _is_forged(character) else character for character in text)
+
+
+def _is_forged(character: str) -> bool:
+    return character in _FORGED or unicodedata.category(character) in ("Cc", "Cs")
+
+
+def protocol_name(report: "EvalReport") -> str:
+    """With the settings that were given, and the warning that `yarn` wants."""
+    own = [f"{key} {report.settings[key]}" for key in ("stride", "targets") if report.settings.get(key) is not None]
+    if report.protocol == "yarn":
+        own.append(YARN_NOTE)
+    return clean(report.protocol + (f" ({', '.join(own)})" if own else ""), 120)
+
+
+HEADLINES_NOTE = (
+    "The percentages are changes of perplexity: below 0 is better. In brackets: 95% interval, paired by document."
+)
+
+
+def headline_sentence(headline: "Headline") -> str:
+    """As "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens"; a change of perplexity, negative where it is lower."""
+    change = headline.change
+    interval = f" ({_percent(change.low)} to {_percent(change.high)})" if change.low is not None else ""
+    if headline.length == headline.baseline_length:
+        where = f" at {headline.length} tokens"
+    else:
+        where = f": {headline.length} tokens against the baseline's {headline.baseline_length}"
+    return f"{clean(headline.name)}: {_percent(change.change, sign='+')}%{interval}{where}"
+
+
+def _percent(share: float | None, sign: str = "") -> str:
+    percent = 100 * (math.nan if share is None else share)
+    return f"{percent:{sign}.1f}" if abs(percent) < 1e5 else f"{percent:{sign}.3g}"
+
+
+def number(value: float, places: int = 2) -> str:
+    """A perplexity, or what is like one: some places, and a power of ten from a million on."""
+    return f"{value:.{places}f}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+def tokens(value: float | None) -> str:
+    """A length in tokens, whole from 10,000 on; empty for None and NaN."""
+    if value is None or math.isnan(value):
+        return ""
+    if math.isinf(value):
+        return "endless"
+    if value >= 1e15:
+        return f"{value:.3g}"
+    return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+
+
+def told_apart(values: Sequence[float], digits: int = 6) -> list[str]:
+    """Different numbers, each with as many digits as tell them apart, and at least `digits`."""
+    while len({f"{value:.{digits}g}" for value in values}) < len(set(values)) and digits < 17:
+        digits += 1
+    return [f"{value:.{digits}g}" for value in values]
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def size(count: int) -> str:
+    """Bytes as MiB or GiB."""
+    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"

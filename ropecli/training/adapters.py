@@ -1,0 +1,216 @@
+"""Adapters: small matrices beside frozen weights, trained in place of all parameters, through peft.
+
+LoRA: Hu et al. 2021, arXiv:2106.09685. lora-plus: LoRA on the attention's projections, and embeddings and norms
+trained whole, as LongLoRA (Chen et al. 2023, arXiv:2309.12307, section 3.3) found necessary for long context; not the
+LoRA+ of two learning rates. qlora: a base in 4 bits (Dettmers et al. 2023, arXiv:2305.14314).
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ropecli.errors import RecipeError, reason_of
+from ropecli.live.loading import choose_device
+from ropecli.training.bits import load_bitsandbytes
+from ropecli.training.parts import (
+    as_target,
+    embeddings_and_norms,
+    linear_modules,
+    named,
+    projections,
+    shortest,
+    there,
+    tied_head,
+)
+from ropecli.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER = "default"
+"""peft's name of an only adapter."""
+
+
+def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
+    """Freezes the model and puts the recipe's adapter into it; the same object, unchanged for adapter: none.
+
+    What is trained is float32, whatever the base is. peft's wrapper is not used: the model stays a PreTrainedModel,
+    with the decoder and the head where they were. To be called before the first pass through the model. Raises
+    RecipeError for lora_targets that are not there.
+    """
+    if recipe.adapter == "none":
+        return model
+    from peft import LoraConfig, inject_adapter_in_model
+
+    linear = linear_modules(model)
+    targets = named(linear, recipe.lora_targets) if recipe.lora_targets else projections(model, linear)
+    if not targets:
+        raise RecipeError(f"No attention with linear projections was found; name lora_targets. {there(linear)}")
+    # other readers of the file expect a whole number
+    alpha: Any = int(recipe.lora_alpha) if recipe.lora_alpha == int(recipe.lora_alpha) else recipe.lora_alpha
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=recipe.lora_rank,
+        lora_alpha=alpha,
+        lora_dropout=recipe.lora_dropout,
+        target_modules=shortest(targets, model, as_target),
+    )
+    model.requires_grad_(False)
+    beside = embeddings_and_norms(model) if recipe.adapter == "lora-plus" else []
+    with torch.random.fork_rng(devices=[]):  # the same start on every process, and in a run that is resumed
+        torch.manual_seed(recipe.seed)
+        inject_adapter_in_model(config, model, ADAPTER)
+    model.train(model.training)
+    _keep_differentiable(model)
+    embeddings: Any = model.get_input_embeddings()
+    dtype = embeddings.weight.dtype
+    for name in beside:
+        model.get_submodule(name).requires_grad_(True)
+    for _, parameter in trainable(model):
+        parameter.data = parameter.data.float()
+    if beside and dtype != torch.float32:
+        _keep_dtype(model, beside, dtype)
+    if beside:  # set now, for the file alone: peft would train copies, of which a tied head knows nothing
+        config_of(model).modules_to_save = shortest([*beside, *tied_head(model)], model, str.endswith)
+    return model
+
+
+def config_of(model: nn.Module) -> Any:
+    """peft's LoraConfig of an attached adapter."""
+    held: Any = model
+    return held.peft_config[ADAPTER]
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """(name, parameter) of what is trained; a tied one once."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def summary(model: "PreTrainedModel") -> str:
+    """'trains 12,288 of 3.3M parameters (0.37%)'; 4-bit weights count as what they stand for."""
+    trained = sum(parameter.numel() for _, parameter in trainable(model))
+    total = sum(_values(parameter) for parameter in model.parameters())
+    return f"trains {_count(trained)} of {_count(total)} parameters ({trained / total:.2%})"
+
+
+def warnings(model: "PreTrainedModel", recipe: Recipe) -> list[str]:
+    """What to say of an attached adapter, in sentences."""
+    if recipe.adapter == "lora-plus" and tied_head(model):
+        return ["embeddings and head are one matrix here: lora-plus trains it as both."]
+    return []
+
+
+def save_trained_alone(accelerator: Any) -> None:
+    """From now on save_state writes of the model what is trained, and load_state reads it back beside the rest.
+
+    Frozen 4-bit weights could not be loaded back at all. Engines that write their shards themselves (FSDP, DeepSpeed)
+    go on writing all of it.
+    """
+    accelerator.register_save_state_pre_hook(_drop_frozen)
+    accelerator.register_load_state_pre_hook(_load_trained)
+
+
+def _drop_frozen(models: list[nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
+    for model, state in zip(models, weights, strict=False):  # of engines with shards, none are given
+        trained = {name for names in _names_of_trained(model) for name in names}
+        for name in [name for name in state if name not in trained]:
+            del state[name]
+
+
+def _load_trained(models: list[nn.Module], folder: str) -> None:
+    """Takes the model off the list, so that Accelerate does not miss what is frozen. Raises RuntimeError."""
+    from safetensors.torch import load_file
+
+    if len(models) != 1:
+        return
+    model = models.pop()
+    state = load_file(Path(folder) / "model.safetensors")
+    if missing := [names for names in _names_of_trained(model) if not state.keys() & names]:
+        raise RuntimeError(f"model.safetensors lacks {missing[0][0]}")
+    if unknown := model.load_state_dict(state, strict=False).unexpected_keys:
+        raise RuntimeError(f"the model has no {unknown[0]}")
+
+
+def all_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
+    """Each parameter with all its names, of which a tied one has several."""
+    named: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        named.setdefault(parameter, []).append(name)
+    return list(named.items())
+
+
+def _names_of_trained(model: nn.Module) -> list[list[str]]:
+    return [names for parameter, names in all_names(model) if parameter.requires_grad]
+
+
+def quantization(recipe: Recipe) -> dict[str, Any]:
+    """Keyword arguments of from_pretrained: for qlora, linear modules in 4 bits but the head; else none.
+
+    4-bit NormalFloat with doubly quantised constants (arXiv:2305.14314, section 3). Raises RecipeError where
+    bitsandbytes is missing, or does not compute on this machine's device.
+    """
+    if recipe.adapter != "qlora":
+        return {}
+    library = load_bitsandbytes("adapter: qlora", "adapter: lora")
+    device = choose_device()
+    _try_four_bits(library, device)
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if recipe.mixed_precision == "bf16" else torch.float32,
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def _try_four_bits(library: Any, device: str) -> None:
+    try:
+        library.functional.quantize_4bit(torch.ones(64, device=device), quant_type="nf4")
+    except Exception as error:  # a library that was built for another device fails in its own ways
+        raise RecipeError(
+            f"adapter: qlora needs bitsandbytes for {device}, and the one here fails: {reason_of(error)}. "
+            "Install one that fits, or take adapter: lora."
+        ) from error
+
+
+def _keep_dtype(model: "PreTrainedModel", whole: list[str], dtype: torch.dtype) -> None:
+    """What float32 embeddings and norms give goes on in the base's dtype: in twice its bytes it would take twice the
+    memory from layer to layer, and without autocast meet matrices of another dtype."""
+
+    def give(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
+        return result.to(dtype)
+
+    def take(module: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (given[0].to(module.weight.dtype), *given[1:])
+
+    for name in whole:
+        model.get_submodule(name).register_forward_hook(give)
+    for name in tied_head(model):
+        model.get_submodule(name).register_forward_pre_hook(take)
+
+
+def _keep_differentiable(model: nn.Module) -> None:
+    """bitsandbytes 0.50 repacks 4-bit weights for a CPU's AVX512 at the first pass in evaluation mode, and what goes
+    through them from then on has no gradient, in training neither. This is its own switch against that."""
+    switch = "support_avx512bf16_for_cpu"
+    for module in model.modules():
+        if getattr(module, switch, False):
+            weight: Any = module.weight
+            assert not getattr(weight.quant_state, "packing_format_for_cpu", False), "attach before any pass"
+            setattr(module, switch, False)
+
+
+def _values(parameter: nn.Parameter) -> int:
+    packed = getattr(parameter, "quant_state", None)
+    return parameter.numel() if packed is None else packed.shape.numel()
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:,}"

@@ -1,0 +1,226 @@
+"""A run's checkpoints: there whole or not at all, and held against their manifest before they are trusted.
+
+OUTPUT/checkpoints/000040/        after 40 steps: what Accelerate saves, and the manifest of these files
+OUTPUT/checkpoints/000040-003/    and after 3 passes of the step that follows: also each process's gradients
+.../000040.partial/               being written, or left by a kill
+.../000040.damaged/               skipped by a resumed run that went on from an earlier one
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ropecli.errors import OutputError, reason_of
+from ropecli.live.quiet import quiet_transformers
+from ropecli.training.manifest import fault_in, flush, write_manifest
+from ropecli.training.state import CHECKPOINTS, METRICS
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"(\d+)(?:-(\d+))?")
+_GRADIENTS = "gradients_{}.safetensors"  # by process, as Accelerate numbers its random_states_{}.pkl
+_LOSS = "loss"
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """How far a run came. step: finished updates. part: finished passes of the step that follows."""
+
+    step: int
+    part: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.step:06}" + (f"-{self.part:03}" if self.part else "")
+
+    def __str__(self) -> str:
+        return f"step {self.step}" + (f", pass {self.part}" if self.part else "")
+
+
+def save_checkpoint(
+    accelerator,
+    wrapped: torch.nn.Module,
+    output: Path,
+    position: Position,
+    keep: int,
+    *,
+    loss: float = 0.0,
+    spare: Callable[[list[int]], int | None] = lambda steps: None,
+) -> None:
+    """Saves all that is needed to go on at `position`, then removes all but the last `keep` checkpoints.
+
+    To be called by all processes at once. loss: of the finished passes of a step, summed, each process's own. With
+    position.part > 0 the parameters' gradients are saved too, so each process must hold them whole (one process, or
+    plain data parallelism). spare: given the steps that there are checkpoints of, names one to be kept beside the last.
+    Raises OutputError, in all processes, and leaves the earlier checkpoints as they are.
+    """
+    folder = output / CHECKPOINTS
+    whole, partial = folder / position.name, folder / f"{position.name}.partial"
+    main = accelerator.is_main_process
+    # asked to stop as soon as it was resumed
+    if _from_main(accelerator, lambda: whole.exists() and fault_in(whole) is None):
+        return
+
+    def write() -> None:
+        with quiet_transformers():
+            accelerator.save_state(str(partial))
+        if position.part:
+            _save_gradients(accelerator, wrapped, partial, loss)
+
+    def complete() -> None:
+        write_manifest(partial)
+        flush(output / METRICS)  # the lines of the steps that are not made again
+        shutil.rmtree(whole, ignore_errors=True)  # a damaged one: see above
+        partial.rename(whole)
+        flush(folder)
+
+    kinds = (OSError, RuntimeError, SafetensorError)  # a full disk shows as any of these
+    _, failure = _everywhere(accelerator, lambda: _make_empty(partial) if main else None, kinds)
+    if not failure:
+        _, failure = _everywhere(accelerator, write, kinds)
+    if not failure:
+        _, failure = _everywhere(accelerator, lambda: complete() if main else None, kinds)
+    if failure:
+        if main:
+            shutil.rmtree(partial, ignore_errors=True)
+        why = failure.replace(str(partial), str(whole))
+        raise OutputError(f"{whole} could not be written; is the disk full? ({why}) --resume goes on.")
+    if main:
+        _prune(folder, position, keep, spare)
+
+
+def restore_newest(
+    accelerator, wrapped: torch.nn.Module, output: Path, say: Callable[[str], None]
+) -> tuple[Position, float]:
+    """Puts the newest whole checkpoint back; gives where it stands, and the `loss` that it was saved with.
+
+    To be called by all processes at once, after `prepare`. A damaged checkpoint, or one that cannot be loaded, is
+    left out with a warning for the one before. Position(0) where there is none. Raises OutputError where none of
+    them can be used.
+    """
+    folder = output / CHECKPOINTS
+    left_out: list[tuple[Path, str]] = []
+    for position, path in _from_main(accelerator, lambda: sorted(found(folder), reverse=True)):
+        loss, fault = _put_back(accelerator, wrapped, path, position)
+        if not fault:
+            if accelerator.is_main_process:
+                _set_aside(path for path, _ in left_out)
+            return position, loss or 0.0
+        say(f"warning: the checkpoint {path} is damaged and left out: {fault}.")
+        left_out.append((path, fault))
+    if left_out:
+        faults = "\n".join(f"  {path.name}: {fault}" for path, fault in left_out)
+        raise OutputError(
+            f"No checkpoint in {folder} can be used:\n{faults}\n"
+            f"Put a sound copy back, or begin anew: with another --output, or after removing {output}."
+        )
+    return Position(0), 0.0
+
+
+def found(folder: Path) -> list[tuple[Position, Path]]:
+    """All that are named as checkpoints, whole or not."""
+    names = ((path, _NAME.fullmatch(path.name)) for path in folder.glob("*"))
+    return [(Position(int(name[1]), int(name[2] or 0)), path) for path, name in names if name]
+
+
+def _put_back(accelerator, wrapped: torch.nn.Module, path: Path, position: Position) -> tuple[float | None, str | None]:
+    """The loss, or what is wrong. What a loading that fails leaves half done, the next one overwrites as a whole."""
+    if fault := _from_main(accelerator, lambda: fault_in(path)):
+        return None, fault
+    return _everywhere(accelerator, lambda: _load(accelerator, wrapped, path, position), (Exception,))
+
+
+def _load(accelerator, wrapped: torch.nn.Module, path: Path, position: Position) -> float:
+    wrapped.zero_grad()  # of a loading that failed
+    with quiet_transformers():
+        accelerator.load_state(str(path))
+    _check_random_state(accelerator, path)
+    accelerator.step = position.part  # by which `accumulate` knows a step's last pass
+    return _load_gradients(accelerator, wrapped, path) if position.part else 0.0
+
+
+def _check_random_state(accelerator, path: Path) -> None:
+    """Accelerate passes in silence over a random state that it could not put back. Raises RuntimeError."""
+    from accelerate.utils import RNG_STATE_NAME, load
+
+    states = load(path / f"{RNG_STATE_NAME}_{accelerator.process_index}.pkl")
+    pairs = [(states["torch_manual_seed"], torch.get_rng_state())]
+    if accelerator.device.type == "cuda":
+        device = torch.cuda.current_device()
+        pairs.append((states["torch_cuda_manual_seed"][device], torch.cuda.get_rng_state(device)))
+    if not all(torch.equal(saved.cpu(), now.cpu()) for saved, now in pairs):
+        raise RuntimeError("the state of the random numbers could not be put back")
+
+
+def _save_gradients(accelerator, wrapped: torch.nn.Module, folder: Path, loss: float) -> None:
+    gradients = {
+        name: parameter.grad.detach().cpu().contiguous()
+        for name, parameter in accelerator.unwrap_model(wrapped).named_parameters()
+        if parameter.grad is not None
+    }
+    save_file(gradients, folder / _GRADIENTS.format(accelerator.process_index), {_LOSS: float(loss).hex()})
+
+
+def _load_gradients(accelerator, wrapped: torch.nn.Module, folder: Path) -> float:
+    parameters = dict(accelerator.unwrap_model(wrapped).named_parameters())
+    with safe_open(folder / _GRADIENTS.format(accelerator.process_index), "pt") as file:
+        names = file.keys()
+        if unknown := [name for name in names if name not in parameters]:
+            raise RuntimeError(f"it has a gradient of {unknown[0]}, which the model has not")
+        for name in names:
+            # in the parameter's own memory order, as autograd lays gradients out: sums over them keep their bits
+            parameters[name].grad = torch.empty_like(parameters[name]).copy_(file.get_tensor(name))
+        return float.fromhex(file.metadata()[_LOSS])
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _prune(folder: Path, newest: Position, keep: int, spare: Callable[[list[int]], int | None]) -> None:
+    """Leaves the last `keep` that look whole: their digests were held against the files when they were written."""
+    sound = sorted(
+        (position, path) for position, path in found(folder) if position <= newest and not fault_in(path, digests=False)
+    )
+    spared = spare([position.step for position, _ in sound])
+    kept = {path for _, path in sound[-keep:]} | {path for position, path in sound if position.step == spared}
+    for path in folder.iterdir():
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _set_aside(damaged: Iterable[Path]) -> None:
+    """So that they are not counted among those to keep; the next saving removes them."""
+    for path in damaged:
+        aside = path.with_name(f"{path.name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+
+
+def _from_main(accelerator, answer: Callable[[], Any]) -> Any:
+    """What the main process finds, in all processes."""
+    from accelerate.utils import broadcast_object_list
+
+    return broadcast_object_list([answer() if accelerator.is_main_process else None])[0]
+
+
+def _everywhere(
+    accelerator, action: Callable[[], T], kinds: tuple[type[Exception], ...]
+) -> tuple[T | None, str | None]:
+    """Each process's own result, and what went wrong in the first one that failed: all take the same way from here."""
+    from accelerate.utils import gather_object
+
+    result, failure = None, None
+    try:
+        result = action()
+    except kinds as error:
+        failure = reason_of(error)
+    return result, next(filter(None, gather_object([failure])), None)

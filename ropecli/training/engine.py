@@ -1,0 +1,238 @@
+"""The engines that train on several processes: DDP, FSDP2, DeepSpeed ZeRO; with sequences shared among processes.
+
+All are Accelerate's, set up by `accelerate launch`; what differs between them is kept here. Sequence parallelism:
+DeepSpeed Ulysses (Jacobs et al. 2023, arXiv:2309.14509) by sp_size, torch's context parallelism by cp_size.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ropecli.data.sequences import UNSCORED
+from ropecli.errors import RecipeError, reason_of
+from ropecli.training.recipe import Recipe
+from ropecli.training.unsuitable import asked_for, refuse_engine, refuse_without_gpu
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from ropecli.data.stream import Batch
+
+
+@dataclass(frozen=True)
+class Share:
+    """A process's part of a batch, on its device; what NextTokenLoss.forward takes.
+
+    ids, labels: shape (sequences, tokens of this process). positions: the same shape, or None for 0, 1, 2 ...
+    """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor | None
+    packed: bool
+
+
+def make_accelerator(recipe: Recipe, **options: Any) -> "Accelerator":
+    """The engine that the environment asks for, which `accelerate launch` or torchrun has set.
+
+    options: further arguments of Accelerator. Raises RecipeError for an engine that cannot be used.
+    """
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
+
+    AcceleratorState._reset_state()  # it would hold a second run in this process to the first one's settings
+    cuda = torch.cuda.is_available()
+    deepspeed = asked_for("DEEPSPEED")
+    if not cuda:
+        refuse_without_gpu()
+    precision = "no" if recipe.mixed_precision == "none" else recipe.mixed_precision
+    if deepspeed:
+        options["deepspeed_plugin"] = _deepspeed_plugin(recipe)
+        if not cuda:
+            # with cpu=True Accelerate would not look for DeepSpeed, and without a backend would see one process
+            options["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]
+    try:
+        accelerator = Accelerator(
+            mixed_precision=precision,
+            cpu=not cuda and not deepspeed,
+            # a plugin, since the launch's environment would win over a number
+            gradient_accumulation_plugin=GradientAccumulationPlugin(recipe.gradient_accumulation),
+            **options,
+        )
+    except (ValueError, NotImplementedError, ImportError) as error:
+        raise RecipeError(f"Accelerate cannot be set up as it was launched: {reason_of(error)}") from error
+    refuse_engine(accelerator)
+    if deepspeed:
+        from transformers.integrations import unset_hf_deepspeed_config
+
+        # else transformers would load the weights in parts under ZeRO-3, and the head is tried on whole ones
+        unset_hf_deepspeed_config()
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # it writes to standard output
+    if cuda and recipe.mixed_precision == "bf16":
+        # the head's products stay in float32, and would take as long as a good part of all others
+        torch.set_float32_matmul_precision("high")
+    return accelerator
+
+
+def _deepspeed_plugin(recipe: Recipe) -> Any:
+    """What the launch asks for, with the recipe's own settings: DeepSpeed clips and accumulates itself."""
+    from accelerate import DeepSpeedPlugin
+    from accelerate.utils.imports import is_deepspeed_available
+
+    if not is_deepspeed_available():
+        raise RecipeError("DeepSpeed is asked for, and is not installed here. `pip install deepspeed`.")
+    plugin = DeepSpeedPlugin()
+    settings = plugin.deepspeed_config
+    for key in ("optimizer", "scheduler"):
+        if key in settings:
+            raise RecipeError(f"The DeepSpeed config has {key!r}, which the recipe sets. Remove it from the config.")
+    settings.update(
+        train_micro_batch_size_per_gpu=recipe.batch_size,
+        gradient_accumulation_steps=recipe.gradient_accumulation,
+        gradient_clipping=recipe.max_grad_norm,
+    )
+    settings.pop("train_batch_size", None)  # follows from these and the number of processes
+    settings["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    return plugin
+
+
+def sequence_ranks(accelerator: "Accelerator") -> int:
+    """How many processes share a sequence's tokens."""
+    sizes = accelerator.parallelism_config
+    return sizes.sp_size * sizes.cp_size if sizes else 1
+
+
+def data_ranks(accelerator: "Accelerator") -> tuple[int, int]:
+    """(rank, ranks) among the processes that read different sequences."""
+    shared = sequence_ranks(accelerator)  # the innermost dimension of both meshes
+    return accelerator.process_index // shared, accelerator.num_processes // shared
+
+
+def averaged_over(accelerator: "Accelerator") -> int:
+    """What the engine divides the sum of all processes' gradients by: mostly the number of processes.
+
+    But DeepSpeed adds up, and does not average, over the processes that share a sequence; in ZeRO-3 only where it
+    reduces by other means than reduce-scatter (stage_1_and_2.py and stage3.py of DeepSpeed 0.19: division by
+    sequence_parallel_size, and none in reduce_scatter_coalesced).
+    """
+    sizes = accelerator.parallelism_config
+    if not (sizes and sizes.sp_enabled):
+        return accelerator.num_processes
+    zero = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+    if zero["stage"] == 3 and zero.get("reduce_scatter", True):
+        return accelerator.num_processes
+    return accelerator.num_processes // sizes.sp_size
+
+
+def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+    """accelerator.prepare, told what it would ask of a bare transformers model."""
+    from accelerate import DistributedType
+
+    model: Any = loss_of.model
+    if accelerator.distributed_type == DistributedType.FSDP:
+        plugin = accelerator.state.fsdp_plugin
+        if plugin.transformer_cls_names_to_wrap is None:
+            plugin.transformer_cls_names_to_wrap = sorted(model._no_split_modules or ())
+        if plugin.mixed_precision_policy is not None:
+            from torch.distributed.fsdp import MixedPrecisionPolicy
+
+            # Accelerate's own would round the loss, a sum over many tokens, to bfloat16, and add gradients up in it
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    sizes = accelerator.parallelism_config
+    if sizes and sizes.sp_enabled:
+        sizes.sp_handler.sp_attn_implementation = model.config._attn_implementation
+    return accelerator.prepare(loss_of, optimizer)
+
+
+@contextlib.contextmanager
+def sharing(accelerator: "Accelerator", batch: "Batch") -> Iterator[Share]:
+    """This process's part of a batch, on its device; to be held around forward and backward pass.
+
+    Every process of a group that shares sequences gives the same batch, of a length that they can share evenly.
+    """
+    sizes = accelerator.parallelism_config
+    if sizes and sizes.sp_enabled:
+        batch = _filled(batch, accelerator.state.deepspeed_plugin.get_value("train_micro_batch_size_per_gpu"))
+    positions = batch.positions
+    if positions is None and sequence_ranks(accelerator) > 1:
+        positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
+    own = slice(None)
+    if sizes and sizes.sp_enabled:
+        part = batch.ids.shape[1] // sizes.sp_size
+        first = accelerator.process_index % sizes.sp_size * part
+        own = slice(first, first + part)
+
+    def placed(array: np.ndarray) -> torch.Tensor:
+        return torch.tensor(array[:, own], device=accelerator.device)
+
+    share = Share(
+        placed(batch.ids), placed(batch.labels), None if positions is None else placed(positions), batch.packed
+    )
+    if sizes and sizes.cp_enabled:
+        # cuts the tensors in place, and makes the attention exchange keys and values
+        whole = [share.ids, share.labels, share.positions]
+        with accelerator.maybe_context_parallel(whole, [1, 1, 1], set(whole)):
+            yield share
+    else:
+        yield share
+
+
+def _filled(batch: "Batch", rows: int) -> "Batch":
+    """With further rows that are not scored: Ulysses takes batches of one size alone."""
+    shape = (rows, batch.ids.shape[1])
+    labels = np.full(shape, UNSCORED)
+    labels[: len(batch.labels)] = batch.labels
+    positions = None if batch.positions is None else np.resize(batch.positions, shape)
+    return replace(batch, ids=np.resize(batch.ids, shape), labels=labels, positions=positions)
+
+
+def clip(accelerator: "Accelerator", wrapped: torch.nn.Module, max_norm: float) -> float:
+    """Bounds the gradient's norm over all parameters and processes; returns what it was.
+
+    DeepSpeed has done so and made its step by then, in the backward pass of the step's last micro-batch.
+    """
+    norm = accelerator.clip_grad_norm_(wrapped.parameters(), max_norm)
+    full = getattr(norm, "full_tensor", None)  # FSDP2's is a sharded tensor
+    return float(full() if full else norm)
+
+
+def state_to_save(accelerator: "Accelerator", wrapped: torch.nn.Module) -> dict[str, torch.Tensor] | None:
+    """The inner model's whole state, on the CPU, on the main process; None on others. All processes must call it."""
+    from accelerate import DistributedType
+
+    state = accelerator.get_state_dict(wrapped)
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        masters = _master_weights(wrapped, keep=accelerator.is_main_process)
+        state = {**(state or {}), **masters}
+    if not accelerator.is_main_process:
+        return None
+    prefix = "model."
+    return {name[len(prefix) :]: value.detach().cpu() for name, value in state.items() if name.startswith(prefix)}
+
+
+def _master_weights(wrapped: Any, *, keep: bool) -> dict[str, torch.Tensor]:
+    """The float32 weights in DeepSpeed's optimizer, of what is trained; in bf16, the model's own are rounded.
+
+    By name, tied ones under each of theirs. All processes gather them together, one after the other.
+    """
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    masters = {}
+    for name, parameter in wrapped.module.named_parameters(remove_duplicate=False):
+        whole = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        if keep and whole is not None:
+            masters[name] = whole.view(getattr(parameter, "ds_shape", parameter.shape)).cpu()
+    return masters
+
+
+def leave(accelerator: "Accelerator") -> None:
+    """Parts from the other processes, before this one ends: gloo's threads may abort one that does not."""
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()

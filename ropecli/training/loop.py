@@ -1,0 +1,195 @@
+"""The training loop: passes, updates, checkpoints, and where it stops. What is trained, on what, is settled before.
+
+A step is one update of the weights, made of `gradient_accumulation` passes on each process. The loss of a step is the
+mean over all its scored tokens on all processes, however they are spread over passes and processes.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from ropecli.data.sequences import UNSCORED
+from ropecli.data.stream import Batch, Stream
+from ropecli.errors import NotFiniteError
+from ropecli.training.checkpoints import Position, restore_newest, save_checkpoint
+from ropecli.training.divergence import Divergence, losses_until
+from ropecli.training.engine import averaged_over, clip, data_ranks, leave, sharing
+from ropecli.training.interrupt import Interrupt
+from ropecli.training.memory import within_memory
+from ropecli.training.recipe import Recipe
+from ropecli.training.schedule import learning_rate_at
+from ropecli.training.state import MetricsLog
+from ropecli.training.trackers import Trackers
+from ropecli.training.watch import Evaluation
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step reports. loss: nats per token. tokens_per_second: of this run, all processes together."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens_per_second: float
+
+
+@dataclass
+class Loop:
+    """One run's parts, made ready by Accelerate. say, on_step: as finetune_checkpoint's, silent on other processes."""
+
+    accelerator: Any
+    wrapped: torch.nn.Module
+    optimizer: Any
+    recipe: Recipe
+    stream: Stream
+    output: Path
+    evaluation: Evaluation | None
+    trackers: Trackers
+    interrupt: Interrupt
+    say: Callable[[str], None]
+    on_step: Callable[[Progress], None]
+
+    def train(self) -> None:
+        """Trains from the newest checkpoint, or from the start.
+
+        Raises DivergedError, NotFiniteError, RopecliError where memory does not suffice, or to stop.
+        """
+        position, summed = restore_newest(self.accelerator, self.wrapped, self.output, self.say)
+        if position != Position(0):
+            self.say(f"going on after {position}")
+        known = position.step if position > Position(0) else -1  # what was measured before the first step is so again
+        self._log = MetricsLog(self.output, known) if self.accelerator.is_main_process else None
+        self._divergence = Divergence.from_losses(
+            self._losses_until(position.step), self.recipe.max_loss_rise, self.output
+        )
+        if position == Position(0):
+            self._measure(0)
+        self._begun, self._tokens = time.monotonic(), 0
+        for step in range(position.step, self.recipe.steps):
+            part, begun = (position.part, summed) if step == position.step else (0, 0.0)
+            with self._within_memory():
+                loss, grad_norm = self._update(step, part, begun)
+            self._report(Progress(step + 1, loss, learning_rate_at(step, self.recipe), grad_norm, self._speed()))
+            self._keep(step + 1)
+
+    def _losses_until(self, step: int) -> dict[int, float]:
+        """The main process's, in all of them: they must find a divergence together."""
+        from accelerate.utils import broadcast_object_list
+
+        found = losses_until(self.output, step) if self.accelerator.is_main_process else None
+        return broadcast_object_list([found])[0]
+
+    def _update(self, step: int, first: int, summed: float) -> tuple[float, float]:
+        """The passes from `first` on, whose loss adds to `summed`, and the update. Gives (loss, gradient norm)."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate_at(step, self.recipe)
+        batches = [self._batch(step, part) for part in range(self.recipe.gradient_accumulation)]
+        targets = self._sum(sum(int((batch.labels != UNSCORED).sum()) for batch in batches)) / self._copies
+        # engines average over processes and passes; so scaled, the average is the mean over all scored tokens
+        scale = averaged_over(self.accelerator) * len(batches) / targets
+        for part, batch in enumerate(batches[first:], first):
+            summed += self._pass(batch, scale)
+            last = part + 1 == len(batches)
+            if not last and self._holds_whole_gradients and self.interrupt.agreed(self.accelerator):
+                self._save(Position(step, part + 1), summed)
+                self._stop(Position(step, part + 1))
+        loss = self._sum(summed) / targets
+        grad_norm = clip(self.accelerator, self.wrapped, self.recipe.max_grad_norm)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise NotFiniteError(
+                f"The loss is {loss:g} and the gradient {grad_norm:g} at step {step + 1}, and the run ends. "
+                f"{self._divergence.kept()} Begin again with a lower learning_rate or more warmup_steps, into another "
+                "--output."
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss, grad_norm
+
+    def _within_memory(self) -> contextlib.AbstractContextManager[None]:
+        return within_memory(
+            f"A pass over {self.recipe.batch_size} × {self.stream.length} tokens",
+            "Begin again with a smaller batch_size, an adapter or shorter sequences, into another --output; `ropecli "
+            "plan` says what fits.",
+        )
+
+    def _batch(self, step: int, part: int) -> Batch:
+        """This process's sequences of one pass: processes side by side, passes one after the other."""
+        rank, ranks = data_ranks(self.accelerator)
+        at = ((step * self.recipe.gradient_accumulation + part) * ranks + rank) * self.recipe.batch_size
+        return self.stream.batch(range(at, at + self.recipe.batch_size))
+
+    def _pass(self, batch: Batch, scale: float) -> float:
+        """Forward and backward; the summed negative log-likelihood of this process's tokens, nats."""
+        with self.accelerator.accumulate(self.wrapped), sharing(self.accelerator, batch) as share:
+            nll = self.wrapped(share.ids, share.labels, share.positions, share.packed)
+            self.accelerator.backward(nll * scale)
+        self._tokens += share.ids.numel()
+        return float(nll.detach())
+
+    def _sum(self, value: float) -> float:
+        if self.accelerator.num_processes == 1:
+            return value
+        return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
+
+    @property
+    def _copies(self) -> int:
+        """How many processes read each sequence."""
+        return self.accelerator.num_processes // data_ranks(self.accelerator)[1]
+
+    def _speed(self) -> float:
+        return self._tokens * self.accelerator.num_processes / (time.monotonic() - self._begun)
+
+    def _report(self, progress: Progress) -> None:
+        if self._log:
+            self._log.write(asdict(progress))
+        self.trackers.log(asdict(progress))
+        self.on_step(progress)
+        self._divergence.add(progress.step, progress.loss)
+        self._measure(progress.step)
+
+    def _measure(self, step: int) -> None:
+        """Perplexity on held-out text, where it is due; before the first step too."""
+        if self.evaluation and self.evaluation.due(step):
+            measured = self.evaluation.run(self.accelerator, self.wrapped, step)
+            if self._log:
+                self._log.write(measured)
+            self.trackers.log(measured)
+
+    def _keep(self, step: int) -> None:
+        """A checkpoint where one is due, and the end where one was asked for."""
+        asked = self.interrupt.agreed(self.accelerator)
+        last = step == self.recipe.steps
+        due = step % self.recipe.save_every == 0
+        if last or due or asked:
+            self._save(Position(step))
+        if asked and not last:
+            self._stop(Position(step))
+
+    def _save(self, position: Position, summed: float = 0.0) -> None:
+        save_checkpoint(
+            self.accelerator,
+            self.wrapped,
+            self.output,
+            position,
+            self.recipe.keep_checkpoints,
+            loss=summed,
+            spare=self._divergence.last_good,
+        )
+
+    def _stop(self, position: Position) -> NoReturn:
+        leave(self.accelerator)
+        self.interrupt.stop(f"Saved after {position}; the same command with --resume goes on.")
+
+    @property
+    def _holds_whole_gradients(self) -> bool:
+        from accelerate import DistributedType
+
+        sharded = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+        return self.accelerator.distributed_type not in sharded

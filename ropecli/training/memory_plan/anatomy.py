@@ -1,0 +1,160 @@
+"""What a model is made of, read off the model that stock transformers builds from a config, without weights."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ropecli.config.saved_remapping import KEY, method_of, parse_carrier
+from ropecli.errors import CheckpointError, reason_of
+from ropecli.live.quiet import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
+_NO_ATTENTION = ("linear", "mamba", "conv", "recurrent", "ssm")
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Counts of values, not bytes. total: of parameters, a tied one once. active: those that a token goes through.
+
+    matmul: of matrices that a token is multiplied by, the head with them and the embeddings without. attention:
+    per layer that attends, heads × (query width + value width), and the window in tokens or None. sees: of how many
+    keys a relative-position method lets a query see at most; None for all before it.
+    kinds: per layer of the decoder, which of the distinct kinds of layers it is.
+    """
+
+    total: int
+    active: int
+    matmul: int
+    width: int
+    vocabulary: int
+    attention: tuple[tuple[int, int | None], ...]
+    kinds: tuple[int, ...]
+    tied: bool
+    sees: int | None = None
+
+
+def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
+    """The causal LM of a config, in whatever mode of torch is on: the caller sees to it that nothing is allocated.
+
+    Raises CheckpointError.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet_transformers():
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=dtype)
+    except Exception as error:  # config classes raise what they like
+        raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
+
+
+def anatomy(model: "PreTrainedModel") -> Anatomy:
+    """Raises CheckpointError for a model whose decoder is no list of layers."""
+    text = model.config.get_text_config()
+    head: Any = model.get_output_embeddings()
+    embeddings: Any = model.get_input_embeddings()
+    share = _share_of_experts(text)
+    total = active = matmul = 0
+    for name, parameter in model.named_parameters():
+        used = share if "experts" in name.split(".") else 1.0
+        total += parameter.numel()
+        active += round(parameter.numel() * used)
+        if parameter.ndim >= 2 and parameter is not embeddings.weight:
+            matmul += round(parameter.numel() * used)
+    tied = head is not None and head.weight is embeddings.weight
+    vocabulary, width = embeddings.weight.shape
+    kinds = tuple(_kinds(model))
+    return Anatomy(
+        total=total,
+        active=active,
+        matmul=matmul + (embeddings.weight.numel() if tied else 0),
+        width=width,
+        vocabulary=vocabulary,
+        attention=tuple(_attention(text, len(kinds))),
+        kinds=kinds,
+        tied=tied,
+        sees=_seen_by_method(text),
+    )
+
+
+def layers_of(model: "PreTrainedModel") -> tuple[nn.Module, str, nn.ModuleList]:
+    """(the module that holds the decoder's layers, under which name, the layers). Raises CheckpointError."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == count:
+                return module, name, child
+    raise CheckpointError(f"{type(model).__name__} has no list of {count} layers; its memory cannot be foreseen.")
+
+
+def keep_one_of_each(model: "PreTrainedModel", kinds: tuple[int, ...]) -> list[int]:
+    """Takes all layers out of the model but one of each kind; returns the kinds of those that stay, in order."""
+    holder, name, layers = layers_of(model)
+    config = model.config.get_text_config()
+    kept = sorted(kinds.index(kind) for kind in set(kinds))
+    setattr(holder, name, nn.ModuleList(layers[index] for index in kept))
+    for position, index in enumerate(kept):
+        for module in layers[index].modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, "layer_idx", position)  # noqa: B010  (to a checker of types it is a module)
+    labels = getattr(config, "layer_types", None)
+    if labels:
+        config.layer_types = [labels[index] for index in kept]
+    config.num_hidden_layers = len(kept)
+    return [kinds[index] for index in kept]
+
+
+def _kinds(model: "PreTrainedModel") -> Iterator[int]:
+    """Layers are of one kind where their parameters have the same shapes and they attend alike."""
+    labels = getattr(model.config.get_text_config(), "layer_types", None) or []
+    known: dict[Any, int] = {}
+    for index, layer in enumerate(layers_of(model)[2]):
+        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
+        look = (type(layer), shapes, labels[index] if index < len(labels) else None)
+        yield known.setdefault(look, len(known))
+
+
+def _attention(config: Any, layers: int) -> Iterator[tuple[int, int | None]]:
+    heads = getattr(config, "num_attention_heads", 0) or 0
+    width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
+    queries, values = width, width
+    if latent_width(config):
+        queries, values = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    labels = getattr(config, "layer_types", None) or ["full_attention"] * layers
+    window = getattr(config, "sliding_window", None)
+    for label in labels:
+        if any(word in str(label) for word in _NO_ATTENTION):
+            continue
+        slides = "sliding" in str(label) or (window and not getattr(config, "layer_types", None))
+        yield heads * (queries + values), window if slides else None
+
+
+def _seen_by_method(config: Any) -> int | None:
+    method = method_of(config._attn_implementation)
+    if method is None:
+        return None
+    carrier = parse_carrier(getattr(config, KEY, None), method)
+    far = np.array([2 * carrier.target])
+    counts = [branch.stop(far) - branch.start(far) for branch in carrier.remapping().branches]
+    seen = int(sum(np.maximum(count, 0) for count in counts).item())
+    return seen if seen <= carrier.target else None
+
+
+def latent_width(config: Any) -> int | None:
+    """Of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): what is kept of a token and layer, in values."""
+    rank = getattr(config, "kv_lora_rank", None)
+    return rank + config.qk_rope_head_dim if rank else None
+
+
+def _share_of_experts(config: Any) -> float:
+    """Of the experts' values, those that a token goes through."""
+    experts = next((value for key in _EXPERTS if (value := getattr(config, key, None))), None)
+    chosen = next((value for key in _CHOSEN if (value := getattr(config, key, None))), None)
+    return chosen / experts if experts and chosen else 1.0

@@ -1,0 +1,81 @@
+"""The attention of a pass on tensors without storage: it takes as much memory as the one in training."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ropecli.attention.hook import make_kernel
+from ropecli.config.saved_remapping import method_of
+from ropecli.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ATTENTION = "ropecli-foresight"
+_ROWS = 256
+"""Queries of the one block that is gone through: the most that a block has (remapping/attention/blocks.py)."""
+
+
+def attend_as_in_training(model: "PreTrainedModel", recipe: Recipe) -> None:
+    """The recipe's attention, and its masks of tokens × tokens where there are such in training.
+
+    transformers makes one when it meets tensors without values, in which it cannot see whether documents are packed.
+    Of causal attention alone SDPA needs none; others than SDPA and eager, as flash attention, never do. Their kernels
+    may not be here, and keep as much as SDPA's. The methods' own attention is the one for a CPU, a block at a time.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
+    if attention == "eager":
+        model.set_attn_implementation("eager")
+        return
+    own = model.config.get_text_config()._attn_implementation
+    packed = any(source.sequences == "packed" for source in recipe.sources)
+
+    def mask(**arguments: Any) -> Any:
+        return sdpa_mask(**{**arguments, "allow_is_causal_skip": not packed}) if attention == "sdpa" else None
+
+    AttentionInterface.register(_ATTENTION, _in_one_block(own) if method_of(own) else sdpa_attention_forward)
+    AttentionMaskInterface.register(_ATTENTION, mask)
+    model.set_attn_implementation(_ATTENTION)
+
+
+def _in_one_block(name: str) -> Callable[..., Any]:
+    """The attention of a relative-position method, for the last queries alone, which see the most keys.
+
+    Block after block takes the same memory, and at 100,000 tokens there are 10,000 blocks. name: of the attention.
+    """
+
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        kernel = make_kernel(module, name, sliding_window, query.shape[-1])
+        first = max(query.shape[2] - _ROWS, 0)
+        last = kernel(
+            query[:, :, first:],
+            key,
+            value,
+            first_query=first,
+            first_key=0,
+            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            softcap=softcap,
+            sinks=s_aux,
+            dropout=dropout,
+        )
+        before = last.new_empty(*last.shape[:2], first, last.shape[-1])
+        return torch.cat((before, last), 2).transpose(1, 2).contiguous(), None
+
+    return attend

@@ -1,0 +1,140 @@
+"""Which settings fit into a GPU's memory, the smallest change first, and the command that runs one."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ropecli.scaling.registry import get_method
+from ropecli.training.memory_plan.peak import Budget, Engine, Foresight
+from ropecli.training.recipe import Recipe
+from ropecli.training.unsuitable import of_shared_sequences, of_split_weights
+
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"gradient_checkpointing": True},
+    {"optimizer": "adamw-8bit"},
+    {"gradient_checkpointing": True, "offload_activations": True},
+    {"gradient_checkpointing": True, "optimizer": "adamw-8bit"},
+    {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
+)
+_MOST = 4096
+_BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to train: a recipe's changes, an engine, and what it takes. refused: why it cannot be, in a sentence."""
+
+    engine: Engine
+    world: int
+    changes: dict[str, Any]
+    recipe: Recipe
+    budget: Budget
+    fits: bool
+    refused: str = ""
+
+    @property
+    def data_ranks(self) -> int:
+        return 1 if self.engine == "ulysses" else self.world
+
+
+def options(foresight: Foresight, recipe: Recipe, length: int, gpus: int, memory: int) -> list[Option]:
+    """One option for each way of tuning and each engine: with the fewest changes that fit, or, where none does, the
+    least memory. memory: bytes of one GPU. Raises CheckpointError.
+    """
+    engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses")
+    return [
+        _smallest(foresight, recipe, adapter, engine, length, gpus, memory)
+        for adapter in _adapters(recipe)
+        for engine in engines
+    ]
+
+
+def best(found: list[Option]) -> Option | None:
+    """Of those that fit, the one with the fewest changes; adapters and engines as they stand in the table."""
+    return min((one for one in found if one.fits), key=lambda one: len(one.changes), default=None)
+
+
+def gpus_that_would_do(foresight: Foresight, recipe: Recipe, length: int, gpus: int, memory: int) -> Option | None:
+    """The next option that fits, with twice, four times ... as many GPUs; None up to 4,096."""
+    count = max(2, 2 * gpus)
+    while count <= _MOST:
+        if fitting := best(options(foresight, recipe, length, count, memory)):
+            return fitting
+        count *= 2
+    return None
+
+
+def command(option: Option, checkpoint: str, length: int, recipe_file: str | None, given: dict[str, Any]) -> str:
+    """The line that starts the training. given: keys of the recipe that the user set. OUTPUT stands for the folder."""
+    words = ["accelerate", "launch", *_launch(option), "-m", "ropecli", "finetune", checkpoint]
+    if recipe_file:
+        words += ["--recipe", recipe_file]
+    elif "data" not in given:
+        words += ["--data", "DATA"]
+    if not recipe_file or "length" in given:  # else the recipe's, which may differ from stage to stage
+        words += ["--length", str(length)]
+    for key, value in {**given, **option.changes}.items():
+        if key != "length":
+            words += ["--set", f"{key}={_yaml(value)}"]
+    return shlex.join([*words, "--output", "OUTPUT"])
+
+
+def _launch(option: Option) -> Iterator[str]:
+    count = option.world
+    if option.engine == "ddp":
+        yield from ("--multi_gpu", "--num_processes", str(count), "--num_machines", "1")
+    else:
+        yield from ("--config_file", f"recipes/accelerate/{_BY_CONFIG[option.engine]}.yaml")
+        if count not in (1, 8):
+            yield from ("--num_processes", str(count))
+        if option.engine == "ulysses" and count != 8:
+            yield from ("--parallelism_config_sp_size", str(count))
+    if option.recipe.mixed_precision == "none":
+        yield from ("--mixed_precision", "no")
+    elif option.engine == "ddp":
+        yield from ("--mixed_precision", "bf16")
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _adapters(recipe: Recipe) -> tuple[str, ...]:
+    """From the recipe's own way of tuning on to those that take less."""
+    known = ("none", "lora", "qlora")
+    own = recipe.adapter if recipe.adapter in known else "lora"
+    rest = known[known.index(own) + 1 :]
+    return (recipe.adapter, *rest)
+
+
+def _smallest(
+    foresight: Foresight, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int, memory: int
+) -> Option:
+    own = recipe.model_copy(update={"adapter": adapter})
+    if refused := next(refusals(foresight, own, length, engine, gpus), ""):
+        return Option(engine, gpus, {}, own, Budget(), False, refused)
+    tried = []
+    for change in _CHANGES:
+        if any(refusals(foresight, own.model_copy(update=change), length, engine, gpus)):
+            continue
+        asked = {"adapter": adapter, **change}
+        changes = {key: value for key, value in asked.items() if getattr(recipe, key) != value}
+        changed = recipe.model_copy(update=changes)
+        budget = foresight.budget(changed, length, engine, gpus)
+        tried.append(Option(engine, gpus, changes, changed, budget, budget.total <= memory))
+    # sorted() is stable: of as many changes, the first in the list
+    fitting = sorted((one for one in tried if one.fits), key=lambda one: len(one.changes))
+    return fitting[0] if fitting else min(tried, key=lambda one: one.budget.total)
+
+
+def refusals(foresight: Foresight, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
+    """What `finetune` would refuse, as it says it."""
+    integers = recipe.adapter == "qlora"
+    if engine == "fsdp2":
+        yield from of_split_weights(recipe, "FSDP2", integers=integers)
+    if engine == "ulysses":
+        yield from of_split_weights(recipe, "ZeRO-3", integers=integers)
+        varies = get_method(recipe.patch.method).depends_on_length if recipe.patch else foresight.varies
+        yield from of_shared_sequences(foresight.model, recipe, length, "sp_size", gpus, varies=varies)

@@ -1,0 +1,218 @@
+"""What an engine cannot do with a model or a recipe, told before anything is trained.
+
+Without these refusals most would train something else in silence: sequence parallelism drops every mask but the causal
+one, and tables that follow the length would follow each process's own part of it.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from ropecli.config.saved_remapping import method_of
+from ropecli.errors import RecipeError
+from ropecli.live.rotary import follows_length
+from ropecli.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
+
+_BY_ULYSSES = ("sdpa", "flash_attention_2", "flash_attention_3")
+"""DeepSpeed refuses eager; Accelerate allows these by name."""
+
+
+def asked_for(engine: str) -> bool:
+    """Whether the launch has set this engine."""
+    return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
+
+
+def refuse_without_gpu() -> None:
+    """Raises RecipeError for what Accelerate would silently run as plain data parallelism."""
+    asked = "FSDP" if asked_for("FSDP") else None
+    if asked_for("PARALLELISM_CONFIG") and (size := os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1")) != "1":
+        asked = f"context parallelism (cp_size {size})"  # torch has no such kernel for a CPU
+    if asked:
+        raise RecipeError(
+            f"{asked} is asked for, and there is no GPU. Without one, use plain data parallelism (torchrun), or "
+            "DeepSpeed."
+        )
+
+
+def refuse_engine(accelerator: "Accelerator") -> None:
+    """What was set up, but cannot be used. Raises RecipeError."""
+    from accelerate import DistributedType
+
+    kind = accelerator.distributed_type
+    if kind not in (
+        DistributedType.NO,
+        DistributedType.MULTI_CPU,
+        DistributedType.MULTI_GPU,
+        DistributedType.FSDP,
+        DistributedType.DEEPSPEED,
+    ):
+        raise RecipeError(
+            f"Accelerate is set up for {kind.value}; finetune runs on one process, or on several by DDP (MULTI_GPU, "
+            "MULTI_CPU), FSDP version 2 or DEEPSPEED. Launch it so."
+        )
+    if asked_for("FSDP"):
+        _refuse_fsdp(accelerator)
+    if kind == DistributedType.DEEPSPEED and (stage := accelerator.state.deepspeed_plugin.zero_stage) not in (1, 2, 3):
+        raise RecipeError(f"ZeRO stage {stage} is asked for; set zero_stage to 1, 2 or 3 in the launch's config.")
+    if sizes := accelerator.parallelism_config:
+        _refuse_sizes(sizes, accelerator, kind)
+
+
+def _refuse_fsdp(accelerator: "Accelerator") -> None:
+    if accelerator.state.fsdp_plugin is None:
+        raise RecipeError(
+            f"FSDP is asked for, and there is {accelerator.num_processes} process, started by no launcher that gives "
+            "it a rank. Set num_processes to at least 2, or distributed_type to 'NO'."
+        )
+    plugin = accelerator.state.fsdp_plugin
+    if plugin.fsdp_version != 2:
+        raise RecipeError(
+            f"FSDP version {plugin.fsdp_version} is asked for; set fsdp_version to 2 in the launch's config."
+        )
+    if plugin.cpu_ram_efficient_loading:
+        # transformers then leaves the weights of all processes but one empty, and the head is tried on real ones
+        raise RecipeError(
+            "fsdp_cpu_ram_efficient_loading is true, and every process must read the weights itself; set it to false."
+        )
+
+
+def _refuse_sizes(sizes: Any, accelerator: "Accelerator", kind: Any) -> None:
+    from accelerate import DistributedType
+
+    if sizes.tp_enabled:
+        raise RecipeError(f"Tensor parallelism is asked for (tp_size {sizes.tp_size}); set tp_size to 1.")
+    if sizes.sp_enabled and kind != DistributedType.DEEPSPEED:
+        raise RecipeError(
+            f"sp_size is {sizes.sp_size}, which DeepSpeed does, and the engine is {kind.value}; set distributed_type "
+            "to DEEPSPEED, or take cp_size with FSDP."
+        )
+    # Accelerate leaves this unchecked under DeepSpeed, whose batch sizes would then not add up
+    if sizes.total_size != accelerator.num_processes:
+        raise RecipeError(
+            f"The sizes in parallelism_config make {sizes.total_size} processes, and there are "
+            f"{accelerator.num_processes}; set dp_replicate_size so that all sizes multiply to that."
+        )
+
+
+def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", recipe: Recipe, length: int) -> None:
+    """length: of the sequences, tokens. Raises RecipeError with all faults."""
+    from accelerate import DistributedType
+
+    kind, sizes = accelerator.distributed_type, accelerator.parallelism_config
+    integers = any(not parameter.is_floating_point() for parameter in model.parameters())
+    faults: list[str] = []
+    if kind == DistributedType.FSDP:
+        faults += of_split_weights(recipe, "FSDP2", integers=integers)
+    if kind == DistributedType.DEEPSPEED and accelerator.state.deepspeed_plugin.zero_stage == 3:
+        faults += of_split_weights(recipe, "ZeRO-3", integers=integers)
+    if sizes and (sizes.sp_enabled or sizes.cp_enabled):
+        name, size = ("sp_size", sizes.sp_size) if sizes.sp_enabled else ("cp_size", sizes.cp_size)
+        varies = follows_length(model, max(length, _window(model)))
+        faults += of_shared_sequences(model, recipe, length, name, size, varies=varies)
+    if faults:
+        raise RecipeError("This cannot be trained as it was launched:\n" + "\n".join(f"  {fault}" for fault in faults))
+
+
+def of_split_weights(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
+    """What cannot be trained where each process holds a part of every weight, a sentence each.
+
+    integers: whether some weights are, as those in 4 bits.
+    """
+    if engine == "FSDP2" and recipe.optimizer == "adamw-8bit":
+        # its state and kernels know nothing of sharded tensors: bitsandbytes issue 1633, illegal memory access
+        yield "optimizer adamw-8bit does not work on FSDP2's sharded weights. Take adamw, or DeepSpeed."
+    if integers:
+        # peft's guides to both: bnb_4bit_quant_storage must be a floating dtype
+        other = "Set zero_stage to 2." if engine == "ZeRO-3" else "Take DDP (MULTI_GPU), or lora."
+        yield f"adapter {recipe.adapter} keeps weights as integers, which {engine} does not split. {other}"
+
+
+def of_shared_sequences(
+    model: "PreTrainedModel", recipe: Recipe, length: int, name: str, size: int, *, varies: bool
+) -> Iterator[str]:
+    """What cannot be trained where processes share a sequence, a sentence each. The model needs no values.
+
+    name: sp_size or cp_size, whose value is size. varies: whether rotary frequencies follow the length.
+    """
+    ulysses = name == "sp_size"
+    other = f"Take {name} 1."
+    # context parallelism gives each process an early and a late part, so that all have as much to attend to
+    parts = size if ulysses else 2 * size
+    if length % parts:
+        yield f"length {length} cannot be shared evenly under {name} {size}. Give a multiple of {parts}."
+    if any(source.sequences == "packed" for source in recipe.sources):
+        # both drop the mask that keeps packed documents apart (ulysses_sp.py; accelerate/big_modeling.py)
+        yield f"sequences: packed needs a mask, which {name} {size} drops. Take long or concat."
+    if varies:
+        # every process would turn by the largest position of its own part
+        yield f"the model's rotary frequencies follow the length; under {name} {size} processes differ in it. {other}"
+    for kind in sorted(_narrow_layers(model, length if ulysses else None)):
+        yield f"the model has layers of type {kind}, which {name} {size} would run with full attention. {other}"
+    if _carries_state(model):
+        # accelerate/big_modeling.py: every process would begin its part with an empty state
+        yield f"the model's layers carry a state along the sequence, which {name} {size} does not hand on. {other}"
+    attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
+    if ulysses:
+        yield from _of_heads(model, size, other)
+    method = method_of(model.config.get_text_config()._attn_implementation)
+    if method is not None:
+        # its mask function sees a process's own part of the row, and takes it for the whole
+        yield f"{method} needs whole rows in each process, and {name} {size} splits them. {other}"
+    elif ulysses:
+        if recipe.positions != "full" and attention != "sdpa":
+            # flash attention takes gaps for borders of documents, and Ulysses drops the mask that says otherwise
+            yield f"positions: {recipe.positions} under sp_size {size} needs another attention. Take attn: sdpa."
+        if attention not in _BY_ULYSSES:
+            yield f"the attention {attention!r} does not run under sp_size {size}. Take attn: {', '.join(_BY_ULYSSES)}."
+    elif attention != "sdpa":
+        # torch's context_parallel stands in for scaled_dot_product_attention alone
+        yield f"the attention {attention!r} does not run under cp_size {size}. Take attn: sdpa."
+
+
+def _of_heads(model: "PreTrainedModel", size: int, other: str) -> Iterator[str]:
+    """What UlyssesSPAttentionHF asserts (deepspeed/runtime/sequence_parallel/ulysses_sp.py), most of it mid-step."""
+    if not model._supports_attention_backend:
+        # the one place where Ulysses steps in; other attention would see a process's own part alone
+        yield f"{type(model).__name__} does not attend through transformers' attention functions. {other}"
+    config: Any = model.config.get_text_config()
+    heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if heads % size:
+        yield f"{heads} attention heads cannot be shared evenly under sp_size {size}. Take a divisor of {heads}."
+    if keys is None:
+        yield f"{type(config).__name__} has no num_key_value_heads, which Ulysses reads. {other}"
+    elif keys % size and size % keys:
+        yield f"{keys} key-value heads and sp_size {size}: one must divide the other. {other}"
+    if getattr(config, "kv_lora_rank", None):
+        # it asserts that keys and values have one width, config.head_dim
+        yield f"keys and values of latent attention differ in width, which Ulysses does not expect. {other}"
+
+
+def _narrow_layers(model: "PreTrainedModel", length: int | None) -> set[str]:
+    """Types of layers that see less than all before them, in sequences of `length` tokens; None for of any length."""
+    config: Any = model.config.get_text_config()
+    windows = {
+        "sliding_attention": getattr(config, "sliding_window", None),
+        "chunked_attention": getattr(config, "attention_chunk_size", None),
+    }
+    types = getattr(config, "layer_types", None)
+    if types is None:  # as in Mistral, the window is then all layers'
+        types = ["sliding_attention"] if windows["sliding_attention"] else []
+    wide = {kind for kind, window in windows.items() if length is not None and window and window >= length}
+    return set(types) - {"full_attention"} - wide - _MIXERS
+
+
+_MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
+"""Layer types that are not attention with a mask; `_carries_state` knows their models."""
+
+
+def _carries_state(model: "PreTrainedModel") -> bool:
+    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return bool(model._is_stateful or set(types) & (_MIXERS - {"moe"}))
+
+
+def _window(model: "PreTrainedModel") -> int:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", 1)

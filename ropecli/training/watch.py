@@ -1,0 +1,227 @@
+"""Perplexity on held-out text while a run goes on, at short and long lengths: what it gains, and at what cost.
+
+Touches neither weights nor random state: a run that is watched ends in the very bits of one that is not.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import effective_ropes, main_rope
+from ropecli.config.fields import section_of
+from ropecli.data.documents import Document, Documents, read_documents
+from ropecli.data.sequences import UNSCORED
+from ropecli.data.sources import TO_MEASURE, read_texts
+from ropecli.data.stream import Batch
+from ropecli.errors import DataError, NotFiniteError, RecipeError
+from ropecli.evaluation.protocols import Protocol
+from ropecli.live.rotary import reset_tables, restored, rotary_tables, switches_with_length
+from ropecli.training.engine import data_ranks, sequence_ranks, sharing
+from ropecli.training.memory import within_memory
+from ropecli.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Perplexity by the protocol `tail`: the same tokens are scored at all lengths, so that they can be compared.
+
+    Windows go through the training's own loss, as its batches do: whatever splits weights or sequences between
+    processes splits them here. lengths: tokens, ascending. documents: at least of the longest. every, steps: of the
+    run.
+    """
+
+    documents: Documents
+    lengths: tuple[int, ...]
+    protocol: Protocol
+    every: int
+    steps: int
+
+    def due(self, step: int) -> bool:
+        """Before the first step, after each `every`, and after the last."""
+        return step % self.every == 0 or step == self.steps
+
+    def run(self, accelerator: "Accelerator", wrapped: torch.nn.Module, step: int) -> dict[str, Any]:
+        """What metrics.jsonl gets: {"step": 50, "ppl": {"256": 13.2, "1024": 11.8}, "protocol": "tail", ...}.
+
+        wrapped: the NextTokenLoss that Accelerate prepared. To be called by all processes at once, between updates.
+        Raises NotFiniteError, and RopecliError where memory does not suffice.
+        """
+        with _at_rest(accelerator, wrapped, self.lengths[-1]) as fresh:
+            losses = {length: self._nll(accelerator, wrapped, length, fresh) for length in self.lengths}
+        for length, nll in losses.items():
+            if not math.isfinite(nll):
+                raise NotFiniteError(
+                    f"After step {step} the loss on held-out text is {nll:g} at {length} tokens. Lower learning_rate, "
+                    f"or leave {length} out of eval_lengths."
+                )
+        return {
+            "step": step,
+            "ppl": {str(length): _perplexity(nll) for length, nll in losses.items()},
+            "protocol": self.protocol.name,
+            "documents": len(self.documents.kept),
+            "tokens": len(self.documents.kept) * (self.protocol.targets or 0),
+        }
+
+    def _nll(
+        self,
+        accelerator: "Accelerator",
+        wrapped: torch.nn.Module,
+        length: int,
+        fresh: Callable[[], None],
+    ) -> float:
+        """Mean over all documents, nats per token."""
+        total = torch.zeros(2, dtype=torch.float64)
+        remedy = f"Leave {length} out of eval_lengths."
+        for document in self._share(accelerator):
+            for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1]):
+                fresh()
+                batch = _batch(window.ids, window.targets)
+                with sharing(accelerator, batch) as part, within_memory(f"Perplexity at {length} tokens", remedy):
+                    nll = wrapped(part.ids, part.labels, part.positions, part.packed)
+                total += torch.tensor([float(nll), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
+        if accelerator.num_processes > 1:
+            total = accelerator.reduce(total.to(accelerator.device)).cpu()
+        return float(total[0] / total[1])
+
+    def _share(self, accelerator: "Accelerator") -> tuple[Document, ...]:
+        """This process's documents: as many for each, since split weights are gathered by all processes at once.
+
+        Where they do not divide evenly, several processes read the same; that cancels in the mean.
+        """
+        rank, ranks = data_ranks(accelerator)
+        parts = math.gcd(len(self.documents.kept), ranks)
+        return self.documents.kept[rank % parts :: parts]
+
+
+def make_evaluation(
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    tokenizer: Any,
+    reach: int,
+    accelerator: "Accelerator",
+    say: Callable[[str], None] = lambda message: None,
+) -> Evaluation | None:
+    """What the recipe's eval_ keys ask for; None without eval_data. Reads the text, so that faults show at once.
+
+    checkpoint: as it is patched. reach: tokens that the training sequences' positions reach. say: told what is
+    measured, and warned. Raises DataError, and RecipeError for lengths that the processes cannot share.
+    """
+    if recipe.eval_data is None:
+        return None
+    pretrained = main_rope(*effective_ropes(checkpoint)).geometry.original_max_position_embeddings
+    lengths = tuple(sorted(set(recipe.eval_lengths or (pretrained, reach))))
+    _refuse_unshared(lengths, checkpoint, accelerator)
+    lengths, documents = _read(recipe, tokenizer, lengths, say)
+    protocol = Protocol("tail").settled(list(lengths), documents.special)
+    if twice := [source.data for source in recipe.sources if _overlap(source.data, recipe.eval_data)]:
+        say(f"warning: eval_data, {recipe.eval_data}, is not held out: {twice[0]} is trained on. It will flatter.")
+    say(
+        f"Perplexity on {len(documents.kept)} documents of {recipe.eval_data} at {', '.join(map(str, lengths))} tokens."
+    )
+    return Evaluation(documents, lengths, protocol, recipe.eval_every, recipe.steps)
+
+
+def _read(
+    recipe: Recipe, tokenizer: Any, lengths: tuple[int, ...], say: Callable[[str], None]
+) -> tuple[tuple[int, ...], Documents]:
+    """The lengths that there are documents for, and the documents. Raises DataError where none is left."""
+    left_out = []
+    while True:
+        longest = lengths[-1]
+        try:
+            texts = read_texts(recipe.eval_data or "", text_column=recipe.text_column, splits=TO_MEASURE)
+            documents = read_documents(texts, tokenizer, longest, most=recipe.eval_documents, cut=longest)
+        except DataError as error:
+            if len(lengths) == 1:
+                raise DataError(f"eval_data: {error}") from error
+            left_out.append(f"warning: perplexity is not measured at {longest} tokens. {error}")
+            lengths = lengths[:-1]
+        else:
+            for sentence in left_out:
+                say(sentence)
+            return lengths, documents
+
+
+def _overlap(trained: str, measured: str) -> bool:
+    """Whether one holds the other, as far as the names tell."""
+    if trained == measured:
+        return True
+    paths = [Path(name).expanduser().resolve() for name in (trained, measured)]
+    known = all(path.exists() for path in paths)
+    return known and (paths[0].is_relative_to(paths[1]) or paths[1].is_relative_to(paths[0]))
+
+
+def _refuse_unshared(lengths: tuple[int, ...], checkpoint: Checkpoint, accelerator: "Accelerator") -> None:
+    """Raises RecipeError for what the processes of a group that shares sequences cannot measure."""
+    ranks = sequence_ranks(accelerator)
+    sizes = accelerator.parallelism_config
+    parts = (
+        2 * ranks if sizes and sizes.cp_enabled else ranks
+    )  # context parallelism gives each an early and a late part
+    if ranks > 1 and section_of(checkpoint.config).get("attention_dropout"):
+        raise RecipeError("eval_data: with attention_dropout, sequences shared among processes cannot be measured.")
+    if uneven := [length for length in lengths if length % parts]:
+        raise RecipeError(
+            f"eval_lengths: {uneven[0]} tokens cannot be shared among {ranks} processes; give multiples of {parts}."
+        )
+
+
+def _batch(ids: np.ndarray, targets: int) -> Batch:
+    """One sequence, of which the last `targets` tokens are scored. ids: shape (tokens,), int64."""
+    labels = np.full((1, len(ids)), UNSCORED, dtype=np.int64)
+    labels[0, -1 - targets : -1] = ids[-targets:]
+    return Batch(ids[None], labels)
+
+
+@contextlib.contextmanager
+def _at_rest(accelerator: "Accelerator", wrapped: torch.nn.Module, longest: int) -> Iterator[Callable[[], None]]:
+    """The model in evaluation mode and without gradients; afterwards all is as before.
+
+    Gives what is to be called before each window: rotary tables that follow the length remember the longest.
+    """
+    training = [module for module in wrapped.modules() if module.training]
+    tables = rotary_tables(accelerator.unwrap_model(wrapped).model)
+    with torch.no_grad(), restored(tables):
+        following = tables if switches_with_length(tables, longest) else []
+        _set_at_rest(wrapped, shared=sequence_ranks(accelerator) > 1)
+        try:
+            yield lambda: reset_tables(following)
+        finally:
+            for module in training:
+                module.training = True
+            _share_out_again(wrapped)
+
+
+def _set_at_rest(wrapped: torch.nn.Module, *, shared: bool) -> None:
+    """Evaluation mode; of the innermost modules alone, dropout among them, where processes share sequences.
+
+    DeepSpeed's Ulysses attention exchanges nothing for a module in evaluation mode: each process would read its part
+    of the sequence as if it were the whole.
+    """
+    for module in wrapped.modules() if shared else [wrapped]:
+        if not shared or not any(module.children()):
+            module.eval()
+
+
+def _share_out_again(wrapped: torch.nn.Module) -> None:
+    """FSDP2 leaves the outermost weights gathered after a forward pass that no backward pass follows."""
+    if torch.distributed.is_available():
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in wrapped.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def _perplexity(nll: float) -> float:
+    return math.exp(min(nll, 700.0))  # exp of more overflows a float64

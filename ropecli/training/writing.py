@@ -1,0 +1,156 @@
+"""Turns a finished run's folder into a checkpoint: the source's files, with the trained weights in place of its own; or
+into an adapter's folder, with the adapter in place of them."""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+from safetensors import SafetensorError, safe_open
+
+from ropecli.checkpoint.files import ADAPTER_CONFIG
+from ropecli.checkpoint.opening import CONFIG, Checkpoint
+from ropecli.checkpoint.provenance import PROVENANCE, read_record
+from ropecli.checkpoint.writing import place
+from ropecli.errors import OutputError
+from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, weights_digest
+from ropecli.live.loading import load_model
+from ropecli.live.quiet import quiet_transformers
+from ropecli.training.adapter_files import adapter_tensors, save_adapter
+from ropecli.training.adapters import all_names, config_of
+from ropecli.training.recipe import Recipe
+from ropecli.training.state import CHECKPOINTS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_RECORD = "finetuned"
+_PARTIAL = ".weights.partial"
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+
+
+def write_result(
+    checkpoint: Checkpoint,
+    model: "PreTrainedModel",
+    recipe: Recipe,
+    output: Path,
+    asked: dict[str, Any],
+    state: Tensors | None = None,
+) -> None:
+    """Writes what the recipe's `save` asks for of a trained `model`: a whole checkpoint, or an adapter's folder.
+
+    checkpoint: what was trained from. state: full tensors on the CPU by the model's own names, where an engine has
+    left shards in the model. Raises OutputError; CheckpointError where the source has gone meanwhile.
+    """
+    if recipe.adapter == "none":
+        write_finetuned(checkpoint, model, output, asked, state)
+    elif recipe.save == "adapter":
+        notes = {_RECORD: asked, ADAPTER_NOTE: {"weights": weights_digest(checkpoint)}}
+        _finish(checkpoint, output, notes, lambda partial: save_adapter(checkpoint, model, partial, state))
+    else:
+        tensors = adapter_tensors(model, state)
+        # onto the weights of the files: a base in 4 bits, or in bfloat16, would leave its rounding behind
+        base = load_model(checkpoint, dtype="float32", device="cpu")
+        write_finetuned(checkpoint, merge_adapter(checkpoint, base, config_of(model), tensors), output, asked)
+
+
+def write_finetuned(
+    checkpoint: Checkpoint,
+    model: "PreTrainedModel",
+    output: Path,
+    asked: dict[str, Any],
+    state: Tensors | None = None,
+) -> None:
+    """Writes weights in the source's dtype and its other files; config.json last, so that it marks a whole folder.
+
+    Then removes the run's checkpoints. state: as write_result has it. Raises OutputError.
+    """
+    _finish(checkpoint, output, {_RECORD: asked}, lambda partial: save_weights(checkpoint, model, partial, state))
+
+
+def _finish(checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: Callable[[Path], None]) -> None:
+    try:
+        write_beside(checkpoint, output, notes, save)
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error  # the whole error may name the folder that is filled first
+        raise OutputError(f"{output} could not be written: {why}. Make room; --resume tries again.") from error
+    clear_finished(output)
+
+
+def write_beside(checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: Callable[[Path], None]) -> None:
+    """What `save` writes into a folder, moved into `output`; beside it the source's files but its weights.
+
+    notes: for the record, beside what the source's says. Raises OSError, SafetensorError.
+    """
+    partial = output / _PARTIAL
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save(partial)
+        weights = {file.name for file in checkpoint.weight_files()} | {"model.safetensors.index.json"}
+        for file in checkpoint.files():
+            if file.name not in weights:
+                place(file, output / file.name, link=False)
+        for file in [*partial.glob("*.safetensors*"), *partial.glob(ADAPTER_CONFIG)]:
+            shutil.copymode(checkpoint.folder / CONFIG, file)  # safetensors writes for the owner alone
+            file.replace(output / file.name)
+        _write_record(checkpoint, output, notes)
+        place(checkpoint.folder / CONFIG, partial / CONFIG, link=False)
+        (partial / CONFIG).replace(output / CONFIG)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def clear_finished(output: Path) -> None:
+    """Removes what only an unfinished run needs."""
+    for name in (CHECKPOINTS, _PARTIAL):
+        shutil.rmtree(output / name, ignore_errors=True)
+
+
+def finished_step(output: Path) -> int | None:
+    """How many steps a finished run made; None for one that is not finished."""
+    if not (output / CONFIG).is_file():
+        return None
+    return (read_record(output).get(_RECORD) or {}).get("recipe", {}).get("steps")
+
+
+def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:
+    dtypes = _source_dtypes(checkpoint)
+    # for tensors that transformers renames or fuses when it loads them
+    usual = Counter(dtypes.values()).most_common(1)[0][0]
+    given = model.state_dict() if state is None else _tied_again(model, state)
+    cast: dict[int, torch.Tensor] = {}  # by storage: tied weights stay one tensor, and are written once
+    for key, value in given.items():
+        if key in dtypes or value.data_ptr() not in cast:
+            cast[value.data_ptr()] = value.detach().to("cpu", dtypes.get(key, usual))
+    written = {key: cast[value.data_ptr()] for key, value in given.items()}
+    with quiet_transformers():
+        model.save_pretrained(folder, state_dict=written)
+
+
+def _tied_again(model: "PreTrainedModel", state: Tensors) -> Tensors:
+    """Gathered from shards, what was one tensor may have come back as two, or under one of its names alone."""
+    tied: Tensors = {}
+    for _, names in all_names(model):
+        if len(names) > 1:
+            tied |= dict.fromkeys(names, next(state[name] for name in names if name in state))
+    return {**state, **tied}
+
+
+def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
+    """Each tensor's own: routers and norms are often kept in float32 beside bfloat16."""
+    dtypes = {}
+    for path in checkpoint.weight_files():
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  (it is no mapping)
+                dtypes[key] = _DTYPES.get(file.get_slice(key).get_dtype(), torch.float32)
+    return dtypes
+
+
+def _write_record(checkpoint: Checkpoint, output: Path, notes: dict[str, Any]) -> None:
+    before = {key: value for key, value in read_record(checkpoint.folder).items() if key != ADAPTER_NOTE}
+    record = before | notes
+    (output / PROVENANCE).write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True), encoding="utf-8")

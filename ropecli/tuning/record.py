@@ -1,0 +1,121 @@
+"""What a tuning run tried and found: plain values, for the JSON report and the plots. Loads no model library."""
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge, Interval, Len
+
+from ropecli.evaluation.report import Factor
+from ropecli.evaluation.tally import Amount, Count, Tokens
+from ropecli.scaling.registry import label_of
+
+if TYPE_CHECKING:
+    from ropecli.checkpoint.patch_plan import PatchPlan
+
+SCHEMA_VERSION = 1
+LEVELS = ("grid", "heads", "lora", "search")
+TRAINING = ("heads", "lora")
+"""The levels that change weights."""
+Loss = Annotated[float, Ge(0)]
+"""Nats; infinite where the model overflowed."""
+Frequencies = Annotated[list[Annotated[float, Interval(ge=0, le=1e6)]], Len(1, 4096)]
+Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0, 4096)]
+
+
+@dataclass(frozen=True)
+class Score:
+    """target, window: mean nats per token of the same tokens, read at the target and at the pretraining window.
+
+    objective: target + short_weight × window, the smaller the better. documents: how many were read.
+    """
+
+    target: Loss
+    window: Loss
+    objective: Loss
+    documents: Count
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement. level: grid, heads, lora or search. step: of a training level, the updates made; of a search,
+    the iteration. learned: how many numbers are trained. seconds: what it took, with the updates before it.
+    """
+
+    level: str
+    method: str
+    factor: Factor
+    params: dict[str, Any]
+    score: Score
+    seconds: Amount
+    step: Count = 0
+    learned: Count = 0
+
+    @classmethod
+    def of(cls, plan: "PatchPlan", score: Score, seconds: float, level: str = "grid", **others: Any) -> "Point":
+        return cls(level, plan.spec.method, plan.spec.factor, dict(plan.spec.params), score, seconds, **others)
+
+    @property
+    def label(self) -> str:
+        return label_of(self.method, self.factor, self.params)
+
+
+@dataclass(frozen=True)
+class LayerGains:
+    """What was learned of one layer. name: of the module that gives its queries. log_gain, phase (radians): by head and
+    rotary pair; one row where all heads share a norm, and phase is then empty.
+    """
+
+    name: str
+    log_gain: Annotated[Matrix, Len(1)]
+    phase: Matrix
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """One run of `ropecli tune`. checkpoint, digest: what was tuned. source, fingerprint: the calibration data.
+
+    settings: as they were asked for. base: the checkpoint as pretrained; plain: what plain_name says, a method by its
+    own constants; begun: the best constants; score: of the result: all on the judge's documents. method, params: of the
+    result. points: every measurement. inv_freq, pretrained_inv_freq: radians per token. rounding: by how much a logit
+    moves when the weights are rounded to the files' dtype. seconds: of all points, in whichever run they were measured.
+    """
+
+    checkpoint: str
+    digest: str
+    level: str
+    factor: Factor
+    original_max_position_embeddings: Tokens
+    target_length: Tokens
+    source: str
+    fingerprint: str
+    dtype: str
+    device: str
+    command: list[str]
+    settings: dict[str, Any]
+    method: str
+    params: dict[str, Any]
+    attention_factor: Factor
+    inv_freq: Frequencies
+    pretrained_inv_freq: Frequencies
+    base: Score
+    plain: Score
+    begun: Score
+    score: Score
+    learned: Count
+    step: Count
+    rounding: Amount
+    seconds: Amount
+    points: Annotated[list[Point], Len(1, 100_000)]
+    gains: list[LayerGains] = field(default_factory=list)
+    log_temperature: Annotated[float, Interval(ge=-50, le=50)] = 0.0
+    plain_name: str = "nothing tuned"
+    environment: dict[str, str] = field(default_factory=dict)
+    kind: str = "tune"
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def label(self) -> str:
+        return label_of(self.method, self.factor, self.params)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,246 @@
+"""Learns a few numbers on calibration sequences, the weights frozen; keeps the best of what the judge was shown.
+
+Deterministic: what a step reads and drops follows from the seed and its number, so that a resumed run goes the same
+way.
+"""
+
+import contextlib
+import hashlib
+import io
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ropecli.atomic import new_file
+from ropecli.attention.layout import in_evaluation
+from ropecli.data.sequences import UNSCORED
+from ropecli.errors import MethodError, NotFiniteError, OutputError, RecipeError
+from ropecli.live.rotary import rotary_tables
+from ropecli.training.checkpointing import disable_checkpointing, enable_checkpointing, is_checkpointing
+from ropecli.training.loss import NextTokenLoss
+from ropecli.tuning.judge import Judge
+from ropecli.tuning.record import Score
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_DIGEST_BYTES = 32
+"""Of sha256, at the end of a saved state."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """batch_size: sequences a step. rates: of each group of parameters at the start; they fall by a cosine to zero.
+
+    judge_every: steps between two looks of the judge. patience: looks without a better score that end the training.
+    Raises MethodError for a count below 1.
+    """
+
+    steps: int = 100
+    batch_size: int = 4
+    rates: tuple[float, ...] = ()
+    judge_every: int = 10
+    patience: int = 4
+    max_grad_norm: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "judge_every", "patience"):
+            if (value := getattr(self, name)) < 1:
+                raise MethodError(f"{name} is {value}; it must be at least 1.")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The best that was found. step: after how many updates; 0 where nothing was better than the start. numbers: how
+    many were learned.
+    """
+
+    score: Score
+    step: int
+    numbers: int = 0
+
+
+def learn(
+    model: "PreTrainedModel",
+    groups: Sequence[Sequence[nn.Parameter]],
+    sequences: Tensor,
+    judge: Judge,
+    schedule: Schedule,
+    *,
+    name: str,
+    begun: Score,
+    state: Path | None,
+    on_look: Callable[[int, Score, float], None],
+) -> Learned:
+    """Updates `groups`, which are left at their best, whatever ends the training; all else of the model stays.
+
+    sequences: token ids, shape (sequences, tokens). begun: the score before any update. state: where to keep how far it
+    came at every look, and go on from; an interrupt loses no more than the steps since the last. on_look: told the
+    step, the score and the seconds since the last. Raises NotFiniteError; RecipeError for a state of another request,
+    OutputError for a damaged one and for what the disk refuses.
+    """
+    parameters = [parameter for group in groups for parameter in group]
+    optimizer = torch.optim.Adam(
+        [{"params": list(group), "lr": rate} for group, rate in zip(groups, schedule.rates, strict=True)]
+    )
+    request = _request(model, parameters, sequences, judge, schedule, name)
+    best, kept, first = Learned(begun, 0), _copied(parameters), 0
+    if state is not None and state.exists():
+        first, best, kept = _restore(state, request, parameters, optimizer)
+    try:
+        with _trained_alone(model, parameters):
+            loss_of = NextTokenLoss(model)
+            since = time.perf_counter()
+            for step in range(first, schedule.steps):
+                if _looks_without(best, step, schedule) >= schedule.patience:
+                    break
+                model.train()
+                _update(loss_of, optimizer, parameters, sequences, schedule, step)
+                model.eval()
+                if (step + 1) % schedule.judge_every == 0 or step + 1 == schedule.steps:
+                    score = judge.score(model, f"{name} {step + 1}")
+                    on_look(step + 1, score, time.perf_counter() - since)
+                    if score.objective < best.score.objective:
+                        best, kept = Learned(score, step + 1), _copied(parameters)
+                    if state is not None:
+                        _save(state, request, step + 1, best, kept, parameters, optimizer)
+                    since = time.perf_counter()
+    finally:
+        _put(parameters, kept)
+    return best
+
+
+@contextlib.contextmanager
+def _trained_alone(model: "PreTrainedModel", parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Only `parameters` get a gradient, and layers are computed again in the backward pass; at the end as before."""
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    switches = model.supports_gradient_checkpointing and not is_checkpointing(model)
+    try:
+        with in_evaluation(model):
+            model.requires_grad_(False)
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+            if switches:
+                enable_checkpointing(model)
+            yield
+    finally:
+        if switches:
+            disable_checkpointing(model)
+        for parameter, required in before:
+            parameter.requires_grad_(required)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def _looks_without(best: Learned, step: int, schedule: Schedule) -> int:
+    return step // schedule.judge_every - best.step // schedule.judge_every
+
+
+def _update(
+    loss_of: NextTokenLoss,
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[nn.Parameter],
+    sequences: Tensor,
+    schedule: Schedule,
+    step: int,
+) -> None:
+    for group, rate in zip(optimizer.param_groups, schedule.rates, strict=True):
+        group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / schedule.steps))
+    drawn = torch.Generator().manual_seed(schedule.seed + step)
+    count = min(schedule.batch_size, len(sequences))
+    device = parameters[0].device
+    ids = sequences[torch.randperm(len(sequences), generator=drawn)[:count]].to(device)
+    labels = torch.full_like(ids, UNSCORED)
+    labels[:, :-1] = ids[:, 1:]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(schedule.seed + step)
+        loss = loss_of(ids, labels) / (labels != UNSCORED).sum()
+        loss.backward()
+    norm = nn.utils.clip_grad_norm_(parameters, schedule.max_grad_norm)
+    if not (loss.isfinite() and norm.isfinite()):
+        raise NotFiniteError(
+            f"The loss is {loss.item():g} and the gradient {float(norm):g} at step {step + 1}; both must be finite. "
+            "Load the model in float32, if it is not."
+        )
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _copied(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    return [parameter.detach().to("cpu", copy=True) for parameter in parameters]
+
+
+@torch.no_grad()
+def _put(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+def _request(
+    model: "PreTrainedModel",
+    parameters: Sequence[nn.Parameter],
+    sequences: Tensor,
+    judge: Judge,
+    schedule: Schedule,
+    name: str,
+) -> str:
+    """sha256 of what a state must have in common with the run that goes on from it."""
+    tables = [(table.name, table.inv_freq.tolist(), table.attention_factor) for table in rotary_tables(model)]
+    shapes = [tuple(parameter.shape) for parameter in parameters]
+    judging = (judge.documents.fingerprint(), judge.window, judge.target, judge.short_weight, judge.targets)
+    sha = hashlib.sha256(repr((name, schedule, shapes, judging, tables)).encode())
+    sha.update(sequences.numpy().tobytes())
+    return sha.hexdigest()
+
+
+def _save(
+    path: Path,
+    request: str,
+    step: int,
+    best: Learned,
+    kept: list[Tensor],
+    parameters: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    values: dict[str, Any] = {
+        "request": request,
+        "step": step,
+        "best_step": best.step,
+        "best_score": asdict(best.score),
+        "kept": kept,
+        "parameters": _copied(parameters),
+        "optimizer": optimizer.state_dict(),
+    }
+    written = io.BytesIO()  # torch would raise what it likes where a disk is full
+    torch.save(values, written)
+    digest = hashlib.sha256(written.getvalue()).digest()  # torch.load checks nothing
+    with new_file(path) as partial:
+        partial.write_bytes(written.getvalue() + digest)
+
+
+def _restore(
+    path: Path, request: str, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer
+) -> tuple[int, Learned, list[Tensor]]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    written, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    if hashlib.sha256(written).digest() != digest:
+        raise OutputError(
+            f"Cannot resume from {path}: it is damaged, or an older version of ropecli wrote it. Delete it to train "
+            "from the start."
+        )
+    values = torch.load(io.BytesIO(written), map_location="cpu", weights_only=True)
+    if values["request"] != request:
+        raise RecipeError(f"{path} is of another request; go on with the same, or remove it to begin anew.")
+    _put(parameters, values["parameters"])
+    optimizer.load_state_dict(values["optimizer"])
+    return values["step"], Learned(Score(**values["best_score"]), values["best_step"]), values["kept"]

@@ -1,0 +1,79 @@
+"""Granularity: the paper's two figures, Theorem 1 on vectors of any kind, and what is wrong with both."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from ropecli.analysis.granularity import exact_limit, granularity, granularity_limit, sine_similarity
+from ropecli.rope import RopeGeometry, ScalingSpec
+from ropecli.scaling.registry import scale
+
+BASE, ABF = 10_000.0, 500_000.0
+LLAMA_2 = RopeGeometry(128, 128, BASE, 4096)
+PI = scale(LLAMA_2, ScalingSpec("linear", 4.0)).inv_freq
+RAISED = scale(LLAMA_2, ScalingSpec("abf", 4.0, {"beta": 50.0})).inv_freq
+
+weights = st.floats(0.001, 100) | st.floats(-100, -0.001)
+
+
+def images(x: np.ndarray, inv_freq: np.ndarray, position: int) -> np.ndarray:
+    """f(x, t)_j = (x_2j + i·x_2j+1)·e^(iθ_j·t)."""
+    return (x[::2] + 1j * x[1::2]) * np.exp(1j * inv_freq * position)
+
+
+def sine(x: np.ndarray, inv_freq: np.ndarray, position: int, gap: int = 1) -> float:
+    """Im⟨a, b⟩ / (‖a‖·‖b‖), as the paper has it."""
+    a, b = images(x, inv_freq, position + gap), images(x, inv_freq, position)
+    return float((a @ b.conj()).imag / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def wide(inv_freq_of: float, alpha: float = 1.0) -> float:
+    """At a million pairs."""
+    return granularity(alpha * RopeGeometry(2 * 10**6, 2 * 10**6, inv_freq_of, 4096).inv_freq())
+
+
+def test_the_papers_two_figures():
+    assert granularity_limit(BASE, 1 / 4) == pytest.approx(0.027, abs=5e-4)
+    assert granularity_limit(50 * BASE) == pytest.approx(0.076, abs=5e-4)
+
+
+def test_what_they_are_at_llama_2s_width():
+    assert granularity(PI) == pytest.approx(0.02902, abs=1e-5)
+    assert granularity(RAISED) == pytest.approx(0.07882, abs=1e-5)
+    by_hand = math.fsum(math.sin(BASE ** (-2 * j / 128) / 4) for j in range(64)) / 64
+    assert granularity(PI) == pytest.approx(by_hand, rel=1e-12)
+
+
+@pytest.mark.parametrize(("rope_theta", "alpha"), [(BASE, 1.0), (BASE, 0.25), (ABF, 1.0), (3.0, 1.0)])
+def test_the_exact_limit(rope_theta, alpha):
+    assert exact_limit(rope_theta, alpha) == pytest.approx(wide(rope_theta, alpha), rel=1e-5)
+
+
+def test_the_papers_limit_is_good_for_small_alpha():
+    assert exact_limit(BASE, 1.0) / granularity_limit(BASE, 1.0) == pytest.approx(0.946, abs=5e-4)
+    assert exact_limit(BASE, 0.25) / granularity_limit(BASE, 0.25) == pytest.approx(1, abs=0.004)
+
+
+@given(arrays(np.float64, 128, elements=weights), st.integers(0, 100_000), st.sampled_from([PI, RAISED]))
+def test_theorem_1_with_the_2_that_it_lacks(x, position, inv_freq):
+    """2·min x_k²/‖x‖²·C_d and 2·max x_k²/‖x‖²·C_d: each sine is weighed by two squares."""
+    total = math.fsum(np.sin(inv_freq))
+    low, high = (2 * one / (x**2).sum() * total for one in ((x**2).min(), (x**2).max()))
+    assert low * (1 - 1e-9) <= sine(x, inv_freq, position) + 1e-9
+    assert sine(x, inv_freq, position) <= high * (1 + 1e-9) + 1e-9
+
+
+@given(arrays(np.float64, 128, elements=weights), st.integers(0, 1000), st.integers(1, 50))
+def test_the_sine_is_that_of_the_images_at_every_position(x, position, gap):
+    assert sine_similarity(PI, x, gap) == pytest.approx(sine(x, PI, position, gap), abs=1e-9)
+
+
+def test_theorem_1_as_printed_fails():
+    """For a vector of ones the sine is twice the upper bound; its lower bound holds, with half to spare."""
+    ones = np.ones(128)
+    printed = (ones**2).max() / (ones**2).sum() * math.fsum(np.sin(RAISED))
+    assert sine(ones, RAISED, 5) == pytest.approx(2 * printed)

@@ -1,0 +1,74 @@
+"""The score over distance: every way of computing it against the sum as it is written."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ropecli.analysis.score import changes, first_negative, first_rise, score, scores
+from ropecli.rope import RopeGeometry
+
+LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096).inv_freq()
+TABLES = {
+    "llama 2": LLAMA_2,
+    "blog": RopeGeometry(256, 256, 10_000.0, 4096).inv_freq(),
+    "one pair": np.array([1.0]),
+    "some still": np.array([1.0, 0.1, 0.01, 0.0]),
+    "fast": np.array([1.0, 1.7, 3.0, 5.5]),
+}
+
+
+def by_hand(inv_freq: np.ndarray, distance: int) -> float:
+    return math.fsum(2 * math.cos(distance * one) for one in inv_freq.tolist())
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, 700), (99_990, 100_700)])
+def test_all_ways_give_the_sum(name, start, stop):
+    inv_freq, distances = TABLES[name], np.arange(start, stop)
+    expected = np.array([by_hand(inv_freq, distance) for distance in range(start, stop)])
+    np.testing.assert_allclose(score(inv_freq, distances), expected, atol=1e-8)
+    np.testing.assert_allclose(scores(inv_freq, start, stop), expected, atol=1e-8)
+    before = np.array([by_hand(inv_freq, distance - 1) for distance in range(start, stop)])
+    np.testing.assert_allclose(changes(inv_freq, start, stop), expected - before, atol=1e-8)
+
+
+def test_a_masked_distance_has_no_score():
+    found = score(LLAMA_2, np.array([[0.0, np.nan], [1.5, 2.0]]))
+    assert found.shape == (2, 2)
+    assert np.isnan(found).tolist() == [[False, True], [False, False]]
+    assert found[0, 0] == 128
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_first_rise_and_the_first_negative(name):
+    inv_freq = TABLES[name]
+    values = [by_hand(inv_freq, distance) for distance in range(3000)]
+    rises = [m for m in range(1, 3000) if values[m] >= values[m - 1]]
+    negatives = [m for m in range(3000) if values[m] < 0]
+    assert first_rise(inv_freq, 2999) == rises[0]
+    assert first_negative(inv_freq, 2999) == (negatives[0] if negatives else None)
+
+
+def test_llama_2s():
+    assert first_rise(LLAMA_2) == 12
+    assert first_negative(LLAMA_2) == 1707
+
+
+def test_what_falls_to_the_blogs_effective_range_is_the_mean_over_neighbours():
+    """There the score itself rises at the 25th token, and again and again; its mean falls, to about a fifteenth."""
+    inv_freq, effective = TABLES["blog"], 5847
+    values = scores(inv_freq, 0, effective)
+    assert first_rise(inv_freq) == 25
+    assert (np.diff(values) >= 0).mean() > 0.4
+    means = values[: effective // 650 * 650].reshape(-1, 650).mean(axis=1)
+    assert (np.diff(means) < 0).all()
+    assert values.max() == 256
+    assert means[-1] < 0.07 * 256
+
+
+def test_pairs_that_stand_still_hold_the_score_up():
+    assert first_rise(np.zeros(8)) is None
+    assert first_negative(np.zeros(8)) is None
+    assert first_negative(np.array([1.0, 0.1, 0.0, 0.0])) is None
+    assert first_negative(np.array([1.0, 0.1, 0.01, 0.0])) is not None

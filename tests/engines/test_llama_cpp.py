@@ -1,0 +1,209 @@
+"""The llama.cpp line, against llama.cpp: a Llama as a GGUF, run with the flags that `ropecli export` prints, gives
+the next-token log-probabilities of stock transformers, inside and beyond the pretraining window.
+
+The engine is llama-cpp-python, built from its source distribution into an environment that pytest's cache keeps.
+"""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ropecli
+
+pytestmark = pytest.mark.slow
+
+PINNED = ["llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy"]
+BUILD = "-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
+RUNNER = Path(__file__).with_name("run_llama_cpp.py")
+WINDOW, TARGET = 256, 1024
+POSITIONS = [200, 400, 700, 1000]
+AGREES = 5e-4
+"""Largest difference in log-probability over the 2048 words. Two float32 programs differ by up to 1.2e-4 here."""
+DIFFERS = 0.2
+FROM_FLAGS = ["yarn", "linear", "ntk", "ntk-by-parts", "dynamic"]
+
+
+@pytest.fixture(scope="module")
+def engine(environment):
+    """engine(verb, **job): runs run_llama_cpp.py where llama.cpp is. Skips where it cannot be built, and says why."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CMAKE_ARGS", BUILD)
+        python = environment("llama-cpp-python", PINNED, "--no-binary", "llama-cpp-python")
+
+    def run(verb: str, folder: Path, **job: object) -> None:
+        (folder / "job.json").write_text(json.dumps(job))
+        result = subprocess.run([python, RUNNER, verb, folder / "job.json"], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    checkpoint = ropecli.open_checkpoint("demo")
+    tokenizer = ropecli.load_tokenizer(checkpoint)
+    documents = ropecli.read_documents(ropecli.read_texts("demo"), tokenizer, TARGET, most=1, cut=TARGET)
+    return documents.kept[0].ids[:TARGET].tolist()
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """The demo checkpoint's weights in float32."""
+    from safetensors.torch import load_file
+
+    path = tmp_path_factory.mktemp("weights") / "weights.npz"
+    folder = ropecli.open_checkpoint("demo").folder
+    np.savez(path, **{name: tensor.float().numpy() for name, tensor in load_file(folder / "model.safetensors").items()})
+    return path
+
+
+@pytest.fixture
+def patched(tmp_path):
+    """patched(method, **params) -> the demo checkpoint, ×4."""
+
+    def patch(method: str, **params: object):
+        plan = ropecli.make_plan(
+            ropecli.open_checkpoint("demo"), ropecli.ScalingSpec(method, TARGET / WINDOW, params), target_length=TARGET
+        )
+        ropecli.patch_to(plan, tmp_path / method)
+        return ropecli.open_checkpoint(tmp_path / method)
+
+    return patch
+
+
+@pytest.fixture
+def by_llama_cpp(engine, weights, tokens, tmp_path):
+    """by_llama_cpp(command, metadata, tensors) -> log-probabilities at POSITIONS.
+
+    The file holds the weights, the unpatched base, and what is given: all other scaling comes from the command.
+    """
+
+    def run(command: str, metadata: dict | None = None, tensors: dict | None = None) -> np.ndarray:
+        model, output = str(tmp_path / "model.gguf"), str(tmp_path / "logits.npy")
+        config = ropecli.open_checkpoint("demo").config
+        stored = {"llama.rope.freq_base": config["rope_theta"], **(metadata or {})}
+        engine(
+            "convert",
+            tmp_path,
+            config=config,
+            weights=str(weights),
+            model=model,
+            metadata=stored,
+            tensors=tensors or {},
+        )
+        engine(
+            "logits",
+            tmp_path,
+            model=model,
+            arguments=arguments_of(command),
+            tokens=tokens,
+            positions=POSITIONS,
+            output=output,
+        )
+        return log_softmax(np.load(output).astype(np.float64))
+
+    return run
+
+
+def arguments_of(command: str) -> dict:
+    """The arguments of llama_cpp.Llama that do what the command line's flags do."""
+    words = shlex.split(command)
+    flags = dict(zip(words[1::2], words[2::2], strict=True))
+    assert words[0] == "llama-server"
+    arguments = {"n_ctx": int(flags.pop("-c")), "yarn_attn_factor": -1.0, "yarn_ext_factor": -1.0}
+    for unused in ("-m", "-np"):
+        flags.pop(unused)
+    for flag, value in flags.items():
+        if flag == "--rope-scaling":
+            arguments["rope_scaling_type"] = {"none": 0, "linear": 1, "yarn": 2}[value]
+        elif flag == "--rope-scale":
+            arguments["rope_freq_scale"] = 1 / float(value)
+        elif flag == "--override-kv":
+            arguments["kv_overrides"] = dict(overridden(item) for item in value.split(","))
+        elif flag == "--yarn-orig-ctx":
+            arguments["yarn_orig_ctx"] = int(value)
+        else:
+            arguments[flag.removeprefix("--").replace("-", "_")] = float(value)
+    return arguments
+
+
+def overridden(item: str) -> tuple[str, int | float]:
+    key, _, typed = item.partition("=")
+    kind, _, value = typed.partition(":")
+    return key, {"int": int, "float": float}[kind](value)
+
+
+def by_transformers(checkpoint, tokens) -> np.ndarray:
+    """Log-probabilities at POSITIONS, in one pass of stock transformers over all tokens, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([tokens])).logits[0, POSITIONS]
+    return log_softmax(logits.double().numpy())
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def command_of(checkpoint) -> str:
+    from ropecli.engines.engine import export_checkpoint
+
+    return export_checkpoint(checkpoint, "llama.cpp").command
+
+
+def largest(difference: np.ndarray) -> np.ndarray:
+    """At each position, over the words of the vocabulary."""
+    return np.abs(difference).max(axis=-1)
+
+
+@pytest.mark.parametrize("method", FROM_FLAGS)
+def test_the_flags_give_what_transformers_gives(method, patched, by_llama_cpp, tokens):
+    checkpoint = patched(method)
+    expected = by_transformers(checkpoint, tokens)
+    agreed = largest(by_llama_cpp(command_of(checkpoint)) - expected)
+    without = largest(by_llama_cpp(f"llama-server -m model.gguf -np 1 -c {TARGET}") - expected)
+    report(method, agreed, without)
+    assert (agreed < AGREES).all()
+    assert (without > DIFFERS).all()
+
+
+def test_llama3_rides_in_the_file(patched, by_llama_cpp, tokens):
+    checkpoint = patched("llama3")
+    rope = ropecli.make_plan(checkpoint, ropecli.ScalingSpec("llama3", TARGET / WINDOW)).ropes[None]
+    factors = {"rope_freqs.weight": (rope.geometry.inv_freq() / rope.inv_freq).tolist()}
+    expected, command = by_transformers(checkpoint, tokens), command_of(checkpoint)
+    agreed = largest(by_llama_cpp(command, tensors=factors) - expected)
+    without = largest(by_llama_cpp(command) - expected)
+    report("llama3", agreed, without)
+    assert (agreed < AGREES).all()
+    assert (without > DIFFERS).all()
+
+
+def test_factors_in_the_file_do_what_the_refusal_says(patched, by_llama_cpp, tokens):
+    """No flag has longrope's factors; the refusal names tensors and metadata, and these are enough."""
+    factors = np.linspace(1, 8, 16)
+    checkpoint = patched("longrope", long_factor=factors.tolist(), attention_factor=1.2)
+    with pytest.raises(ropecli.RopecliError, match=r"rope_factors_long\.weight .*attn_factor 1\.2") as refused:
+        command_of(checkpoint)
+    assert "llama.rope.scaling.type longrope" in str(refused.value)
+    expected, command = by_transformers(checkpoint, tokens), f"llama-server -m model.gguf -np 1 -c {TARGET}"
+    metadata = {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.attn_factor": 1.2}
+    tensors = {f"rope_factors_{name}.weight": factors.tolist() for name in ("long", "short")}
+    agreed = largest(by_llama_cpp(command, metadata, tensors) - expected)
+    without = largest(by_llama_cpp(command, {"llama.rope.scaling.type": "longrope"}) - expected)
+    report("longrope", agreed, without)
+    assert (agreed < AGREES).all()
+    assert (without > DIFFERS).all()
+
+
+def report(method: str, agreed: np.ndarray, without: np.ndarray) -> None:
+    for position, near, far in zip(POSITIONS, agreed, without, strict=True):
+        print(f"{method} at {position}: {near:.1e} with the flags, {far:.2f} without")

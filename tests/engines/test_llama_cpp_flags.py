@@ -1,0 +1,123 @@
+"""The llama.cpp line, by llama.cpp's own formulas in float32 (test_llama_cpp.py runs llama.cpp itself)."""
+
+import math
+import shlex
+
+import numpy as np
+import pytest
+
+from ropecli.engines.engine import export_checkpoint
+from ropecli.errors import PatchError
+
+WINDOW, TARGET = 256, 1024
+IN_FLAGS = {"none", "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "yarn with its own attention factor"}
+F = np.float32
+
+
+def parsed(command: str) -> dict[str, str]:
+    words = shlex.split(command)
+    assert words[0] == "llama-server"
+    return dict(zip(words[1::2], words[2::2], strict=True))
+
+
+def turned(flags: dict[str, str], dims: int) -> tuple[np.ndarray, float]:
+    """Radians per token, and what multiplies cos and sin, after llama_context, ggml_rope_yarn_corr_dims, rope_yarn."""
+    base, scale = F(flags["--rope-freq-base"]), 1 / F(flags.get("--rope-scale", "1"))
+    kind, original = flags["--rope-scaling"], int(flags.get("--yarn-orig-ctx", "0"))
+    if kind == "none":
+        scale = F(1)
+    extrapolated = base ** (-np.arange(0, dims, 2, dtype=F) / dims)
+    stored = dict(item.split("=") for item in flags.get("--override-kv", "x=y").split(","))
+    mscale = float(stored.get("llama.rope.scaling.attn_factor", "float:1").removeprefix("float:"))
+    if kind != "yarn":
+        return extrapolated * scale, mscale
+
+    def dim(turns: float) -> float:
+        return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    start = max(0, math.floor(dim(float(flags["--yarn-beta-fast"]))))
+    end = min(dims - 1, math.ceil(dim(float(flags["--yarn-beta-slow"]))))
+    ramp = 1 - np.clip((np.arange(dims // 2) - start) / max(0.001, end - start), 0, 1)
+    mix = ramp * float(flags["--yarn-ext-factor"])
+    # the context makes attn_factor 1 over this, whatever --yarn-attn-factor says, times what the file stores
+    mscale *= 1 + 0.1 * math.log(1 / scale)
+    return extrapolated * scale * (1 - mix) + extrapolated * mix, mscale
+
+
+@pytest.mark.parametrize("patch_name", sorted(IN_FLAGS))
+def test_the_flags_make_the_patched_positions(patch_name, patched):
+    _, rope, checkpoint = patched(patch_name)
+    flags = parsed(export_checkpoint(checkpoint, "llama.cpp").command)
+    inv_freq, attention_factor = turned(flags, rope.geometry.rotary_dim)
+    np.testing.assert_allclose(inv_freq, rope.inv_freq, rtol=3e-6)
+    assert attention_factor == pytest.approx(rope.attention_factor, rel=1e-6)
+    assert flags["-c"] == str(TARGET)
+
+
+def test_the_file_of_dynamic_ntk_is_told_its_window(patched):
+    """Its config.json keeps the pretraining window, and the server answers no further than the file says."""
+    export = export_checkpoint(patched("dynamic").checkpoint, "llama.cpp")
+    assert "llama.context_length=int:1024" in parsed(export.command)["--override-kv"]
+
+
+def test_llama3_is_said_to_be_in_the_file(patched):
+    export = export_checkpoint(patched("llama3").checkpoint, "llama.cpp")
+    assert "rope_freqs" in export.cannot[0]
+    assert parsed(export.command)["--rope-scaling"] == "none"
+
+
+@pytest.mark.parametrize("patch_name", ["longrope", "longrope with its own attention factor"])
+def test_factors_by_pair_are_refused(patch_name, patched):
+    _, rope, checkpoint = patched(patch_name)
+    with pytest.raises(PatchError, match="no flag has a factor for each pair") as refused:
+        export_checkpoint(checkpoint, "llama.cpp")
+    assert f"llama.rope.scaling.attn_factor {rope.attention_factor:.9g}" in str(refused.value)
+
+
+def test_an_unrounded_ramp_is_refused(patched):
+    with pytest.raises(PatchError, match="rounds the ends of YaRN's ramp"):
+        export_checkpoint(patched("yarn", truncate=False).checkpoint, "llama.cpp")
+
+
+def test_phi3_with_an_attention_factor_of_its_own_is_refused(patched_model):
+    """The converter stores the factors, and works out the attention factor itself."""
+    checkpoint = patched_model("phi3", "yarn")
+    with pytest.raises(PatchError, match=r"stores them with .* = 1\.1547; this folder has 1\.1386") as refused:
+        export_checkpoint(checkpoint, "llama.cpp")
+    assert "silently drops" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model_type": "gemma2", "head_dim": 32}, "do not reach the sliding layers"),
+        (
+            {
+                "model_type": "olmo2",
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 2.0,
+                    "attention_factor": 1.0,
+                    "original_max_position_embeddings": 128,
+                },
+            },
+            "needs --override-kv",
+        ),
+        (
+            {
+                "model_type": "qwen2",
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 2.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 128,
+                },
+            },
+            "no flag has llama3's bands",
+        ),
+    ],
+)
+def test_what_cannot_be_said_is_refused(fields, said, config_only):
+    with pytest.raises(PatchError, match=said):
+        export_checkpoint(config_only(**fields), "llama.cpp")

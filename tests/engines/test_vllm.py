@@ -1,0 +1,113 @@
+"""The vLLM line: what it says makes the frequencies and the window that were patched, by vLLM 0.33.0's own rules."""
+
+import json
+import math
+import shlex
+
+import numpy as np
+import pytest
+
+from ropecli.engines.engine import export_checkpoint
+from ropecli.scaling.yarn import by_parts
+
+WINDOW, TARGET = 256, 1024
+
+
+def parsed(command: str) -> tuple[str, dict, int]:
+    """The command as a shell and vLLM take it: the model, the overrides, the window."""
+    words = shlex.split(command)
+    assert [words[:2], words[3::2]] == [["vllm", "serve"], ["--hf-overrides", "--max-model-len"]]
+    return words[2], json.loads(words[4]), int(words[6])
+
+
+def table(config: dict, max_model_len: int, geometry) -> tuple[np.ndarray, float, float]:
+    """inv_freq, what multiplies cos and sin, and the rows of the table: get_rope and its classes, in numpy."""
+    told, window = config["rope_parameters"], config["max_position_embeddings"]
+    base = told["rope_theta"] ** -(np.arange(0, geometry.rotary_dim, 2) / geometry.rotary_dim)
+    original, s = told.get("original_max_position_embeddings"), told.get("factor")
+    if told["rope_type"] == "linear":
+        assert isinstance(s, float)  # a whole number is taken for a list there
+        return base / s, 1.0, window * s
+    if told["rope_type"] == "dynamic":
+        stretch = s * window / told.get("max_trained_positions", window) - (s - 1)
+        return base ** (1 + math.log(stretch ** (32 / 30)) / math.log(told["rope_theta"])), 1.0, window
+    if told["rope_type"] == "yarn":
+        ramped = by_parts(geometry, s, told["beta_fast"], told["beta_slow"], told.get("truncate", True))
+        return ramped, told.get("attention_factor", 0.1 * math.log(s) + 1), original * s
+    if told["rope_type"] == "llama3":
+        turns = original * base / (2 * math.pi)
+        low, high = told["low_freq_factor"], told["high_freq_factor"]
+        smooth = (turns - low) / (high - low)
+        between = (1 - smooth) * base / s + smooth * base
+        return np.where(turns > high, base, np.where(turns < low, base / s, between)), 1.0, window
+    if told["rope_type"] == "longrope":
+        long = max_model_len > original
+        default = math.sqrt(1 + math.log(window / original) / math.log(original))
+        mscale = told.get("long_mscale" if long else "short_mscale", default)
+        return base / told["long_factor" if long else "short_factor"], mscale, window
+    assert told["rope_type"] == "default"
+    return base, 1.0, window
+
+
+def longest(config: dict) -> float:
+    """The window that vLLM derives, above which it refuses --max-model-len."""
+    told = config["rope_parameters"]
+    scaled = told["rope_type"] not in ("longrope", "llama3", "yarn")
+    return config["max_position_embeddings"] * (told.get("factor", 1.0) if scaled else 1.0)
+
+
+def test_the_overrides_make_the_patched_positions(patch, patched):
+    folder, rope, checkpoint = patched(patch)
+    export = export_checkpoint(checkpoint, "vllm")
+    model, overrides, window = parsed(export.command)
+    inv_freq, attention_factor, rows = table(overrides, window, rope.geometry)
+    assert (model, window, overrides) == (str(folder), TARGET, export.overrides)
+    np.testing.assert_allclose(inv_freq, rope.inv_freq, rtol=1e-9, atol=1e-20)
+    assert attention_factor == pytest.approx(rope.attention_factor, rel=1e-9)
+    assert rows >= TARGET
+    assert longest(overrides) >= TARGET
+
+
+@pytest.mark.parametrize(
+    ("patch_name", "said"),
+    [
+        ("ntk", "vLLM does the same without"),
+        ("yarn", "vLLM 0.30.0 and later do the same without"),
+        ("linear", f"reads on beyond {TARGET} tokens"),
+        ("longrope", f"stops at {WINDOW} tokens and ignores attention_factor"),
+    ],
+)
+def test_what_is_said_of_the_folder_alone_is_so(patch_name, said, patched):
+    """`vllm serve DIR` without an option, by vLLM's rules from the config that was written."""
+    folder, rope, checkpoint = patched(patch_name)
+    config = json.loads((folder / "config.json").read_text())
+    inv_freq, attention_factor, rows = table(config, TARGET, rope.geometry)
+    np.testing.assert_allclose(inv_freq, rope.inv_freq)
+    assert rows >= TARGET
+    if patch_name == "longrope":
+        assert config["original_max_position_embeddings"] == WINDOW
+        assert "attention_factor" in config["rope_parameters"]
+    else:
+        assert attention_factor == pytest.approx(rope.attention_factor)
+        assert longest(config) == (4 * TARGET if patch_name == "linear" else TARGET)
+    assert said in export_checkpoint(checkpoint, "vllm").notes[0]
+
+
+def test_two_lists_of_longrope_are_named(patched):
+    switching = export_checkpoint(patched("longrope", short_factor=[1.0] * 16).checkpoint, "vllm")
+    assert f"once --max-model-len is above {WINDOW}" in switching.cannot[0]
+    assert not export_checkpoint(patched("longrope").checkpoint, "vllm").cannot
+
+
+def test_a_config_scaled_by_hand_is_served_at_the_window_it_reaches(config_only):
+    yarn = {"type": "yarn", "factor": 4, "original_max_position_embeddings": WINDOW}
+    export = export_checkpoint(config_only(model_type="qwen2", rope_scaling=yarn), "vllm")
+    _, overrides, window = parsed(export.command)
+    assert (window, overrides["max_position_embeddings"]) == (TARGET, TARGET)
+    assert overrides["rope_parameters"]["factor"] == 4.0
+
+
+def test_the_text_part_of_a_composite_model_is_named(config_only):
+    text = {"max_position_embeddings": WINDOW, "rope_theta": 10000.0, "head_dim": 32, "model_type": "llama"}
+    export = export_checkpoint(config_only(model_type="llava", text_config=text), "vllm")
+    assert export.overrides["text_config"]["max_position_embeddings"] == WINDOW

@@ -1,0 +1,105 @@
+"""Models and documents, and perplexity as anybody would compute it with transformers alone."""
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def loaded():
+    """loaded(folder) -> a fresh model from stock transformers, float32, in evaluation mode."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return lambda folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def documents(corpus, tokenizer):
+    """Four documents of the corpus, each of at least 200 tokens."""
+    from ropecli.data.documents import read_documents
+    from ropecli.data.sources import read_texts
+
+    return read_documents(read_texts(str(corpus)), tokenizer, 200, most=4)
+
+
+@pytest.fixture(scope="session")
+def precise():
+    """precise(folder) -> the same in float64."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return lambda folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+
+
+@pytest.fixture(scope="session")
+def uneven(corpus, tokenizer):
+    """uneven(tokens, ..., prefix=(0,)) -> documents of so many tokens, begun as a tokenizer with <s> begins them."""
+    from ropecli.data.documents import Document, Documents, SpecialTokens, read_documents
+    from ropecli.data.sources import read_texts
+
+    whole = read_documents(read_texts(str(corpus)), tokenizer, 800, count_bytes=True).kept
+
+    def make(*tokens, prefix=(0,)):
+        kept = []
+        for one, count in zip(whole, tokens, strict=False):
+            ids = np.concatenate([prefix, one.ids]).astype(np.int64)[:count]
+            ends = np.concatenate([np.zeros(len(prefix), dtype=np.int64), one.ends])[:count]
+            kept.append(Document(one.name, ids, ends))
+        assert [len(one.ids) for one in kept] == list(tokens)
+        return Documents(tuple(kept), 0, SpecialTokens(tuple(prefix), 0, 0))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sliding_gemma(build):
+    """A layer that sees 32 tokens, and one that sees all."""
+    layers = ["sliding_attention", "full_attention"]
+    return build("gemma3_text", head_dim=32, sliding_window=32, layer_types=layers, query_pre_attn_scalar=4)
+
+
+@pytest.fixture(scope="session")
+def plain_nll():
+    """plain_nll(model, ids) -> -ln p of every token but the first, from the whole logits of one forward pass."""
+    import torch
+
+    @torch.no_grad()
+    def score(model, ids):
+        ids = torch.as_tensor(np.array(ids))
+        log_probabilities = torch.log_softmax(model(input_ids=ids[None]).logits[0].double(), dim=-1)
+        return -log_probabilities[:-1].gather(1, ids[1:, None])[:, 0].numpy()
+
+    return score
+
+
+@pytest.fixture(scope="session")
+def patched(tmp_path_factory):
+    """patched(folder, method, factor, **params) -> the folder that `ropecli patch` writes."""
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import make_plan
+    from ropecli.checkpoint.writing import patch_to
+    from ropecli.rope import ScalingSpec
+
+    def patch(folder, method, factor=4.0, **params):
+        output = tmp_path_factory.mktemp("patched") / method
+        patch_to(make_plan(open_checkpoint(folder), ScalingSpec(method, factor, params)), output, verify=False)
+        return output
+
+    return patch
+
+
+@pytest.fixture(scope="session")
+def brute_force(loaded, plain_nll, documents):
+    """brute_force(folder, length, "prefix" | "tail", ...) -> (ppl, document_nll): a fresh model for every document."""
+
+    def score(folder, length, protocol, longest=None, targets=None):
+        sums, tokens = [], 0
+        for document in documents.kept:
+            start = 0 if protocol == "prefix" else longest - length
+            nll = plain_nll(loaded(folder), document.ids[start : start + length])
+            nll = nll if protocol == "prefix" else nll[-targets:]
+            sums.append(nll.sum())
+            tokens += len(nll)
+        return np.exp(np.sum(sums) / tokens), np.array(sums)
+
+    return score

@@ -1,0 +1,101 @@
+"""The protocol disjoint is lm-evaluation-harness's rolling log-likelihood: the same texts, read by that tool itself.
+
+It runs in an environment of its own, which pytest's cache keeps.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.slow
+
+RELEASE = "0.4.13"
+PINNED = [f"lm-eval[hf]=={RELEASE}", "torch==2.13.0", "transformers==5.23.0"]
+RUNNER = Path(__file__).with_name("run_lm_eval.py")
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "ropecli" / "demo"
+LENGTHS = (64, 256, 300)
+CASES = [
+    *({"length": length, "batch_size": 1, "add_bos_token": False} for length in LENGTHS),
+    {"length": 256, "batch_size": 4, "add_bos_token": False},
+    {"length": 256, "batch_size": 1, "add_bos_token": None},
+]
+
+
+@pytest.fixture(scope="module")
+def python(environment) -> Path:
+    return environment("lm_eval", PINNED, "-c", ROOT / "scripts" / "constraints.txt")
+
+
+@pytest.fixture(scope="module")
+def demo_tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(DEMO)
+
+
+def text_of(tokens, text, tokenizer):
+    """A beginning of `text` that has exactly so many tokens of its own."""
+    for characters in range(tokens, len(text)):
+        if len(tokenizer(text[:characters], add_special_tokens=False)["input_ids"]) == tokens:
+            return text[:characters]
+    raise AssertionError(f"no beginning has {tokens} tokens")
+
+
+@pytest.fixture(scope="module")
+def texts(demo_tokenizer):
+    """Of the demo's held-out files: below 64 tokens, exact multiples of 64, 256 and 300, one more, and others."""
+    from ropecli.demo import corpus
+
+    files = [text for _, text in sorted(corpus.held_out_files().items()) if len(text) > 20_000]
+    wanted = (1, 40, 63, 64, 65, 256, 257, 300, 512, 600, 601, 901)
+    return [text_of(tokens, files[index % len(files)], demo_tokenizer) for index, tokens in enumerate(wanted)]
+
+
+@pytest.fixture(scope="module")
+def rolling(python, texts, tmp_path_factory) -> list[np.ndarray]:
+    """What lm-eval gives for each of CASES: the total log-likelihood of each text."""
+    home = tmp_path_factory.mktemp("lm_eval")
+    (home / "job.json").write_text(json.dumps({"checkpoint": str(DEMO), "texts": texts, "cases": CASES}))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    command = [python, RUNNER, home / "job.json", home / "result.json"]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    return [np.array(totals) for totals in json.loads((home / "result.json").read_text())]
+
+
+@pytest.fixture(scope="module")
+def rows(texts, demo_tokenizer, loaded):
+    """Ours, by length."""
+    from ropecli.data.documents import read_documents
+    from ropecli.evaluation.perplexity import evaluate_perplexity
+
+    documents = read_documents(((str(index), text) for index, text in enumerate(texts)), demo_tokenizer, 2)
+    assert len(documents.kept) == len(texts)
+    return {row.length: row for row in evaluate_perplexity(loaded(DEMO), documents, LENGTHS, protocol="disjoint")}
+
+
+@pytest.mark.parametrize(
+    "case", range(4), ids=lambda index: "length {length}, batch {batch_size}".format(**CASES[index])
+)
+def test_every_document_has_the_same_log_likelihood(rolling, rows, case):
+    row = rows[CASES[case]["length"]]
+    np.testing.assert_allclose(-rolling[case], row.document_nll, rtol=1e-4)
+
+
+def test_the_lengths_differ(rows):
+    """Guards the test above: one that took no notice of the length would pass it."""
+    losses = np.array([rows[length].document_nll for length in LENGTHS])
+    assert np.abs(losses[0] / losses[1] - 1)[-5:].min() > 1e-3
+    assert np.abs(losses[1] / losses[2] - 1)[-2:].min() > 1e-4
+
+
+def test_by_default_that_tool_reads_the_beginning_of_text_twice(rolling, rows, demo_tokenizer):
+    """Unless told add_bos_token=False, it puts its prefix token before what the tokenizer has begun already, and scores
+    the second <s> as well."""
+    assert demo_tokenizer("a")["input_ids"][0] == demo_tokenizer.bos_token_id
+    assert np.abs(rolling[4] / -np.array(rows[256].document_nll) - 1).max() > 1e-3

@@ -1,0 +1,135 @@
+"""The windows of each protocol, as numbers alone: against its source, written a second time in windows_by_hand.py."""
+
+import numpy as np
+import pytest
+import windows_by_hand
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropecli.data.documents import Document, SpecialTokens
+from ropecli.errors import DataError
+from ropecli.evaluation.protocols import PROTOCOLS, Protocol
+
+BOS, EOS = 1, 2
+PREFIXES = [(), (BOS,), (BOS, 7), (7, 8, BOS)]
+specials = st.sampled_from(PREFIXES).map(lambda prefix: SpecialTokens(prefix, BOS, EOS))
+
+
+NONE = SpecialTokens()
+
+
+def document(tokens, special=NONE):
+    """Its text tokens are all different, so that a window tells where it lies."""
+    text = 1000 + np.arange(tokens - len(special.prefix))
+    return Document("numbered", np.array([*special.prefix, *text], dtype=np.int64))
+
+
+def windows_of(protocol, special, tokens, length, longest=None):
+    longest = longest or length
+    settled = protocol.settled(sorted({length, longest}), special)
+    return list(settled.windows(document(tokens, special), special, length, longest))
+
+
+def read_and_scored(window):
+    """As windows_by_hand.py gives them: the last token is read or not, and tells nothing of the targets either way."""
+    ids = window.ids.tolist()
+    return ids[:-1], ids[len(ids) - window.targets :]
+
+
+@st.composite
+def sliding_cases(draw):
+    special = draw(specials)
+    length = draw(st.integers(max(2, len(special.prefix) + 1), 60))
+    stride = draw(st.integers(1, length - max(1, len(special.prefix))))
+    return special, draw(st.integers(len(special.prefix) + 2, 250)), length, stride
+
+
+@given(sliding_cases())
+def test_sliding_reads_and_scores_what_its_description_says(case):
+    special, tokens, length, stride = case
+    windows = windows_of(Protocol("sliding", stride=stride), special, tokens, length)
+    ids = document(tokens, special).ids.tolist()
+    expected = list(windows_by_hand.sliding(ids, special.prefix, length, stride))
+    assert [read_and_scored(window) for window in windows] == expected
+
+
+@given(specials, st.integers(0, 250), st.integers(2, 60))
+def test_disjoint_is_the_rolling_likelihood_of_lm_eval(special, text, length):
+    windows = windows_of(Protocol("disjoint"), special, text + len(special.prefix), length)
+    expected = list(windows_by_hand.rolling(1000 + np.arange(text), BOS, length))
+    assert [read_and_scored(window) for window in windows] == expected
+    assert [window.read for window in windows] == [len(read) for read, _ in expected]
+    assert all(window.read <= length for window in windows)
+
+
+def test_disjoint_takes_the_end_token_where_there_is_no_beginning():
+    first = next(Protocol("disjoint").windows(document(9), SpecialTokens((), None, EOS), 4, 4))
+    assert first.ids.tolist() == [EOS, 1000, 1001, 1002, 1003]
+    with pytest.raises(DataError, match="no <s>"):
+        next(Protocol("disjoint").windows(document(9), SpecialTokens(), 4, 4))
+
+
+@given(st.sampled_from([(), (BOS,)]), st.sampled_from([BOS, None]), st.integers(2, 1500), st.integers(2, 700))
+def test_yarn_is_the_window_loop_of_its_script(prefix, bos, text, length):
+    special = SpecialTokens(prefix, bos, EOS)
+    windows = windows_of(Protocol("yarn"), special, text + len(prefix), length)
+    expected = list(windows_by_hand.yarn_script((1000 + np.arange(text)).tolist(), bos, length))
+    assert [read_and_scored(window) for window in windows] == expected
+    assert all(len(window.ids) <= length for window in windows)
+
+
+@given(specials, st.lists(st.integers(8, 90), min_size=1, max_size=4, unique=True), st.integers(1, 4))
+def test_tail_scores_the_same_tokens_at_every_length(special, lengths, targets):
+    lengths = sorted(lengths)
+    ids = document(120, special).ids.tolist()
+    for length in lengths:
+        (window,) = windows_of(Protocol("tail", targets=targets), special, 120, length, lengths[-1])
+        assert (window.targets, window.stop, len(window.ids)) == (targets, lengths[-1], length)
+        begun = [*special.prefix, *ids[lengths[-1] - length + len(special.prefix) : lengths[-1]]]
+        assert window.ids.tolist() == begun
+
+
+def test_prefix_is_the_documents_beginning():
+    (window,) = windows_of(Protocol("prefix"), SpecialTokens((BOS,), BOS, EOS), 90, 24, 64)
+    assert window.ids.tolist() == [BOS, *range(1000, 1023)]
+    assert (window.targets, window.stop, window.read) == (23, 24, 24)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
+    special = SpecialTokens((BOS,), BOS, EOS)
+    scored = []
+    for length in (24, 64, 300):
+        settled = Protocol(name).settled([24, 64, 300], special)
+        windows = settled.windows(document(700, special), special, length, 300)
+        scored.append([index for one in windows for index in range(one.stop - one.targets, one.stop)])
+    assert (scored[0] == scored[1] == scored[2]) == Protocol(name).scores_the_same_tokens
+
+
+WRONG = {
+    "an unknown name": (("slidin",), "'slidin'.*prefix, tail, sliding, disjoint, yarn.*'sliding'"),
+    "a stride of tail": (("tail", 5, None), "stride is for the protocol sliding; tail"),
+    "targets of sliding": (("sliding", None, 5), "targets is for the protocol tail; sliding"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_protocol_is_refused(arguments, message):
+    with pytest.raises(DataError, match=message):
+        Protocol(*arguments)
+
+
+UNFIT = {
+    "one token": (("prefix",), [1, 8], "at least 2 tokens"),
+    "a stride as long as the window": (("sliding", 24), [24, 64], "stride of 24 tokens.*exceed that by 1"),
+    "a stride into the prefix": (("sliding", 22), [24, 64], "stride of 22 tokens.*exceed that by 3"),
+    "as many targets": (("tail", None, 24), [24, 64], "24 target tokens.*exceed that by 1"),
+    "targets into the prefix": (("tail", None, 22), [24, 64], "22 target tokens.*exceed that by 3"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "lengths", "message"), UNFIT.values(), ids=UNFIT)
+def test_settings_that_do_not_fit_the_lengths_are_refused(arguments, lengths, message):
+    special = SpecialTokens((5, 6, BOS), BOS, EOS) if "by 3" in message else SpecialTokens()
+    with pytest.raises(DataError, match=message):
+        Protocol(*arguments).settled(lengths, special)

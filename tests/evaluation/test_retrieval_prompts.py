@@ -1,0 +1,164 @@
+"""Prompts are exact to the token: N tokens with the answer, whole needles, a key that stands nowhere else."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from ropecli.errors import DataError, MethodError
+from ropecli.evaluation.retrieval.haystack import read_haystack, repeated
+from ropecli.evaluation.retrieval.keys import draw_keys, numbers_in
+from ropecli.evaluation.retrieval.pieces import Pieces
+from ropecli.evaluation.retrieval.prompts import Task
+from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER, STYLES, Templates, choose_templates
+
+
+@pytest.fixture(scope="module", params=["no special tokens", "a beginning and an end"])
+def pieces(request, tokenizer):
+    import copy
+
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = copy.deepcopy(tokenizer)
+    if request.param != "no special tokens":
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<s> $A <s>", special_tokens=[("<s>", 0)]
+        )
+    return Pieces(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def tasks(pieces, corpus):
+    haystack = read_haystack([(path.name, path.read_text()) for path in sorted(corpus.iterdir())], pieces)
+    return {
+        "passkey": Task("passkey", PASSKEY, repeated(PASSKEY_FILLER, pieces, 900), pieces),
+        "code": Task("needle", STYLES["code"], haystack, pieces),
+        "prose": Task("needle", STYLES["prose"], haystack, pieces, keys=4, candidates=6),
+        "quoted": Task("needle", Templates('word = "{key}"', 'assert word == "'), haystack, pieces, candidates=2),
+    }
+
+
+TASKS = ["passkey", "prose", "quoted"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_text_is_what_the_templates_say(tasks, name):
+    task = tasks[name]
+    prompt = task.prompt(600, 0.5, 0)
+    text, key = task.pieces.text(prompt.ids), prompt.keys[0]
+    lines = text.removeprefix(task.pieces.text(task.pieces.prefix)).split("\n")
+    names = [one for one in task.templates.names if task.templates.needle.format(name=one, key=key) in lines]
+    assert names
+    assert lines[0] == task.templates.introduction or not task.templates.introduction
+    for answer, candidate in zip(prompt.answers, prompt.keys, strict=True):
+        end = task.pieces.text([*prompt.ids, *answer]).split("\n")[-1]
+        assert end in {
+            task.templates.question.format(name=one).rstrip() + space + candidate
+            for one in names
+            for space in ("", " ")
+        }
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_prompt_and_answer_are_as_long_as_asked_and_other_keys_stand_nowhere(tasks, name):
+    task = tasks[name]
+    for trial, (length, depth) in enumerate([(601, 0), (601, 0.3), (601, 1), (900, 0), (900, 0.3), (900, 1)]):
+        prompt = task.prompt(length, depth, trial)
+        assert len(prompt.ids) + len(prompt.answers[0]) == length
+        assert len({len(answer) for answer in prompt.answers}) == 1
+        assert tuple(prompt.ids[: len(task.pieces.prefix)]) == task.pieces.prefix
+        assert 0 not in prompt.ids[len(task.pieces.prefix) :]
+        text = task.pieces.text(prompt.ids)
+        assert len(set(prompt.keys)) == task.candidates
+        assert [key in text for key in prompt.keys] == [index < task.keys for index in range(task.candidates)]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_depth_places_the_needle(tasks, name):
+    task = tasks[name]
+    introduction = f"{task.templates.introduction}\n" if task.templates.introduction else ""
+    head = len(task.pieces.prefix) + len(task.pieces.opening(introduction))
+    first, middle, last = (task.prompt(900, depth, 0) for depth in (0, 0.5, 1))
+    assert first.needle == head
+    assert middle.needle == pytest.approx(450, abs=120)
+    needle = next(line for line in task.pieces.text(last.ids).split("\n") if last.keys[0] in line)
+    after = task.pieces.text(last.ids).split(needle)[1]
+    assert after.startswith("\n")
+    assert after.strip("\n").count("\n") == 0  # only the question follows
+
+
+def least_of(refusal):
+    return int(str(refusal.value).split("at least ")[1].rstrip("."))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_at_the_length_that_is_advised_every_prompt_has_room(tasks, name):
+    task, depths, trials = tasks[name], (0, 0.3, 1), 2
+    with pytest.raises(DataError, match="30 tokens is too short") as refusal:
+        task.check_room([400, 30], depths, trials)
+    least = least_of(refusal)
+    task.check_room([least, 400], depths, trials)
+    for depth in depths:
+        for trial in range(trials):
+            task.prompt(least, depth, trial)
+
+
+def test_the_number_of_candidates_does_not_change_a_prompt(tasks):
+    task = tasks["code"]
+    prompts = [
+        Task(task.name, task.templates, task.haystack, task.pieces, candidates=count).prompt(600, 0.5, 3)
+        for count in (2, 10, 100)
+    ]
+    for prompt in prompts[1:]:
+        np.testing.assert_array_equal(prompt.ids, prompts[0].ids)
+        assert prompt.keys[0] == prompts[0].keys[0]
+        assert prompt.fingerprint() == prompts[0].fingerprint()
+
+
+def drawn(seed, count, taken=frozenset(), form_of=len):
+    return list(islice(draw_keys(np.random.default_rng(seed), taken, form_of), count))
+
+
+def test_all_keys_take_as_many_tokens_where_there_are_enough_such_numbers():
+    for seed in range(20):  # some seeds begin with a rare one
+        assert not any(key.endswith("7") for key in drawn(seed, 20, form_of=lambda key: 3 if key[-1] == "7" else 5))
+    assert len(set(drawn(0, 300, form_of=int))) == 300  # no two alike
+
+
+def test_keys_that_stand_in_the_text_are_not_drawn():
+    taken = numbers_in(" ".join(str(number) for number in range(10_000, 99_990)))
+    assert {int(key) for key in drawn(0, 10, taken)} == set(range(99_990, 100_000))
+    with pytest.raises(DataError, match="--data"):
+        drawn(0, 11, taken)
+
+
+WRONG = {
+    "no key": (("secret", "is"), "hides no key"),
+    "the answer in the question": (("{key}", "is {key}"), "holds {key}"),
+    "another field": (("{key} {word}", "is"), "{word}"),
+    "a field's attribute": (("{key.__class__}", "is"), "{key.__class__}"),
+    "a lone brace": (("{key} {", "is"), "no template"),
+    "no question": (("{key}", " "), "empty"),
+}
+
+
+@pytest.mark.parametrize(("templates", "expected"), WRONG.values(), ids=WRONG.keys())
+def test_templates_that_cannot_be_asked_about_are_refused(templates, expected):
+    with pytest.raises(MethodError) as refusal:
+        Templates(*templates)
+    assert expected in str(refusal.value)
+
+
+def test_a_style_and_both_templates_or_none():
+    assert choose_templates("code", None, None, "prose") is STYLES["code"]
+    assert choose_templates(None, None, None, "code") is STYLES["code"]
+    assert choose_templates(None, "{name}: {key}", "{name}:", "code").names == STYLES["code"].names
+    for arguments in [("cod", None, None), (None, "{key}", None), (None, None, "is"), ("code", "{key}", "is")]:
+        with pytest.raises(MethodError):
+            choose_templates(*arguments, "prose")
+
+
+def test_braces_can_be_written():
+    assert Templates("{{'key': {key}}}", "x[").needle_line("a", "12345") == "\n{'key': 12345}\n"
+    assert Templates("{key}", "is").question_line("a") == "\nis "
+    assert Templates("{key}", "x = '").question_line("a") == "\nx = '"

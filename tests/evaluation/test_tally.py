@@ -1,0 +1,196 @@
+"""From losses to rows: by hand, by plain loops, and over all resamples there are."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropecli.data.documents import Document, Documents, SpecialTokens
+from ropecli.errors import RopecliError
+from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.tally import Tally, paired_change, summarise
+
+EDGES = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
+
+
+def tally_of(*windows, scored_bytes=7):
+    tally = Tally()
+    for nll, first_context in windows:
+        tally.add(np.array(nll, dtype=np.float64), first_context, scored_bytes)
+    return tally
+
+
+def row_of(sums, weights, length=64):
+    """A row with these documents."""
+    tallies = [tally_of(([total / weight] * weight, 1)) for total, weight in zip(sums, weights, strict=True)]
+    return summarise(length, tallies, [str(index) for index in range(len(sums))])
+
+
+def test_a_row_by_hand():
+    row = summarise(8, [tally_of(([1.0, 2.0], 1), ([3.0], 6)), tally_of(([4.0, 0.5], 1))], ["a", "b"])
+    assert row.nll == 10.5 / 5
+    assert row.ppl == math.exp(10.5 / 5)
+    assert (row.length, row.tokens, row.documents) == (8, 5, 2)
+    assert (row.document_nll, row.document_weights) == ((6.0, 4.5), (3.0, 2.0))
+    assert row.bits_per_byte == pytest.approx(10.5 / math.log(2) / 21)
+    assert [(one.start, one.stop, one.tokens, one.nll) for one in row.by_context] == [
+        (1, 2, 2, 2.5),
+        (2, 3, 2, 1.25),
+        (6, 8, 1, 3.0),
+    ]
+
+
+def test_by_windows_every_window_counts_alike():
+    windows = [([1.0, 2.0, 3.0], 1), ([8.0], 6)], [([4.0, 0.0], 1)]
+    row = summarise(8, [tally_of(*own) for own in windows], ["a", "b"], by_windows=True)
+    assert row.nll == (2.0 + 8.0 + 2.0) / 3
+    assert (row.document_nll, row.document_weights) == ((10.0, 2.0), (2.0, 1.0))
+    assert row.tokens == 6
+    assert row.bits_per_byte == pytest.approx(18.0 / math.log(2) / 21)  # of the text, however it is averaged
+
+
+windows_of_losses = st.lists(
+    st.tuples(st.lists(st.floats(0, 20), min_size=1, max_size=80), st.integers(1, 400)), min_size=1, max_size=5
+)
+
+
+@given(st.lists(windows_of_losses, min_size=1, max_size=4))
+def test_losses_are_sorted_by_context_as_a_plain_loop_does_it(documents):
+    row = summarise(500, [tally_of(*windows) for windows in documents], list(map(str, range(len(documents)))))
+    expected: dict[tuple[int, int], list[float]] = {}
+    for nll, first in (window for windows in documents for window in windows):
+        for offset, loss in enumerate(nll):
+            start = max(edge for edge in EDGES if edge <= first + offset)
+            expected.setdefault((start, EDGES[EDGES.index(start) + 1]), []).append(loss)
+    assert [(one.start, one.stop) for one in row.by_context] == sorted(expected)
+    for one in row.by_context:
+        losses = expected[one.start, one.stop]
+        assert one.tokens == len(losses)
+        assert one.nll == pytest.approx(np.mean(losses), abs=1e-9)
+
+
+@pytest.mark.parametrize(("protocol", "length"), [("tail", 100), ("sliding", 24), ("disjoint", 24)])
+def test_a_models_losses_by_context_are_those_of_a_plain_loop(llama, loaded, uneven, plain_nll, protocol, length):
+    """What was read before a token, and not where it stands in its document."""
+    documents = uneven(100, 100)
+    (row,) = evaluate_perplexity(loaded(llama), documents, [length], protocol=protocol)
+    losses: dict[int, list[float]] = {}
+    for document in documents.kept:
+        ids, model = document.ids, loaded(llama)
+        for index in range(0 if protocol == "disjoint" else 1, 100):
+            if protocol == "sliding":
+                start = 0 if index < 24 else (index - 24) // 12 * 12 + 12
+                context = [0, *ids[start + 1 : index]]
+            elif protocol == "disjoint":  # windows of 24 read, of which each predicts the next 24
+                if not index:
+                    continue
+                block = (index - 1) // 24 * 24
+                context = ids[min(block, 99 - 24) : index]
+            else:
+                context = ids[:index]
+            if protocol == "tail" and index < 50:
+                continue
+            losses.setdefault(len(context), []).append(plain_nll(model, [*context, ids[index]])[-1])
+    for one in row.by_context:
+        expected = [loss for context in range(one.start, one.stop) for loss in losses.get(context, [])]
+        assert one.tokens == len(expected)
+        assert one.nll == pytest.approx(np.mean(expected), rel=1e-4)
+    assert sum(one.tokens for one in row.by_context) == row.tokens
+
+
+TEXT = "ba de fi 🦜🦜 κάτι ba ﬁ 日本 go ku\n" * 6
+
+
+def test_bits_per_byte_are_over_the_bytes_of_the_text(llama, loaded, plain_nll, tokenizer, tmp_path):
+    from ropecli.data.documents import read_documents
+
+    documents = read_documents([("a", TEXT), ("b", TEXT[4:])], tokenizer, 60, count_bytes=True)
+    rows = evaluate_perplexity(loaded(llama), documents, [24, 60])
+    for row in rows:
+        nats = text_bytes = 0
+        for document, text in zip(documents.kept, (TEXT, TEXT[4:]), strict=True):
+            nats += plain_nll(loaded(llama), document.ids[: row.length]).sum()
+            offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+            # of the characters that begin in the first token, none is scored
+            scored = text[offsets[0][1] : offsets[row.length - 1][1]]
+            text_bytes += len(scored.encode("utf-8"))
+        assert row.bits_per_byte == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-5)
+
+
+def test_bits_per_byte_are_unknown_where_one_documents_bytes_are(llama, loaded):
+    ids = np.random.default_rng(0).integers(1, 500, 40)
+    known = Document("known", ids, np.arange(40) * 2)
+    unknown = Documents((known, Document("unknown", ids)), 0, SpecialTokens((), 0, 0))
+    for protocol in ("prefix", "tail", "sliding", "disjoint"):
+        (row,) = evaluate_perplexity(loaded(llama), unknown, [24], protocol=protocol)
+        assert row.bits_per_byte is None
+    assert summarise(8, [tally_of(([1.0], 1), scored_bytes=0)], ["a"]).bits_per_byte is None
+
+
+def test_a_loss_that_is_not_finite_names_its_document():
+    tallies = [tally_of(([1.0], 1)), tally_of(([1.0, float("nan")], 1)), tally_of(([float("inf")], 1))]
+    with pytest.raises(RopecliError, match=r"not finite at length 8 in middle\.txt and 1 more"):
+        summarise(8, tallies, ["first.txt", "middle.txt", "last.txt"])
+    with pytest.raises(RopecliError, match=r"in middle\.txt: the model"):
+        summarise(8, tallies[:2], ["first.txt", "middle.txt"])
+
+
+SUMS, WEIGHTS = [30.0, 22.0, 45.0, 28.0], [10, 12, 15, 8]
+
+
+def all_resamples(sums, weights):
+    """Of every way to draw four documents from four, exp(Σ sums / Σ weights); shape (256,)."""
+    picks = np.array(np.meshgrid(*[np.arange(4)] * 4)).reshape(4, -1)
+    return np.exp(np.array(sums)[picks].sum(axis=0) / np.array(weights)[picks].sum(axis=0))
+
+
+def assert_interval(low, high, resamples):
+    """A thousand random ones, in place of all; widened by Student's t of four documents."""
+    logs = np.log(resamples)
+    centre, wider = logs.mean(), (4 / 3) ** 0.5 * 3.1824 / 1.96
+    expected = np.exp(centre + wider * (np.quantile(logs, (0.025, 0.975)) - centre))
+    assert np.abs(np.array([low, high]) - expected).max() < 0.1 * (expected[1] - expected[0])
+
+
+def test_the_interval_resamples_documents_with_their_weights():
+    row = row_of(SUMS, WEIGHTS)
+    assert_interval(row.ppl_low, row.ppl_high, all_resamples(SUMS, WEIGHTS))
+    unweighted = np.quantile(all_resamples(np.array(SUMS) / WEIGHTS, [1] * 4), (0.025, 0.975))
+    assert abs(unweighted - [row.ppl_low, row.ppl_high]).max() > 0.5  # guards the line before
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    """Of documents drawn around a known mean. Plain percentiles hold it in 75% of the cases for three documents."""
+    documents, random = 3, np.random.default_rng(3)
+    held = 0
+    for _ in range(150):
+        row = row_of((10 * random.normal(3.0, 0.4, documents)).tolist(), [10] * documents)
+        held += row.ppl_low <= math.exp(3.0) <= row.ppl_high
+    assert 0.88 <= held / 150 <= 0.99
+
+
+def test_a_single_document_has_no_interval():
+    row = row_of([31.0], [10])
+    assert (row.ppl_low, row.ppl_high) == (None, None)
+    change = paired_change(row, row_of([30.0], [10]))
+    assert (change.change, change.low, change.high) == (pytest.approx(math.expm1(0.1)), None, None)
+
+
+def test_a_paired_change_is_over_the_same_resamples():
+    base = row_of(SUMS, WEIGHTS)
+    sums = [31.0, 25.0, 44.0, 31.0]
+    change = paired_change(row_of(sums, WEIGHTS), base)
+    assert change.change == pytest.approx(math.exp((sum(sums) - sum(SUMS)) / sum(WEIGHTS)) - 1)
+    difference = np.array(sums) - SUMS
+    assert_interval(change.low + 1, change.high + 1, all_resamples(difference, WEIGHTS))
+
+
+def test_rows_of_other_tokens_are_not_paired():
+    base = row_of(SUMS, WEIGHTS)
+    with pytest.raises(RopecliError, match="different tokens"):
+        paired_change(row_of(SUMS[:3], WEIGHTS[:3]), base)
+    with pytest.raises(RopecliError, match="different tokens"):
+        paired_change(replace(base, document_weights=(10.0, 12.0, 15.0, 9.0)), base)

@@ -1,0 +1,202 @@
+import pytest
+
+
+@pytest.fixture
+def report():
+    """report(ppl at 256, at 512, at 1024, method=..., ...) -> an EvalReport with these numbers."""
+    from ropecli.evaluation.report import EvalReport
+    from ropecli.evaluation.tally import Bucket, Row
+
+    def make(*ppls, method="none", factor=1.0, params=None, checkpoint="folder", source="demo"):
+        import math
+
+        rows = [
+            Row(
+                length=length,
+                ppl=ppl,
+                nll=math.log(ppl),
+                ppl_low=ppl * 0.9,
+                ppl_high=ppl * 1.1,
+                bits_per_byte=math.log2(ppl) / 3,
+                tokens=4 * (length - 1),
+                documents=4,
+                document_nll=tuple(math.log(ppl) * (length - 1) * share for share in (0.8, 0.9, 1.1, 1.2)),
+                document_weights=(length - 1.0,) * 4,
+                by_context=(Bucket(1, 2, 4, 6.0), Bucket(2, 3, 4, 5.0), Bucket(64, 96, 128, math.log(ppl))),
+                seconds=2.0,
+                tokens_per_second=2.0 * length,
+                peak_memory=3 * 2**20,
+            )
+            for length, ppl in zip((256, 512, 1024), ppls, strict=True)
+        ]
+        return EvalReport(
+            checkpoint=checkpoint,
+            digest="0" * 64,
+            method=method,
+            factor=factor,
+            params=params or {},
+            in_memory=False,
+            original_max_position_embeddings=256,
+            protocol="prefix",
+            settings={"stride": None, "targets": None, "chunk": None, "batch_size": 1, "attn": "sdpa", "processes": 1},
+            source=source,
+            command=["ropecli", "eval-ppl", checkpoint, "--data", source],
+            fingerprint="1" * 64,
+            too_short=0,
+            dtype="float32",
+            device="cpu",
+            rows=rows,
+            document_names=["a", "b", "c", "d"],
+        )
+
+    return make
+
+
+@pytest.fixture
+def with_baseline(report):
+    """A report with a baseline, a cost of 0% to 2% and a gain, as EvalReports hold them."""
+    from dataclasses import replace
+
+    from ropecli.evaluation.headlines import Headline
+    from ropecli.evaluation.tally import Change
+
+    cost = Headline("short-context cost", 256, 256, Change(0.012, 0.003, 0.02))
+    gain = Headline("long-context gain", 1024, 256, Change(-0.072, -0.114, -0.037))
+    own = report(20.0, 19.0, 18.5, method="yarn", factor=4.0, checkpoint="extended")
+    return replace(own, baseline=report(18.0, 25.0, 47.0, checkpoint="base"), headlines=[cost, gain])
+
+
+@pytest.fixture
+def retrieval():
+    """retrieval({(length, depth): hits of 4, ...}, method=..., ...) -> a RetrievalReport."""
+    from ropecli.evaluation.report import Cell, RetrievalReport
+
+    def make(hits, method="none", factor=1.0, checkpoint="folder", source="demo", window=256, task="passkey"):
+        return RetrievalReport(
+            checkpoint=checkpoint,
+            digest="0" * 64,
+            method=method,
+            factor=factor,
+            params={},
+            in_memory=False,
+            original_max_position_embeddings=window,
+            source=source,
+            dtype="float32",
+            device="cpu",
+            command=["ropecli", task, checkpoint],
+            task=task,
+            mode="generate",
+            settings={"seed": 0},
+            fingerprint="2" * 64,
+            chance=0.1,
+            cells=[Cell(length, depth, 4, count) for (length, depth), count in hits.items()],
+        )
+
+    return make
+
+
+@pytest.fixture
+def written(tmp_path):
+    """written(report or list of them, name=...) -> the JSON file that holds it."""
+    from ropecli.evaluation.report import write_report
+
+    def write(reports, name="report.json"):
+        value = [one.as_json() for one in reports] if isinstance(reports, list) else reports.as_json()
+        write_report(tmp_path / name, value)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def study():
+    """study("yarn", "linear*4", factor=8.0, ...) -> a Study."""
+    from ropecli.checkpoint.study import PRETRAINED, Study
+    from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+    from ropecli.scaling.registry import scale
+
+    def make(*methods, factor=8.0, head_dim=128, rotary_dim=None, rope_theta=10000.0, window=4096, still_pairs=0):
+        geometry = RopeGeometry(head_dim, rotary_dim or head_dim, rope_theta, window, still_pairs=still_pairs)
+        ropes = {PRETRAINED: ScaledRope(geometry, ScalingSpec("none"), geometry.inv_freq())}
+        for method in methods:
+            name, _, own = method.partition("*")
+            spec = ScalingSpec(name, float(own or factor), {"beta": 50.0} if name == "abf" else {})
+            ropes[f"{name} ×{spec.factor:g}"] = scale(geometry, spec)
+        return Study("folder", int(window * max(rope.spec.factor for rope in ropes.values())), ropes)
+
+    return make
+
+
+@pytest.fixture
+def tuning():
+    """tuning("heads", points=24, layers=4, ...) -> a TuneReport; the numbers are made up, the frequencies yarn's."""
+    import math
+
+    import numpy as np
+
+    from ropecli.rope import RopeGeometry, ScalingSpec
+    from ropecli.scaling.registry import scale
+    from ropecli.tuning.record import LayerGains, Point, Score, TuneReport
+
+    def score(target, window, documents=16):
+        target, window = math.log(target), math.log(window)
+        return Score(target, window, target + 0.25 * window, documents)
+
+    def make(level="heads", points=24, layers=4, heads=4, pairs=16, window=256, phases=True, **others):
+        drawn = np.random.default_rng(0)
+        geometry = RopeGeometry(2 * pairs, 2 * pairs, 1e4, window)
+        params, first = {"beta_fast": 8.0, "beta_slow": 0.5}, "search" if level == "search" else "grid"
+        # the second half on all documents, but of a search
+        documents = [4 if level == "search" or 2 * index < points - 1 else 16 for index in range(points)]
+        tried = [
+            Point(first, "yarn", 4.0, params, score(14.3 + drawn.gamma(1.5), 14.4 + drawn.gamma(1.5), count), 0.6)
+            for count in documents
+        ]
+        learned = {"heads": 2 * layers * heads * pairs + 1, "lora": 12288}.get(level, 0)
+        for step in range(10, 101, 10) if learned else ():
+            reached = score(13.2 + 1.1 * math.exp(-step / 30), 13.9 + 0.5 * math.exp(-step / 40))
+            tried.append(Point(level, "yarn", 4.0, params, reached, 9.8, step=step, learned=learned))
+        shape = (heads if phases else 1, pairs)
+        gains = [
+            LayerGains(
+                f"model.layers.{index}.self_attn.q_proj",
+                drawn.normal(0, 0.2, shape).tolist(),
+                drawn.normal(0, 0.3, shape).tolist() if phases else [],
+            )
+            for index in range(layers if level == "heads" else 0)
+        ]
+        report = {
+            "checkpoint": "demo",
+            "digest": "0" * 64,
+            "level": level,
+            "factor": 4.0,
+            "original_max_position_embeddings": window,
+            "target_length": 4 * window,
+            "source": "demo-train",
+            "fingerprint": "3" * 64,
+            "dtype": "float32",
+            "device": "cpu",
+            "command": ["ropecli", "tune", "demo", "--level", level],
+            "settings": {"level": level, "methods": ["yarn"], "short_weight": 0.25},
+            "method": "longrope" if level == "search" else "yarn",
+            "params": params,
+            "attention_factor": 1.12,
+            "inv_freq": scale(geometry, ScalingSpec("yarn", 4.0, params)).inv_freq.tolist(),
+            "pretrained_inv_freq": geometry.inv_freq().tolist(),
+            "base": score(47.03, 13.55),
+            "plain": score(14.91, 15.47),
+            "plain_name": "yarn ×4, nothing tuned",
+            "begun": score(14.31, 14.43),
+            "score": tried[-1].score if learned else score(14.31, 14.43),
+            "learned": learned,
+            "step": 100 if learned else 0,
+            "rounding": 0.0,
+            "seconds": sum(point.seconds for point in tried),
+            "points": tried,
+            "gains": gains,
+            "log_temperature": -0.03 if gains else 0.0,
+            "environment": {"ropecli": "0.1", "torch": "2.9"},
+        }
+        return TuneReport(**{**report, **others})
+
+    return make

@@ -1,0 +1,314 @@
+"""Figures draw the numbers of the reports and of theory, look different without colour, and nothing overlaps."""
+
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from ropecli.analysis.images import closest_images, distance_to_old_images
+from ropecli.errors import DataError
+from ropecli.reporting.figures import style
+from ropecli.reporting.figures.decay import chosen_pairs
+from ropecli.reporting.kinds import KINDS, STUDY_KINDS, choose_kind, draw_study
+from ropecli.reporting.metrics import BITS_PER_BYTE
+from ropecli.rope import ScalingSpec
+from ropecli.scaling.registry import scale
+
+
+def lines(axes):
+    return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+
+
+def legend(axes):
+    return [text.get_text().replace("\n", " ") for text in axes.get_legend().get_texts()]
+
+
+def note(figure):
+    return figure.get_supxlabel().replace("\n", " ")
+
+
+def refuse_overlaps(figure):
+    """No text that is seen lies on another, or outside the picture."""
+    with style.drawing():
+        figure.draw_without_rendering()
+    found = [figure._suptitle, figure._supxlabel]
+    for axes in figure.axes:
+        found += [axes.xaxis.label, axes.yaxis.label, axes.title, *axes.texts]
+        found += axes.get_legend().get_texts() if axes.get_legend() else []
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            low, high = sorted(limits)
+            ticks = [] if hasattr(axes, "get_zlim") else axis.get_major_ticks()
+            found += [
+                label
+                for tick in ticks
+                if low <= tick.get_loc() <= high
+                for label in (tick.label1, tick.label2)
+                if label.get_visible()
+            ]
+    boxes = [(one.get_text(), one.get_window_extent()) for one in found if one is not None and one.get_text().strip()]
+    frame = figure.bbox.padded(1)
+    assert [text for text, box in boxes if not (frame.x0 <= box.x0 and box.x1 <= frame.x1)] == []
+    assert [(a, b) for (a, one), (b, other) in combinations(boxes, 2) if one.overlaps(other)] == []
+
+
+@pytest.fixture
+def reports(report):
+    return [
+        report(18.0, 25.0, 47.0),
+        report(20.0, 19.0, 18.5, method="yarn", factor=4.0),
+        report(19.0, 19.5, 30.0, method="linear", factor=4.0),
+    ]
+
+
+def drawn(kind, *reports, metric=None):
+    return KINDS[kind].figure(reports, *([metric] if metric else []))
+
+
+def test_every_report_is_a_line_of_its_numbers(reports):
+    (axes,) = drawn("perplexity", *reports).axes
+    found = lines(axes)
+    for one in reports:
+        line = found.pop(one.label)
+        np.testing.assert_array_equal(line.get_xdata(), [row.length for row in one.rows])
+        np.testing.assert_array_equal(line.get_ydata(), [row.ppl for row in one.rows])
+    assert {name: list(line.get_xdata()) for name, line in found.items()} == {"pretraining window (256)": [256, 256]}
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+    whiskers = [sorted(line.get_ydata()) for line in axes.lines if line.get_marker() == "_"]
+    assert sorted(whiskers) == sorted([row.ppl_low, row.ppl_high] for one in reports for row in one.rows)
+    assert legend(axes) == ["none", "linear ×4", "yarn ×4", "pretraining window (256)"]
+
+
+def test_bits_per_byte(reports):
+    (axes,) = drawn("perplexity", *reports, metric=BITS_PER_BYTE).axes
+    np.testing.assert_allclose(lines(axes)["none"].get_ydata(), np.log2([18.0, 25.0, 47.0]) / 3)
+    assert "bits per byte" in axes.get_ylabel()
+    without = replace(reports[0], rows=[replace(row, bits_per_byte=None) for row in reports[0].rows])
+    with pytest.raises(DataError, match="no bits-per-byte"):
+        drawn("perplexity", without, metric=BITS_PER_BYTE)
+
+
+@pytest.mark.parametrize("kind", ["perplexity", "comparison", "context"])
+def test_protocols_are_not_mixed_and_other_data_are_warned_of(reports, kind):
+    with pytest.raises(DataError, match=r"prefix, tail.*one protocol at a time"):
+        drawn(kind, reports[0], replace(reports[1], protocol="tail"))
+    other = drawn(kind, reports[0], replace(reports[1], fingerprint="2" * 64, source="books"))
+    assert "different data" in note(other)
+    assert "2 sources" in other.get_suptitle()
+
+
+def test_the_loss_by_context(reports):
+    (axes,) = drawn("context", *reports).axes
+    for one in reports:
+        line = lines(axes)[one.label]
+        np.testing.assert_allclose(line.get_xdata(), [1, 2, np.sqrt(64 * 95)])
+        np.testing.assert_array_equal(line.get_ydata(), [bucket.nll for bucket in one.rows[-1].by_context])
+    few = replace(reports[0], rows=[replace(row, by_context=row.by_context[1:]) for row in reports[0].rows])
+    with pytest.raises(DataError, match="fewer than 3 points"):
+        drawn("context", few)
+
+
+def test_a_comparison_has_a_panel_a_length_and_a_row_a_report(reports, report):
+    figure = drawn("comparison", *reports)
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["none", "yarn ×4", "linear ×4"]
+    for index, axes in enumerate(figure.axes):
+        dots = [line for line in axes.lines if line.get_marker() == "o"]
+        values = [one.rows[index].ppl for one in reports]
+        assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == list(zip(values, range(3), strict=True))
+        filled = [dot.get_markerfacecolor() != "white" for dot in dots]
+        assert filled == [value == min(values) for value in values]
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["256 tokens", "512 tokens\nbeyond the window", "1024 tokens\nbeyond the window"]
+    with pytest.raises(DataError, match="too many"):
+        drawn("comparison", *[report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(151)])
+
+
+def test_a_heat_map_holds_the_numbers(retrieval):
+    hits = {(256, 0.0): 4, (256, 0.5): 3, (512, 0.0): 1}  # and none at 512, 0.5
+    figure = drawn("retrieval", retrieval(hits), retrieval({(256, 0.0): 0}))
+    panels = [axes for axes in figure.axes if axes.images]
+    np.testing.assert_array_equal(panels[0].images[0].get_array().filled(-1), [[100, 25], [75, -1]])
+    assert [text.get_text() for text in panels[0].texts] == ["100", "25", "75"]
+    assert [axes.get_title() for axes in panels] == ["folder, none", "folder, none (2)"]
+    assert any(list(line.get_xdata()) == [0.5, 0.5] for line in panels[0].lines)  # the window lies between
+    assert "a guess finds 10%" in figure.get_suptitle().replace("\n", " ")
+
+
+def test_every_measurement_of_a_tuning_stands_at_its_cost_and_its_perplexities(tuning):
+    run = tuning("heads")
+    spent = np.cumsum([point.seconds for point in run.points])
+    for axes, at in zip(drawn("tuning", run).axes, ("target", "window"), strict=True):
+        found = lines(axes)
+        values = np.exp([getattr(point.score, at) for point in run.points])
+        for level, documents in (("grid", 4), ("grid", 16), ("heads", 16)):
+            keys = [(point.level, point.score.documents) for point in run.points]
+            own = [index for index, key in enumerate(keys) if key == (level, documents)]
+            line = found[f"{level}, {documents} documents"]
+            np.testing.assert_allclose(line.get_xdata(), spent[own])
+            np.testing.assert_allclose(line.get_ydata(), values[own])
+            assert (line.get_markerfacecolor() == "white") == (documents < 16)
+        best = found["best so far, of those on 16 documents"]
+        objectives = [point.score.objective if point.score.documents == 16 else math.inf for point in run.points]
+        lowest = np.minimum.accumulate(objectives)
+        kept = [index for index, one in enumerate(objectives) if one == lowest[index] < math.inf]
+        np.testing.assert_allclose(best.get_ydata()[:-1], values[kept])
+        np.testing.assert_allclose(best.get_xdata()[:-1], spent[kept])
+
+
+def test_gains_and_phases_by_layer(tuning):
+    run = tuning("heads", layers=12, heads=2, pairs=4)
+    run.gains[11] = replace(run.gains[11], log_gain=[[2.0] * 4] * 2)
+    figure = drawn("gains", run)
+    maps = [axes for axes in figure.axes if axes.images]
+    shown = [int(axes.get_ylabel().split("\n")[0].removeprefix("layer ")) for axes in maps[::2]]
+    assert len(shown) == 8
+    assert shown[-1] == 11
+    for gains, phases, index in zip(maps[::2], maps[1::2], shown, strict=True):
+        np.testing.assert_array_equal(gains.images[0].get_array(), run.gains[index].log_gain)
+        np.testing.assert_array_equal(phases.images[0].get_array(), run.gains[index].phase)
+        assert gains.images[0].get_clim() == (-2, 2)
+    assert "the 8 layers of 12 that changed most" in note(figure)
+    drawn("gains", tuning("heads", phases=False))
+    with pytest.raises(DataError, match="no gains: level grid learns none"):
+        drawn("gains", tuning("grid"))
+    with pytest.raises(DataError, match="Give one"):
+        drawn("gains", run, run)
+
+
+def test_tuned_frequencies_stand_beside_the_methods_own(tuning):
+    run = tuning("search")
+    found = lines(drawn("tuned-frequencies", run).axes[0])
+    pretrained = np.array(run.pretrained_inv_freq)
+    chosen = found["search, longrope ×4"].get_ydata()
+    np.testing.assert_allclose(chosen, np.array(run.inv_freq) / pretrained)
+    from ropecli.rope import RopeGeometry
+
+    own = scale(RopeGeometry(32, 32, 1e4, 256), ScalingSpec("yarn", 4.0)).inv_freq / pretrained
+    np.testing.assert_allclose(found["yarn ×4, nothing tuned"].get_ydata(), own)
+    with pytest.raises(DataError, match="No pair of demo turned"):
+        drawn("tuned-frequencies", replace(run, pretrained_inv_freq=[0.0] * 16))
+
+
+def test_wavelengths_by_pair(study):
+    made = study("linear", "p-rope", "rerope")
+    figure = draw_study("wavelengths", made)
+    found = lines(figure.axes[0])
+    np.testing.assert_allclose(found["pretrained (46)"].get_ydata(), 2 * np.pi * 10000 ** (np.arange(64) / 64))
+    np.testing.assert_allclose(found["linear ×8 (31)"].get_ydata(), 16 * np.pi * 10000 ** (np.arange(64) / 64))
+    assert np.isnan(found["p-rope ×8 (46)"].get_ydata()[48:]).all()
+    (still,) = [line for line in figure.axes[0].lines if line.get_label() == style.UNNAMED]
+    np.testing.assert_array_equal(np.isfinite(still.get_ydata()), made.ropes["p-rope ×8"].inv_freq == 0)
+    assert "∞" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert "16 of 64 pairs of p-rope ×8" in note(figure)
+    assert "rerope ×8 changes distances and no frequency" in note(figure)
+    assert found["pretraining window: 4096"].get_ydata()[0] == 4096
+
+
+def test_frequencies_are_ratios(study):
+    (axes,) = draw_study("frequencies", study("linear", "ntk", "p-rope")).axes
+    found = lines(axes)
+    np.testing.assert_allclose(found["linear ×8"].get_ydata(), np.full(64, 1 / 8))
+    # b' = b·s^(d/(d-2)), so that θ'/θ = s^(-2i/(d-2))
+    np.testing.assert_allclose(found["ntk ×8"].get_ydata(), 8.0 ** (-np.arange(64) / 63))
+    border = found["critical dimension 92: pairs 0 to 45 turn inside the pretraining window"]
+    assert list(border.get_xdata()) == [45.5, 45.5]
+    assert found["1/s at factor 8: 0.125"].get_ydata()[0] == 1 / 8
+    # what a logarithmic axis has no place for stands below it
+    (zeros,) = [line.get_ydata() for line in axes.lines if line.get_label() == style.UNNAMED]
+    np.testing.assert_array_equal(np.isfinite(zeros), np.arange(64) >= 48)
+    assert axes.get_ylim()[0] < np.nanmax(zeros) < 1 / 8
+    assert axes.get_yticklabels()[-1].get_text() == "0"
+    with pytest.raises(DataError, match="nothing to compare"):
+        draw_study("frequencies", study())
+    with pytest.raises(DataError, match="No pair of folder turned"):
+        draw_study("frequencies", study("nope", still_pairs=64))
+
+
+def test_the_decay_marks_its_lengths_and_single_pairs(study):
+    made = study("yarn")
+    near, far, pairs = draw_study("decay", made).axes
+    marks = {label: line.get_xdata()[0] for label, line in lines(far).items() if len(line.get_xdata()) == 2}
+    assert marks.pop("longest wavelength (54410)") == pytest.approx(54410.14, abs=0.1)
+    assert marks.pop("effective range (5441)") == pytest.approx(5441.01, abs=0.1)
+    assert marks == {"pretraining window (4096)": 4096, "target (32768)": 32768}
+    assert "yarn ×8: first negative at 8886" in lines(near)
+    inv_freq = made.geometry.inv_freq()
+    assert chosen_pairs(inv_freq) == [63, 51, 38]  # which turn once, 5.6 and 36.5 times in λ_63
+    line = lines(pairs)[f"pretrained, pair 51: λ = {2 * np.pi / inv_freq[51]:.0f}"]
+    np.testing.assert_array_equal(line.get_ydata(), 2 * np.cos(line.get_xdata() * inv_freq[51]))
+
+
+def test_a_helix_has_eleven_dots_on_the_cylinder(study):
+    figure = draw_study("helix", study("linear"))
+    for axes, slowed in zip(figure.axes, (1, 8), strict=True):
+        dots = np.array(next(line for line in axes.lines if line.get_marker() == "o").get_data_3d()).T
+        positions = np.arange(-5, 6) / slowed
+        pair = 10000 ** (-11 / 64)  # the one that abf with beta 50 halves
+        expected = np.stack([np.cos(positions), np.sin(positions), np.sin(positions * pair)], axis=1)
+        np.testing.assert_allclose(dots, expected, atol=1e-12)
+    assert "closest two 0.18" not in figure.axes[0].get_title()
+    with pytest.raises(DataError, match="9 helices are too many"):
+        draw_study("helix", study(*(f"linear*{factor}" for factor in range(2, 10))))
+
+
+def test_the_tradeoff_draws_theorys_points(study):
+    made = study("linear", "nope", "rerope", window=512)
+    (axes,) = draw_study("tradeoff", made).axes
+    found = lines(axes)
+    assert list(found) == ["pretrained", "linear ×8", "nope ×8"]
+    for name, line in found.items():
+        inv_freq = made.ropes[name].inv_freq
+        old = distance_to_old_images(made.geometry.inv_freq(), inv_freq, 512, 4096)
+        assert (line.get_xdata()[0], line.get_ydata()[0]) == (old, closest_images(inv_freq, 4096).distance)
+    with pytest.raises(DataError, match="1048576 tokens, too many"):
+        draw_study("tradeoff", study("linear", head_dim=8, window=2**20))
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("kind", STUDY_KINDS)
+def test_texts_of_a_checkpoints_figures_do_not_overlap(study, kind):
+    methods = ("linear", "ntk", "yarn", "llama3", "p-rope", "nope", "rerope")
+    refuse_overlaps(draw_study(kind, study(*methods, rotary_dim=64, rope_theta=5e5, window=8192)))
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_texts_of_reports_figures_do_not_overlap(report, retrieval, tuning):
+    long = [report(18.0, 25.0, 47.0, checkpoint=f"{n}/a/long/path/{'x' * 60}", method="yarn") for n in range(3)]
+    long = [replace(one, digest=str(index), params={"beta_fast": 64.0}) for index, one in enumerate(long)]
+    wide = [report(1e100, 0.99, 1e6), report(15.0, 1.0, 6.0125, method="yarn", factor=4.0)]
+    for reports in (long, wide):
+        for kind in ("perplexity", "comparison", "context"):
+            refuse_overlaps(drawn(kind, *reports))
+    refuse_overlaps(
+        drawn("retrieval", *[retrieval({(256, 0.0): 4}, checkpoint=f"organisation/name-{n}") for n in "abc"])
+    )
+    for run in (tuning("heads"), tuning("search", points=400)):
+        refuse_overlaps(drawn("tuning", run))
+        refuse_overlaps(drawn("tuned-frequencies", run))
+    refuse_overlaps(drawn("gains", tuning("heads", layers=3)))
+
+
+def texts(path):
+    return ["".join(element.itertext()) for element in ET.parse(path).iter() if element.tag.endswith("}text")]
+
+
+@pytest.mark.parametrize("name", ["costs $5 and $6_", "_a$\\frac{$b", "<script>alert(1)</script> &amp;"])
+def test_names_are_no_formulas_and_no_markup(report, retrieval, tmp_path, name):
+    one = report(18.0, 25.0, 47.0, checkpoint=name)
+    other = replace(one, checkpoint="other", digest="2" * 64)
+    figures = [drawn("perplexity", one, other), drawn("comparison", one, other)]
+    for figure in [*figures, drawn("retrieval", retrieval({(256, 0.0): 4}, checkpoint=name))]:
+        style.save(figure, tmp_path / "plot.svg")
+        assert any(text.strip() in (name, f"{name}, none") for text in texts(tmp_path / "plot.svg"))
+
+
+def test_the_kind_that_suits_is_chosen(report, retrieval, tuning):
+    many = [report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(9)]
+    assert choose_kind(many[:2]) is KINDS["perplexity"]
+    assert choose_kind(many) is KINDS["comparison"]
+    assert choose_kind([retrieval({(256, 0.0): 4})]) is KINDS["retrieval"]
+    assert choose_kind([tuning("grid")]) is KINDS["tuning"]
+    with pytest.raises(DataError, match="different kinds"):
+        choose_kind([many[0], tuning("grid")])

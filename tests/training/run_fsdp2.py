@@ -1,0 +1,35 @@
+"""run_fsdp2.py ARGUMENTS: `ropecli ARGUMENTS` on CPU processes under torchrun, by Accelerate's own FSDP2.
+
+Accelerate takes FSDP for something of GPUs, though torch splits weights over gloo as well: here it is told to go on.
+"""
+
+from unittest import mock
+
+from ropecli.cli.app import main
+from ropecli.training import engine
+
+
+def forced(recipe):
+    """As on GPUs with recipes/accelerate/8-gpu-fsdp2.yaml."""
+    from accelerate import DistributedType, FullyShardedDataParallelPlugin
+    from accelerate.state import PartialState
+
+    accelerator = engine.make_accelerator(recipe)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+        state_dict_type="SHARDED_STATE_DICT",
+    )
+    if recipe.mixed_precision != "none":
+        plugin.set_mixed_precision(recipe.mixed_precision)
+    accelerator.state.fsdp_plugin = plugin
+    accelerator.state.distributed_type = DistributedType.FSDP
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    assert accelerator.is_fsdp2
+    return accelerator
+
+
+if __name__ == "__main__":
+    with mock.patch("ropecli.training.training.make_accelerator", forced):
+        main()

@@ -1,0 +1,292 @@
+"""Adapters on tiny models: what is trained, what it changes, and what is written of it."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.provenance import read_record
+from ropecli.errors import RecipeError
+from ropecli.live.loading import load_model
+from ropecli.training import adapters
+from ropecli.training.loss import NextTokenLoss
+from ropecli.training.optimizers import make_optimizer
+from ropecli.training.recipe import make_recipe
+from ropecli.training.writing import finished_step, write_result
+
+IDS = torch.arange(4, 4 + 2 * 40).reshape(2, 40) * 5 % 512
+MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+GROUPS = {"n_group": 1, "topk_group": 1}
+MODELS = {
+    "llama": {"head_dim": 32},
+    "tied": {"tie_word_embeddings": True},
+    "phi3": {},
+    "gpt_neox": {},
+    "deepseek_v3": {**MLA, **EXPERTS, **GROUPS, "num_key_value_heads": 2},
+}
+PROJECTIONS = {
+    "llama": {"q_proj", "k_proj", "v_proj", "o_proj"},
+    "tied": {"q_proj", "k_proj", "v_proj", "o_proj"},
+    "phi3": {"qkv_proj", "o_proj"},
+    "gpt_neox": {"query_key_value", "dense"},
+    "deepseek_v3": {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"},
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint_of(build):
+    built = {}
+
+    def get(kind):
+        if kind not in built:
+            built[kind] = open_checkpoint(build("qwen2" if kind == "tied" else kind, **MODELS[kind]))
+        return built[kind]
+
+    return get
+
+
+def recipe_of(adapter="lora", **keys):
+    return make_recipe(None, {"data": "demo-train", "adapter": adapter, "mixed_precision": "none", **keys})
+
+
+def trained(checkpoint, recipe, steps=3):
+    """The checkpoint's model with an adapter that some steps have moved."""
+    torch.manual_seed(0)
+    model = adapters.attach(load_model(checkpoint, dtype="float32", device="cpu"), recipe)
+    loss_of = NextTokenLoss(model)
+    model.train()
+    optimizer = make_optimizer(adapters.trainable(model), recipe)
+    for _ in range(steps):
+        loss_of(IDS, torch.roll(IDS, -1, 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model):
+    return model(input_ids=IDS).logits
+
+
+def assert_same(found, expected):
+    """Within 1e-5 of the largest logit."""
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def stock(folder: Path, **options):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+
+
+def keys(folder):
+    from safetensors.torch import load_file
+
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_by_default_the_attentions_projections_alone_are_trained(checkpoint_of, kind):
+    model = adapters.attach(load_model(checkpoint_of(kind), dtype="float32", device="cpu"), recipe_of())
+    names = [name for name, _ in adapters.trainable(model)]
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in names} == PROJECTIONS[kind]
+    assert all(".lora_A." in name or ".lora_B." in name for name in names)
+    assert len(names) == 2 * 2 * len(PROJECTIONS[kind])  # two matrices in two layers
+
+
+@pytest.mark.parametrize(("kind", "adapter"), [*((kind, "lora-plus") for kind in MODELS), ("llama", "lora")])
+def test_merged_or_read_by_stock_peft_it_is_the_live_model(checkpoint_of, tmp_path, kind, adapter):
+    from peft import PeftModel
+
+    checkpoint, recipe = checkpoint_of(kind), recipe_of(adapter, learning_rate=1e-2)
+    model = trained(checkpoint, recipe)
+    expected = logits(model)
+    alone, whole = tmp_path / "alone", tmp_path / "whole"
+    write_result(checkpoint, model, recipe.model_copy(update={"save": "adapter"}), alone, {"recipe": {"steps": 3}})
+    write_result(checkpoint, model, recipe, whole, {"recipe": {"steps": 3}})
+    written = stock(whole)
+    assert_same(logits(written), expected)
+    assert (logits(written) - logits(stock(checkpoint.folder))).abs().max() > 1e-2
+    assert keys(whole) == keys(checkpoint.folder)
+    assert_same(logits(PeftModel.from_pretrained(stock(checkpoint.folder), alone).eval()), expected)
+    assert not list(alone.glob("model*"))
+    assert finished_step(whole) == finished_step(alone) == 3
+
+
+def mixed(source, folder, shard):
+    """A copy in bfloat16 with its norms in float32; shard: of at most this size, with an index."""
+    from safetensors.torch import load_file, save_file
+
+    Path(shutil.copytree(source, folder) / "model.safetensors").unlink()
+    tensors = load_file(source / "model.safetensors")
+    tensors = {name: tensor if "norm" in name else tensor.bfloat16() for name, tensor in tensors.items()}
+    if shard:
+        files = {name: f"model-{number:05}-of-{len(tensors):05}.safetensors" for number, name in enumerate(tensors, 1)}
+        index = {"metadata": {}, "weight_map": files}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        files = dict.fromkeys(tensors, "model.safetensors")
+    for file in set(files.values()):
+        held = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+        save_file(held, folder / file, {"format": "pt"})
+    return {name: tensor.dtype for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(("kind", "shards"), [("tied", True), ("phi3", False)])
+def test_a_base_of_several_files_and_dtypes_is_merged_as_it_is_read(checkpoint_of, tmp_path, kind, shards):
+    """And an adapter of a rank above the width; phi3's queries, keys and values are one matrix."""
+    from safetensors.torch import load_file
+
+    dtypes = mixed(checkpoint_of(kind).folder, tmp_path / "base", shards)
+    checkpoint = open_checkpoint(tmp_path / "base")
+    recipe = recipe_of("lora-plus", learning_rate=1e-2, lora_rank=100)
+    model = trained(checkpoint, recipe)
+    write_result(checkpoint, model, recipe, tmp_path / "run", {"recipe": {"steps": 3}})
+    written = load_file(tmp_path / "run" / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in written.items()} == dtypes
+    assert not list((tmp_path / "run").glob("*-of-*"))
+    assert not list((tmp_path / "run").glob("*.index.json"))
+    difference = (logits(stock(tmp_path / "run")) - logits(model)).abs().max() / logits(model).abs().max()
+    assert difference < 0.02  # the rounding of bfloat16
+    assert (logits(stock(tmp_path / "base")) - logits(model)).abs().max() / logits(model).abs().max() > 0.1
+
+
+def test_an_adapter_names_the_patched_base_and_carries_the_patch(patched_llama, llama, tmp_path):
+    """The base that it names is enough; so is the base before the patch, with the config in the adapter's folder."""
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoConfig, AutoTokenizer
+
+    checkpoint, recipe = open_checkpoint(patched_llama), recipe_of(save="adapter", learning_rate=1e-2)
+    model = trained(checkpoint, recipe)
+    write_result(checkpoint, model, recipe, tmp_path, {"recipe": {"steps": 3}})
+    base = PeftConfig.from_pretrained(tmp_path).base_model_name_or_path
+    assert base == str(patched_llama.resolve())
+    assert_same(logits(PeftModel.from_pretrained(stock(base), tmp_path)), logits(model))
+    extended = PeftModel.from_pretrained(stock(llama, config=AutoConfig.from_pretrained(tmp_path)), tmp_path)
+    assert_same(logits(extended), logits(model))
+    forgotten = PeftModel.from_pretrained(stock(llama), tmp_path)
+    assert (logits(forgotten) - logits(model)).abs().max() > 1e-2
+    assert AutoTokenizer.from_pretrained(tmp_path).model_max_length == 128
+    assert read_record(tmp_path)["scaling"]["method"] == "yarn"
+
+
+def test_of_a_hub_id_the_commit_is_named(llama, tmp_path):
+    folder = Path(shutil.copytree(llama, tmp_path / "checkpoint"))
+    checkpoint = dataclasses.replace(open_checkpoint(folder), name="some/model", revision="main", commit="1234abc")
+    recipe = recipe_of(save="adapter")
+    write_result(checkpoint, trained(checkpoint, recipe, 1), recipe, tmp_path / "run", {"recipe": {"steps": 1}})
+    written = json.loads((tmp_path / "run/adapter_config.json").read_text())
+    assert (written["base_model_name_or_path"], written["revision"]) == ("some/model", "1234abc")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "without"), [("none", None), ("none", "lm_head.weight"), ("lora-plus", "model.embed_tokens.weight")]
+)
+def test_a_gathered_state_is_what_is_written(checkpoint_of, tmp_path, adapter, without):
+    """As an engine gathers it from shards: full tensors, ties undone, or under one of their names alone."""
+    checkpoint, recipe = checkpoint_of("tied"), recipe_of(adapter, learning_rate=1e-2)
+    model = trained(checkpoint, recipe)
+    expected = logits(model)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != without}
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    write_result(checkpoint, model, recipe, tmp_path, {"recipe": {"steps": 3}}, state)
+    assert_same(logits(stock(tmp_path)), expected)
+    assert keys(tmp_path) == keys(checkpoint.folder)
+
+
+def test_lora_plus_trains_embeddings_and_norms_whole(checkpoint_of):
+    model = adapters.attach(load_model(checkpoint_of("llama"), dtype="float32", device="cpu"), recipe_of("lora-plus"))
+    whole = {name for name, _ in adapters.trainable(model) if ".lora_" not in name}
+    layers = {
+        f"model.layers.{n}.{norm}.weight" for n in (0, 1) for norm in ("input_layernorm", "post_attention_layernorm")
+    }
+    assert whole == {"model.embed_tokens.weight", "model.norm.weight", *layers}
+    assert not adapters.warnings(model, recipe_of("lora-plus"))
+
+
+def test_lora_plus_says_that_a_tied_head_moves_too(checkpoint_of):
+    recipe = recipe_of("lora-plus", learning_rate=1e-2)
+    model = trained(checkpoint_of("tied"), recipe)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert "one matrix" in adapters.warnings(model, recipe)[0]
+
+
+def test_checkpointing_changes_no_gradient(checkpoint_of):
+    def gradients(checkpointing):
+        torch.manual_seed(0)
+        model = adapters.attach(load_model(checkpoint_of("llama"), dtype="float32", device="cpu"), recipe_of())
+        loss_of = NextTokenLoss(model)
+        model.train()
+        for name, parameter in adapters.trainable(model):
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.02)
+        if checkpointing:
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        loss_of(IDS, torch.roll(IDS, -1, 1)).backward()
+        return {name: parameter.grad for name, parameter in adapters.trainable(model)}
+
+    plain, recomputed = gradients(False), gradients(True)
+    for name, gradient in plain.items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(recomputed[name], gradient, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "autocast"), [("llama", False), ("tied", True)])
+def test_beside_a_bfloat16_base_what_is_trained_is_float32(checkpoint_of, kind, autocast):
+    model = load_model(checkpoint_of(kind), dtype="bfloat16", device="cpu")
+    adapters.attach(model, recipe_of("lora-plus"))
+    assert {parameter.dtype for _, parameter in adapters.trainable(model)} == {torch.float32}
+    with torch.autocast("cpu", torch.bfloat16):
+        loss_of = NextTokenLoss(model)  # its look at the head multiplies bfloat16 by a tied head's float32
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss_of(IDS, torch.roll(IDS, -1, 1)).backward()
+        hidden = model.base_model(IDS).last_hidden_state
+    assert hidden.dtype == torch.bfloat16
+    assert all(parameter.grad is not None for _, parameter in adapters.trainable(model))
+    assert {parameter.grad.dtype for _, parameter in adapters.trainable(model)} == {torch.float32}
+
+
+def test_a_target_that_is_no_linear_module_of_the_decoder_is_refused(checkpoint_of):
+    """The head too: the loss multiplies by its matrix without running it, and would pass an adapter by."""
+    model = load_model(checkpoint_of("llama"), dtype="float32", device="cpu")
+    for target in ("q_prj", "mlp", "lm_head"):
+        told = rf"named {target}\. There are: down_proj, gate_proj, k_proj, o_proj, q_proj"
+        with pytest.raises(RecipeError, match=told):
+            adapters.attach(model, recipe_of(lora_targets=["q_proj", target]))
+
+
+def test_a_runs_checkpoints_hold_what_is_trained_alone(checkpoint_of, tmp_path):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from safetensors.torch import load_file, save_file
+
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(cpu=True)
+    recipe = recipe_of(learning_rate=1e-2)
+    model = trained(checkpoint_of("llama"), recipe)
+    expected = logits(model)
+    loss_of = accelerator.prepare(NextTokenLoss(model))
+    adapters.save_trained_alone(accelerator)
+    accelerator.save_state(str(tmp_path / "state"))
+    saved = load_file(tmp_path / "state" / "model.safetensors")
+    assert set(saved) == {f"model.{name}" for name, _ in adapters.trainable(model)}
+    for _, parameter in adapters.trainable(loss_of):
+        parameter.data.zero_()
+    accelerator.load_state(str(tmp_path / "state"))
+    assert torch.equal(logits(model), expected)
+    saved.pop(next(iter(saved)))
+    save_file(saved, tmp_path / "state" / "model.safetensors")
+    with pytest.raises(RuntimeError, match=r"model\.safetensors lacks"):
+        accelerator.load_state(str(tmp_path / "state"))
+
+
+def test_qlora_without_bitsandbytes_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match="pip install bitsandbytes"):
+        adapters.quantization(recipe_of("qlora"))

@@ -1,0 +1,166 @@
+"""4-bit bases and 8-bit optimizer state, where bitsandbytes is; test_bitsandbytes_environment.py installs it."""
+
+import pytest
+import torch
+
+pytest.importorskip("bitsandbytes")
+
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.errors import RecipeError
+from ropecli.live.loading import load_model
+from ropecli.training import adapters
+from ropecli.training.loss import NextTokenLoss
+from ropecli.training.optimizers import make_optimizer
+from ropecli.training.recipe import make_recipe
+from ropecli.training.writing import write_result
+
+IDS = torch.arange(4, 4 + 2 * 40).reshape(2, 40) * 5 % 512
+
+
+@pytest.fixture(scope="module")
+def checkpoint(build):
+    return open_checkpoint(build("llama", head_dim=32, hidden_size=128, intermediate_size=192))
+
+
+def recipe_of(**keys):
+    return make_recipe(None, {"data": "demo-train", "mixed_precision": "none", "learning_rate": 1e-2, **keys})
+
+
+def quantized(checkpoint, recipe):
+    from transformers import AutoModelForCausalLM
+
+    arguments = adapters.quantization(recipe)
+    return AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32, **arguments)
+
+
+def loss(loss_of):
+    return loss_of(IDS.to(loss_of.model.device), torch.roll(IDS, -1, 1).to(loss_of.model.device)) / IDS.numel()
+
+
+def train(model, recipe, steps=12):
+    loss_of = NextTokenLoss(adapters.attach(model, recipe))
+    model.train()
+    optimizer = make_optimizer(adapters.trainable(model), recipe)
+    losses = []
+    for _ in range(steps):
+        value = loss(loss_of)
+        value.backward()
+        losses.append(value.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss_of, optimizer, losses
+
+
+@torch.no_grad()
+def logits(model):
+    return model.eval()(input_ids=IDS.to(model.device)).logits.float().cpu()
+
+
+def test_linear_modules_are_in_four_bits_but_the_head(checkpoint):
+    import bitsandbytes
+
+    model = quantized(checkpoint, recipe_of(adapter="qlora"))
+    kinds = {name.rpartition(".")[2]: type(module) for name, module in model.named_modules()}
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert {kinds[name] for name in projections} == {bitsandbytes.nn.Linear4bit}
+    assert kinds["lm_head"] is torch.nn.Linear
+    assert model.model.embed_tokens.weight.dtype == torch.float32
+    state = model.model.layers[0].self_attn.q_proj.weight.quant_state
+    assert (state.quant_type, state.nested) == ("nf4", True)
+
+
+def test_a_device_that_it_does_not_compute_on_is_said(monkeypatch):
+    import bitsandbytes
+
+    def fails(*arguments, **options):
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(bitsandbytes.functional, "quantize_4bit", fails)
+    with pytest.raises(RecipeError, match="no kernel image"):
+        adapters.quantization(recipe_of(adapter="qlora"))
+
+
+def test_gradients_are_those_of_the_weights_that_four_bits_stand_for(checkpoint):
+    """Also after a pass in evaluation mode, which left to itself repacks the weights on some CPUs."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    recipe = recipe_of(adapter="qlora")
+    model = quantized(checkpoint, recipe)
+    whole = load_model(checkpoint, dtype="float32", device="cpu")
+    for name, module in model.named_modules():
+        if hasattr(getattr(module, "weight", None), "quant_state"):
+            values = dequantize_4bit(module.weight.data, module.weight.quant_state)
+            whole.get_submodule(name).weight.data.copy_(values)
+    adapters.attach(model, recipe)
+    logits(model)
+    losses = [NextTokenLoss(model.train()), NextTokenLoss(adapters.attach(whole, recipe).train())]
+    for loss_of in losses:
+        torch.manual_seed(0)
+        for name, parameter in adapters.trainable(loss_of):
+            if "lora_B" in name:
+                parameter.data.copy_(torch.randn(parameter.shape) * 0.02)
+        loss(loss_of).backward()
+    for (name, found), (_, wanted) in zip(*map(adapters.trainable, losses), strict=True):
+        assert (found.grad.cpu() - wanted.grad).norm() < 1e-3 * wanted.grad.norm(), name
+
+
+def test_it_is_merged_into_the_weights_of_the_file(checkpoint, tmp_path):
+    """Whose logits are those of the unquantized base with the same adapter."""
+    from transformers import AutoModelForCausalLM
+
+    recipe = recipe_of(adapter="qlora")
+    model = quantized(checkpoint, recipe)
+    train(model, recipe)
+    write_result(checkpoint, model, recipe, tmp_path, {"recipe": {"steps": 12}})
+    plain = adapters.attach(load_model(checkpoint, dtype="float32", device="cpu"), recipe)
+    trained = {name: parameter.detach() for name, parameter in adapters.trainable(model)}
+    plain.load_state_dict(trained, strict=False)
+    merged = logits(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
+    expected = logits(plain)
+    assert (merged - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (merged - logits(model)).abs().max() > 1e-3 * expected.abs().max()
+
+
+def test_a_run_on_four_bits_is_resumed(checkpoint, tmp_path):
+    """Accelerate saves what is trained alone: the frozen 4-bit weights could not be loaded back."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    recipe = recipe_of(adapter="qlora", optimizer="adamw-8bit", lora_rank=64)
+
+    def prepared():
+        AcceleratorState._reset_state()
+        accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        adapters.save_trained_alone(accelerator)
+        model = adapters.attach(quantized(checkpoint, recipe), recipe).train()
+        loss_of = NextTokenLoss(model)
+        return accelerator, *accelerator.prepare(loss_of, make_optimizer(adapters.trainable(loss_of), recipe))
+
+    def steps(accelerator, loss_of, optimizer, number):
+        for _ in range(number):
+            accelerator.backward(loss(loss_of))
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.detach().clone() for _, parameter in adapters.trainable(loss_of)]
+
+    first = prepared()
+    steps(*first, 3)
+    first[0].save_state(str(tmp_path / "state"))
+    expected = steps(*first, 3)
+    second = prepared()
+    second[0].load_state(str(tmp_path / "state"))
+    for found, wanted in zip(steps(*second, 3), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_the_optimizers_state_is_in_eight_bits(checkpoint):
+    recipe = recipe_of(optimizer="adamw-8bit", learning_rate=1e-3)
+    model = load_model(checkpoint, dtype="float32", device="cpu")
+    _, optimizer, losses = train(model, recipe)
+    states = {tuple(parameter.shape): state for parameter, state in optimizer.state.items()}
+    assert states[(512, 128)]["state1"].dtype == torch.uint8
+    assert states[(512, 128)]["state2"].dtype == torch.uint8
+    assert states[(128,)]["state1"].dtype == torch.float32
+    *_, plain = train(load_model(checkpoint, dtype="float32", device="cpu"), recipe_of(learning_rate=1e-3))
+    assert losses[-1] == pytest.approx(plain[-1], abs=0.05)
+    assert losses[0] - losses[-1] > 0.5

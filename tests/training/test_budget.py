@@ -1,0 +1,171 @@
+"""What `ropecli plan` foresees: counts and sizes by hand, and real steps of training held against the foreseen peak."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropecli.training.memory_plan.anatomy import anatomy, build
+from ropecli.training.memory_plan.cache import kv_cache
+from ropecli.training.memory_plan.fitting import best, gpus_that_would_do, options
+from ropecli.training.memory_plan.peak import Foresight
+from ropecli.training.recipe import Recipe
+
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_plan.py"
+_SPEC = importlib.util.spec_from_file_location("scripts_bench_plan", _SCRIPT)
+bench = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(bench)
+
+WITHIN = 0.2
+
+
+def recipe(**keys) -> Recipe:
+    return Recipe(data="none is read", **keys)
+
+
+@pytest.fixture(scope="module")
+def config_of():
+    """config_of("llama", key=value, ...) -> a config of transformers."""
+    from transformers import CONFIG_MAPPING
+
+    return lambda model_type, **settings: CONFIG_MAPPING[model_type](**settings)
+
+
+@pytest.fixture(scope="module")
+def llama2_7b(config_of):
+    return config_of("llama", vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32)
+
+
+@pytest.fixture(scope="module")
+def llama3_8b(config_of):
+    return config_of(
+        "llama",
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    )
+
+
+@pytest.fixture(scope="module")
+def foresight(llama2_7b):
+    return Foresight(llama2_7b)
+
+
+def anatomy_of(config):
+    with torch.device("meta"):
+        return anatomy(build(config))
+
+
+def test_parameters_of_llama_2_7b(foresight):
+    layer = 4 * 4096**2 + 3 * 4096 * 11008
+    assert foresight.anatomy.total == foresight.anatomy.active == 6_738_415_616
+    assert foresight.anatomy.matmul == 32 * layer + 32000 * 4096
+    assert foresight.anatomy.kinds == (0,) * 32
+
+
+def test_a_token_goes_through_some_experts_alone(config_of):
+    """Mixtral 8x7B: 46.7 billion parameters, 12.9 billion of them active (arXiv:2401.04088, section 1)."""
+    found = anatomy_of(config_of("mixtral"))
+    assert found.total == 46_702_792_704
+    assert found.active == 12_879_925_248
+
+
+def test_kv_caches_by_hand(llama2_7b, llama3_8b, foresight, config_of):
+    assert kv_cache(llama2_7b, foresight.anatomy, 4096) == 2 * 2**30
+    assert kv_cache(llama3_8b, anatomy_of(llama3_8b), 131072) == 16 * 2**30
+    latent = config_of("deepseek_v3")  # 512 values and 64 that turn, a token and layer, in two bytes
+    assert kv_cache(latent, anatomy_of(latent), 1000) == (512 + 64) * 2 * 61 * 1000
+    config = config_of(
+        "gemma3_text", num_hidden_layers=6, num_key_value_heads=2, head_dim=32, sliding_window=128, hidden_size=64
+    )
+    tokens = 5 * 128 + 4096  # five layers slide, the sixth sees all
+    assert kv_cache(config, anatomy_of(config), 4096) == 2 * 2 * 32 * 2 * tokens
+
+
+def test_what_changes_the_peak_changes_it_so(foresight):
+    def total(length=65536, engine="one", world=1, **keys):
+        return foresight.budget(recipe(**keys), length, engine, world).total
+
+    assert total(65536) > total(32768)
+    assert total(gradient_checkpointing=False) > total()
+    assert total(optimizer="adamw-8bit") < total()
+    assert total(batch_size=2) > total()
+    assert total(offload_activations=True) < total()
+    assert total(adapter="qlora") < total(adapter="lora") < total(adapter="none")
+    assert total(engine="ddp", world=8) > total() > total(engine="fsdp2", world=8)
+    assert total(engine="ulysses", world=8) < total(engine="fsdp2", world=8)
+
+
+def test_the_smallest_change_that_fits_is_found(foresight):
+    found = options(foresight, recipe(), 4096, 8, 80 * 10**9)
+    chosen = best(found)
+    assert (chosen.engine, chosen.changes) == ("fsdp2", {})
+    assert chosen.budget.total <= 80 * 10**9
+    assert not any(one.fits for one in found if one.recipe.adapter == "none" and one.engine == "ddp")
+
+
+def test_more_gpus_are_named_where_nothing_fits(foresight):
+    asked = recipe(adapter="qlora")
+    assert best(options(foresight, asked, 4096, 1, 3 * 10**9)) is None
+    full = recipe()
+    more = gpus_that_would_do(foresight, full, 2**20, 1, 40 * 10**9)
+    assert more.world > 1
+    assert best(options(foresight, full, 2**20, more.world // 2, 40 * 10**9)) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "keys", "settings", "told"),
+    [
+        ("ulysses", {"sequences": "packed"}, {}, "packed"),
+        ("ulysses", {}, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "frequencies"),
+        ("ulysses", {"adapter": "qlora"}, {}, "ZeRO-3"),
+        ("fsdp2", {"adapter": "qlora"}, {}, "FSDP2"),
+        ("fsdp2", {"optimizer": "adamw-8bit"}, {}, "adamw-8bit"),
+        ("ulysses", {"optimizer": "adamw-8bit"}, {}, None),
+    ],
+)
+def test_nothing_is_advised_that_finetune_refuses(engine, keys, settings, told, config_of):
+    small = {"hidden_size": 96, "intermediate_size": 96, "vocab_size": 512, "num_hidden_layers": 2}
+    config = config_of("llama", **{"num_attention_heads": 4, **small, **settings})
+    found = options(Foresight(config), recipe(**keys), 1024, 2, 10**12)
+    [refused, *_] = [one.refused for one in found if one.engine == engine]
+    assert told in refused if told else refused == ""
+
+
+_SMALL = {
+    "llama": {"type": "llama", "vocab": 512, "layers": 3, "length": 512, "recipe": {}},
+    "bf16": {"type": "qwen2", "vocab": 2048, "layers": 2, "length": 512, "recipe": {"mixed_precision": "bf16"}},
+    "capped": {"type": "gemma2", "vocab": 4096, "layers": 2, "length": 256, "recipe": {}},
+    "eager": {"type": "llama", "vocab": 512, "layers": 2, "length": 512, "recipe": {"attn": "eager"}},
+    "lora": {"type": "llama", "vocab": 1024, "layers": 2, "length": 512, "recipe": {"adapter": "lora"}},
+    "rerope, no checkpointing": {
+        "type": "llama",
+        "vocab": 512,
+        "layers": 2,
+        "length": 1024,
+        "recipe": {"mixed_precision": "bf16", "gradient_checkpointing": False},
+        "more": bench.REROPE,
+    },
+}
+
+
+@pytest.mark.parametrize("name", _SMALL)
+def test_a_real_step_takes_what_was_foreseen(name):
+    case = _SMALL[name]
+    assert bench.predict(case).total == pytest.approx(bench.allocated(case), rel=WITHIN)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama, bf16", "llama, 131072 words", "llama, LoRA", "gemma2, capped logits"])
+def test_a_real_step_on_a_gpu_takes_what_was_foreseen(name):
+    case = bench.CASES[name]
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    bench.train(case, "cuda")
+    measured = torch.cuda.max_memory_allocated() - before
+    budget = bench.predict(case, gpu=True)
+    assert budget.total - budget.runtime == pytest.approx(measured, rel=WITHIN)

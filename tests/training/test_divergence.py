@@ -1,0 +1,74 @@
+"""A run whose loss has left its best behind is ended; one that is merely rough is not."""
+
+import numpy as np
+import pytest
+
+from ropecli.errors import DivergedError
+from ropecli.training.divergence import Divergence
+
+
+def ends_at(losses, max_rise, output, known=0):
+    """The step at which a run of these losses is ended, or None. known: so many come from before it was resumed."""
+    divergence = Divergence.from_losses(dict(enumerate(losses[:known], 1)), max_rise, output)
+    for step, loss in enumerate(losses[known:], known + 1):
+        try:
+            divergence.add(step, loss)
+        except DivergedError:
+            return step
+    return None
+
+
+def rough(steps, seed=0):
+    """Losses as of small batches: falling from 4 to 3 nats, a quarter of a nat apart."""
+    return 3 + np.exp(-np.arange(steps) / 20) + np.random.default_rng(seed).normal(0, 0.25, steps)
+
+
+def test_rough_losses_and_spikes_are_no_divergence(tmp_path):
+    for seed in range(20):
+        assert ends_at(rough(500, seed), 1.0, tmp_path) is None
+    losses = rough(100)
+    losses[50:53] = 1e6
+    assert ends_at(losses, 1.0, tmp_path) is None
+
+
+def test_a_resumed_run_is_ended_at_the_same_step(tmp_path):
+    losses = rough(100)
+    losses[50:] += 5
+    for known in (1, 5, 30, 49, 53):
+        assert ends_at(losses, 2.0, tmp_path, known) == ends_at(losses, 2.0, tmp_path)
+
+
+def test_a_checkpoint_half_way_up_does_not_count_as_good(tmp_path):
+    divergence = Divergence(2.0, tmp_path)
+    assert divergence.last_good([4]) == 4
+    for step, loss in enumerate([3.0] * 10 + [4.5, 4.5] + [3.0] * 3 + [9.0] + [3.0] * 3, 1):
+        divergence.add(step, loss)
+    # two of the latest three are up in steps 12 and 13; a single spike changes nothing
+    assert [step for step in range(1, 20) if divergence.last_good([step]) is None] == [12, 13]
+    assert divergence.last_good([4, 8, 12]) == 8
+    assert divergence.last_good([12, 13]) is None
+
+
+def rise(divergence):
+    for step in range(11, 30):
+        divergence.add(step, 9.0)
+
+
+def test_the_error_says_all_and_names_the_checkpoint_of_before(tmp_path):
+    for name in ("000008", "000010", "000012", "000011.partial", "000013-002"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    divergence = Divergence.from_losses(dict.fromkeys(range(1, 11), 3.0), 1.0, tmp_path)
+    with pytest.raises(DivergedError) as caught:
+        rise(divergence)
+    message = str(caught.value)
+    # four steps of 3 and four of 9
+    assert "6.000 nats per token around step 14, and was 3.000" in message
+    assert str(tmp_path / "checkpoints" / "000010") in message
+    assert "learning_rate" in message
+    assert "max_loss_rise, 1," in message
+
+
+def test_the_error_says_that_there_is_no_checkpoint(tmp_path):
+    divergence = Divergence.from_losses(dict.fromkeys(range(1, 11), 3.0), 1.0, tmp_path)
+    with pytest.raises(DivergedError, match="No checkpoint"):
+        rise(divergence)

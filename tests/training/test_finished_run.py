@@ -1,0 +1,114 @@
+"""A finished run is a checkpoint: stock transformers loads it, and ropecli goes on from it."""
+
+import shutil
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+
+
+@pytest.fixture(scope="module")
+def source(build, tmp_path_factory):
+    """A bfloat16 Llama with tied embeddings, patched with yarn ×2, and with files beside the weights."""
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import make_plan
+    from ropecli.checkpoint.writing import patch_to
+    from ropecli.rope import ScalingSpec
+
+    folder = build("llama", head_dim=32, tie_word_embeddings=True, dtype="bfloat16")
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    (folder / "LICENSE").write_text("do as you like")
+    (folder / "notes.bin").write_bytes(b"not part of a checkpoint")
+    output = tmp_path_factory.mktemp("patched") / "tied"
+    patch_to(make_plan(open_checkpoint(folder), ScalingSpec("yarn", 2.0)), output)
+    return output
+
+
+@pytest.fixture(scope="module")
+def run(source, tune_into, tmp_path_factory):
+    return tune_into(source, tmp_path_factory.mktemp("finished") / "run")
+
+
+def tensors(folder):
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+
+def test_its_files_are_those_of_the_source_and_of_the_run(source, run):
+    assert {path.name for path in run.iterdir()} == {
+        *(path.name for path in source.iterdir()),
+        "run.yaml",
+        "metrics.jsonl",
+    }
+
+
+def test_all_but_the_weights_is_the_source_byte_for_byte(source, run):
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"):
+        assert (run / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_its_weights_have_the_names_and_the_dtype_of_the_source(source, run):
+    before, after = tensors(source), tensors(run)
+    assert "lm_head.weight" not in before  # the embeddings are tied
+    assert after.keys() == before.keys()
+    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
+    assert {key: tensor.shape for key, tensor in after.items()} == {key: one.shape for key, one in before.items()}
+    assert not all(torch.equal(after[key], before[key]) for key in before)
+
+
+def test_stock_transformers_loads_it_whole(run, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, report = AutoModelForCausalLM.from_pretrained(run, output_loading_info=True)
+    assert not any(report.values())
+    assert model.dtype == torch.bfloat16
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert model.config.rope_parameters["rope_type"] == "yarn"
+    assert AutoTokenizer.from_pretrained(run)("ba de")["input_ids"]
+
+
+def test_its_record_names_the_scaling_and_the_training(source, run):
+    record = yaml.safe_load((run / "ropecli.yaml").read_text())
+    patched = yaml.safe_load((source / "ropecli.yaml").read_text())
+    assert {key: record[key] for key in patched} == patched
+    assert record["finetuned"]["recipe"]["steps"] == 6
+    assert record["finetuned"]["source"]["checkpoint"] == str(source)
+
+
+def test_a_checkpoint_with_several_weight_files_becomes_one(source, tune, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    sharded = shutil.copytree(source, tmp_path / "sharded")
+    (sharded / "model.safetensors").unlink()
+    AutoModelForCausalLM.from_pretrained(source).save_pretrained(sharded, max_shard_size="60KB")
+    shutil.copy(source / "config.json", sharded)
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    run = tune(sharded)
+    # a shard of the source left in its place would be loaded in that of the trained weights
+    assert [path.name for path in run.glob("*.safetensors*")] == ["model.safetensors"]
+    assert AutoModelForCausalLM.from_pretrained(run, output_loading_info=True)[1]["missing_keys"] == set()
+
+
+def test_tensors_that_the_source_keeps_in_float32_stay_so(source, tune, tmp_path):
+    """Routers and norms are kept in float32 in checkpoints of bfloat16."""
+    from safetensors.torch import save_file
+
+    mixed = shutil.copytree(source, tmp_path / "mixed")
+    weights = tensors(source)
+    weights["model.norm.weight"] = weights["model.norm.weight"].float()
+    save_file(weights, mixed / "model.safetensors", {"format": "pt"})
+    assert tensors(tune(mixed))["model.norm.weight"].dtype == torch.float32
+
+
+def test_tensors_that_transformers_fuses_keep_their_dtype(build, tune):
+    """Mixtral's experts have other names in the live model than on disk."""
+    from transformers import AutoModelForCausalLM
+
+    folder = build("mixtral", head_dim=32, num_local_experts=2, dtype="bfloat16")
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    before, after = tensors(folder), tensors(tune(folder, steps=1))
+    assert after.keys() == before.keys()
+    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}

@@ -1,0 +1,206 @@
+"""SIGKILL at any moment: --resume gives the bits of an uninterrupted run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+# Runs the command line in forked children: that spares importing torch for each.
+FORKING = """
+import os, pathlib, random, shutil, signal, sys, time
+import accelerate, torch._dynamo, transformers.models.llama.modeling_llama
+import ropecli.training.stages, ropecli.training.training
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from ropecli.cli.app import main
+
+def live(arguments, prepare=lambda: None):
+    child = os.fork()
+    if not child:
+        prepare()
+        sys.argv = ["ropecli", *arguments]
+        main()
+        os._exit(0)
+    return child
+
+def end_of(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+# The first child is killed before its first renaming or amid its first removal of a folder, the next at its fourth, and
+# so on until one ends by itself.
+AT_RENAMINGS = (
+    FORKING
+    + """
+count = 0
+
+def die_at(moment, function, harms, before=lambda *arguments: None):
+    def call(*arguments, **options):
+        global count
+        count += harms(arguments[0])
+        if count == moment:
+            before(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+def remove_a_part(folder, *arguments):
+    files = [path for path in sorted(pathlib.Path(folder).rglob("*")) if path.is_file()]
+    for path in files[:1]:
+        path.unlink()
+
+def prepare():
+    for name in ("rename", "replace"):
+        setattr(pathlib.Path, name, die_at(moment, getattr(pathlib.Path, name), lambda path: True))
+    shutil.rmtree = die_at(moment, shutil.rmtree, os.path.exists, remove_a_part)
+
+arguments, folder = sys.argv[1:], sys.argv[sys.argv.index("--output") + 1]
+for moment in range(1, 200, 3):
+    arguments[arguments.index("--output") + 1] = os.path.join(folder, str(moment))
+    if end_of(live(arguments, prepare)) != -signal.SIGKILL:
+        break
+"""
+)
+
+# One run in five lives and more: each is killed at a random moment of its beginning, or of one of its first steps.
+# Should a life reach the end of the run first, the next one begins another run.
+AT_RANDOM = (
+    FORKING
+    + """
+def writings(child, log):
+    # when the log is begun by this life, and when it grows
+    before, run = None, log.parent
+    if log.exists():
+        before = (log.stat().st_ino, log.stat().st_size)
+    while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        if log.exists() and (now := (log.stat().st_ino, log.stat().st_size)) != before:
+            before = now
+            yield time.monotonic()
+        time.sleep(0.0005)
+
+random.seed(0)
+arguments, folder = sys.argv[1:], pathlib.Path(sys.argv[sys.argv.index("--output") + 1])
+spans, kills, runs = None, 0, 0
+while kills < 5:
+    run = folder / str(runs)
+    arguments[arguments.index("--output") + 1] = str(run)
+    begun, clock = time.monotonic(), time.time()
+    child = live([*arguments, "--resume"])
+    times = writings(child, run / "metrics.jsonl")
+    if spans is None:  # the first one shows how long the beginning and a step take
+        seen = [time for _, time in zip(range(6), times)]
+        spans = [seen[0] - begun, (seen[-1] - seen[1]) / (len(seen) - 2)]
+    step = random.randrange(5)
+    for _ in zip(range(step), times):
+        pass
+    time.sleep(random.uniform(0, spans[step > 0]))
+    os.kill(child, signal.SIGKILL)
+    if end_of(child) == -signal.SIGKILL:
+        kills += 1
+        partial = any(path.stat().st_mtime > clock for path in run.glob("checkpoints/*.partial"))
+        print(f"run {runs}: killed after writing {step}", "while saving" * partial)
+    else:
+        runs += 1
+"""
+)
+
+
+def untimed(lines):
+    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
+
+
+def faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_of):
+    """What a resumed run has not in common with an uninterrupted one; empty where all is well."""
+    outcome = ropecli(*arguments, "--resume")
+    if outcome.code:
+        return [outcome.err]
+    alike = {
+        "weights": weights_of(run) == weights_of(uninterrupted),
+        "metrics": untimed(metrics(run)) == untimed(metrics(uninterrupted)),
+        "files": {path.name for path in run.iterdir()} == {path.name for path in uninterrupted.iterdir()},
+    }
+    return [name for name, same in alike.items() if not same]
+
+
+def test_killed_before_renamings_or_amid_removals(
+    ropecli, command_line, patched_llama, tmp_path, uninterrupted, metrics, weights_of
+):
+    arguments = command_line(patched_llama, tmp_path, save_every=3)
+    done = subprocess.run([sys.executable, "-c", AT_RENAMINGS, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    runs = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
+    # run.yaml, two checkpoints, the weights, config.json; and what is removed between them
+    assert len(runs) > 3
+    assert weights_of(runs[-1]) == weights_of(uninterrupted)
+    faults = {}
+    for run in runs[:-1]:
+        arguments = command_line(patched_llama, run, save_every=3)
+        faults[run.name] = faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_of)
+    assert {moment: found for moment, found in faults.items() if found} == {}
+
+
+# A step is saved as soon as it is made, so that many kills come amid a saving.
+SHORT_STEPS = {"steps": 25, "save_every": 1}
+
+
+def test_killed_at_random_moments(ropecli, command_line, patched_llama, tmp_path, tune, metrics, weights_of):
+    arguments = command_line(patched_llama, tmp_path / "lives", **SHORT_STEPS)
+    done = subprocess.run([sys.executable, "-c", AT_RANDOM, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("killed") == 5
+    uninterrupted = tune(patched_llama, tmp_path / "uninterrupted", **SHORT_STEPS)
+    for run in (tmp_path / "lives").iterdir():
+        arguments = command_line(patched_llama, run, **SHORT_STEPS)
+        assert faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_of) == []
+
+
+def started(arguments):
+    command = [sys.executable, "-m", "ropecli", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_step(process, run, step):
+    """Until the log names the step. The processes below have far more steps before them than a poll takes."""
+    while process.poll() is None:
+        log = run / "metrics.jsonl"
+        if log.exists() and len(log.read_bytes().splitlines()) >= step:
+            return
+        time.sleep(0.005)
+    pytest.fail(f"ended too soon: {process.stderr.read()}")
+
+
+# Long enough to be met on its way
+SLOWER = {"steps": 30, "save_every": 10, "gradient_accumulation": 4}
+
+
+@pytest.fixture(scope="module")
+def long_run(patched_llama, tmp_path_factory, tune_into):
+    return tune_into(patched_llama, tmp_path_factory.mktemp("runs") / "long", **SLOWER)
+
+
+def test_stopped_by_ctrl_c_then_killed_and_resumed_until_it_is_done(
+    ropecli, command_line, patched_llama, tmp_path, long_run, metrics, weights_of
+):
+    run = tmp_path / "run"
+    arguments = command_line(patched_llama, run, **SLOWER)
+    process = started(arguments)
+    wait_for_step(process, run, 3)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "Saved after step" in errors
+    (saved,) = (run / "checkpoints").iterdir()  # none was due yet
+    assert int(saved.name[:6]) >= 3
+
+    process = started([*arguments, "--resume"])
+    wait_for_step(process, run, 12)
+    process.send_signal(signal.SIGSTOP)  # or it would end while the other begins
+    outcome = ropecli(*arguments, "--resume")  # a run in use is left to its user
+    assert outcome.code == 2
+    assert "in use" in outcome.err
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert faults_of_resuming(ropecli, arguments, run, long_run, metrics, weights_of) == []

@@ -1,0 +1,139 @@
+"""The chunked loss and its gradients equal a plain cross entropy over the whole logits."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from ropecli.data.sequences import UNSCORED
+from ropecli.live.lm_head import SplitModel
+from ropecli.training import loss as loss_module
+from ropecli.training.loss import NextTokenLoss
+
+ARCHITECTURES = {
+    "llama": {"head_dim": 32, "tie_word_embeddings": True},
+    "gemma2": {"head_dim": 32, "final_logit_softcapping": 5.0},
+    "cohere": {"logit_scale": 0.25},
+}
+IDS = torch.from_numpy(np.random.default_rng(0).integers(0, 512, (3, 90)))
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request, build):
+    from transformers import AutoModelForCausalLM
+
+    folder = build(request.param, **ARCHITECTURES[request.param])
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+
+
+def mean(loss_of):
+    """The loss of a module that sums over labels, per token, on ids alone."""
+
+    def of(ids):
+        labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+        return loss_of(ids, labels) / ids[:, 1:].numel()
+
+    return of
+
+
+def loss_and_gradients(model, loss_of):
+    model.zero_grad()
+    loss = loss_of(IDS)
+    loss.backward()
+    return loss.item(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def plain(model):
+    """As anybody would write it."""
+    return lambda ids: cross_entropy(model(input_ids=ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize(("chunk", "checkpointing"), [(7, True), (512, False)])
+def test_the_loss_and_its_gradients_are_those_of_a_plain_cross_entropy(model, checkpointing, chunk, monkeypatch):
+    monkeypatch.setattr(loss_module, "_CHUNK", chunk)
+    loss, gradients = loss_and_gradients(model, plain(model))
+    chunked = NextTokenLoss(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    try:
+        ours, our_gradients = loss_and_gradients(model, mean(chunked))
+    finally:
+        model.gradient_checkpointing_disable()
+    assert ours == pytest.approx(loss, abs=1e-4)
+    assert our_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-4, atol=1e-6)
+        assert gradient.abs().max() > 1e-5  # else the line above holds nothing
+
+
+def test_mixed_precision_ends_at_the_head(model):
+    """Logits in bfloat16 would be off by a hundredth."""
+    loss_of = NextTokenLoss(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, outputs = mean(loss_of)(IDS), loss_of.hidden(IDS, None, False)
+    logits = SplitModel(model).logits(outputs, outputs.last_hidden_state.float())
+    expected = cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "autocast"), [("llama", False), ("gpt_neox", True)])
+def test_a_frozen_head_in_bfloat16_is_given_its_own_precision(build, name, autocast):
+    """As adapters leave it. What autocast makes of the last norm may be float32, which no kernel multiplies by it."""
+    from transformers import AutoModelForCausalLM
+
+    folder = build(name)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).requires_grad_(False)
+    model.get_decoder().layers[0].requires_grad_(True)
+    loss_of, given = NextTokenLoss(model), []
+    for path in ("_of_plain_head", "_recomputed"):
+        run = getattr(loss_of, path)
+        setattr(loss_of, path, lambda *parts, run=run: given.append(parts[-2].dtype) or run(*parts))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = mean(loss_of)(IDS)
+        loss.backward()
+        expected = plain(model)(IDS)
+    assert given == [torch.bfloat16]
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
+    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("unscored", [slice(0, 3), slice(1, 2)], ids=["no label at all", "a row without one"])
+def test_where_nothing_is_scored_there_is_no_loss_and_no_gradient(model, unscored, monkeypatch):
+    monkeypatch.setattr(loss_module, "_CHUNK", 30)
+    labels = IDS.roll(-1, 1)
+    labels[unscored] = UNSCORED
+    loss, gradients = loss_and_gradients(model, lambda ids: NextTokenLoss(model)(ids, labels))
+    expected = 0.0
+    if (labels != UNSCORED).any():
+        logits = model(input_ids=IDS).logits.flatten(0, 1)
+        expected = cross_entropy(logits, labels.flatten(), reduction="sum").item()
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    assert any(gradient.any() for gradient in gradients.values()) == (expected > 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+def test_activations_kept_elsewhere_give_the_same_gradients_and_are_a_hidden_state_a_layer(model, monkeypatch):
+    kept = []
+
+    class Elsewhere(torch.autograd.graph.saved_tensors_hooks):
+        """Stands in for the GPU's copies, which a CPU does not make."""
+
+        def __init__(self, pin_memory):
+            super().__init__(lambda tensor: kept.append(tensor.shape) or tensor.clone(), lambda tensor: tensor)
+
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", Elsewhere)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    try:
+        loss, gradients = loss_and_gradients(model, mean(NextTokenLoss(model)))
+        assert kept == []
+        ours, our_gradients = loss_and_gradients(model, mean(NextTokenLoss(model, offload=True)))
+    finally:
+        model.gradient_checkpointing_disable()
+    assert ours == loss
+    assert all(torch.equal(our_gradients[name], gradient) for name, gradient in gradients.items())
+    layers, hidden = model.config.num_hidden_layers, (*IDS.shape, model.config.hidden_size)
+    assert layers <= kept.count(hidden) <= layers + 4  # and what the embedding and the last norm save
+    assert max(shape.numel() for shape in kept if len(shape) > 2) == torch.Size(hidden).numel()

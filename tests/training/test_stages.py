@@ -1,0 +1,211 @@
+"""Stages: each begins with the last one's result, patched from the true window; a kill anywhere loses nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.errors import MethodError, PatchError, RecipeError
+from ropecli.rope import ScalingSpec
+from ropecli.training.lengths import settle_lengths
+from ropecli.training.recipe import make_recipe
+from ropecli.training.stages import plan_stages, run_stages
+
+KEYS = {
+    "steps": 2,
+    "batch_size": 2,
+    "gradient_accumulation": 1,
+    "learning_rate": 1e-3,
+    "warmup_steps": 0,
+    "save_every": 1,
+    "mixed_precision": "none",
+    "gradient_checkpointing": False,
+    "tracker": "none",
+    "stages": [
+        {"patch": {"method": "yarn", "factor": 2}, "length": 96},
+        {"patch": {"method": "yarn", "factor": 4}, "length": 160, "steps": 3},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def recipe_of(corpus, tmp_path_factory):
+    """recipe_of(key=value, ...) -> the recipe of a file with these keys; options would hold in all stages."""
+    path = tmp_path_factory.mktemp("recipes") / "recipe.yaml"
+
+    def read(**keys):
+        path.write_text(yaml.safe_dump({"data": str(corpus), **KEYS, **keys}))
+        return make_recipe(path, {})
+
+    return read
+
+
+@pytest.fixture(scope="module")
+def staged(recipe_of, llama):
+    """staged(output, key=value, ...) -> output, when all stages are done."""
+
+    def run(output, *, checkpoint=llama, resume=False, on_step=lambda progress: None, said=None, **keys):
+        say = said.append if said is not None else lambda message: None
+        run_stages(open_checkpoint(checkpoint), recipe_of(**keys), output, resume=resume, say=say, on_step=on_step)
+        return output
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(staged, tmp_path_factory):
+    return staged(tmp_path_factory.mktemp("runs") / "finished")
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_positions_with_gaps_default_to_sequences_of_the_pretraining_window(recipe_of, patched_llama):
+    checkpoint = open_checkpoint(patched_llama)
+    gaps = {"stages": [], "length": None}
+    assert settle_lengths(recipe_of(**gaps), checkpoint) == (128, 128)
+    assert settle_lengths(recipe_of(**gaps, positions="pose"), checkpoint) == (64, 128)
+    assert settle_lengths(recipe_of(**gaps, positions="pose", window=512), checkpoint) == (64, 512)
+    with pytest.raises(RecipeError, match=r"300 tokens into a window of 128"):
+        settle_lengths(recipe_of(stages=[], length=300, positions="pose"), checkpoint)
+
+
+def test_the_second_stage_is_what_patching_and_training_the_first_by_hand_gives(
+    finished, llama, recipe_of, tmp_path, weights_of, corpus
+):
+    from ropecli.checkpoint.patch_plan import make_plan
+    from ropecli.checkpoint.writing import patch_to
+    from ropecli.training.training import finetune_checkpoint
+
+    source = llama
+    for number, run in enumerate(recipe_of().runs, 1):
+        patched, trained = tmp_path / f"{number}-patched", tmp_path / f"{number}"
+        patch_to(make_plan(open_checkpoint(source), ScalingSpec("yarn", 2.0 * number)), patched)
+        finetune_checkpoint(open_checkpoint(patched), run, trained)
+        source = trained
+    assert weights_of(finished) == weights_of(source)
+    assert weights_of(finished / "stages" / "1") == weights_of(tmp_path / "1")
+    assert json.loads((finished / "config.json").read_text()) == json.loads((source / "config.json").read_text())
+
+
+def test_a_run_stopped_in_its_second_stage_goes_on(staged, tmp_path, finished, weights_of):
+    def stop(progress):
+        if progress.step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        staged(tmp_path / "run", on_step=stop)
+    run = staged(tmp_path / "run", resume=True)
+    assert weights_of(run) == weights_of(finished)
+    assert files(run) == files(finished)
+
+
+def test_a_signal_in_a_stages_last_step_keeps_the_next_one_from_beginning(staged, tmp_path, finished, weights_of):
+    steps, said = [], []
+
+    def ask(progress):
+        steps.append(progress.step)
+        if progress.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        staged(tmp_path / "run", on_step=ask, said=said)
+    assert steps == [1, 2]
+    assert "--resume" in said[-1]
+    assert weights_of(staged(tmp_path / "run", resume=True)) == weights_of(finished)
+
+
+# Forks a run for every third renaming, or removal of a folder, and kills it there, until one ends by itself.
+KILLER = """
+import os, pathlib, shutil, signal, sys
+import accelerate, torch._dynamo, transformers.models.llama.modeling_llama
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.training.recipe import make_recipe
+from ropecli.training.stages import run_stages
+import ropecli.training.training
+
+checkpoint, output, recipe = sys.argv[1], *map(pathlib.Path, sys.argv[2:])
+count = 0
+
+def die_at(moment, function):
+    def call(path, *arguments, **options):
+        global count
+        count += os.path.exists(path)
+        if count == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(path, *arguments, **options)
+    return call
+
+for moment in range(1, 200, 3):
+    child = os.fork()
+    if not child:
+        for name in ("rename", "replace"):
+            setattr(pathlib.Path, name, die_at(moment, getattr(pathlib.Path, name)))
+        shutil.rmtree = die_at(moment, shutil.rmtree)
+        run_stages(open_checkpoint(checkpoint), make_recipe(recipe, {}), output / str(moment))
+        os._exit(0)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
+        break
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_any_renaming_or_removal_goes_on(staged, tmp_path, llama, corpus, finished, weights_of):
+    recipe, output = tmp_path / "recipe.yaml", tmp_path / "runs"
+    # checkpoints on the way are test_kill.py's
+    recipe.write_text(yaml.safe_dump({"data": str(corpus), **KEYS, "save_every": 10}))
+    command = [sys.executable, "-c", KILLER, str(llama), str(output), str(recipe)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    runs = sorted(output.iterdir(), key=lambda path: int(path.name))
+    assert len(runs) > 5
+    faults = {}
+    for run in runs:
+        try:
+            staged(run, resume=True, save_every=10)
+        except Exception as error:
+            faults[run.name] = repr(error)
+            continue
+        if weights_of(run) != weights_of(finished) or files(run) != files(finished):
+            faults[run.name] = sorted(files(run) ^ files(finished))
+    assert faults == {}
+
+
+def test_a_finished_run_is_done_already(staged, finished, weights_of, tmp_path):
+    steps, said, before = [], [], files(finished)
+    staged(finished, resume=True, on_step=steps.append, said=said)
+    assert steps == []
+    assert sum("done already" in message for message in said) == 2
+    assert files(finished) == before
+
+
+def test_a_fault_in_a_later_patch_is_found_before_anything_is_trained(staged, tmp_path):
+    first = KEYS["stages"][0]
+    for patch, error, words in [
+        ({"method": "yarn", "target_length": 32}, MethodError, "below the pretraining window, 64"),
+        ({"method": "dynamic-yarn", "factor": 4}, PatchError, "follows the current length"),
+    ]:
+        with pytest.raises(error, match="stage 2 of 2: ") as caught:
+            staged(tmp_path / "run", stages=[first, {"patch": patch, "length": 96}])
+        assert words in str(caught.value)
+        assert not (tmp_path / "run").exists()
+
+
+def test_an_adapter_is_no_beginning_for_a_later_stage(recipe_of, llama):
+    stages = [{**KEYS["stages"][0], "adapter": "lora", "save": "adapter"}, KEYS["stages"][1]]
+    with pytest.raises(RecipeError, match="stage 1 of 2: save: adapter"):
+        plan_stages(open_checkpoint(llama), recipe_of(stages=stages))
+
+
+def test_a_changed_recipe_is_refused(staged, finished):
+    one, two = KEYS["stages"]
+    with pytest.raises(RecipeError, match=r"stages\.1\.steps: 3 then, 4 now"):
+        staged(finished, resume=True, stages=[one, {**two, "steps": 4}])
+    with pytest.raises(RecipeError, match=r"stages\.2\.length: .* then, 160 now"):
+        staged(finished, resume=True, stages=[one, two, two])

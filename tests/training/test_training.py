@@ -1,0 +1,148 @@
+"""Training does what a loop written by hand with transformers does; and it refuses what it cannot do."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from ropecli.data.stream import open_stream
+from ropecli.errors import CheckpointError, DataError, DivergedError, NotFiniteError, OutputError, RopecliError
+from ropecli.training.loss import NextTokenLoss
+from ropecli.training.recipe import Recipe, make_recipe
+from ropecli.training.schedule import learning_rate_at
+
+
+def rates(**keys):
+    recipe = Recipe(data="x", learning_rate=1.0, **keys)
+    return [learning_rate_at(step, recipe) for step in range(recipe.steps)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"steps": 5, "warmup_steps": 3}, [0.25, 0.5, 0.75, 1, 1]),
+        ({"steps": 3, "warmup_steps": 0}, [1, 1, 1]),
+        (
+            {"steps": 7, "warmup_steps": 2, "schedule": "cosine"},
+            [1 / 3, 2 / 3, 1, 0.1 + 0.45 * (1 + math.sqrt(0.5)), 0.55, 0.1 + 0.45 * (1 - math.sqrt(0.5)), 0.1],
+        ),
+        ({"steps": 1, "warmup_steps": 0, "schedule": "cosine"}, [1]),
+    ],
+    ids=["constant", "no warm-up", "cosine after a warm-up", "a single step"],
+)
+def test_the_learning_rate_follows_its_schedule(keys, expected):
+    np.testing.assert_allclose(rates(**keys), expected, rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def by_hand(patched_llama, corpus, tokenizer):
+    """by_hand(steps, ...) -> (losses, gradient norms, weights) of a plain loop: whole logits, a sequence at a time."""
+    from transformers import AutoModelForCausalLM
+
+    def train(steps, batch, rate, weight_decay, max_grad_norm):
+        model = AutoModelForCausalLM.from_pretrained(patched_llama, dtype=torch.float32).train()
+        decayed = [value for name, value in model.named_parameters() if "norm" not in name]
+        others = [value for name, value in model.named_parameters() if "norm" in name]
+        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+        stream = open_stream(make_recipe(None, {"data": str(corpus)}), tokenizer, 48, 48)
+        losses, norms = [], []
+        for step in range(steps):
+            optimizer.zero_grad()
+            rows = torch.from_numpy(stream.batch(range(step * batch, (step + 1) * batch)).ids)
+            parts = []
+            for row in rows[:, None]:
+                logits = model(input_ids=row).logits[0, :-1]
+                parts.append(cross_entropy(logits, row[0, 1:]) / batch)
+                parts[-1].backward()
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item())
+            optimizer.step()
+            losses.append(sum(part.item() for part in parts))
+        return losses, norms, model.state_dict()
+
+    return train
+
+
+@pytest.mark.parametrize(("batch_size", "gradient_accumulation", "checkpointing"), [(1, 4, True), (2, 2, False)])
+def test_a_run_equals_a_loop_written_by_hand(
+    by_hand, tune, patched_llama, metrics, batch_size, gradient_accumulation, checkpointing
+):
+    from safetensors.torch import load_file
+
+    settings = {"weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_steps": 0, "learning_rate": 3e-3, "steps": 4}
+    batches = {"batch_size": batch_size, "gradient_accumulation": gradient_accumulation}
+    run = tune(patched_llama, gradient_checkpointing=checkpointing, **settings, **batches)
+    losses, norms, expected = by_hand(4, 4, 3e-3, weight_decay=0.1, max_grad_norm=0.5)
+    # AdamW magnifies the rounding of gradients near zero, so that single weights prove little, and their sum much
+    np.testing.assert_allclose([line["loss"] for line in metrics(run)], losses, rtol=1e-4)
+    np.testing.assert_allclose([line["grad_norm"] for line in metrics(run)], norms, rtol=1e-3)
+    before, weights = load_file(patched_llama / "model.safetensors"), load_file(run / "model.safetensors")
+    assert weights.keys() == expected.keys()
+    for name, value in weights.items():
+        assert torch.dist(value, expected[name]) < 0.02 * torch.dist(before[name], expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ({"data": "demo"}, DataError, "held-out"),
+        ({"length": 100_000}, DataError, "100000 tokens; the longest of 12"),
+        ({"data": "nowhere"}, DataError, "nowhere"),
+    ],
+    ids=["the held-out demo", "no document is long enough", "no such source"],
+)
+def test_a_run_that_cannot_be_is_refused_and_leaves_nothing(tune, patched_llama, tmp_path, keys, error, message):
+    with pytest.raises(error, match=message):
+        tune(patched_llama, **keys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_refused_and_leaves_nothing(tune, patched_llama, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(patched_llama, tmp_path / "damaged")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    with pytest.raises(CheckpointError):
+        tune(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
+
+
+def test_a_folder_that_holds_something_else_is_left_as_it_is(tune, patched_llama, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "thesis.txt").write_text("four years of work")
+    for resume in (False, True):
+        with pytest.raises(OutputError, match="not empty"):
+            tune(patched_llama, resume=resume)
+    assert {path.name: path.read_text() for path in run.iterdir()} == {"thesis.txt": "four years of work"}
+
+
+def test_a_run_that_diverges_ends_and_keeps_a_checkpoint_of_before(tune, patched_llama, tmp_path):
+    """The rate is too high by far; checkpoints of every step would have pushed the good ones out."""
+    keys = {"steps": 60, "learning_rate": 0.3, "warmup_steps": 12, "save_every": 1, "keep_checkpoints": 1}
+    with pytest.raises(DivergedError, match="is of before, and is kept") as caught:
+        tune(patched_llama, **keys, max_loss_rise=0.7)
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert len(kept) == 2
+    assert f"checkpoints/{kept[0]} is of before" in str(caught.value)
+
+
+def test_a_step_that_is_not_finite_is_not_made_and_the_last_checkpoint_is_named(tune, patched_llama, tmp_path):
+    with pytest.raises(NotFiniteError) as caught:
+        tune(patched_llama, learning_rate=1e30, warmup_steps=0, save_every=1)
+    last = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert "and the run ends" in str(caught.value)
+    assert f"{last} is of before" in str(caught.value)
+    assert "--output" in str(caught.value)
+
+
+def test_memory_that_does_not_suffice_is_said(tune, patched_llama, monkeypatch):
+    def refuse(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr(NextTokenLoss, "forward", refuse)
+    with pytest.raises(RopecliError, match=r"A pass over 2 × 48 tokens does not fit .*ropecli plan"):
+        tune(patched_llama)

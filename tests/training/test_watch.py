@@ -1,0 +1,158 @@
+"""Perplexity while training is what eval-ppl measures, and leaves no trace in what is trained."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ropecli.errors import DataError, NotFiniteError, RecipeError
+
+WINDOW, EXTENDED = 64, 128
+
+
+@pytest.fixture(scope="session")
+def prepared():
+    """prepared(checkpoint, say=..., key=value, ...) -> (evaluation, accelerator, the loss in training mode)."""
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.live.loading import load_model, load_tokenizer
+    from ropecli.training.engine import make_accelerator
+    from ropecli.training.loss import NextTokenLoss
+    from ropecli.training.recipe import make_recipe
+    from ropecli.training.watch import make_evaluation
+
+    def make(folder: Path, say=lambda message: None, **keys):
+        recipe = make_recipe(None, {"data": "demo-train", "mixed_precision": "none", **keys})
+        checkpoint = open_checkpoint(folder)
+        accelerator = make_accelerator(recipe)
+        evaluation = make_evaluation(recipe, checkpoint, load_tokenizer(checkpoint), EXTENDED, accelerator, say)
+        loss_of = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
+        return evaluation, accelerator, accelerator.prepare(loss_of.train())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def as_eval_ppl(corpus):
+    """as_eval_ppl(checkpoint, lengths, documents) -> perplexity by length, as `ropecli eval-ppl --protocol tail`."""
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.data.documents import read_documents
+    from ropecli.data.sources import read_texts
+    from ropecli.evaluation.perplexity import evaluate_perplexity
+    from ropecli.live.loading import load_model, load_tokenizer
+
+    def measure(folder: Path, lengths, documents):
+        checkpoint = open_checkpoint(folder)
+        text = read_documents(read_texts(str(corpus)), load_tokenizer(checkpoint), max(lengths), most=documents)
+        rows = evaluate_perplexity(load_model(checkpoint, device="cpu"), text, lengths, protocol="tail")
+        return {str(row.length): row.ppl for row in rows}, rows[0].tokens
+
+    return measure
+
+
+@pytest.mark.parametrize("lengths", [(), (32, 96, 128)], ids=str)
+def test_it_is_what_eval_ppl_measures(prepared, as_eval_ppl, patched_llama, corpus, lengths):
+    evaluation, *run = prepared(patched_llama, eval_data=str(corpus), eval_lengths=lengths, eval_documents=3)
+    measured = evaluation.run(*run, 50)
+    expected, tokens = as_eval_ppl(patched_llama, lengths or (WINDOW, EXTENDED), 3)
+    assert measured["ppl"] == pytest.approx(expected, rel=1e-5)
+    assert {**measured, "ppl": {}} == {"step": 50, "ppl": {}, "protocol": "tail", "documents": 3, "tokens": tokens}
+    json.dumps(measured, allow_nan=False)
+
+
+def test_a_model_that_is_measured_trains_to_the_same_bits(build, prepared, corpus):
+    """Frequencies that follow the length too are as before."""
+    import torch
+
+    parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    folder = build("llama", head_dim=32, attention_dropout=0.3, rope_parameters=parameters)
+    trained = []
+    for measures in (False, True):
+        evaluation, accelerator, loss_of = prepared(folder, eval_data=str(corpus), eval_documents=2)
+        optimizer = accelerator.prepare(torch.optim.AdamW(loss_of.parameters(), lr=1e-3))
+        torch.manual_seed(0)
+        for step in range(3):
+            if measures:
+                evaluation.run(accelerator, loss_of, step)
+            ids = torch.randint(0, 500, (2, 48))
+            accelerator.backward(loss_of(ids, ids))
+            optimizer.step()
+            optimizer.zero_grad()
+        trained.append([parameter.detach().clone() for parameter in loss_of.parameters()])
+    assert all(map(torch.equal, *trained))
+
+
+def test_lengths_without_documents_are_left_out_and_said_so(prepared, patched_llama, tmp_path):
+    (tmp_path / "a.txt").write_text("ba de fi " * 40)
+    said = []
+    evaluation, *_ = prepared(patched_llama, said.append, eval_data=str(tmp_path), eval_lengths=(32, 64, 4096, 8192))
+    assert evaluation.lengths == (32, 64)
+    assert [length for length in (8192, 4096) if any(f"not measured at {length}" in line for line in said)] == [
+        8192,
+        4096,
+    ]
+    with pytest.raises(DataError, match="eval_data: No document is as long as 4096 tokens"):
+        prepared(patched_llama, pytest.fail, eval_data=str(tmp_path), eval_lengths=(4096, 8192))
+
+
+@pytest.mark.parametrize(
+    ("trained", "measured", "warned"),
+    [
+        ("text", "text/../text", True),
+        ("text/a.txt", "text/b.txt", False),
+    ],
+)
+def test_text_that_is_trained_on_is_warned_of_once(
+    prepared, patched_llama, tmp_path, monkeypatch, trained, measured, warned
+):
+    (tmp_path / "text").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "text" / name).write_text("ba de fi " * 200)
+    monkeypatch.chdir(tmp_path)
+    said = []
+    prepared(patched_llama, said.append, data=trained, eval_data=measured)
+    assert sum("not held out" in line for line in said) == warned
+
+
+def test_a_model_that_is_broken_ends_the_run(prepared, patched_llama, corpus):
+    import torch
+
+    evaluation, accelerator, loss_of = prepared(patched_llama, eval_data=str(corpus))
+    with torch.no_grad():
+        loss_of.model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(NotFiniteError, match="After step 7"):
+        evaluation.run(accelerator, loss_of, 7)
+    assert loss_of.training
+
+
+class Grouped:
+    """Processes of which each group of two shares its sequences."""
+
+    class parallelism_config:  # noqa: N801
+        sp_size, cp_size, sp_enabled, cp_enabled = 2, 1, True, False
+
+
+def test_what_a_group_cannot_share_is_refused(build, patched_llama):
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.training.watch import _refuse_unshared
+
+    checkpoint = open_checkpoint(patched_llama)
+    _refuse_unshared((64, 128), checkpoint, Grouped())
+    with pytest.raises(RecipeError, match="99 tokens"):
+        _refuse_unshared((64, 99), checkpoint, Grouped())
+    dropping = open_checkpoint(build("llama", head_dim=32, attention_dropout=0.1))
+    with pytest.raises(RecipeError, match="attention_dropout"):
+        _refuse_unshared((64, 128), dropping, Grouped())
+
+
+def test_a_run_that_is_watched_ends_in_the_same_bits(tune, patched_llama, corpus, uninterrupted, metrics, weights_of):
+    run = tune(patched_llama, eval_data=str(corpus), eval_every=4, eval_documents=2, max_loss_rise=0.5)
+    assert weights_of(run) == weights_of(uninterrupted)
+    lines = metrics(run)
+    assert [line["step"] for line in lines if "ppl" in line and line["step"] > 0] == [4, 6]
+    losses = [[line["loss"] for line in one if "loss" in line] for one in (lines, metrics(uninterrupted))]
+    assert losses[0] == losses[1]
+
+
+def test_eval_data_that_is_not_there_is_named_by_its_key(prepared, patched_llama):
+    with pytest.raises(DataError, match="eval_data: No file or folder"):
+        prepared(patched_llama, pytest.fail, eval_data="nowhere/", eval_lengths=(32, 64))

@@ -1,0 +1,80 @@
+"""Calibration documents: parted, in an order of the seed, none of them on both sides."""
+
+import pytest
+import torch
+
+from ropecli.errors import DataError
+from ropecli.tuning.calibration import read_calibration
+
+TARGET = 100
+
+
+@pytest.fixture
+def texts(tmp_path, corpus):
+    """texts(parts, repeated=...) -> a folder of so many different documents, the first of them several times over."""
+
+    def write(parts, repeated=0):
+        words = " ".join(path.read_text() for path in sorted(corpus.iterdir())).split()
+        folder = tmp_path / f"texts-{parts}-{repeated}"
+        folder.mkdir()
+        for index in range(parts + repeated):
+            start = 150 * (index if index < parts else 0)
+            # what is beyond the target differs, and is not read
+            text = " ".join(words[start : start + 150]) + (" end" if index < parts else f" {words[index]} end")
+            (folder / f"{index:03}.txt").write_text(text)
+        return str(folder)
+
+    return write
+
+
+def ids_of(found):
+    judged = [tuple(document.ids.tolist()) for document in found.judged.kept]
+    return judged, [tuple(row) for row in found.sequences.tolist()]
+
+
+@pytest.mark.parametrize(("parts", "judged"), [(4, 2), (30, 7), (70, 16)])
+def test_a_quarter_judges_and_sixteen_at_most(texts, tokenizer, parts, judged):
+    found = read_calibration(texts(parts), tokenizer, TARGET, most=None, seed=0)
+    judges, learned = ids_of(found)
+    assert (len(judges), len(learned)) == (judged, parts - judged)
+    assert found.sequences.dtype == torch.int64
+    assert found.sequences.shape[1] == TARGET
+    assert {len(one) for one in judges} == {TARGET}
+    assert len({*judges, *learned}) == parts
+
+
+def test_no_more_are_read_than_asked_for(texts, tokenizer):
+    found = read_calibration(texts(30), tokenizer, TARGET, most=16, seed=0)
+    assert (len(found.judged.kept), len(found.sequences)) == (4, 12)
+
+
+def test_the_seed_draws_the_order(texts, tokenizer):
+    folder = texts(16)
+    one, same, other = (read_calibration(folder, tokenizer, TARGET, most=None, seed=seed) for seed in (0, 0, 1))
+    assert ids_of(one) == ids_of(same)
+    assert one.fingerprint() == same.fingerprint() != other.fingerprint()
+    (judges, learned), (others, rest) = ids_of(one), ids_of(other)
+    assert {*judges, *learned} == {*others, *rest}
+    assert ids_of(one)[0] != ids_of(other)[0]
+
+
+def test_what_is_there_twice_is_not_on_both_sides(texts, tokenizer):
+    folder = texts(12, repeated=12)
+    for seed in range(4):
+        judged, learned = ids_of(read_calibration(folder, tokenizer, TARGET, most=None, seed=seed))
+        assert len(judged) + len(learned) == 12
+        assert not set(judged) & set(learned)
+
+
+def test_too_few_are_told(texts, tokenizer):
+    with pytest.raises(DataError, match="has too few different documents of 100 tokens: 3; at least 4"):
+        read_calibration(texts(3, repeated=5), tokenizer, TARGET, most=None, seed=0)
+    with pytest.raises(DataError, match="different documents of 100 tokens: 3 among the 3 that are read;"):
+        read_calibration(texts(8), tokenizer, TARGET, most=3, seed=0)
+    with pytest.raises(DataError, match="No document is as long"):
+        read_calibration(texts(9), tokenizer, 100_000, most=None, seed=0)
+
+
+def test_the_held_out_text_is_no_calibration(tokenizer):
+    with pytest.raises(DataError, match="calibrate on 'demo-train'"):
+        read_calibration("demo", tokenizer, TARGET, most=None, seed=0)

@@ -1,0 +1,170 @@
+"""Learning a few numbers on calibration sequences: resumed, stopped early, interrupted; and what it leaves behind."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ropecli.errors import NotFiniteError, OutputError, RecipeError
+from ropecli.training.loss import NextTokenLoss
+from ropecli.tuning.gains import HeadGains
+from ropecli.tuning.record import Score
+from ropecli.tuning.training import Schedule, learn
+
+BEGUN = Score(100.0, 100.0, 125.0, 3)
+SCHEDULE = Schedule(steps=6, batch_size=2, rates=(0.03, 0.003), judge_every=2)
+
+
+class Learner:
+    """A model with its gains, and what its looks found."""
+
+    def __init__(self, folder, judge, sequences):
+        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.gains, self.judge, self.sequences = HeadGains(self.model, (None,)), judge, sequences
+        self.groups = [[*self.gains.log_gain, *self.gains.phase], [self.gains.log_temperature]]
+        self.looks = []
+
+    def learn(self, schedule=SCHEDULE, begun=BEGUN, state=None, **others):
+        named = {"name": "heads", "on_look": lambda step, score, seconds: self.looks.append((step, score)), **others}
+        with self.gains.live(self.model):
+            return learn(
+                self.model, self.groups, self.sequences, self.judge, schedule, begun=begun, state=state, **named
+            )
+
+    @property
+    def values(self):
+        return [parameter.detach().clone() for group in self.groups for parameter in group]
+
+
+@pytest.fixture
+def learner(llama, judge, sequences):
+    return lambda folder=llama, by=None, on=sequences: Learner(folder, by or judge(), on)
+
+
+def checkpointing(model):
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def same(some, others):
+    return all(torch.equal(*pair) for pair in zip(some, others, strict=True))
+
+
+def scores(*objectives):
+    """A judge that finds these, one after the other."""
+    left = [Score(value, 0.0, value, 3) for value in objectives]
+    return lambda model, part, count=None: left.pop(0)
+
+
+def stop_after(steps):
+    """What a Ctrl-C does after so many looks."""
+    seen = []
+
+    def look(step, score, seconds):
+        seen.append(step)
+        if len(seen) == steps:
+            raise KeyboardInterrupt
+
+    return look
+
+
+def test_it_learns_what_the_judge_likes_better(learner):
+    one = learner()
+    before = one.judge.score(one.model, "before")
+    best = one.learn()
+    assert [step for step, _ in one.looks] == [2, 4, 6]
+    assert best.step > 0
+    assert best.score == min((score for _, score in one.looks), key=lambda score: score.objective)
+    assert best.score.objective < before.objective
+    with one.gains.live(one.model):
+        assert one.judge.score(one.model, "after") == best.score  # the parameters are left at it
+
+
+def test_a_resumed_run_gives_the_same_to_the_last_bit(learner, build, tmp_path):
+    folder = build("llama", head_dim=32, attention_dropout=0.3)
+    whole, parted, again = learner(folder), learner(folder), learner(folder)
+    best = whole.learn(state=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        parted.learn(state=tmp_path / "state", on_look=stop_after(2))
+    torch.manual_seed(99)  # another process draws otherwise
+    assert again.learn(state=tmp_path / "state") == best
+    assert again.looks == whole.looks[1:]  # the second look was not kept any more
+    assert same(again.values, whole.values)
+    assert not same(again.values, learner(folder).values)
+
+
+def test_patience_ends_it_and_the_best_look_is_kept(learner, monkeypatch):
+    one, until, there = learner(), learner(), []
+    schedule = replace(SCHEDULE, steps=20, patience=2)
+    monkeypatch.setattr(type(one.judge), "score", staticmethod(scores(5.0, 4.0, 4.5, 4.25, 1.0)))
+    best = one.learn(schedule)
+    assert [step for step, _ in one.looks] == [2, 4, 6, 8]
+    assert (best.step, best.score.objective) == (4, 4.0)
+    monkeypatch.setattr(type(one.judge), "score", staticmethod(scores(5.0, 4.0)))
+    with pytest.raises(KeyboardInterrupt):
+        until.learn(schedule, on_look=lambda step, *others: there.append(until.values) or step < 4 or press_ctrl_c())
+    assert same(one.values, there[1])
+    assert not same(one.values, there[0])
+
+
+def press_ctrl_c():
+    raise KeyboardInterrupt
+
+
+def test_a_number_that_is_none_ends_it_with_the_best(learner, tmp_path, monkeypatch):
+    one = learner()
+    plain, calls = NextTokenLoss.forward, []
+
+    def forward(self, *arguments):
+        calls.append(1)
+        return plain(self, *arguments) * (torch.nan if len(calls) > 2 else 1.0)
+
+    monkeypatch.setattr(NextTokenLoss, "forward", forward)
+    with pytest.raises(NotFiniteError, match="at step 3"):
+        one.learn(state=tmp_path / "state")
+    assert same(one.values, torch.load(tmp_path / "state", weights_only=True)["kept"])
+
+
+def test_the_weights_get_no_gradient_and_all_is_as_before(learner):
+    one = learner()
+    one.model.train()
+    one.model.model.embed_tokens.weight.requires_grad_(False)
+    training = [module.training for module in one.model.modules()]
+    required = [parameter.requires_grad for parameter in one.model.parameters()]
+    weights = [parameter.detach().clone() for parameter in one.model.parameters()]
+    seen = []
+
+    def look(step, score, seconds):
+        seen.append(any(parameter.requires_grad for parameter in one.model.parameters()))
+        seen.append(any(parameter.grad is not None for parameter in one.model.parameters()))
+        seen.append(not checkpointing(one.model))
+
+    one.learn(on_look=look)
+    assert seen == [False] * 9
+    assert [module.training for module in one.model.modules()] == training
+    assert [parameter.requires_grad for parameter in one.model.parameters()] == required
+    assert same(one.model.parameters(), weights)
+    assert not checkpointing(one.model)
+
+
+def test_a_damaged_state_is_refused(learner, tmp_path):
+    """torch.load takes a flipped bit of a number for the number."""
+    one, state = learner(), tmp_path / "state"
+    one.learn(state=state)
+    content = state.read_bytes()
+    at = int(0.3 * len(content))
+    state.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with pytest.raises(OutputError, match=r"Cannot resume from .*state: it is damaged.*Delete it"):
+        learner().learn(state=state)
+
+
+@pytest.mark.parametrize("other", ["schedule", "sequences", "ropes"])
+def test_a_state_of_another_request_is_refused(learner, sequences, tmp_path, other):
+    learner().learn(state=tmp_path / "state")
+    one = learner(on=sequences[1:] if other == "sequences" else sequences)
+    if other == "ropes":
+        one.model.model.rotary_emb.inv_freq *= 0.5
+    schedule = replace(SCHEDULE, steps=8) if other == "schedule" else SCHEDULE
+    with pytest.raises(RecipeError, match="of another request"):
+        one.learn(schedule, state=tmp_path / "state")
+    assert not any(value.any() for value in one.values)

@@ -1,0 +1,177 @@
+"""Every level on a tiny model, from the search to the checkpoint that stock transformers loads."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ropecli.attention.patching import live_patch, unpatched_after
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
+from ropecli.checkpoint.writing import patch_to
+from ropecli.errors import NotFiniteError
+from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.progress import Progress
+from ropecli.evaluation.protocols import Protocol
+from ropecli.rope import ScalingSpec
+from ropecli.tuning.judge import Judge
+from ropecli.tuning.proof import difference, logits_of
+from ropecli.tuning.record import Point, Score
+from ropecli.tuning.run import Evolution, probe_of
+from ropecli.tuning.tuning import tune, tuned_to
+
+FEW = Evolution(population=4, iterations=2, mutations=2, crossovers=2, parents=2, documents=2)
+SETTINGS = {
+    "grid": {"points": 4},
+    "heads": {"points": 2},
+    "lora": {"points": 2, "rank": 2},
+    "search": {"evolution": FEW},
+}
+
+
+def state_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def plain_objective(run, spec):
+    """Of the checkpoint as it is, by the judge's documents."""
+    model = AutoModelForCausalLM.from_pretrained(run.checkpoint.folder).eval()
+    live_patch(model, make_plan(run.checkpoint, spec).ropes)
+    rows = evaluate_perplexity(model, run.judge.documents, [64, 128], protocol=Protocol("tail", targets=32))
+    return rows[1].nll + 0.25 * rows[0].nll
+
+
+@pytest.mark.parametrize("level", SETTINGS)
+def test_every_level_ends_as_a_checkpoint_that_is_what_was_tuned(llama, make_run, tmp_path, level):
+    points: list[Point] = []
+    run = make_run(llama, level=level, on_point=points.append, **SETTINGS[level])
+    before = state_of(run.model)
+    tuned = tune(run)
+    assert tuned.score.objective <= tuned.begun.objective
+    assert tuned.begun.objective == pytest.approx(plain_objective(run, tuned.plan.spec), rel=1e-6)
+    assert {point.level for point in points} == {level} | ({"grid"} if level in ("heads", "lora") else set())
+    assert all(point.seconds > 0 for point in points)
+    after = state_of(run.model)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    kinds = {"heads": {"q_proj"}, "lora": {"q_proj", "k_proj"}}.get(level, set())
+    assert {name.split(".")[-2] for name in changed} == kinds
+    assert set(tuned.changed) == changed
+    assert (tuned.step > 0) == bool(kinds)
+    assert tuned.learned == {"heads": 2 * 2 * 2 * 16 + 1, "lora": 2 * 2 * (64 + 64 + 64 + 32)}.get(level, 0)
+    tuned_to(tuned, tmp_path / "tuned", notes={"level": level})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned").eval()
+    assert difference(logits_of(loaded, probe_of(run)), logits_of(run.model, probe_of(run))) < 1e-5
+
+
+def test_lora_that_is_interrupted_leaves_the_model_itself(llama, make_run):
+    def stop(point):
+        if point.level == "lora":
+            raise KeyboardInterrupt
+
+    run = make_run(llama, level="lora", points=1, on_point=stop)
+    names = [name for name, _ in run.model.named_modules()]
+    before = state_of(run.model)
+    with pytest.raises(KeyboardInterrupt):
+        tune(run)
+    assert [name for name, _ in run.model.named_modules()] == names
+    assert all(torch.equal(value, before[name]) for name, value in state_of(run.model).items())
+
+
+def test_what_nothing_improves_is_left_alone(llama, make_run, tmp_path, monkeypatch):
+    """Rates that only do harm: the judge keeps the start, and no weight is written."""
+    monkeypatch.setattr("ropecli.tuning.matrices._RATE", 1.0)
+    run = make_run(llama, level="lora", points=1)
+    before = state_of(run.model)
+    tuned = tune(run)
+    assert (tuned.step, tuned.score, tuned.changed) == (0, tuned.begun, {})
+    assert all(torch.equal(value, before[name]) for name, value in state_of(run.model).items())
+    tuned_to(tuned, tmp_path / "tuned")
+    assert (tmp_path / "tuned" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
+
+
+def test_the_grid_finds_the_best_of_several_methods(llama, make_run):
+    """By brute force: every point that it names, measured anew on all documents."""
+    points = []
+    run = make_run(llama, level="grid", methods=("yarn", "ntk", "abf", "llama3"), points=12, on_point=points.append)
+    with unpatched_after(run.model):
+        tuned = tune(run)
+    assert {point.method for point in points} == {"yarn", "ntk", "abf", "llama3"}
+    first = [point for point in points if point.score.documents == 2]
+    assert len({str(point.params) + point.method for point in first}) == 10  # ntk has no range: its own constant alone
+    last = [point for point in points if point.score.documents == 3]
+    found = {point.label: plain_objective(run, ScalingSpec(point.method, 2.0, point.params)) for point in last}
+    for point in last:
+        assert point.score.objective == pytest.approx(found[point.label], rel=1e-6)
+    assert tuned.score.objective == pytest.approx(min(found.values()), rel=1e-6)
+    assert min(found.values()) <= plain_objective(run, ScalingSpec("yarn", 2.0))
+
+
+def test_what_the_progress_knows_is_not_measured_again(llama, make_run, monkeypatch):
+    progress = Progress()
+    one = tune(make_run(llama, level="search", progress=progress, **SETTINGS["search"]))
+
+    def refuse(*arguments):
+        pytest.fail("a document was read again")
+
+    monkeypatch.setattr("ropecli.evaluation.perplexity._Meter.measure", refuse)
+    again = tune(make_run(llama, level="search", progress=progress, **SETTINGS["search"]))
+    assert again.plan.spec == one.plan.spec
+    assert again.score == one.score
+
+
+def test_a_factor_of_one_has_one_length(llama, make_run, tmp_path):
+    run = make_run(llama, 1.0, level="heads", **SETTINGS["heads"])
+    tuned = tune(run)
+    assert tuned.score.target == tuned.score.window
+    tuned_to(tuned, tmp_path / "tuned")
+    rope = effective_ropes(open_checkpoint(tmp_path / "tuned"))[0][None]
+    np.testing.assert_array_equal(rope.inv_freq, rope.geometry.inv_freq())
+
+
+def test_of_several_kinds_of_layers_those_that_see_everything_are_tuned(build, make_run):
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "head_dim": 32}
+    run = make_run(build("gemma3_text", **kinds), level="heads", points=1)
+    tuned = tune(run)
+    assert tuned.plan.scaled == ("full_attention",)
+    assert [layer.name for layer in tuned.gains] == ["model.layers.1.self_attn.q_norm"]
+    assert tuned.gains[0].phase == []
+    assert np.shape(tuned.gains[0].log_gain) == (1, 16)
+
+
+def test_a_checkpoint_that_was_scaled_already_is_planned_from_its_origin(llama, make_run, tmp_path):
+    patch_to(make_plan(open_checkpoint(llama), ScalingSpec("yarn", 4.0)), tmp_path / "patched")
+    tuned = tune(make_run(tmp_path / "patched", level="grid", points=2))
+    plain = tune(make_run(llama, level="grid", points=2))
+    assert tuned.plan.spec == plain.plan.spec
+    np.testing.assert_array_equal(tuned.plan.ropes[None].inv_freq, plain.plan.ropes[None].inv_freq)
+    assert tuned.score.objective == pytest.approx(plain.score.objective, rel=1e-6)
+
+
+def test_points_that_overflow_are_infinitely_bad(llama, make_run, monkeypatch):
+    plain, points = Judge.score, []
+
+    def score(self, model, part, count=None):
+        if part.startswith("grid") and "beta_fast" in part:
+            raise NotFiniteError("too much")
+        return plain(self, model, part, count)
+
+    monkeypatch.setattr(Judge, "score", score)
+    tuned = tune(make_run(llama, level="grid", points=4, on_point=points.append))
+    assert tuned.plan.spec.params == {}
+    assert {point.score.objective == float("inf") for point in points} == {True, False}
+
+
+def test_a_methods_own_constants_are_measured_to_the_end(llama, make_run, monkeypatch):
+    """On two documents they are the worst, on all three the best."""
+
+    def score(self, model, part, count=None):
+        own = part.endswith("params={})")
+        objective = 1.0 if not own else 9.0 if count == 2 else 0.5
+        return Score(objective, 0.0, objective, count or 3)
+
+    points = []
+    monkeypatch.setattr(Judge, "score", score)
+    assert tune(make_run(llama, level="grid", points=8, on_point=points.append)).plan.spec.params == {}
+    assert len(points) == 8 + 4 + 1
+    assert len({(point.label, point.score.documents) for point in points}) == len(points)

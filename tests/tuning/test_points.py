@@ -1,0 +1,90 @@
+"""The points of a search over constants, and the rounds in which they are halved."""
+
+import numpy as np
+import pytest
+
+from ropecli.errors import MethodError
+from ropecli.rope import RopeGeometry, ScalingSpec
+from ropecli.scaling.registry import Range, get_method, scale
+from ropecli.tuning.halving import halve, rounds
+from ropecli.tuning.space import points
+
+GEOMETRY = RopeGeometry(64, 64, 10000.0, 2048)
+
+
+def test_the_ranges_are_those_that_the_parameters_declare():
+    assert get_method("yarn").ranges == {
+        "beta_fast": Range(4.0, 64.0),
+        "beta_slow": Range(0.25, 2.0),
+        "attention_factor": Range(1.0, 1.5),
+    }
+    assert get_method("linear").ranges == {}
+    # what is noted beside a type does not change what it takes
+    assert [knob.kind for knob in get_method("abf").knobs] == ["a positive number of at most 1e+30"] * 2
+    with pytest.raises(MethodError, match="beta_fast is 'a'"):
+        scale(GEOMETRY, ScalingSpec("yarn", 2.0, {"beta_fast": "a"}))
+
+
+@pytest.mark.parametrize("method", ["yarn", "abf"])
+def test_points_lie_in_their_ranges_evenly_in_the_logarithm(method):
+    found = points(GEOMETRY, method, 4.0, 65, 0)
+    own = [spec for spec in found if not spec.params]
+    assert len(found) == 65
+    assert len(own) == (0 if method == "abf" else 1)  # which has no constant of its own
+    assert own == found[: len(own)]
+    tried = found[len(own) :]
+    assert len({str(spec.params) for spec in tried}) == len(tried)
+    for name, known in get_method(method).ranges.items():
+        values = np.array([spec.params[name] for spec in tried])
+        assert (values >= known.low * 0.995).all()
+        assert (values <= known.high * 1.005).all()
+        quarters = np.histogram(np.log(values), np.linspace(np.log(known.low), np.log(known.high), 5))[0]
+        assert quarters.min() >= 12
+
+
+def test_the_seed_decides():
+    one, same, other = (points(GEOMETRY, "yarn", 4.0, 9, seed) for seed in (0, 0, 1))
+    assert one == same
+    assert one[0] == other[0]
+    assert one[1:] != other[1:]
+
+
+def test_a_method_without_ranges_has_one_point():
+    for method in ("linear", "ntk", "none"):
+        assert points(GEOMETRY, method, 4.0, 9, 0) == [ScalingSpec(method, 4.0)]
+
+
+def test_points_that_do_not_fit_are_left_out_and_a_method_that_never_does_is_refused():
+    quick = RopeGeometry(8, 8, 10.0, 5650)  # its slowest pair makes 28 turns: nothing lies below a beta_fast of 9
+    found = points(quick, "yarn", 4.0, 12, 0)
+    assert len(found) == 12
+    for spec in found:
+        scale(quick, spec)
+    everywhere = [spec.params["beta_fast"] for spec in points(GEOMETRY, "yarn", 4.0, 12, 0)[1:]]
+    assert min(everywhere) < 9 < min(spec.params["beta_fast"] for spec in found[1:])
+    with pytest.raises(MethodError, match="custom cannot be tuned: custom takes either inv_freq or factors"):
+        points(GEOMETRY, "custom", 4.0, 9, 0)
+    with pytest.raises(MethodError, match="yarn cannot be tuned: Every pair turns more than beta_fast times"):
+        points(RopeGeometry(8, 8, 10.0, 10**6), "yarn", 4.0, 9, 0)
+
+
+def test_every_round_halves_the_points_and_doubles_the_documents():
+    assert rounds(24, 16) == [(24, 2), (12, 4), (6, 8), (3, 16)]
+    assert rounds(5, 16) == [(5, 2), (3, 4), (2, 16)]
+    assert rounds(40, 3) == [(40, 2), (20, 3)]
+    assert rounds(2, 16) == [(2, 16)]
+    assert rounds(1, 1) == [(1, 1)]
+
+
+def test_halving_reads_less_than_everything_and_finds_the_best():
+    """A thing's own number is its quality; few documents blur it a little."""
+    read = {}
+
+    def measure(point, documents):
+        read[point, documents] = documents
+        return point + (0.4 if point % 2 else -0.4) / documents
+
+    found = halve([7, 3, 11, 0, 5, 9, 1, 8, 14, 2, 15, 13, 4, 10, 6, 12], 16, measure)
+    assert found[0] == 0
+    assert found == sorted(found)
+    assert sum(read.values()) == 16 * 2 + 8 * 4 + 4 * 8 + 2 * 16  # where all of each would be 256
