@@ -99,9 +99,9 @@ def write_checkpoint(model_type: str, folder: Path) -> Path:
 
 def patch_all(model_type: str, folder: Path, methods: tuple[str, ...] = METHODS) -> Iterator[Result]:
     """Patches one type with each method, each into a folder of its own below `folder`."""
+    from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.writing import patch_to
     from ropecli.errors import RopecliError
 
     source = open_checkpoint(write_checkpoint(model_type, folder / "source"))

@@ -21,13 +21,7 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-NEIGHBOURS = {
-    ("rope", "errors"),
-    ("atomic", "errors"),
-    ("remapping", "scaling"),
-    ("checkpoint", "live"),
-    ("live", "attention"),
-}
+NEIGHBOURS = {("rope", "errors"), ("atomic", "errors"), ("remapping", "scaling")}
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}

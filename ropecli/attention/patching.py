@@ -1,14 +1,72 @@
-"""A plan's patch on a live model: on its rotary tables and, by relative-position methods, on its attention."""
+"""A plan carried out: written to a folder with its proof, or put on a live model and taken off again.
+
+A distance method is proved on the spot: rotating queries and keys further does what rotating them further in the model
+does (layout.py); and a short text, on which every method is plain attention, gives what the model gives without it.
+"""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ropecli.config.saved_remapping import Carrier
+import numpy as np
+import torch
+
+from ropecli.attention import hook
+from ropecli.attention.layout import find_layout
+from ropecli.attention.small_model import make_twin
+from ropecli.checkpoint.patch_plan import PatchPlan
+from ropecli.checkpoint.writing import write_patch
+from ropecli.config.changes import diff
+from ropecli.config.saved_remapping import KEY, Carrier, read_carrier, write_carrier
+from ropecli.errors import PatchError, ProofError
+from ropecli.live.proof import prove
+from ropecli.live.quiet import quiet_transformers
+from ropecli.live.rotary import remember, rotary_tables, turn_by
+from ropecli.live.stock import read_values
 from ropecli.rope import ScaledRope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_TOKENS = 48
+_SAME = 1e-4
+_SAME_IN_HALF = 5e-2
+"""Of the largest number of an output, between two ways of computing it."""
+_STILL = 1e-25
+"""Radians per token: less turns nothing."""
+
+
+def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True, **options: Any) -> int:
+    """Writes the patched checkpoint; returns how many live rotary tables proved it (0 without `verify`).
+
+    options: of write_patch. Raises OutputError, ProofError; then nothing is left behind.
+    """
+    return write_patch(with_layout(plan), output, prove=prove if verify else None, **options)
+
+
+def with_layout(plan: PatchPlan) -> PatchPlan:
+    """The plan with what a distance method has to find out about the model, see settle_layout."""
+    config = settle_layout(plan.config)
+    return replace(plan, config=config, changes=tuple(diff(plan.source.config, config)))
+
+
+def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` with what its relative-position method must know of the model: which dimensions of a head turn.
+
+    It is found on a small model of the architecture with random weights, and proved there. A config that carries no
+    such method, or knows it already, is given back as it is. Raises PatchError where the architecture does not allow
+    the method, OutputError where nothing temporary can be written.
+    """
+    carrier = read_carrier(config)
+    if carrier is None or carrier.rotary_start is not None:
+        return config
+    settled = prove_on_twin(read_values(config), carrier)
+    config = copy.deepcopy(config)
+    write_carrier(config, settled)
+    return config
 
 
 def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
@@ -20,9 +78,6 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
     not turn by its tables, for DeepSeek's mscale_all_dim, which is not in the tables, and for an attention that a
     relative-position method would not do right; the model is then as it was.
     """
-    from ropecli.attention.in_memory import plain_live, remap_live
-    from ropecli.live.rotary import turn_by
-
     put_back, carrier = _remember(model), Carrier.of(ropes.values())
     try:
         plain_live(model)
@@ -45,9 +100,6 @@ def unpatched_after(model: "PreTrainedModel") -> Iterator[None]:
 
 
 def _remember(model: "PreTrainedModel") -> Callable[[], None]:
-    from ropecli.attention.in_memory import remember_attention
-    from ropecli.live.rotary import remember, rotary_tables
-
     tables, attention = remember(rotary_tables(model)), remember_attention(model)
 
     def put_back() -> None:
@@ -55,3 +107,106 @@ def _remember(model: "PreTrainedModel") -> Callable[[], None]:
         attention()
 
     return put_back
+
+
+def remap_live(model: "PreTrainedModel", carrier: Carrier, ropes: Mapping[str | None, ScaledRope]) -> Carrier:
+    """Makes a model attend as `carrier` says, in memory; returns it with the layout that was found.
+
+    ropes: what the model's tables turn by, by layer type; none where its config's RoPE fields say it. Raises
+    PatchError where its architecture does not allow the method.
+    """
+    layout = find_layout(model)
+    _set_attention(model, "eager")  # which leaves nothing out; transformers 5.20's sdpa knows no soft caps
+    before = _output(model, carrier)
+    inv_freq = {label or "": rope.inv_freq.tolist() for label, rope in ropes.items()}
+    complete = replace(carrier, **layout._asdict(), inv_freq=inv_freq)
+    setattr(model.config.get_text_config(), KEY, complete.as_json())
+    _set_attention(model, carrier.attention)
+    _compare(before, _output(model, carrier), carrier)
+    return complete
+
+
+def plain_live(model: "PreTrainedModel") -> None:
+    """Takes a relative-position method away from a model; nothing where it has none."""
+    config = model.config.get_text_config()
+    if getattr(config, KEY, None) is not None:
+        delattr(config, KEY)
+        _set_attention(model, "sdpa" if model._supports_sdpa else "eager")
+
+
+def remember_attention(model: "PreTrainedModel") -> Callable[[], None]:
+    """What makes the model attend again as it does now."""
+    config = model.config.get_text_config()
+    name, block = config._attn_implementation, getattr(config, KEY, None)
+
+    def put_back() -> None:
+        config.__dict__.pop(KEY, None)
+        if block is not None:
+            setattr(config, KEY, block)
+        _set_attention(model, name)
+
+    return put_back
+
+
+def _set_attention(model: "PreTrainedModel", name: str) -> None:
+    hook.register()
+    config = model.config.get_text_config()
+    if config._attn_implementation == name:
+        return
+    with quiet_transformers():
+        model.set_attn_implementation(name if config is model.config else {"text_config": name})
+    if config._attn_implementation != name:
+        raise PatchError(f"{type(model).__name__} does not let its attention be set.")
+
+
+def prove_on_twin(config: Any, carrier: Carrier) -> Carrier:
+    """Has a small model of the architecture attend as `config` asks for, which stock transformers has read.
+
+    Returns the carrier with the layout that was found. Raises ProofError, PatchError, CheckpointError.
+    """
+    if config.get_text_config()._attn_implementation != carrier.attention:
+        raise ProofError("Stock transformers does not take the attention that config.json asks for.")
+    model = make_twin(config)
+    _check_frequencies(model)
+    return remap_live(model, carrier, ropes={})
+
+
+def _check_frequencies(model: "PreTrainedModel") -> None:
+    """What the attention turns further by is what the model turns by; the former it reads from the config alone."""
+    known = hook.frequencies_of(model.config.get_text_config())
+    for table in rotary_tables(model):
+        own = known.get(table.layer_type or "", [])
+        if len(own) != table.inv_freq.size or not np.allclose(own, table.inv_freq, rtol=_SAME, atol=_STILL):
+            raise ProofError(f"{table.name} turns by other frequencies than its config's RoPE fields say.")
+
+
+@torch.no_grad()
+def _output(model: "PreTrainedModel", carrier: Carrier) -> torch.Tensor:
+    """For some tokens, no more than the method leaves at their distances: the logits, of a model that gives them."""
+    rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
+    ids = torch.arange(plain_reach(carrier), device=model.device)[None] * 7 % rows
+    training = model.training
+    model.eval()
+    try:
+        return model(input_ids=ids, use_cache=False)[0]
+    finally:
+        model.train(training)
+
+
+def plain_reach(carrier: Carrier, most: int = _TOKENS) -> int:
+    """Tokens up to which the method is plain attention, at most `most`."""
+    at = np.arange(most)
+    distances = carrier.remapping().distances(at, at)
+    plain = at[:, None] - at[None]
+    differs = ((distances != plain) & (plain >= 0)).any(axis=1)
+    return int(differs.argmax()) if differs.any() else most
+
+
+def _compare(expected: torch.Tensor, found: torch.Tensor, carrier: Carrier) -> None:
+    allowed = _SAME if expected.dtype in (torch.float32, torch.float64) else _SAME_IN_HALF
+    error = ((expected - found).abs().max() / expected.abs().max().clamp_min(1e-6)).item()
+    if not error <= allowed:
+        raise PatchError(
+            f"Where {carrier.method} changes nothing, the model's output differs by {error:.2g} of the largest from "
+            "what it is without it: its attention does something that is not known here."
+        )

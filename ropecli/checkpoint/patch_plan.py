@@ -8,9 +8,7 @@ from typing import Any
 from ropecli.checkpoint import plan_warnings
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import (
-    Change,
     Provenance,
-    diff,
     read_provenance,
     read_record,
     tuned_for,
@@ -25,6 +23,7 @@ from ropecli.checkpoint.unpatchable import (
     refuse_unknown_base,
     refuse_varying,
 )
+from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR, ConfiguredRope, RopeSettings, read_settings
 from ropecli.config.encoding import write_settings, write_window
 from ropecli.config.families import family_of
@@ -52,13 +51,18 @@ class PatchPlan:
     scaled: tuple[str | None, ...]
     original: dict[str, Any]
     config: dict[str, Any]
-    changes: tuple[Change, ...]
+    changes: tuple[ConfigChange, ...]
     unwritable: str | None
     window: int
     target_length: int
     settings_warnings: tuple[str, ...]
     scaling_warnings: tuple[str, ...]
     writing_warnings: tuple[str, ...]
+
+    @property
+    def remaps(self) -> bool:
+        """Whether the method is one of distances: its attention is ropecli's, proved on a small model."""
+        return any(rope.remapping is not None for rope in self.ropes.values())
 
     @property
     def warnings(self) -> tuple[str, ...]:

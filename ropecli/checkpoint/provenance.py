@@ -9,6 +9,7 @@ import yaml
 
 from ropecli.checkpoint.files import PROVENANCE, is_own_file, read_text, values
 from ropecli.checkpoint.opening import Checkpoint
+from ropecli.config.changes import ConfigChange, get_path, put_in_order, undo
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.rope import ScalingSpec
 
@@ -25,15 +26,6 @@ _OF_A_PATCH = {
 _TUNED = "tuned"
 _LARGEST_RECORD = 2**18  # bytes; yaml reads some 100 KB a second
 _MOST_VALUES = 20_000
-_ABSENT = "<absent>"
-
-
-class Change(NamedTuple):
-    """One value of config.json before and after; `_ABSENT` stands for a key that is not there."""
-
-    path: str
-    before: Any
-    after: Any
 
 
 class Provenance(NamedTuple):
@@ -65,7 +57,7 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
     if "changes" not in record:  # written beside a checkpoint that was trained, and never patched
         return None
     try:
-        changes = [Change(str(change["path"]), change["before"], change["after"]) for change in record["changes"]]
+        changes = [ConfigChange(str(change["path"]), change["before"], change["after"]) for change in record["changes"]]
         scaling = record["scaling"]
         params = {str(key): value for key, value in scaling["params"].items()}
         spec = ScalingSpec(str(scaling["method"]), float(scaling["factor"]), params)
@@ -76,7 +68,7 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         edited = [change.path for change in changes if get_path(checkpoint.config, change.path) != change.after]
         original = copy.deepcopy(checkpoint.config)
         if not edited:
-            original = _put_in_order(undo(original, changes), record.get("key_order") or {})
+            original = put_in_order(undo(original, changes), record.get("key_order") or {})
         tokenizer = record.get("tokenizer")
         known = None if tokenizer is None else tuple(tokenizer.get("model_max_length", ()))
         if known and len(known) != 2:
@@ -139,58 +131,3 @@ def unreadable(folder: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{folder / PROVENANCE} cannot be read ({reason_of(error)}). Remove it to go by config.json alone."
     )
-
-
-def diff(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[Change]:
-    """The changes between two configs, objects compared key by key. Keys are joined by dots."""
-    changes = []
-    for key in dict.fromkeys([*before, *after]):
-        old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changes += diff(old, new, f"{prefix}{key}.")
-        elif old != new or type(old) is not type(new):
-            changes.append(Change(f"{prefix}{key}", old, new))
-    return changes
-
-
-def undo(config: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
-    """`config` as it was before `changes`; the order of its keys may differ."""
-    config = copy.deepcopy(config)
-    for change in changes:
-        set_path(config, change.path, change.before)
-    return config
-
-
-def key_orders(original: dict[str, Any], restored: dict[str, Any], prefix: str = "") -> dict[str, list[str]]:
-    """By path, the keys of those objects of `original` that stand in another order in `restored`."""
-    orders = {} if list(original) == list(restored) else {prefix[:-1]: list(original)}
-    for key, value in original.items():
-        if isinstance(value, dict):
-            orders |= key_orders(value, restored[key], f"{prefix}{key}.")
-    return orders
-
-
-def _put_in_order(config: dict[str, Any], orders: dict[str, list[str]]) -> dict[str, Any]:
-    for path, keys in orders.items():
-        place = get_path(config, path) if path else config
-        ordered = {key: place[key] for key in [*keys, *place] if key in place}
-        place.clear()
-        place.update(ordered)
-    return config
-
-
-def get_path(config: dict[str, Any], path: str) -> Any:
-    *parents, last = path.split(".")
-    for key in parents:
-        config = (config.get(key) or {}) if isinstance(config, dict) else {}
-    return config.get(last, _ABSENT) if isinstance(config, dict) else _ABSENT
-
-
-def set_path(config: dict[str, Any], path: str, value: Any) -> None:
-    *parents, last = path.split(".")
-    for key in parents:
-        config = config.setdefault(key, {})
-    if value == _ABSENT:
-        config.pop(last, None)
-    else:
-        config[last] = value

@@ -13,9 +13,7 @@ from ropecli.atomic import new_folder
 from ropecli.checkpoint.opening import CONFIG, Checkpoint
 from ropecli.checkpoint.provenance import (
     PROVENANCE,
-    Change,
     Provenance,
-    diff,
     other_notes,
     read_provenance,
     read_record,
@@ -23,6 +21,7 @@ from ropecli.checkpoint.provenance import (
     untuned,
 )
 from ropecli.checkpoint.writing import place_files, write_json, write_notes
+from ropecli.config.changes import ConfigChange, diff
 from ropecli.errors import PatchError
 
 
@@ -37,8 +36,8 @@ class Reversal:
     source: Checkpoint
     config: dict[str, Any]
     tokenizer_config: dict[str, Any] | None
-    changes: tuple[Change, ...]
-    tokenizer_changes: tuple[Change, ...]
+    changes: tuple[ConfigChange, ...]
+    tokenizer_changes: tuple[ConfigChange, ...]
     notes: dict[str, Any]
     warnings: tuple[str, ...]
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,60 +14,50 @@ import yaml
 from ropecli.atomic import new_folder
 from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.checkpoint.provenance import (
-    PROVENANCE,
-    diff,
-    key_orders,
-    other_notes,
-    read_provenance,
-    read_record,
-    undo,
-)
+from ropecli.checkpoint.provenance import PROVENANCE, other_notes, read_provenance, read_record
+from ropecli.config.changes import diff, key_orders, undo
 from ropecli.errors import CheckpointError, PatchError
-from ropecli.live.proof import prove, settle_layout
+from ropecli.rope import ScaledRope
 from ropecli.version import VERSION
 
+Prove = Callable[[Path, Mapping[str | None, ScaledRope]], int]
+"""Compares the model that stock transformers builds from folder/config.json with the ropes; how many tables agree."""
 Rewrite = Callable[[Path, Path], bool]
 """Writes a weight file anew, from the first path to the second; whether there was anything to change in it."""
 
 
-def patch_to(
+def write_patch(
     plan: PatchPlan,
     output: Path,
     *,
+    prove: Prove | None = None,
     link: bool = True,
-    verify: bool = True,
     say: Callable[[str], None] = lambda message: None,
     rewrite: Rewrite | None = None,
     notes: Mapping[str, Any] = MappingProxyType({}),
     check: Callable[[Path], None] = lambda folder: None,
 ) -> int:
-    """Writes the patched checkpoint; returns how many live rotary tables proved it (0 without `verify`).
+    """Writes the patched checkpoint; returns what `prove` does, or 0.
 
-    link: hard-link the weights where the file system can, copy them elsewhere and `say` so. rewrite: for weights that
-    change too. notes: for ropecli.yaml, beside the patch. check: of the whole folder, before it gets its name. Raises
-    OutputError, ProofError; then nothing is left behind.
+    plan: of a distance method, with its layout (attention.patching.with_layout). prove: compares the written config
+    with the live model; `attention.patching.patch_to` brings it. link: hard-link the weights where the file system
+    can, copy them elsewhere and `say` so. rewrite: for weights that change too. notes: for ropecli.yaml, beside the
+    patch. check: of the whole folder, before it gets its name. Raises OutputError, ProofError; then nothing is left
+    behind.
     """
     if plan.unwritable:
         raise PatchError(plan.unwritable)
     plan.source.weight_files()
-    plan = with_layout(plan)
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
         tokenizer_config, lengths = _raise_tokenizer(plan)
         write_record(folder, plan, lengths)
-        proved = prove(folder, plan.ropes) if verify else 0
+        proved = prove(folder, plan.ropes) if prove else 0
         place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
         if notes:
             write_notes(folder, read_record(folder) | dict(notes))
         check(folder)
     return proved
-
-
-def with_layout(plan: PatchPlan) -> PatchPlan:
-    """The plan with what a relative-position method has to find out about the model, see proof.settle_layout."""
-    config = settle_layout(plan.config)
-    return replace(plan, config=config, changes=tuple(diff(plan.source.config, config)))
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

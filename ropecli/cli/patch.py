@@ -53,7 +53,7 @@ def command(
     from ropecli.atomic import refuse_existing
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.writing import patch_to, with_layout
+    from ropecli.checkpoint.writing import write_patch
     from ropecli.cli import reverting
     from ropecli.cli.terminal import print_json, warn
     from ropecli.errors import OutputError, PatchError
@@ -89,15 +89,25 @@ def command(
     )
     if plan.unwritable:
         raise PatchError(plan.unwritable)
-    plan, proved = with_layout(plan), 0  # before the warnings: a refusal is said alone
+    if plan.remaps:  # before the warnings: a refusal is said alone
+        from ropecli.attention.patching import with_layout
+
+        plan = with_layout(plan)
     for warning in plan.warnings:
         warn(warning)
+    proved = 0
     if output is not None:
-        proved = patch_to(plan, output, link=weights == "link", verify=not no_verify, say=warn)
+        proved = write_patch(plan, output, prove=None if no_verify else _prove, link=weights == "link", say=warn)
     if as_json:
         print_json(_summary(plan, output, proved))
     else:
         _render(plan, output, proved)
+
+
+def _prove(folder: Path, ropes: Any) -> int:
+    from ropecli.live.proof import prove
+
+    return prove(folder, ropes)
 
 
 def _check_options(

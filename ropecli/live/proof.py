@@ -1,16 +1,13 @@
 """Proof that a written patch took effect: stock transformers builds the model from the written config, without
 weights, and every rotary table is compared with our own float64 mathematics."""
 
-import copy
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ropecli.config.saved_remapping import read_carrier, write_carrier
 from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
 from ropecli.live.quiet import quiet_transformers
-from ropecli.live.stock import read_values
 from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import scale, varies_with_length
 
@@ -45,7 +42,7 @@ def build_without_weights(folder: Path):
     return model
 
 
-def prove(folder: Path, ropes: dict[str | None, ScaledRope]) -> int:
+def prove(folder: Path, ropes: Mapping[str | None, ScaledRope]) -> int:
     """Compares every rotary table with `ropes` (by layer type); returns how many tables agree.
 
     Length-dependent methods are compared at one token, at both sides of the pretraining window, and at the
@@ -66,24 +63,6 @@ def prove(folder: Path, ropes: dict[str | None, ScaledRope]) -> int:
             expected = scale(rope.geometry, rope.spec, length)
             _compare(f"{table.name} at length {length}", *table.at_length(length), expected)
     return len(tables)
-
-
-def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with what its relative-position method must know of the model: which dimensions of a head turn.
-
-    It is found on a small model of the architecture with random weights, and proved there. A config that carries no
-    such method, or knows it already, is given back as it is. Raises PatchError where the architecture does not allow
-    the method, OutputError where nothing temporary can be written.
-    """
-    carrier = read_carrier(config)
-    if carrier is None or carrier.rotary_start is not None:
-        return config
-    from ropecli.attention.in_memory import prove_on_twin
-
-    settled = prove_on_twin(read_values(config), carrier)
-    config = copy.deepcopy(config)
-    write_carrier(config, settled)
-    return config
 
 
 def _compare(name: str, inv_freq: np.ndarray, attention_factor: float, rope: ScaledRope) -> None:

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ropecli.attention.patching import patch_to, with_layout
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan, window_in_effect
-from ropecli.checkpoint.writing import patch_to, with_layout
 from ropecli.errors import MethodError, PatchError, RecipeError, RopecliError
 from ropecli.rope import ScalingSpec
 from ropecli.training.distances import carrier_in_effect, refuse_beside_method, within_plain

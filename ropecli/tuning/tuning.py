@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropecli.attention.patching import live_patch
+from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.writing import patch_to, write_json
+from ropecli.checkpoint.writing import write_json
 from ropecli.live.loading import load_model
 from ropecli.tuning.evolution import evolve
 from ropecli.tuning.folding import refuse_unwritten, rewrite_shard

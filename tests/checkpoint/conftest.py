@@ -21,9 +21,9 @@ def quiet():
 @pytest.fixture
 def patched(tmp_path):
     """patched(folder, "yarn", 4.0, beta_fast=64.0) -> the folder written, proved against the live model."""
+    from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.writing import patch_to
     from ropecli.rope import ScalingSpec
 
     def patch(folder: Path, method: str, factor: float = 4.0, *, original_length: int | None = None, **params) -> Path:

@@ -14,9 +14,9 @@ import scripts_by_path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, effective_ropes, make_plan
-from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import RopecliError
 from ropecli.rope import ScaledRope
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import yaml
 
+from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
-from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import PatchError
 from ropecli.rope import ScalingSpec
 

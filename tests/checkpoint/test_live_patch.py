@@ -13,10 +13,9 @@ import torch
 from tiny_settings import LATENT
 from transformers import AutoModelForCausalLM
 
-from ropecli.attention.patching import live_patch
+from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import PatchError
 from ropecli.live.rotary import restored, rotary_tables
 from ropecli.rope import ScaledRope, ScalingSpec

@@ -6,9 +6,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import CheckpointError, ProofError
 from ropecli.live.proof import prove
 from ropecli.rope import ScalingSpec

@@ -8,11 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.attention.patching import live_patch
+from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
-from ropecli.checkpoint.writing import patch_to
 from ropecli.rope import ScalingSpec
 
 SMALL = {

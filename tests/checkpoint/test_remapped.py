@@ -5,10 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from ropecli.attention import hook
-from ropecli.attention.patching import live_patch, unpatched_after
+from ropecli.attention.patching import live_patch, patch_to, unpatched_after
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.writing import patch_to
 from ropecli.config.saved_remapping import KEY
 from ropecli.errors import PatchError
 from ropecli.rope import ScalingSpec

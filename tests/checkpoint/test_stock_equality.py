@@ -10,10 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.attention.patching import live_patch
+from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.writing import patch_to
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scale, scaling_methods
 

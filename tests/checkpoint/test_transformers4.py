@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import scripts_by_path
 
+from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import RopecliError
 from ropecli.live.quiet import quiet_transformers
 from ropecli.rope import ScaledRope

@@ -8,13 +8,13 @@ import scripts_by_path
 from transformers import CONFIG_MAPPING
 
 from ropecli.attention.layout import Layout
+from ropecli.attention.patching import settle_layout
 from ropecli.attention.small_model import make_twin
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config.families import family_of
 from ropecli.config.saved_remapping import read_carrier
 from ropecli.errors import CheckpointError, PatchError, RopecliError
-from ropecli.live.proof import settle_layout
 from ropecli.rope import ScalingSpec
 
 PINNED = "5.23.0"

@@ -9,9 +9,9 @@ import pytest
 
 @pytest.fixture(scope="module")
 def yarn(llama, tmp_path_factory):
+    from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.writing import patch_to
     from ropecli.rope import ScalingSpec
 
     folder = tmp_path_factory.mktemp("patched") / "yarn"

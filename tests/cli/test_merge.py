@@ -33,9 +33,9 @@ def train(checkpoint, output, adapter="lora-plus", save="adapter", seed=0):
 
 @pytest.fixture(scope="module")
 def patched(llama, tmp_path_factory) -> Path:
+    from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.writing import patch_to
     from ropecli.rope import ScalingSpec
 
     output = tmp_path_factory.mktemp("patched") / "yarn"

@@ -75,9 +75,9 @@ def plain_nll():
 @pytest.fixture(scope="session")
 def patched(tmp_path_factory):
     """patched(folder, method, factor, **params) -> the folder that `ropecli patch` writes."""
+    from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.writing import patch_to
     from ropecli.rope import ScalingSpec
 
     def patch(folder, method, factor=4.0, **params):

@@ -24,9 +24,9 @@ KEYS = {
 @pytest.fixture(scope="session")
 def patched_llama(tmp_path_factory, llama) -> Path:
     """The tiny Llama patched with yarn ×2."""
+    from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.writing import patch_to
     from ropecli.rope import ScalingSpec
 
     output = tmp_path_factory.mktemp("patched") / "yarn"

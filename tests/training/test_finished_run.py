@@ -11,9 +11,9 @@ from safetensors import safe_open
 @pytest.fixture(scope="module")
 def source(build, tmp_path_factory):
     """A bfloat16 Llama with tied embeddings, patched with yarn ×2, and with files beside the weights."""
+    from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.writing import patch_to
     from ropecli.rope import ScalingSpec
 
     folder = build("llama", head_dim=32, tie_word_embeddings=True, dtype="bfloat16")

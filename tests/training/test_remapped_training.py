@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import read_record
-from ropecli.checkpoint.writing import patch_to
 from ropecli.config.saved_remapping import read_carrier
 from ropecli.errors import PatchError, RecipeError
 from ropecli.live.loading import load_model

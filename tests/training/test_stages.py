@@ -79,8 +79,8 @@ def test_positions_with_gaps_default_to_sequences_of_the_pretraining_window(reci
 def test_the_second_stage_is_what_patching_and_training_the_first_by_hand_gives(
     finished, llama, recipe_of, tmp_path, weights_of, corpus
 ):
+    from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.checkpoint.writing import patch_to
     from ropecli.training.training import finetune_checkpoint
 
     source = llama

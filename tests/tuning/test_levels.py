@@ -5,10 +5,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.attention.patching import live_patch, unpatched_after
+from ropecli.attention.patching import live_patch, patch_to, unpatched_after
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
-from ropecli.checkpoint.writing import patch_to
 from ropecli.errors import NotFiniteError
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.progress import Progress
