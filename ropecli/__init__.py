@@ -22,7 +22,7 @@ _API = {
     "inspect_checkpoint": "ropecli.checkpoint.inspection",
     "make_plan": "ropecli.checkpoint.patch_plan",
     "make_study": "ropecli.checkpoint.study",
-    "patch_to": "ropecli.checkpoint.writing",
+    "patch_to": "ropecli.attention.patching",
     "rotary_tables": "ropecli.live.rotary",
     "live_patch": "ropecli.attention.patching",
     "unpatched_after": "ropecli.attention.patching",

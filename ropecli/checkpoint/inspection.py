@@ -11,9 +11,8 @@ from ropecli.analysis.precision import float32_angle_error
 from ropecli.analysis.support import support_of
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, main_rope
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
-from ropecli.checkpoint.state import gather
+from ropecli.checkpoint.state import read_state
 from ropecli.rope import ScaledRope
 
 _LONGEST_BASE = 32768
@@ -29,23 +28,22 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     has no need or is too long to be worked out at once. tuned_from: the checkpoint whose weights `ropecli tune`
     changed, null where it changed none. findings: what is off, each with a rule, a message and a fix.
     """
-    ropes, settings = effective_ropes(checkpoint)
-    main = main_rope(ropes, settings)
-    facts = gather(checkpoint, settings, main)
-    reports = [_describe(rope, facts.target) for rope in ropes.values()]
-    shared = {key: value for key, value in _describe(main, facts.target).items() if key != "layer_type"}
+    state = read_state(checkpoint)
+    length = state.context_length
+    reports = [_describe(rope, length) for rope in state.ropes.values()]
+    shared = {key: value for key, value in _describe(state.main, length).items() if key != "layer_type"}
     tokenizer, record = checkpoint.tokenizer_config or {}, read_record(checkpoint.folder)
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
-        "max_position_embeddings": settings.max_position_embeddings,
+        "max_position_embeddings": state.max_position_embeddings,
         "tokenizer_model_max_length": tokenizer.get("model_max_length"),
         "tuned_from": untuned(record) if tuned_weights(record) else None,
         **shared,
-        **_bound(main, facts.target),
+        **_bound(state.main, length),
         "ropes": reports,
-        "warnings": list(settings.warnings),
-        "findings": [finding._asdict() for finding in find_faults(facts)],
+        "warnings": list(state.warnings),
+        "findings": [finding._asdict() for finding in find_faults(state)],
     }
 
 
@@ -75,7 +73,7 @@ def _bound(rope: ScaledRope, target: int) -> dict[str, Any]:
     }
 
 
-def _describe(rope: ScaledRope, window: int) -> dict[str, Any]:
+def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
     geometry = rope.geometry
     original = geometry.original_max_position_embeddings
     turning = rope.wavelength[np.isfinite(rope.wavelength)]
@@ -93,6 +91,6 @@ def _describe(rope: ScaledRope, window: int) -> dict[str, Any]:
         "longest_wavelength": float(turning.max()) if turning.size else None,
         "pairs": len(rope.inv_freq),
         "pairs_turning_in_original_window": int((geometry.inv_freq() * original >= 2 * math.pi).sum()),
-        "float32_angle_error": float(float32_angle_error(rope, window - 1).max()),
+        "float32_angle_error": float(float32_angle_error(rope, context_length - 1).max()),
         "inv_freq": rope.inv_freq.tolist(),
     }

@@ -8,8 +8,17 @@ import difflib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ropecli.checkpoint.fixes import (
+    falls_short,
+    fix_command,
+    key_shown,
+    overruled_lengths,
+    rope_fields,
+    stops_early,
+    unread_lengths,
+)
 from ropecli.checkpoint.plan_warnings import mixes_layers, moot_window
-from ropecli.checkpoint.state import Facts, named
+from ropecli.checkpoint.state import CheckpointState
 from ropecli.config.dialects import (
     KEPT_KEYS,
     NATIVE_KEYS,
@@ -35,21 +44,21 @@ class Finding(NamedTuple):
     fix: str | None = None
 
 
-def find_faults(facts: Facts) -> list[Finding]:
+def find_faults(state: CheckpointState) -> list[Finding]:
     """Everything that the rules find, and what the reading itself warned of."""
-    return [finding for rule in _RULES for finding in rule(facts)]
+    return [finding for rule in _RULES for finding in rule(state)]
 
 
-def _unclear(facts: Facts) -> Iterator[Finding]:
+def _unclear(state: CheckpointState) -> Iterator[Finding]:
     """What the reading of config.json itself warned of."""
-    for warning in facts.settings.warnings:
+    for warning in state.warnings:
         usual = f"names no rope_theta; models of this type have {_USUAL_BASE:g}"
         if not any(f"{usual}{end}" in warning for end in (".", " in layers")):  # every reader takes that one
-            yield Finding("unclear", warning, facts.fix)
+            yield Finding("unclear", warning, fix_command(state))
 
 
-def _only_new_dialect(facts: Facts) -> Iterator[Finding]:
-    section, main, family = facts.section, facts.main, facts.settings.family
+def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
+    section, main, family = state.section, state.main, state.settings.family
     # a type with a rope for each layer type has no older dialect, but for those that read flat fields
     if not section.get("rope_parameters") or (family.layers and not family.flat_means_full):
         return
@@ -65,30 +74,33 @@ def _only_new_dialect(facts: Facts) -> Iterator[Finding]:
         lost.append("the share of the head that turns")
     if lost:
         yield Finding(
-            "one-dialect", f"older readers find no word of {', nor of '.join(lost)}: write both dialects.", facts.fix
+            "one-dialect",
+            f"older readers find no word of {', nor of '.join(lost)}: write both dialects.",
+            fix_command(state),
         )
 
 
-def _stale_rope_scaling(facts: Facts) -> Iterator[Finding]:
-    new, old = facts.section.get("rope_parameters"), facts.section.get("rope_scaling")
+def _stale_rope_scaling(state: CheckpointState) -> Iterator[Finding]:
+    new, old = state.section.get("rope_parameters"), state.section.get("rope_scaling")
     if not isinstance(new, dict) or not isinstance(old, dict) or not new or not old:
         return
     if any(isinstance(one, dict) for one in new.values()):
-        if not facts.settings.family.flat_means_full:
+        if not state.settings.family.flat_means_full:
             return
         new = mapping(new, "full_attention")
-    for key in sorted(_overruled(facts, new, old)):
+    for key in sorted(_overruled(state, new, old)):
         there = f"{shown(old[key])} in rope_scaling" if key in old else "missing in rope_scaling"
         yield Finding(
             "two-scalings",
-            f"{named(key)} is {there} and {shown(new[key])} in rope_parameters; transformers 5 follows rope_scaling.",
-            facts.fix,
+            f"{key_shown(key)} is {there} and {shown(new[key])} in rope_parameters; transformers 5 follows "
+            "rope_scaling.",
+            fix_command(state),
         )
 
 
-def _overruled(facts: Facts, new: Parameters, old: Parameters) -> Iterator[str]:
+def _overruled(state: CheckpointState, new: Parameters, old: Parameters) -> Iterator[str]:
     """Keys of rope_parameters that rope_scaling, which transformers 5 takes in its place, gives otherwise."""
-    family = facts.settings.family
+    family = state.settings.family
     for key, value in new.items():
         if key in ("type", "rope_type") or value is None:
             continue
@@ -96,7 +108,7 @@ def _overruled(facts: Facts, new: Parameters, old: Parameters) -> Iterator[str]:
             differs = old[key] != value
         elif key in ("rope_theta", *PARTIAL_KEYS):
             # what the flat fields name is put in its place, or else the type's default
-            differs = first(facts.section, THETA_KEYS if key == "rope_theta" else PARTIAL_KEYS) is None
+            differs = first(state.section, THETA_KEYS if key == "rope_theta" else PARTIAL_KEYS) is None
             differs = differs and value != getattr(family, key, None) and not family.layers
         else:
             # Phi-3's older dialect knows two lists alone, and a nest is added to, not replaced
@@ -105,8 +117,8 @@ def _overruled(facts: Facts, new: Parameters, old: Parameters) -> Iterator[str]:
             yield key
 
 
-def _outside_of_text_config(facts: Facts) -> Iterator[Finding]:
-    config, section = facts.checkpoint.config, facts.section
+def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
+    config, section = state.checkpoint.config, state.section
     if section is config:
         return
     names = ("rope_parameters", "rope_scaling", *THETA_KEYS)
@@ -120,42 +132,42 @@ def _outside_of_text_config(facts: Facts) -> Iterator[Finding]:
         yield Finding("outside-text-config", message)
 
 
-def _stray_original_window(facts: Facts) -> Iterator[Finding]:
-    for label, inside in facts.contradicting_windows:
+def _stray_original_window(state: CheckpointState) -> Iterator[Finding]:
+    for label, inside in overruled_lengths(state):
         yield Finding(
             "two-original-windows",
-            f"{ORIGINAL_WINDOW} is {shown(facts.section[ORIGINAL_WINDOW])} at the top and {shown(inside)} in {label}; "
+            f"{ORIGINAL_WINDOW} is {shown(state.section[ORIGINAL_WINDOW])} at the top and {shown(inside)} in {label}; "
             "transformers 5 takes the one at the top.",
-            facts.fix,
+            fix_command(state),
         )
 
 
-def _null_head_dim(facts: Facts) -> Iterator[Finding]:
-    section = facts.section
-    if "head_dim" in section and section["head_dim"] is None and not facts.settings.family.fills_head_dim:
+def _null_head_dim(state: CheckpointState) -> Iterator[Finding]:
+    section = state.section
+    if "head_dim" in section and section["head_dim"] is None and not state.settings.family.fills_head_dim:
         message = "head_dim is null, on which transformers 5 stops under yarn, longrope and dynamic."
-        yield Finding("null-head-dim", message, facts.fix)
+        yield Finding("null-head-dim", message, fix_command(state))
 
 
-def _old_names(facts: Facts) -> Iterator[Finding]:
-    for label, parameters in facts.dicts:
+def _old_names(state: CheckpointState) -> Iterator[Finding]:
+    for label, parameters in rope_fields(state):
         named = parameters.get("rope_type") or parameters.get("type")
         if named and named != rope_type_of(parameters):
             yield Finding(
                 "old-name",
                 f"{label} calls its type {shown(named)}; transformers 5 knows these keys as "
                 f"{rope_type_of(parameters)!r} alone.",
-                facts.fix,
+                fix_command(state),
             )
 
 
-def _unread_keys(facts: Facts) -> Iterator[Finding]:
-    family = facts.settings.family
-    for label, parameters in facts.dicts:
+def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
+    family = state.settings.family
+    for label, parameters in rope_fields(state):
         rope_type = rope_type_of(parameters)
         read = {*NATIVE_KEYS.get(rope_type, ()), *_READ}
         for key, value in parameters.items():
-            if key in read or isinstance(value, dict | None) or (key == "mscale_all_dim" and _scales_softmax(facts)):
+            if key in read or isinstance(value, dict | None) or (key == "mscale_all_dim" and _scales_softmax(state)):
                 continue
             meant = difflib.get_close_matches(key, sorted({*NATIVE_KEYS.get(rope_type, ())}), n=1)
             hint = f" Did you mean {meant[0]}? Then add --set {meant[0]}={_short(value)}." if meant else ""
@@ -163,49 +175,49 @@ def _unread_keys(facts: Facts) -> Iterator[Finding]:
                 hint = ""  # no slip of the pen, but another type's
             elif not (family.known or meant):
                 continue  # code of its own may read it
-            message = f"{named(key)} in {label} is not read under rope_type {rope_type!r}.{hint}"
-            yield Finding("unread-key", message, facts.fix)
+            message = f"{key_shown(key)} in {label} is not read under rope_type {rope_type!r}.{hint}"
+            yield Finding("unread-key", message, fix_command(state))
         if parameters.get("truncate") is False and "." in label:
             message = (
                 f"truncate in {label} is not read: transformers 5 looks for it beside the layer types. To give it "
                 "effect, add --set truncate=false."
             )
-            yield Finding("unread-key", message, facts.fix)
+            yield Finding("unread-key", message, fix_command(state))
 
 
-def _scales_softmax(facts: Facts) -> bool:
+def _scales_softmax(state: CheckpointState) -> bool:
     """Whether the model's own code multiplies its softmax scale by mscale_all_dim, or may do so."""
-    return facts.settings.family.reads_mscale_all_dim or not facts.settings.family.known
+    return state.settings.family.reads_mscale_all_dim or not state.settings.family.known
 
 
-def _softmax_scale(facts: Facts) -> Iterator[Finding]:
-    for label, parameters in facts.dicts:
-        if not parameters.get("mscale_all_dim") or not _scales_softmax(facts):
+def _softmax_scale(state: CheckpointState) -> Iterator[Finding]:
+    for label, parameters in rope_fields(state):
+        if not parameters.get("mscale_all_dim") or not _scales_softmax(state):
             continue
         if rope_type_of(parameters) not in ("yarn", "default"):
             message = (
                 f"mscale_all_dim in {label} is left over from yarn, and still multiplies the softmax scale of "
                 f"DeepSeek's models under rope_type {rope_type_of(parameters)!r}."
             )
-            yield Finding("mscale-left-over", message, facts.fix)
+            yield Finding("mscale-left-over", message, fix_command(state))
         elif parameters.get("attention_factor") is not None:
             message = f"attention_factor and mscale_all_dim in {label} both set the temperature: it counts twice."
-            yield Finding("attention-factor-twice", message, facts.fix)
+            yield Finding("attention-factor-twice", message, fix_command(state))
 
 
-def _dynamic_switched_off(facts: Facts) -> Iterator[Finding]:
-    smaller = facts.unread_windows
-    if facts.main.spec.method == "dynamic" and smaller:
+def _dynamic_switched_off(state: CheckpointState) -> Iterator[Finding]:
+    smaller = unread_lengths(state)
+    if state.main.spec.method == "dynamic" and smaller:
         yield Finding(
             "dynamic-switched-off",
-            f"dynamic takes max_position_embeddings, {facts.window}, for its pretraining window and scales nothing up "
-            f"to there; {ORIGINAL_WINDOW} {smaller[0]} is not read.",
-            facts.fix,
+            f"dynamic takes max_position_embeddings, {state.max_position_embeddings}, for its pretraining window and "
+            f"scales nothing up to there; {ORIGINAL_WINDOW} {smaller[0]} is not read.",
+            fix_command(state),
         )
 
 
-def _switching(facts: Facts) -> Iterator[Finding]:
-    rope = facts.main
+def _switching(state: CheckpointState) -> Iterator[Finding]:
+    rope = state.main
     if varies_with_length(rope.geometry, rope.spec):
         yield Finding(
             "switches-with-length",
@@ -214,33 +226,36 @@ def _switching(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _windows(facts: Facts) -> Iterator[Finding]:
-    spec, window = facts.main.spec, facts.window
-    scaling = f"{spec.method} ×{spec.factor:g} of a pretraining window of {facts.original} reaches {facts.reach}"
-    if facts.falls_short:
+def _windows(state: CheckpointState) -> Iterator[Finding]:
+    spec, window = state.main.spec, state.max_position_embeddings
+    scaling = (
+        f"{spec.method} ×{spec.factor:g} of a pretraining window of {state.pretraining_length} reaches "
+        f"{state.scaled_length}"
+    )
+    if falls_short(state):
         yield Finding(
             "window-beyond-scaling",
             f"max_position_embeddings is {window}, and {scaling}. The fix scales by more; a model that was trained as "
             "it is wants the window lowered instead.",
-            facts.fix,
+            fix_command(state),
         )
-    if facts.stops_early:
+    if stops_early(state):
         message = f"max_position_embeddings is {window}, and {scaling}: serving stacks stop at the smaller."
-        yield Finding("window-below-scaling", message, facts.fix)
+        yield Finding("window-below-scaling", message, fix_command(state))
 
 
-def _tokenizer(facts: Facts) -> Iterator[Finding]:
-    longest = (facts.checkpoint.tokenizer_config or {}).get("model_max_length")
-    target = max(facts.window, facts.reach) if facts.main.spec.method == "dynamic" else facts.window
-    if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < target:
-        message = f"the tokenizer's model_max_length is {longest:g} tokens, below the window of {target}: it cuts or "
-        yield Finding("tokenizer-caps", f"{message}warns there.", facts.fix)
+def _tokenizer(state: CheckpointState) -> Iterator[Finding]:
+    longest = (state.checkpoint.tokenizer_config or {}).get("model_max_length")
+    length = state.context_length
+    if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < length:
+        message = f"the tokenizer's model_max_length is {longest:g} tokens, below the window of {length}: it cuts or "
+        yield Finding("tokenizer-caps", f"{message}warns there.", fix_command(state))
 
 
-def _sliding(facts: Facts) -> Iterator[Finding]:
-    section, family = facts.section, facts.settings.family
+def _sliding(state: CheckpointState) -> Iterator[Finding]:
+    section, family = state.section, state.settings.family
     sliding = moot_window(section, family)
-    if sliding is not None and sliding < facts.window:
+    if sliding is not None and sliding < state.max_position_embeddings:
         message = f"sliding_window is {sliding}: no layer attends further back, so that extending the window is moot."
         yield Finding("sliding-window", message)
     if family.only_sliding_turn and mixes_layers(section, family):

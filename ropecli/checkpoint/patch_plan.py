@@ -8,30 +8,25 @@ from typing import Any
 from ropecli.checkpoint import plan_warnings
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import (
-    Provenance,
-    read_provenance,
     read_record,
     tuned_for,
     tuned_weights,
-    unreadable,
     untuned,
 )
+from ropecli.checkpoint.state import CheckpointState, edit_warning, far_layers, read_state, scale_layers
 from ropecli.checkpoint.unpatchable import (
     refuse_near_layers,
     refuse_own_positions,
     refuse_remapped,
     refuse_unknown_base,
-    refuse_varying,
 )
 from ropecli.config.changes import ConfigChange, diff
-from ropecli.config.dialects import MSCALE_PAIR, ConfiguredRope, RopeSettings, read_settings
-from ropecli.config.encoding import write_settings, write_window
-from ropecli.config.families import family_of
-from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import Carrier, read_carrier, write_carrier
+from ropecli.config.dialects import MSCALE_PAIR, RopeSettings, read_settings
+from ropecli.config.encoding import write_settings
+from ropecli.config.saved_remapping import Carrier, write_carrier
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import check_factor, get_method, label_of, remap, scale
+from ropecli.scaling.registry import check_factor, get_method, label_of
 
 
 @dataclass(frozen=True)
@@ -70,80 +65,21 @@ class PatchPlan:
         return self.scaling_warnings + self.writing_warnings
 
 
-def original_settings(
-    checkpoint: Checkpoint, original_length: int | None = None
-) -> tuple[dict[str, Any], RopeSettings]:
-    """The config before any patch of ours, and its RoPE settings. Raises PatchError where it is not known for sure."""
-    provenance = read_provenance(checkpoint)
-    if provenance is None or provenance.edited:
-        settings = read_settings(checkpoint.config, original_length)
-        refuse_unknown_base(checkpoint.name, provenance)
-        refuse_remapped(checkpoint, provenance)
-        return copy.deepcopy(checkpoint.config), replace(settings, warnings=_edited(provenance) + settings.warnings)
-    return provenance.original, read_settings(provenance.original, original_length or provenance.original_length)
+def _before_patches(
+    state: CheckpointState, original_length: int | None = None
+) -> tuple[dict[str, Any], RopeSettings, tuple[str, ...]]:
+    """The config before any patch of ours, its RoPE settings, and what these leave open.
 
-
-def effective_ropes(checkpoint: Checkpoint) -> tuple[dict[str | None, ScaledRope], RopeSettings]:
-    """The ropes in effect, by layer type, and the settings that config.json shows.
-
-    Where ropecli.yaml fits the config, the pretrained geometry and the method are known from it; a new base
-    alone would not show what it was before.
+    original_length: corrects its pretraining length, tokens. Raises PatchError where the config is not known for sure.
     """
-    shown = read_settings(checkpoint.config)
-    provenance, carrier = read_provenance(checkpoint), read_carrier(checkpoint.config)
-    if provenance is None or provenance.edited:
-        before = shown if carrier is None else _before_remapping(checkpoint.config, carrier)
-        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in before.ropes}
-        if carrier is not None:
-            ropes |= {label: _remapped(ropes[label], carrier) for label in far_layers(before)}
-        return ropes, replace(shown, warnings=_edited(provenance) + before.warnings)
-    before = read_settings(provenance.original, provenance.original_length)
-    left_open = read_settings(checkpoint.config, provenance.original_length).warnings
-    try:
-        labels = provenance.layer_types or far_layers(before)
-        ropes = _scale_layers(before, provenance.spec, labels, provenance.target_length)
-        return ropes, replace(shown, warnings=left_open)
-    except MethodError as error:
-        raise unreadable(checkpoint.folder, error) from error
-
-
-def _before_remapping(config: dict[str, Any], carrier: Carrier) -> RopeSettings:
-    """The settings that the checkpoint came with: the window alone was another one, and the carrier tells of it."""
-    config = copy.deepcopy(config)
-    write_window(section_of(config), family_of(config), carrier.pretrained)
-    return read_settings(config)
-
-
-def _remapped(rope: ScaledRope, carrier: Carrier) -> ScaledRope:
-    """The factor is of the window before all scaling, as it is where ropecli.yaml tells of it."""
-    factor = carrier.target / rope.geometry.original_max_position_embeddings
-    return replace(rope, spec=replace(carrier.spec, factor=factor), remapping=carrier.remapping())
-
-
-def window_in_effect(checkpoint: Checkpoint) -> int:
-    """The window that the checkpoint reads, patched as it is, tokens."""
-    provenance = read_provenance(checkpoint)
-    if provenance and not provenance.edited:
-        return provenance.target_length
-    return read_settings(checkpoint.config).max_position_embeddings
-
-
-def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:
-    """The layer types that see the whole context, in the config's order; (None,) where all layers share one rope."""
-    return tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
-
-
-def main_rope(ropes: Mapping[str | None, ScaledRope], settings: RopeSettings) -> ScaledRope:
-    """The rope that speaks for a checkpoint: of those that see the whole context the one of the largest factor."""
-    far = [ropes[label] for label in far_layers(settings) if label in ropes] or list(ropes.values())
-    return max(far, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
-
-
-def _edited(provenance: Provenance | None) -> tuple[str, ...]:
-    if provenance is None:
-        return ()
-    keys = ", ".join(provenance.edited)
-    return (f"config.json was edited since ropecli.yaml was written ({keys}), so that note is not gone by.",)
+    checkpoint, note, edited = state.checkpoint, state.note, state.edited
+    if note is not None:
+        settings = read_settings(note.original, original_length or note.original_length)
+        return note.original, settings, settings.warnings
+    settings = read_settings(checkpoint.config, original_length)
+    refuse_unknown_base(checkpoint.name, edited)
+    refuse_remapped(checkpoint, edited)
+    return copy.deepcopy(checkpoint.config), settings, edit_warning(edited) + settings.warnings
 
 
 def make_plan(
@@ -163,7 +99,7 @@ def make_plan(
     PatchError for layer types that are not there, and for what the architecture does not allow.
     """
     get_method(spec.method)
-    config, settings = original_settings(checkpoint, original_length)
+    config, settings, left_open = _before_patches(read_state(checkpoint), original_length)
     labels = _labels_to_scale(checkpoint.name, settings, layer_types)
     if get_method(spec.method).remaps:
         refuse_near_layers(config, settings, labels)
@@ -171,7 +107,7 @@ def make_plan(
     spec = _with_factor(spec, window.original_max_position_embeddings, target_length, choose_factor)
     spec = _with_softmax_scale(spec, settings, labels)
     target = target_length or round(window.original_max_position_embeddings * spec.factor)
-    ropes = _scale_layers(settings, spec, labels, target)
+    ropes = scale_layers(settings, spec, labels, target)
     # transformers takes max_position_embeddings for dynamic NTK's original window: raised, it would switch it off.
     keeps_window = get_method(spec.method).rope_type == "dynamic"
     written_window = window.original_max_position_embeddings if keeps_window else target
@@ -184,7 +120,7 @@ def make_plan(
             write_carrier(patched, carrier)
     except PatchError as error:
         patched, unwritable = config, str(error)
-    opened = (*settings.warnings, *_of_tuned_weights(checkpoint, spec))
+    opened = (*left_open, *_of_tuned_weights(checkpoint, spec))
     return PatchPlan(
         source=checkpoint,
         spec=spec,
@@ -245,30 +181,6 @@ def _with_factor(spec: ScalingSpec, window: int, target_length: int | None, choo
         spec = replace(spec, factor=target_length / window)
     check_factor(spec.factor)
     return spec
-
-
-def _scale_layers(
-    settings: RopeSettings, spec: ScalingSpec, labels: Sequence[str | None], target: int
-) -> dict[str | None, ScaledRope]:
-    """Scales the layers of the types in `labels`; the others keep what they have. target: the window to reach, tokens.
-
-    Relative-position methods leave the frequencies that the checkpoint came with, and the window that these read.
-    """
-    remaps = get_method(spec.method).remaps
-    ropes = {}
-    for rope in settings.ropes:
-        label = rope.geometry.layer_type
-        ropes[label] = scale(rope.geometry, rope.spec if remaps or label not in labels else spec)
-        if remaps and label in labels:
-            refuse_varying(ropes[label])
-            ropes[label] = remap(ropes[label], spec, _trained_window(settings, rope), target)
-    return ropes
-
-
-def _trained_window(settings: RopeSettings, rope: ConfiguredRope) -> int:
-    """What a checkpoint reads that came with a scaling of its own is its whole window, not the one before that."""
-    original = rope.geometry.original_max_position_embeddings
-    return original if rope.spec.method == "none" else max(original, settings.max_position_embeddings)
 
 
 def _as_written(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope]) -> dict[str | None, ScaledRope]:

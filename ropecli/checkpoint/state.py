@@ -1,166 +1,186 @@
-"""What the rules of lint.py look at: a checkpoint's RoPE fields and windows, and the patch that would mend them."""
+"""Everything that a checkpoint's files say about its positions, read once. Every command asks `CheckpointState`.
 
-import shlex
-from typing import Any, NamedTuple
+Where ropecli.yaml fits config.json, the pretrained geometry and the method are known from it: a new base alone would
+not show what it was before. Otherwise config.json speaks alone.
+"""
 
-from ropecli.checkpoint.files import CONFIG
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import Provenance, read_provenance
-from ropecli.config.dialects import ORIGINAL_WINDOW, UNNAMED_WINDOW, Parameters, RopeSettings, rope_type_of
+from ropecli.checkpoint.provenance import Provenance, read_provenance, unreadable
+from ropecli.config.dialects import UNNAMED_WINDOW, ConfiguredRope, RopeSettings, read_settings
+from ropecli.config.encoding import write_window
+from ropecli.config.families import family_of
 from ropecli.config.fields import section_of
-from ropecli.errors import shown
+from ropecli.config.saved_remapping import Carrier, read_carrier
+from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import get_method
+from ropecli.scaling.registry import get_method, remap, scale, varies_with_length
 
-_FROM_WINDOW = ("yarn", "llama3", "longrope")
-# Their factor is a ratio of windows. Not llama3's: Llama 3.1 names 8 for 8192 to 131072 tokens, and Llama 3.2 names 32.
-_BY_RATIO = ("linear", "ntk-by-parts", "yarn")
+_FACTOR_IS_NO_RATIO = ("llama3",)
+"""Llama 3.1 names the factor 8 for 8,192 to 131,072 tokens, and Llama 3.2 names 32."""
 
 
-class Facts(NamedTuple):
-    """What the rules look at. section: where the RoPE fields are; main: the rope that sees the whole context; note:
-    ropecli.yaml, where config.json is still as it says.
+@dataclass(frozen=True)
+class CheckpointState:
+    """What a checkpoint is now. Made by `read_state`; what follows from the files is worked out when it is asked for.
+
+    settings: config.json as it stands, without what ropecli.yaml adds. note: ropecli.yaml's patch, where config.json
+    is still as it says; edited: the same where config.json was changed since, so that it no longer counts.
     """
 
     checkpoint: Checkpoint
-    section: dict[str, Any]
     settings: RopeSettings
-    main: ScaledRope
-    note: Provenance | None
+    note: Provenance | None = None
+    edited: Provenance | None = None
 
     @property
-    def window(self) -> int:
+    def section(self) -> dict[str, Any]:
+        """The part of config.json that holds the RoPE fields."""
+        return section_of(self.checkpoint.config)
+
+    @cached_property
+    def before(self) -> RopeSettings:
+        """The settings of config.json as it came, before any patch that is known of.
+
+        Raises CheckpointError.
+        """
+        if self.note is not None:
+            return read_settings(self.note.original, self.note.original_length)
+        saved = read_carrier(self.checkpoint.config)
+        return self.settings if saved is None else _before_remapping(self.checkpoint.config, saved)
+
+    @cached_property
+    def ropes(self) -> dict[str | None, ScaledRope]:
+        """The rope in effect of each layer type; under None where all layers share one.
+
+        Raises MethodError, and CheckpointError for half of a distance method.
+        """
+        saved = read_carrier(self.checkpoint.config)
+        if self.note is not None:
+            labels = self.note.layer_types or far_layers(self.before)
+            try:
+                return scale_layers(self.before, self.note.spec, labels, self.note.target_length)
+            except MethodError as error:
+                raise unreadable(self.checkpoint.folder, error) from error
+        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in self.before.ropes}
+        if saved is not None:
+            ropes |= {label: _remapped(ropes[label], saved) for label in far_layers(self.before)}
+        return ropes
+
+    @cached_property
+    def main(self) -> ScaledRope:
+        """Of the layers that see the whole context, the rope of the largest factor: it speaks for the checkpoint."""
+        far = [self.ropes[label] for label in far_layers(self.settings) if label in self.ropes]
+        candidates = far or list(self.ropes.values())
+        return max(candidates, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """As config.json says, tokens."""
         return self.settings.max_position_embeddings
 
     @property
-    def original(self) -> int:
+    def pretraining_length(self) -> int:
+        """Tokens that the model was pretrained to read."""
         return self.main.geometry.original_max_position_embeddings
 
     @property
-    def reach(self) -> int:
-        """The pretraining window × the factor, tokens."""
-        return round(self.original * self.main.spec.factor)
+    def scaled_length(self) -> int:
+        """The pretraining length × the factor, tokens."""
+        return round(self.pretraining_length * self.main.spec.factor)
 
     @property
-    def guesses_window(self) -> bool:
-        """Whether a scaling is read without the pretraining window that it is of."""
-        return any(UNNAMED_WINDOW in warning for warning in self.settings.warnings)
-
-    @property
-    def target(self) -> int:
-        """The window, tokens, or what the scaling reaches, where config.json stays behind it."""
-        return self.window if self.guesses_window else max(self.window, self.reach)
-
-    @property
-    def dicts(self) -> list[tuple[str, Parameters]]:
-        """Every set of RoPE parameters with the place where it stands."""
-        found: list[tuple[str, Parameters]] = []
-        for key in ("rope_parameters", "rope_scaling"):
-            value = self.section.get(key)
-            if isinstance(value, dict):
-                nested = [(f"{key}.{named(label)}", one) for label, one in value.items() if isinstance(one, dict)]
-                found += nested or [(key, value)]
-        return found
-
-    @property
-    def falls_short(self) -> bool:
-        return self.main.spec.method in _BY_RATIO and self.window > self.reach and not self.guesses_window
-
-    @property
-    def stops_early(self) -> bool:
-        method = self.main.spec.method
-        return method in (*_BY_RATIO, "longrope") and self.window < self.reach and not self.guesses_window
-
-    @property
-    def contradicting_windows(self) -> list[tuple[str, Any]]:
-        """Where a pretraining window is named that the one at the top overrules."""
-        stray = self.section.get(ORIGINAL_WINDOW)
-        if stray is None:
-            return []
-        found = [
-            (label, one.get(ORIGINAL_WINDOW))
-            for label, one in self.dicts
-            if "." not in label and rope_type_of(one) in _FROM_WINDOW  # layer by layer, the one at the top is not read
-        ]
-        return [(label, inside) for label, inside in found if inside is not None and inside != stray]
-
-    @property
-    def unread_windows(self) -> list[int]:
-        """Pretraining windows that are named for dynamic, smaller than the one that is taken."""
-        windows = [self.section.get(ORIGINAL_WINDOW), *(one.get(ORIGINAL_WINDOW) for _, one in self.dicts)]
-        return [one for one in windows if isinstance(one, int) and not isinstance(one, bool) and 0 < one < self.window]
-
-    @property
-    def fix(self) -> str | None:
-        """The patch that writes the same scaling anew: one command that mends all that a patch can mend.
-
-        None for a relative-position method without its note: such a checkpoint is not patched again.
+    def context_length(self) -> int:
+        """Tokens that the checkpoint reads now: what it was patched for, or else the longer of what config.json says
+        and what its scaling reaches. (Qwen's cards add yarn and leave max_position_embeddings; dynamic needs it so.)
         """
-        if self.main.remapping is not None and self.note is None:
-            return None
-        spec, options = self.main.spec, self._lengths()
-        if self.note and self.note.layer_types and self.main.geometry.layer_type not in self.note.layer_types:
-            spec = self.note.spec
-            options["layer_types"] = ",".join(map(str, self.note.layer_types))
-        return patch_command(self.checkpoint, spec, by_window=self.falls_short, **options)
+        if self.note is not None:
+            return self.note.target_length
+        if self.guesses_pretraining_length or self.main.spec.method in _FACTOR_IS_NO_RATIO:
+            return self.max_position_embeddings
+        return max(self.max_position_embeddings, self.scaled_length)
 
-    def _lengths(self) -> dict[str, object]:
-        """The options by which the patch starts from the true pretraining window, and keeps the window there is."""
-        if self.guesses_window:
-            return {"original_length": "N"}
-        unread = self.unread_windows
-        if self.main.spec.method == "dynamic":
-            return {"original_length": unread[0]} if unread else {}
-        lengths: dict[str, object] = {}
-        if self.contradicting_windows:
-            lengths["original_length"] = self.original
-        if self.window != self.reach and self.window >= self.original and not self.stops_early:
-            lengths["target_length"] = self.window
-        return lengths
+    @property
+    def guesses_pretraining_length(self) -> bool:
+        """Whether config.json names a scaling without the pretraining length that it is of."""
+        return any(UNNAMED_WINDOW in warning for warning in self.warnings)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What the files leave open or contradict, in sentences."""
+        if self.note is not None:
+            return read_settings(self.checkpoint.config, self.note.original_length).warnings
+        return edit_warning(self.edited) + self.before.warnings
 
 
-def gather(checkpoint: Checkpoint, settings: RopeSettings, main: ScaledRope) -> Facts:
-    """settings: as config.json shows them; main: the rope that sees the whole context."""
-    note = read_provenance(checkpoint)
-    note = None if note is None or note.edited else note
-    return Facts(checkpoint, section_of(checkpoint.config), settings, main, note)
+def read_state(checkpoint: Checkpoint) -> CheckpointState:
+    """Reads a checkpoint's config.json and ropecli.yaml. Loads no model.
 
-
-def patch_command(checkpoint: Checkpoint, spec: ScalingSpec, *, by_window: bool = False, **options: object) -> str:
-    """`ropecli patch` for this scaling, ready to paste: DIR stands for the folder to write, N for a number to find.
-
-    by_window: leave the factor to follow from the target length.
+    Raises CheckpointError for files that cannot be read, and for a model without rotary embeddings.
     """
-    words = ["ropecli", "patch", checkpoint.name]
-    if checkpoint.revision is not None:
-        words += ["--revision", checkpoint.revision]
-    # what custom gives is written as longrope, and read back from there
-    words += ["--method", "longrope" if spec.method == "custom" else spec.method]
-    if spec.method != "none" and not by_window:
-        words += ["--factor", _exact(spec.factor)]
-    if any(isinstance(value, list) for value in spec.params.values()):
-        words += ["--factors-file", str(checkpoint.folder / CONFIG)]
-    else:
-        words += _settings(spec)
-    for key, value in options.items():
-        words += [f"--{key.replace('_', '-')}", str(value)]
-    return shlex.join([*words, "--output", "DIR"])
+    settings, provenance = read_settings(checkpoint.config), read_provenance(checkpoint)
+    if provenance is not None and provenance.edited:
+        return CheckpointState(checkpoint, settings, edited=provenance)
+    return CheckpointState(checkpoint, settings, note=provenance)
 
 
-def _settings(spec: ScalingSpec) -> list[str]:
-    """--set for what is not as the method has it anyway."""
-    words, known = [], get_method(spec.method).parameters
-    for key, value in spec.params.items():
-        if value is not None and value != known[key].default:
-            words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
-    return words
+def edit_warning(edited: Provenance | None) -> tuple[str, ...]:
+    if edited is None:
+        return ()
+    keys = ", ".join(edited.edited)
+    return (f"config.json was edited since ropecli.yaml was written ({keys}), so that note is not gone by.",)
 
 
-def _exact(number: float) -> str:
-    short = f"{number:g}"
-    return short if float(short) == number else repr(float(number))
+def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:
+    """The layer types that see the whole context, in the config's order; (None,) where all layers share one rope."""
+    return tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
 
 
-def named(key: str) -> str:
-    """A key as a message shows it, whoever wrote it."""
-    return key if key.isidentifier() and len(key) <= 60 else shown(key)
+def scale_layers(
+    settings: RopeSettings, spec: ScalingSpec, labels: Sequence[str | None], target_length: int
+) -> dict[str | None, ScaledRope]:
+    """Scales the layers of the types in `labels`; the others keep what they have. target_length: tokens.
+
+    Distance methods leave the frequencies that the checkpoint came with. Raises MethodError, PatchError.
+    """
+    remaps = get_method(spec.method).remaps
+    ropes = {}
+    for rope in settings.ropes:
+        label = rope.geometry.layer_type
+        ropes[label] = scale(rope.geometry, rope.spec if remaps or label not in labels else spec)
+        if remaps and label in labels:
+            _refuse_varying(ropes[label])
+            ropes[label] = remap(ropes[label], spec, _trained_length(settings, rope), target_length)
+    return ropes
+
+
+def _trained_length(settings: RopeSettings, rope: ConfiguredRope) -> int:
+    """A checkpoint that came with a scaling of its own was trained to read its whole context length."""
+    original = rope.geometry.original_max_position_embeddings
+    return original if rope.spec.method == "none" else max(original, settings.max_position_embeddings)
+
+
+def _refuse_varying(rope: ScaledRope) -> None:
+    if varies_with_length(rope.geometry, rope.spec):
+        raise PatchError(
+            f"The checkpoint comes with {rope.spec.method}, whose frequencies follow the length; a relative-position "
+            "method needs frequencies that stay."
+        )
+
+
+def _before_remapping(config: dict[str, Any], saved: Carrier) -> RopeSettings:
+    """The settings that the checkpoint came with: max_position_embeddings alone was another."""
+    config = copy.deepcopy(config)
+    write_window(section_of(config), family_of(config), saved.pretrained)
+    return read_settings(config)
+
+
+def _remapped(rope: ScaledRope, saved: Carrier) -> ScaledRope:
+    """The factor is of the length before all scaling, as it is where ropecli.yaml tells of it."""
+    factor = saved.target / rope.geometry.original_max_position_embeddings
+    return replace(rope, spec=replace(saved.spec, factor=factor), remapping=saved.remapping())

@@ -8,8 +8,8 @@ from ropecli.analysis.base_bound import LONGEST
 from ropecli.analysis.summary import summarize
 from ropecli.analysis.support import support_of
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, main_rope, make_plan
-from ropecli.checkpoint.state import gather
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.state import read_state
 from ropecli.errors import CheckpointError
 from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
 from ropecli.scaling.registry import get_method, label_of
@@ -51,7 +51,8 @@ def make_study(
     target = 0
     for spec in specs:
         if spec is None:
-            rope, own, reach = _as_it_is(checkpoint)
+            state = read_state(checkpoint)
+            rope, own, reach = state.main, state.warnings, state.context_length
             name = f"{_named(rope)}, as it is"
         else:
             plan = make_plan(checkpoint, spec, original_length=original_length)
@@ -97,13 +98,6 @@ def _describe(name: str, rope: ScaledRope, target: int) -> dict[str, Any]:
     method = get_method(rope.spec.method)
     form = {"g": method.g, "h": method.h, "interpolation": method.interpolation}
     return {"name": name, **form, **summarize(rope, target)}
-
-
-def _as_it_is(checkpoint: Checkpoint) -> tuple[ScaledRope, Sequence[str], int]:
-    """Its rope, what its config leaves open, and the window in effect."""
-    ropes, settings = effective_ropes(checkpoint)
-    rope = main_rope(ropes, settings)
-    return rope, settings.warnings, gather(checkpoint, settings, rope).target
 
 
 def _named(rope: ScaledRope) -> str:

@@ -15,14 +15,6 @@ from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import varies_with_length
 
 
-def refuse_varying(rope: ScaledRope) -> None:
-    if varies_with_length(rope.geometry, rope.spec):
-        raise PatchError(
-            f"The checkpoint comes with {rope.spec.method}, whose frequencies follow the length; a relative-position "
-            "method needs frequencies that stay."
-        )
-
-
 def refuse_own_positions(settings: RopeSettings, ropes: Iterable[ScaledRope]) -> None:
     """transformers makes frequencies that follow the length anew for each set of positions, by the largest of them."""
     for rope in ropes:

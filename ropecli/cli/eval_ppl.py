@@ -114,7 +114,7 @@ def _measure(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
     """The report of both. One model is in memory at a time."""
     from dataclasses import replace
 
-    from ropecli.checkpoint.patch_plan import window_in_effect
+    from ropecli.checkpoint.state import read_state
     from ropecli.cli.terminal import warn
     from ropecli.errors import NotFiniteError
     from ropecli.evaluation.headlines import headlines
@@ -129,7 +129,7 @@ def _measure(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
         except NotFiniteError as error:
             warn(f"the baseline was not measured. {error}")
             return report
-    window = window_in_effect(base.checkpoint)
+    window = read_state(base.checkpoint).context_length
     found = headlines(report.rows, baseline.rows, run.protocol, window)
     if len(found) < 2:
         warn(

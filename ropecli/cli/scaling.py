@@ -142,15 +142,15 @@ def planned(
     original_length: int | None = None,
 ) -> Subject:
     """Without a method, the checkpoint as it is. Raises MethodError."""
-    from ropecli.checkpoint.patch_plan import effective_ropes, main_rope, make_plan
+    from ropecli.checkpoint.patch_plan import make_plan
+    from ropecli.checkpoint.state import read_state
     from ropecli.errors import MethodError
     from ropecli.rope import ScalingSpec
 
     if method is None:
         refuse_without_method(factor, params or None, original_length)
-        ropes, settings = effective_ropes(checkpoint)
-        rope = main_rope(ropes, settings)
-        return Subject(checkpoint, rope.spec, rope, None, settings.warnings)
+        state = read_state(checkpoint)
+        return Subject(checkpoint, state.main.spec, state.main, None, state.warnings)
     if factor is None and method != "none":
         raise MethodError(_NEEDS_FACTOR.format(method))
     spec = ScalingSpec(method, 1.0 if factor is None else factor, params or {})

@@ -8,8 +8,7 @@ from typing import Any
 
 from ropecli import demo
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, main_rope
-from ropecli.checkpoint.state import gather
+from ropecli.checkpoint.state import read_state
 from ropecli.config.dialects import KEPT_KEYS, PARTIAL_KEYS, WINDOW, Parameters, parameters_by_layer_type
 from ropecli.config.encoding import native_parameters
 from ropecli.config.families import Family
@@ -110,9 +109,8 @@ class Positions:
 def read_positions(checkpoint: Checkpoint) -> Positions:
     """Raises CheckpointError for a config without rotary embeddings, PatchError for what no engine can be told."""
     section = section_of(checkpoint.config)
-    ropes, settings = effective_ropes(checkpoint)
-    rope = main_rope(ropes, settings)
-    length = gather(checkpoint, settings, rope).target
+    state = read_state(checkpoint)
+    ropes, settings, rope, length = state.ropes, state.settings, state.main, state.context_length
     written = parameters_by_layer_type(section, settings.family, [])
     parameters = {
         label: _parameters(ropes[label], own or {}, section, settings.family, length) if label in ropes else None
@@ -140,7 +138,7 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
         length_key=next((name for name in names if section.get(name) is not None), names[0]),
         tokenizer_length=tokenizer if isinstance(tokenizer, int | float) else math.inf,
         sections=any(key in (one or {}) for one in written.values() for key in _SECTIONS),
-        warnings=settings.warnings,
+        warnings=state.warnings,
     )
 
 

@@ -1,7 +1,8 @@
 """How long a run's sequences are, and how far their positions reach, where the recipe leaves it to the checkpoint."""
 
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan, original_settings, window_in_effect
+from ropecli.checkpoint.patch_plan import PatchPlan
+from ropecli.checkpoint.state import read_state
 from ropecli.data.positions import refuse_impossible
 from ropecli.training.recipe import Recipe
 
@@ -13,11 +14,11 @@ def settle_lengths(recipe: Recipe, checkpoint: Checkpoint, plan: PatchPlan | Non
     plan: the patch in effect when the run begins, where it is not on disk yet. Raises RecipeError for sequences
     longer than the window that their positions are to reach.
     """
-    extended = plan.target_length if plan else window_in_effect(checkpoint)
+    extended = plan.target_length if plan else read_state(checkpoint).context_length
     window = recipe.window or extended
     if recipe.positions == "full":
         return recipe.length or extended, window
-    length = recipe.length or _pretraining_window(checkpoint)
+    length = recipe.length or read_state(checkpoint).pretraining_length
     refuse_impossible(recipe.positions, length, window, recipe.pose_chunks)
     return length, window
 
@@ -29,9 +30,3 @@ def beyond_window(recipe: Recipe, length: int, window: int, extended: int) -> li
     if length > extended:
         return [f"sequences of {length} tokens exceed the checkpoint's window, {extended}: patch it first."]
     return []
-
-
-def _pretraining_window(checkpoint: Checkpoint) -> int:
-    ropes = original_settings(checkpoint)[1].ropes
-    rope = next((rope for rope in ropes if rope.far), ropes[0])
-    return rope.geometry.original_max_position_embeddings

@@ -19,7 +19,8 @@ from typing import Any
 
 from ropecli.attention.patching import patch_to, with_layout
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan, make_plan, window_in_effect
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.checkpoint.state import read_state
 from ropecli.errors import MethodError, PatchError, RecipeError, RopecliError
 from ropecli.rope import ScalingSpec
 from ropecli.training.distances import carrier_in_effect, refuse_beside_method, within_plain
@@ -73,7 +74,7 @@ def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
                 raise RecipeError("save: adapter leaves the next stage no whole checkpoint to begin with; use merged.")
         except RopecliError as error:
             raise error if len(runs) == 1 else type(error)(f"stage {number} of {len(runs)}: {error}") from error
-        extended = in_effect.target_length if in_effect else window_in_effect(checkpoint)
+        extended = in_effect.target_length if in_effect else read_state(checkpoint).context_length
         warnings = (
             *(plan.warnings if plan else ()),
             *beyond_window(run, length, window, extended),

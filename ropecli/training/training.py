@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import window_in_effect
+from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
 from ropecli.data import sources
 from ropecli.data.stream import Stream, open_stream
@@ -146,7 +146,7 @@ def _warnings(checkpoint: Checkpoint, recipe: Recipe, length: int, window: int) 
     warnings = []
     if recipe.warmup_steps >= recipe.steps:
         warnings.append(f"{recipe.warmup_steps} warm-up steps of {recipe.steps}: the full rate is not reached.")
-    warnings += beyond_window(recipe, length, window, window_in_effect(checkpoint))
+    warnings += beyond_window(recipe, length, window, read_state(checkpoint).context_length)
     warnings += within_plain(length, carrier_in_effect(checkpoint))
     if recipe.offload_activations and not torch.cuda.is_available():
         warnings.append("offload_activations changes nothing without a GPU.")

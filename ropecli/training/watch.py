@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, main_rope
+from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sequences import UNSCORED
@@ -118,7 +118,7 @@ def make_evaluation(
     """
     if recipe.eval_data is None:
         return None
-    pretrained = main_rope(*effective_ropes(checkpoint)).geometry.original_max_position_embeddings
+    pretrained = read_state(checkpoint).pretraining_length
     lengths = tuple(sorted(set(recipe.eval_lengths or (pretrained, reach))))
     _refuse_unshared(lengths, checkpoint, accelerator)
     lengths, documents = _read(recipe, tokenizer, lengths, say)

@@ -73,10 +73,10 @@ def live():
 def assert_inspection_is_live(live):
     """Reads no weights: the frequencies that config.json gives us are those it gives transformers."""
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.checkpoint.patch_plan import effective_ropes
+    from ropecli.checkpoint.state import read_state
 
     def check(folder: Path) -> None:
-        ropes, _ = effective_ropes(open_checkpoint(folder))
+        ropes = read_state(open_checkpoint(folder)).ropes
         tables = live(folder)
         assert set(ropes) == set(tables)
         for layer_type, table in tables.items():

@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan, effective_ropes, make_plan
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.checkpoint.state import read_state
 from ropecli.errors import RopecliError
 from ropecli.rope import ScaledRope
 
@@ -186,7 +187,7 @@ def test_every_type_is_patched_or_refused(model_type, tmp_path):
 
 def assert_inspected(before: Live, source: Any) -> None:
     """What is read from config.json alone, before any patch, is what the stock model has."""
-    ropes, _ = effective_ropes(source)
+    ropes = read_state(source).ropes
     for name, table in before.tables.items():
         assert_turns(name, table, ropes[table.label])
 

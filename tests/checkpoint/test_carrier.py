@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.revert import plan_reversal, revert_to
+from ropecli.checkpoint.state import read_state
 from ropecli.config.saved_remapping import KEY, Carrier, parse_carrier, read_carrier
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.live.loading import load_model
@@ -224,11 +225,11 @@ def test_a_block_that_is_off_is_one_sentence():
 def test_half_a_carrier_and_one_that_is_overruled_are_not_gone_by(change, reason, llama, patched, edited):
     folder = edited(patched(llama, "rerope"), **change)
     with pytest.raises(CheckpointError, match=reason):
-        effective_ropes(open_checkpoint(folder))
+        read_state(open_checkpoint(folder)).ropes  # noqa: B018
 
 
 def test_what_save_pretrained_writes_is_half_a_carrier(llama, patched, tmp_path):
     load(patched(llama, "rerope")).save_pretrained(tmp_path / "saved")
-    for read in (effective_ropes, load_model):
+    for read in (lambda checkpoint: read_state(checkpoint).ropes, load_model):
         with pytest.raises(CheckpointError, match="save_pretrained leaves it out"):
             read(open_checkpoint(tmp_path / "saved"))

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan, effective_ropes, make_plan
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.checkpoint.state import read_state
 from ropecli.rope import ScaledRope, ScalingSpec
 
 PAIRS = 16
@@ -103,5 +104,5 @@ def test_linear_does_not_name_its_window_and_is_told_it(nowhere, then, window, b
 
 
 def _read(folder: Path, config: dict) -> ScaledRope:
-    ropes, _ = effective_ropes(Checkpoint("model", folder, config))
+    ropes = read_state(Checkpoint("model", folder, config)).ropes
     return ropes[None]

@@ -7,7 +7,8 @@ from tiny_settings import TINY
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.state import read_state
 from ropecli.config.dialects import read_settings
 from ropecli.config.families import family_of
 from ropecli.errors import CheckpointError, RopecliError
@@ -29,7 +30,7 @@ def pretrained(theta: float, width: int) -> np.ndarray:
 
 
 def warnings_of(folder) -> str:
-    return "\n".join(effective_ropes(open_checkpoint(folder))[1].warnings)
+    return "\n".join(read_state(open_checkpoint(folder)).warnings)
 
 
 # Composite models.
@@ -213,4 +214,4 @@ def test_a_config_that_is_silent_is_read_by_the_types_defaults(model_type, writt
 )
 def test_a_silent_config_whose_meaning_is_not_known_is_refused(model_type, message, written):
     with pytest.raises(RopecliError, match=message):
-        effective_ropes(open_checkpoint(written({**TINY, "model_type": model_type})))
+        read_state(open_checkpoint(written({**TINY, "model_type": model_type})))

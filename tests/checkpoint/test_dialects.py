@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes
+from ropecli.checkpoint.state import read_state
 from ropecli.config.dialects import read_settings
 from ropecli.errors import CheckpointError
 
@@ -122,10 +122,10 @@ def test_everything_else_in_config_json_is_left_as_it_was(llama, edited, patched
 def test_a_value_of_the_wrong_kind_is_named(key, value, named, llama, edited):
     folder = edited(llama, **{key: value})
     with pytest.raises(CheckpointError, match=named):
-        effective_ropes(open_checkpoint(folder))
+        _ = read_state(open_checkpoint(folder)).ropes
 
 
 def test_a_base_left_out_is_an_error_where_the_default_is_not_known(llama, edited):
     folder = edited(llama, model_type="my_own", rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0})
     with pytest.raises(CheckpointError, match=r"names no rope_theta.*Write the base that the model was trained with"):
-        effective_ropes(open_checkpoint(folder))
+        _ = read_state(open_checkpoint(folder)).ropes

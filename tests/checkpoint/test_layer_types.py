@@ -9,7 +9,8 @@ import yaml
 
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.state import read_state
 from ropecli.errors import PatchError
 from ropecli.rope import ScalingSpec
 
@@ -78,7 +79,7 @@ def test_a_second_patch_starts_from_the_original_whatever_was_chosen_first(model
     first = patch(model("olmo3"), NEAR)
     again, afresh = patch(first, None, "yarn"), patch(model("olmo3"), None, "yarn")
     assert config_of(again) == config_of(afresh)
-    ropes, _ = effective_ropes(open_checkpoint(again))
+    ropes = read_state(open_checkpoint(again)).ropes
     assert ropes["sliding_attention"].spec.method == "none"
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, make_plan, original_settings
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import read_provenance
+from ropecli.checkpoint.state import read_state
 from ropecli.errors import CheckpointError, MethodError, PatchError
 from ropecli.rope import ScalingSpec
 
@@ -55,7 +56,8 @@ def test_with_the_note_the_method_and_the_original_are_known(first, llama, confi
     provenance = read_provenance(open_checkpoint(folder))
     assert provenance.original == config_of(llama)
     assert (provenance.spec.method, provenance.spec.factor, dict(provenance.spec.params)) == (method, 4.0, params)
-    ropes, settings = effective_ropes(open_checkpoint(folder))
+    state = read_state(open_checkpoint(folder))
+    ropes, settings = state.ropes, state.settings
     assert ropes[None].spec.method == method
     assert ropes[None].geometry.original_max_position_embeddings == 64
     assert ropes[None].geometry.rope_theta == 1e4
@@ -72,8 +74,7 @@ def test_without_the_note_a_new_base_cannot_be_told_from_a_pretrained_one(llama,
     """Hence the warning that comes with ntk and abf: keep ropecli.yaml beside the weights."""
     folder = patched(llama, "ntk")
     (folder / "ropecli.yaml").unlink()
-    settings = original_settings(open_checkpoint(folder))[1]
-    assert settings.ropes[0].geometry.original_max_position_embeddings == 256
+    assert read_state(open_checkpoint(folder)).pretraining_length == 256
     assert any("ropecli.yaml" in warning for warning in plan(llama, "ntk").warnings)
 
 

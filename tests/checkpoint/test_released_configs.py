@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.state import read_state
 from ropecli.rope import ScalingSpec
 
 SMALL = {
@@ -349,7 +350,7 @@ def test_nothing_is_found_but_what_is_there_and_it_turns_as_in_stock_transformer
     folder = released(name)
     report = inspect_checkpoint(open_checkpoint(folder))
     assert [finding["rule"] for finding in report["findings"]] == FOUND.get(name, [])
-    ropes, _ = effective_ropes(open_checkpoint(folder))
+    ropes = read_state(open_checkpoint(folder)).ropes
     tables = live(folder)
     assert set(ropes) == set(tables)
     for label, table in tables.items():
@@ -376,7 +377,7 @@ METHODS = {"yarn": {}, "ntk": {}, "longrope": {"long_factor": np.linspace(1, 9, 
 def test_it_is_scaled_from_its_pretraining_window(name, method, released, patched, live, config_of):
     """As a model that never was scaled, with the window that it was pretrained with."""
     source, window = released(name), ORIGINAL[name]
-    (rope,) = effective_ropes(open_checkpoint(source))[0].values()
+    (rope,) = read_state(open_checkpoint(source)).ropes.values()
     assert rope.geometry.original_max_position_embeddings == window
     params = {key: value[: rope.geometry.pairs] for key, value in METHODS[method].items()}
     never = {"rope_theta": rope.geometry.rope_theta, "rope_scaling": None, "rope_parameters": ...}

@@ -10,7 +10,8 @@ from tiny_settings import LATENT, TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.state import read_state
 from ropecli.rope import ScalingSpec
 
 SHIPPED = {
@@ -57,7 +58,7 @@ def times(factor: float) -> float:
 
 def test_as_shipped_the_temperature_is_in_the_softmax_scale_alone(model, live):
     folder, plain = model
-    ropes, _ = effective_ropes(open_checkpoint(folder))
+    ropes = read_state(open_checkpoint(folder)).ropes
     assert ropes[None].attention_factor == live(folder)[None].attention_factor == 1.0
     assert softmax_scale(folder) == pytest.approx(plain * times(40))
 

@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM
 
 from ropecli.attention.patching import live_patch, patch_to, unpatched_after
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import effective_ropes, make_plan
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.state import read_state
 from ropecli.errors import NotFiniteError
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.progress import Progress
@@ -124,7 +125,7 @@ def test_a_factor_of_one_has_one_length(llama, make_run, tmp_path):
     tuned = tune(run)
     assert tuned.score.target == tuned.score.window
     tuned_to(tuned, tmp_path / "tuned")
-    rope = effective_ropes(open_checkpoint(tmp_path / "tuned"))[0][None]
+    rope = read_state(open_checkpoint(tmp_path / "tuned")).ropes[None]
     np.testing.assert_array_equal(rope.inv_freq, rope.geometry.inv_freq())
 
 
