@@ -116,7 +116,7 @@ def patch_all(model_type: str, folder: Path, methods: tuple[str, ...] = METHODS)
 def spec_of(method: str, checkpoint: Any) -> Any:
     """The method at the factor; longrope with factors that grow from pair to pair."""
     from ropecli.checkpoint.state import far_layers
-    from ropecli.config.dialects import read_settings
+    from ropecli.config.settings import read_settings
     from ropecli.rope import ScalingSpec
 
     if method != "longrope":

@@ -163,7 +163,7 @@ def _sliding(window: int) -> BlockAttention:
 
 def frequencies_of(config: Any) -> dict[str, list[float]]:
     """The frequencies by layer type ("" for all) that a config object's RoPE fields stand for, radians per token."""
-    from ropecli.config.dialects import read_settings
+    from ropecli.config.settings import read_settings
 
     ropes = read_settings(config.to_dict()).ropes
     return {one.geometry.layer_type or "": scale(one.geometry, one.spec).inv_freq.tolist() for one in ropes}

@@ -21,9 +21,10 @@ from ropecli.checkpoint.unpatchable import (
     refuse_unknown_base,
 )
 from ropecli.config.changes import ConfigChange, diff
-from ropecli.config.dialects import MSCALE_PAIR, RopeSettings, read_settings
+from ropecli.config.dialects import MSCALE_PAIR
 from ropecli.config.encoding import write_settings
 from ropecli.config.saved_remapping import Carrier, write_carrier
+from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
 from ropecli.scaling.registry import check_factor, get_method, label_of

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.config.dialects import RopeSettings
 from ropecli.config.families import Family
 from ropecli.config.fields import section_of
+from ropecli.config.settings import RopeSettings
 from ropecli.rope import ScaledRope, ScalingSpec
 from ropecli.scaling.registry import get_method, varies_with_length
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import Provenance, read_provenance, unreadable
-from ropecli.config.dialects import UNNAMED_WINDOW, ConfiguredRope, RopeSettings, read_settings
 from ropecli.config.encoding import write_window
 from ropecli.config.families import family_of
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import Carrier, read_carrier
+from ropecli.config.settings import UNNAMED_WINDOW, ConfiguredRope, RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.rope import ScaledRope, ScalingSpec
 from ropecli.scaling.registry import get_method, remap, scale, varies_with_length

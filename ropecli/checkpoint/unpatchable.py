@@ -7,9 +7,9 @@ from typing import Any
 from ropecli.checkpoint import plan_warnings
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import Provenance
-from ropecli.config.dialects import RopeSettings
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import read_carrier
+from ropecli.config.settings import RopeSettings
 from ropecli.errors import PatchError
 from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import varies_with_length

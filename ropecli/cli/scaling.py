@@ -231,7 +231,7 @@ def _read_factors(method: str, path: Path | None) -> dict[str, Any]:
 
 def _of_config(config: dict[str, Any]) -> dict[str, Any]:
     """The parameters of longrope that a config.json holds; empty where it is none, or scales otherwise."""
-    from ropecli.config.dialects import read_settings
+    from ropecli.config.settings import read_settings
 
     if not any(isinstance(config.get(key), dict) for key in ("rope_parameters", "rope_scaling", "text_config")):
         return {}

@@ -1,16 +1,12 @@
-"""Reads the RoPE fields of config.json in their two dialects: transformers 5's `rope_parameters`, and the older
-`rope_theta` + `rope_scaling` (+ `partial_rotary_factor`, `rope_local_base_freq`). Writing them is encoding.py's.
+"""The two dialects of RoPE fields in config.json: transformers 5's `rope_parameters`, and the older `rope_theta` +
+`rope_scaling` (+ `partial_rotary_factor`, `rope_local_base_freq`). Brings both to one set of parameters.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from ropecli.config.families import MSCALES, Family, family_of
-from ropecli.config.fields import first, head_dim, mapping, positive_number, rotary_dim, section_of, whole_number
-from ropecli.errors import CheckpointError, did_you_mean, shown
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import get_method
+from ropecli.config.families import MSCALES, Family
+from ropecli.config.fields import first, mapping
+from ropecli.errors import CheckpointError, shown
 
 WINDOW = "max_position_embeddings"
 THETA_KEYS = ("rope_theta", "rotary_emb_base")
@@ -40,8 +36,6 @@ NATIVE_KEYS = {
     "longrope": ("factor", ORIGINAL_WINDOW, "short_factor", "long_factor", "attention_factor", *MSCALES),
     "proportional": ("factor", "partial_rotary_factor"),
 }
-UNNAMED_WINDOW = "does not name its pretraining window"
-"""In a warning: the window that stands there now is taken for it."""
 # What models' own code, or an engine, reads beside what the rope_type means.
 KEPT_KEYS = (
     "partial_rotary_factor",
@@ -53,62 +47,9 @@ KEPT_KEYS = (
     "attn_factor",  # vLLM's name of the attention factor
     "extrapolation_factor",
 )
-_ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 _OLD_NAMES = {"su": "longrope"}
 
 Parameters = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ConfiguredRope:
-    """One rotary embedding as a config.json describes it; `geometry.layer_type` is None where all layers share it.
-
-    far: whether its layers see the whole context, so that scaling it makes sense.
-    """
-
-    geometry: RopeGeometry
-    spec: ScalingSpec
-    far: bool = True
-
-
-@dataclass(frozen=True)
-class RopeSettings:
-    """All that config.json says of RoPE. warnings: what it leaves open or contradicts, in sentences."""
-
-    ropes: tuple[ConfiguredRope, ...]
-    max_position_embeddings: int
-    family: Family
-    warnings: tuple[str, ...]
-
-
-def read_settings(config: dict[str, Any], original_length: int | None = None) -> RopeSettings:
-    """The RoPE settings of a config.json, in either dialect.
-
-    original_length: corrects a config that lies about its pretraining window, tokens. Raises CheckpointError
-    for a model without rotary embeddings, and for values that are not numbers.
-    """
-    section, family = section_of(config), family_of(config)
-    _refuse_without_rope(config, section, family)
-    warnings: list[str] = []
-    window = _window(section, family, warnings)
-    if original_length and original_length > window:
-        warnings.append(f"--original-length {original_length} is above the config's own window, {window}.")
-    ropes = []
-    by_layer_type = parameters_by_layer_type(section, family, warnings)
-    for layer_type, parameters in by_layer_type.items():
-        if parameters is not None:  # a layer type may carry no positions at all
-            ropes.append(_read_rope(section, family, parameters, layer_type, window, original_length, warnings))
-    if original_length is None:
-        warnings += _leftover_windows(section, by_layer_type, ropes)
-    return RopeSettings(tuple(ropes), window, family, tuple(dict.fromkeys(warnings)))
-
-
-def _window(section: dict[str, Any], family: Family, warnings: list[str]) -> int:
-    default, names = family.max_position_embeddings, family.names_of(WINDOW)
-    if default is None or any(name in section for name in names):
-        return whole_number(section, names)
-    warnings.append(f"config.json names no {names[0]}; models of this type have {default}.")
-    return default
 
 
 def parameters_by_layer_type(
@@ -211,71 +152,6 @@ def _flat_parameters(
     return parameters
 
 
-def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str | None):
-        raise CheckpointError(f"model_type in config.json is {shown(model_type)}; a name was expected.")
-    if section.get("alibi"):
-        raise CheckpointError("config.json asks for alibi; this model's layers do not use their rotary embeddings.")
-    if family.refused:
-        raise CheckpointError(f"{model_type}: {family.refused}.")
-    if not family.rotary:
-        raise CheckpointError(
-            f"model_type {shown(model_type)} has no rotary position embedding that config.json drives."
-        )
-    if family.switch and section.get(family.switch[0]) != family.switch[1]:
-        key, value = family.switch
-        raise CheckpointError(f"{model_type} has no rotary positions here: {key} in config.json is not {value!r}.")
-    silent = all(section.get(key) is None for key in _ROPE_KEYS)
-    if silent and family.scaled:
-        raise CheckpointError(
-            f"config.json holds none of {', '.join(_ROPE_KEYS)}, and transformers takes a scaling of its own for "
-            f"{model_type}. Write rope_parameters into it, as transformers does when it saves."
-        )
-    if silent and family.rope_theta is None and not family.layers:
-        raise CheckpointError(
-            f"model_type {shown(model_type)} has no rotary position embedding: "
-            f"config.json holds none of {', '.join(_ROPE_KEYS)}."
-        )
-
-
-def _read_rope(
-    section: dict[str, Any],
-    family: Family,
-    parameters: Parameters,
-    layer_type: str | None,
-    window: int,
-    original_length: int | None,
-    warnings: list[str],
-) -> ConfiguredRope:
-    head = head_dim(section, family, layer_type)
-    share = rotary_share(section, family, parameters, layer_type)
-    still = 0
-    if rope_type_of(parameters) == "proportional":
-        still = head // 2 - int(positive_number("partial_rotary_factor", 1.0 if share is None else share) * head // 2)
-        share = None
-    width = rotary_dim(section, head, share)
-    method = _read_method(parameters)
-    original = original_length or _original_window(section, parameters, method, window, layer_type, warnings)
-    theta = positive_number("rope_theta", parameters["rope_theta"])
-    if theta <= 1:
-        raise CheckpointError(f"rope_theta in config.json is {theta:g}; a base above 1 was expected.")
-    geometry = RopeGeometry(head, width, theta, original, layer_type, still)
-    spec = _read_spec(parameters, method, window / original)
-    return ConfiguredRope(geometry, spec, family.sees_whole_context(layer_type))
-
-
-def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters, layer_type: str | None) -> Any:
-    """partial_rotary_factor from where it stands, or as the family takes it; None where all of a head turns."""
-    share = parameters.get("partial_rotary_factor", first(section, PARTIAL_KEYS))
-    if share is None and family.known:
-        defaults = family.layers.get(layer_type or "", {})
-        share = defaults.get("partial_rotary_factor", family.partial_rotary_factor)
-        if family.reads_rotary_dim and section.get("rotary_dim") is not None:
-            share = whole_number(section, ("rotary_dim",)) / head_dim(section, family, layer_type)
-    return share
-
-
 def _implicit_base(family: Family, layer_type: str | None, warnings: list[str]) -> float:
     theta = family.layers.get(layer_type or "", {}).get("rope_theta", family.rope_theta)
     if theta is None:
@@ -286,83 +162,6 @@ def _implicit_base(family: Family, layer_type: str | None, warnings: list[str]) 
     layers = f" in layers of type {layer_type}" if layer_type else ""
     warnings.append(f"config.json names no rope_theta; models of this type have {theta:g}{layers}.")
     return theta
-
-
-def _read_method(parameters: Parameters) -> str:
-    rope_type = rope_type_of(parameters)
-    if rope_type not in NATIVE_KEYS:
-        known, hint = ", ".join(NATIVE_KEYS), did_you_mean(rope_type, NATIVE_KEYS)
-        raise CheckpointError(f"rope_type {shown(rope_type)} is not known here. Known: {known}.{hint}")
-    if rope_type == "default":
-        return "none"
-    if rope_type == "proportional":
-        return "none" if parameters.get("factor") in (None, 1) else "linear"
-    return "ntk-by-parts" if rope_type == "yarn" and parameters.get("attention_factor") == 1.0 else rope_type
-
-
-def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> ScalingSpec:
-    """implied_factor: current window over original, which transformers takes where yarn and longrope name none."""
-    if method == "none":
-        return ScalingSpec(method)
-    factor = parameters.get("factor")
-    if factor is None:
-        factor = max(1.0, implied_factor)
-    if positive_number("factor", factor) < 1:
-        raise CheckpointError(f"factor in config.json is {factor:g}; a number from 1 on was expected.")
-    params = {key: parameters[key] for key in get_method(method).parameters if parameters.get(key) is not None}
-    if all(parameters.get(key) for key in MSCALE_PAIR):
-        for key in MSCALE_PAIR:
-            positive_number(key, parameters[key])
-    else:
-        for key in MSCALE_PAIR:
-            params.pop(key, None)  # the one without the other does nothing
-    if "attention_factor" in params and "mscale" in params:  # transformers lets the explicit one win
-        for key in MSCALE_PAIR:
-            del params[key]
-    if method == "longrope" and parameters.get(MSCALES[1]) is not None:
-        params.setdefault("attention_factor", positive_number(MSCALES[1], parameters[MSCALES[1]]))
-    return ScalingSpec(method, factor, params)
-
-
-def _original_window(
-    section: dict[str, Any],
-    parameters: Parameters,
-    method: str,
-    window: int,
-    layer_type: str | None,
-    warnings: list[str],
-) -> int:
-    if method == "dynamic" or (method == "none" and QUERY_SCALE not in parameters):
-        return window  # transformers takes max_position_embeddings, whatever else is named
-    # transformers 5 takes a stray one first, but for ropes by layer type and QUERY_SCALE, where it looks for none
-    by_layer_type = layer_type is not None and ORIGINAL_WINDOW in NATIVE_KEYS[rope_type_of(parameters)]
-    own_alone = by_layer_type or method == "none"
-    places = (parameters,) if own_alone else (section, parameters)
-    for place in places:
-        if place.get(ORIGINAL_WINDOW) is not None:
-            return whole_number(place, (ORIGINAL_WINDOW,))
-    if method != "none":
-        warnings.append(
-            f"config.json scales by {method} but {UNNAMED_WINDOW}; "
-            f"max_position_embeddings, {window}, is taken for it. Correct it with patch --original-length."
-        )
-    return window
-
-
-def _leftover_windows(
-    section: dict[str, Any], parameters: dict[str | None, Parameters | None], ropes: list[ConfiguredRope]
-) -> Iterator[str]:
-    """Warns of a pretraining window that nothing reads, as no layer is scaled."""
-    if any(rope.spec.method != "none" for rope in ropes):
-        return
-    for geometry in (rope.geometry for rope in ropes if rope.far):
-        for place in (section, parameters[geometry.layer_type] or {}):
-            named, window = place.get(ORIGINAL_WINDOW), geometry.original_max_position_embeddings
-            if named not in (None, window):
-                yield (
-                    f"config.json names {ORIGINAL_WINDOW} {shown(named)}, but no scaling that reads it; {window} is "
-                    "taken for the pretraining window. Correct it with patch --original-length."
-                )
 
 
 def rope_type_of(parameters: Parameters) -> str:

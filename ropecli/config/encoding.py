@@ -19,10 +19,10 @@ from ropecli.config.dialects import (
     Parameters,
     parameters_by_layer_type,
     rope_type_of,
-    rotary_share,
 )
 from ropecli.config.families import COMMON_NAMES, MSCALES, Family, family_of
 from ropecli.config.fields import head_dim, section_of
+from ropecli.config.settings import rotary_share
 from ropecli.errors import PatchError
 from ropecli.rope import ScaledRope
 from ropecli.scaling.longrope import longrope_attention_factor

@@ -9,8 +9,8 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.config.dialects import read_settings
 from ropecli.config.families import family_of
+from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, RopecliError
 from ropecli.rope import ScalingSpec
 

@@ -5,7 +5,7 @@ import pytest
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.config.dialects import read_settings
+from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError
 
 ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "max_position_embeddings")

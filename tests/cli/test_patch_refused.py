@@ -170,7 +170,7 @@ def test_a_patch_that_the_model_does_not_take(output, refused, llama, edited, tm
     The parents that were made for the output go with it.
     """
     source = edited(llama, "source", model_type="opt", ffn_dim=64, word_embed_proj_dim=64)
-    monkeypatch.setattr("ropecli.config.dialects.family_of", lambda config: Family("opt"))
+    monkeypatch.setattr("ropecli.config.settings.family_of", lambda config: Family("opt"))
     before = contents(source)
     assert "no rotary table" in refused(source, "-m", "yarn", "--factor", 4, "-o", tmp_path / output)
     assert contents(source) == before
