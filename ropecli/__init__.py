@@ -21,7 +21,7 @@ _API = {
     "open_checkpoint": "ropecli.checkpoint.opening",
     "inspect_checkpoint": "ropecli.checkpoint.inspection",
     "make_plan": "ropecli.checkpoint.patch_plan",
-    "make_study": "ropecli.checkpoint.study",
+    "make_study": "ropecli.checkpoint.inspection",
     "patch_to": "ropecli.attention.patching",
     "rotary_tables": "ropecli.live.rotary",
     "live_patch": "ropecli.attention.patching",

@@ -18,8 +18,8 @@ from torch import Tensor
 from ropecli.attention.rotation import Rotation
 from ropecli.attention.sdpa_calls import answering_sdpa
 from ropecli.errors import NotFiniteError, PatchError, reason_of
-from ropecli.live.quiet import quiet_transformers
 from ropecli.live.rotary import RotaryTable, restored, rotary_tables
+from ropecli.live.stock import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

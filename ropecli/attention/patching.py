@@ -23,9 +23,8 @@ from ropecli.config.changes import diff
 from ropecli.config.saved_remapping import KEY, Carrier, read_carrier, write_carrier
 from ropecli.errors import PatchError, ProofError
 from ropecli.live.proof import prove
-from ropecli.live.quiet import quiet_transformers
 from ropecli.live.rotary import remember, rotary_tables, turn_by
-from ropecli.live.stock import read_values
+from ropecli.live.stock import quiet_transformers, read_values
 from ropecli.rope import ScaledRope
 
 if TYPE_CHECKING:

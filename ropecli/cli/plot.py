@@ -138,8 +138,8 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, ask
 
 def _draw_study(kind: str, subjects: list[str], metric: str | None, asked: _Asked) -> Any:
     """Raises MethodError, CheckpointError, and DataError for more than one checkpoint."""
+    from ropecli.checkpoint.inspection import make_study
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.checkpoint.study import make_study
     from ropecli.cli.terminal import warn
     from ropecli.errors import DataError, MethodError
     from ropecli.reporting.kinds import draw_study

@@ -24,8 +24,8 @@ def command(
 
     Reads config.json alone. Each method stands beside the frequencies as they were pretrained.
     """
+    from ropecli.checkpoint.inspection import make_study, study_report
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.checkpoint.study import make_study, study_report
     from ropecli.cli.terminal import out, print_json, warn
     from ropecli.reporting.theory import theory_tables
 

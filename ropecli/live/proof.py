@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
-from ropecli.live.quiet import quiet_transformers
+from ropecli.live.stock import quiet_transformers
 from ropecli.rope import ScaledRope
 from ropecli.scaling.registry import scale, varies_with_length
 

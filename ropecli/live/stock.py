@@ -1,6 +1,10 @@
 """A config.json as stock transformers reads it."""
 
+import contextlib
 import json
+import logging
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -8,7 +12,6 @@ from typing import Any
 from ropecli.atomic import naming
 from ropecli.checkpoint.files import CONFIG
 from ropecli.errors import CheckpointError, OutputError, reason_of
-from ropecli.live.quiet import quiet_transformers
 
 
 def read_folder(folder: Path, name: str = "") -> Any:
@@ -31,3 +34,25 @@ def read_values(config: dict[str, Any], name: str = "") -> Any:
             return read_folder(Path(folder), name)
     except OSError as error:
         raise OutputError(f"A temporary folder could not be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No warnings and no progress bars from transformers and accelerate."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    accelerate_logger = logging.getLogger("accelerate")
+    level = accelerate_logger.level
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    accelerate_logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the older dialect, which is written on purpose
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        accelerate_logger.setLevel(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

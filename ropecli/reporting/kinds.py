@@ -15,7 +15,7 @@ from ropecli.tuning.record import TuneReport
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ropecli.checkpoint.study import Study
+    from ropecli.checkpoint.inspection import Study
 
 _MOST_LINES = 8
 """Reports; more are drawn as a comparison unless another kind is asked for."""

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ropecli.errors import OutputError, reason_of
-from ropecli.live.quiet import quiet_transformers
+from ropecli.live.stock import quiet_transformers
 from ropecli.training.manifest import fault_in, flush, write_manifest
 from ropecli.training.state import CHECKPOINTS, METRICS
 

@@ -18,7 +18,7 @@ from ropecli.checkpoint.writing import place
 from ropecli.errors import OutputError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, weights_digest
 from ropecli.live.loading import load_model
-from ropecli.live.quiet import quiet_transformers
+from ropecli.live.stock import quiet_transformers
 from ropecli.training.adapter_files import adapter_tensors, save_adapter
 from ropecli.training.adapters import all_names, config_of
 from ropecli.training.recipe import Recipe

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ropecli.attention.layout import Layout, attend, attending_by, find_turning, in_evaluation, layer_label
 from ropecli.errors import PatchError
-from ropecli.live.quiet import quiet_transformers
 from ropecli.live.rotary import restored, rotary_tables
+from ropecli.live.stock import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,7 +21,7 @@ from ropecli.config.families import family_of
 from ropecli.errors import PatchError
 from ropecli.live import rotary as live
 from ropecli.live.proof import build_without_weights
-from ropecli.live.quiet import quiet_transformers
+from ropecli.live.stock import quiet_transformers
 from ropecli.rope import ScalingSpec
 
 PINNED = "5.23.0"

@@ -8,8 +8,8 @@ import pytest
 
 from ropecli.analysis.base_bound import smallest_base
 from ropecli.analysis.summary import summarize
+from ropecli.checkpoint.inspection import make_study
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.study import make_study
 from ropecli.cli import terminal
 from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import get_method

@@ -111,7 +111,7 @@ def written(tmp_path):
 @pytest.fixture
 def study():
     """study("yarn", "linear*4", factor=8.0, ...) -> a Study."""
-    from ropecli.checkpoint.study import PRETRAINED, Study
+    from ropecli.checkpoint.inspection import PRETRAINED, Study
     from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
     from ropecli.scaling.registry import scale
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ropecli.analysis.wavelengths import critical_dimension, turns
-from ropecli.checkpoint.study import PRETRAINED, Study
+from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError, MethodError
 from ropecli.reporting.cells import method_of, subject_of, tuning_names
 from ropecli.reporting.figures import style

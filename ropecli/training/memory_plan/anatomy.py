@@ -10,7 +10,7 @@ from torch import nn
 
 from ropecli.config.saved_remapping import KEY, method_of, parse_carrier
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.quiet import quiet_transformers
+from ropecli.live.stock import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

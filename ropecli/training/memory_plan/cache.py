@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.quiet import quiet_transformers
+from ropecli.live.stock import quiet_transformers
 from ropecli.training.memory_plan.anatomy import Anatomy, latent_width
 
 _ITEM = 2

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ropecli.errors import CheckpointError, RopecliError, reason_of
-from ropecli.live.quiet import quiet_transformers
+from ropecli.live.stock import quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.checkpointing import enable_checkpointing
 from ropecli.training.memory_plan.anatomy import Anatomy, build, keep_one_of_each, layers_of
