@@ -32,7 +32,7 @@ class PatchPlan:
 
     ropes: by layer type (None where all share one), untouched ones included; scaled: the layer types that were
     scaled. original: the config before any patch; config: after it, None for a method that no stock reader can
-    express (`unwritable` says why); changes: against the config as it stands. window: max_position_embeddings to
+    express (`unwritable` says why); changes: against the config as it stands. max_position_embeddings: to
     write, tokens. settings_warnings: what the source leaves open; scaling_warnings: these and what holds wherever
     the model is scaled; writing_warnings: what holds for a written patch alone.
     """
@@ -45,7 +45,7 @@ class PatchPlan:
     config: dict[str, Any]
     changes: tuple[ConfigChange, ...]
     unwritable: str | None
-    window: int
+    max_position_embeddings: int
     target_length: int
     settings_warnings: tuple[str, ...]
     scaling_warnings: tuple[str, ...]
@@ -74,8 +74,8 @@ def _before_patches(
         settings = read_settings(note.original, original_length or note.original_length)
         return note.original, settings, settings.warnings
     settings = read_settings(checkpoint.config, original_length)
-    refuse_unknown_base(checkpoint.name, edited)
-    refuse_remapped(checkpoint, edited)
+    _refuse_unknown_base(checkpoint.name, edited)
+    _refuse_remapped(checkpoint, edited)
     return copy.deepcopy(checkpoint.config), settings, edit_warning(edited) + settings.warnings
 
 
@@ -99,7 +99,7 @@ def make_plan(
     config, settings, left_open = _before_patches(read_state(checkpoint), original_length)
     labels = _labels_to_scale(checkpoint.name, settings, layer_types)
     if get_method(spec.method).remaps:
-        refuse_near_layers(config, settings, labels)
+        _refuse_near_layers(config, settings, labels)
     window = next(rope.geometry for rope in settings.ropes if rope.geometry.layer_type in labels)
     spec = _with_factor(spec, window.original_max_position_embeddings, target_length, choose_factor)
     spec = _with_softmax_scale(spec, settings, labels)
@@ -107,12 +107,12 @@ def make_plan(
     ropes = scale_layers(settings, spec, labels, target)
     # transformers takes max_position_embeddings for dynamic NTK's original window: raised, it would switch it off.
     keeps_window = get_method(spec.method).rope_type == "dynamic"
-    written_window = window.original_max_position_embeddings if keeps_window else target
+    written_length = window.original_max_position_embeddings if keeps_window else target
     scaled = {label: ropes[label] for label in labels}
-    refuse_own_positions(settings, scaled.values())
+    _refuse_own_positions(settings, scaled.values())
     patched, unwritable = copy.deepcopy(config), None
     try:
-        write_settings(patched, _as_written(settings, scaled), written_window)
+        write_settings(patched, _as_written(settings, scaled), written_length)
         if (carrier := Carrier.of(scaled.values())) is not None:
             write_carrier(patched, carrier)
     except PatchError as error:
@@ -127,11 +127,11 @@ def make_plan(
         config=patched,
         changes=tuple(diff(checkpoint.config, patched)),
         unwritable=unwritable,
-        window=written_window,
+        max_position_embeddings=written_length,
         target_length=target,
         settings_warnings=opened,
         scaling_warnings=(*opened, *plan_warnings.of_scaling(config, settings, spec, scaled, target)),
-        writing_warnings=tuple(plan_warnings.of_writing(config, spec, scaled[labels[0]], written_window)),
+        writing_warnings=tuple(plan_warnings.of_writing(config, spec, scaled[labels[0]], written_length)),
     )
 
 
@@ -195,7 +195,7 @@ def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Seque
     return replace(spec, params={**spec.params, **{key: before[key] for key in MSCALE_PAIR if key in before}})
 
 
-def refuse_own_positions(settings: RopeSettings, ropes: Iterable[ScaledRope]) -> None:
+def _refuse_own_positions(settings: RopeSettings, ropes: Iterable[ScaledRope]) -> None:
     """transformers makes frequencies that follow the length anew for each set of positions, by the largest of them."""
     for rope in ropes:
         if rope.geometry.layer_type in settings.family.own_positions and varies_with_length(rope.geometry, rope.spec):
@@ -206,7 +206,7 @@ def refuse_own_positions(settings: RopeSettings, ropes: Iterable[ScaledRope]) ->
             )
 
 
-def refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: Sequence[str | None]) -> None:
+def _refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: Sequence[str | None]) -> None:
     """Distances are remapped in the layers that see the whole context, in all of them and in no other.
 
     labels: the layer types to remap.
@@ -225,7 +225,7 @@ def refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: S
         )
 
 
-def refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> None:
+def _refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> None:
     carrier = read_carrier(checkpoint.config)
     if carrier is None:
         return
@@ -239,7 +239,7 @@ def refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> No
     )
 
 
-def refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
+def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
     if provenance and provenance.spec.method in ("ntk", "abf"):
         raise PatchError(
             f"{name} was patched with {provenance.spec.method}, which is another base, and its config.json "

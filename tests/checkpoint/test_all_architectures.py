@@ -181,7 +181,7 @@ def test_every_type_is_patched_or_refused(model_type, tmp_path):
         plan = make_plan(source, coverage.spec_of(method, source))
         patch_to(plan, tmp_path / method, verify=False)  # this file is the proof here
         config = AutoConfig.from_pretrained(tmp_path / method)
-        assert config.get_text_config().max_position_embeddings == plan.window
+        assert config.get_text_config().max_position_embeddings == plan.max_position_embeddings
         assert_patched(before, build(config), plan)
 
 

@@ -62,7 +62,7 @@ def plan(folder: Path, config: dict, method: str, params: dict, factor: float, *
 
 
 def assert_same(again: PatchPlan, afresh: PatchPlan) -> None:
-    assert again.window == afresh.window
+    assert again.max_position_embeddings == afresh.max_position_embeddings
     assert again.target_length == afresh.target_length
     for label, rope in afresh.ropes.items():
         assert again.ropes[label].geometry == rope.geometry
@@ -99,7 +99,7 @@ def test_linear_does_not_name_its_window_and_is_told_it(nowhere, then, window, b
     again = plan(nowhere, scaled.config, then, THEN[then], other, original_length=window)
     assert_same(again, plan(nowhere, config, then, THEN[then], other))
     untold = plan(nowhere, scaled.config, then, THEN[then], 1.0)
-    assert untold.target_length == scaled.window
+    assert untold.target_length == scaled.max_position_embeddings
     assert any("does not name its pretraining window" in warning for warning in untold.warnings)
 
 

@@ -129,7 +129,7 @@ def test_original_length_corrects_a_config_that_lies(llama, edited):
     lying = edited(llama, max_position_embeddings=512)
     corrected = plan(lying, "yarn", target_length=256, original_length=64)
     assert corrected.spec.factor == 4.0
-    assert corrected.window == 256
+    assert corrected.max_position_embeddings == 256
     assert corrected.config["rope_parameters"]["original_max_position_embeddings"] == 64
     np.testing.assert_array_equal(corrected.ropes[None].inv_freq, plan(llama).ropes[None].inv_freq)
 
