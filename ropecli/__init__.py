@@ -11,10 +11,11 @@ from ropecli.on_import import after_import
 
 _API = {
     "RopeGeometry": "ropecli.rope",
-    "ScaledRope": "ropecli.rope",
-    "ScalingSpec": "ropecli.rope",
+    "ScaledRope": "ropecli.scaling.spec",
+    "ScalingSpec": "ropecli.scaling.spec",
+    "make_spec": "ropecli.scaling.spec",
     "RopecliError": "ropecli.errors",
-    "scale": "ropecli.scaling.registry",
+    "scale": "ropecli.scaling.scale",
     "scaling_methods": "ropecli.scaling.registry",
     "summarize": "ropecli.analysis.summary",
     "smallest_base": "ropecli.analysis.base_bound",

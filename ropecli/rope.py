@@ -1,4 +1,4 @@
-"""What a rotary position embedding is, in numbers: RopeGeometry, ScalingSpec, ScaledRope; Remapping, Branch.
+"""What a rotary position embedding is, in numbers: its geometry; and what methods give, Frequencies or a Remapping.
 
 Owns the base frequencies. Knows no method, config or model.
 Source: Su et al. 2021 (arXiv:2104.09864), section 3.2.2: θ_i = b^(-2i/d).
@@ -48,11 +48,17 @@ class RopeGeometry:
 
 
 @dataclass(frozen=True)
-class ScalingSpec:
-    """What the user wants: a method's name, the factor s = target window ÷ pretraining window, its parameters."""
+class Frequencies:
+    """What a frequency method gives.
 
-    method: str
-    factor: float = 1.0
+    inv_freq: shape (rotary_dim/2,), float64, radians per token, index 0 fastest. attention_factor: multiplies cos and
+    sin. rope_theta: the base to write, where the method is nothing but another base. params: the method's parameters,
+    as they were settled.
+    """
+
+    inv_freq: np.ndarray
+    attention_factor: float = 1.0
+    rope_theta: float = math.nan
     params: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -99,31 +105,3 @@ class Remapping:
             of = keys if branch.key is None else branch.key(keys)
             seen[inside] = (at[:, None] - of[None].astype(np.float64))[inside]
         return seen
-
-
-@dataclass(frozen=True)
-class ScaledRope:
-    """What the mathematics gives.
-
-    inv_freq: shape (rotary_dim/2,), float64, radians per token, index 0 fastest.
-    attention_factor: multiplies cos and sin, so that logits get its square.
-    rope_theta: the base to write; differs from the geometry's where the method is nothing but another base.
-    remapping: of methods that change the distances in place of the frequencies.
-    """
-
-    geometry: RopeGeometry
-    spec: ScalingSpec
-    inv_freq: np.ndarray
-    attention_factor: float = 1.0
-    rope_theta: float = math.nan
-    remapping: Remapping | None = None
-
-    def __post_init__(self) -> None:
-        if math.isnan(self.rope_theta):
-            object.__setattr__(self, "rope_theta", self.geometry.rope_theta)
-
-    @property
-    def wavelength(self) -> np.ndarray:
-        """Tokens per turn, shape (rotary_dim/2,); infinite where a pair does not turn."""
-        with np.errstate(divide="ignore"):
-            return 2 * math.pi / self.inv_freq

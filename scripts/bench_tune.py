@@ -56,7 +56,7 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
     tokenizer = ropecli.load_tokenizer(checkpoint)
     target = round(WINDOW * factor)
     documents, model = held_out(tokenizer, target), ropecli.load_model(checkpoint, dtype="float32", device="cpu")
-    plain = ropecli.make_plan(checkpoint, ropecli.ScalingSpec("yarn", factor))
+    plain = ropecli.make_plan(checkpoint, ropecli.make_spec("yarn", factor))
     learned, step, params = 0, 0, {}
     begun = time.perf_counter()
     if level == "yarn":

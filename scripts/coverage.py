@@ -117,14 +117,14 @@ def spec_of(method: str, checkpoint: Any) -> Any:
     """The method at the factor; longrope with factors that grow from pair to pair."""
     from ropecli.checkpoint.state import far_layers
     from ropecli.config.settings import read_settings
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import make_spec
 
     if method != "longrope":
-        return ScalingSpec(method, FACTOR)
+        return make_spec(method, FACTOR)
     settings = read_settings(checkpoint.config)
     pairs = [rope.geometry.pairs for rope in settings.ropes if rope.geometry.layer_type in far_layers(settings)][:1]
     factors = [1 + 3 * pair / max(1, count - 1) for count in pairs for pair in range(count)]
-    return ScalingSpec("longrope", FACTOR, {"long_factor": factors})
+    return make_spec("longrope", FACTOR, {"long_factor": factors})
 
 
 def walk(types: list[str], methods: tuple[str, ...] = METHODS) -> Iterator[Result]:

@@ -81,9 +81,9 @@ def test_the_mathematics_and_the_theory_from_the_api(loaded):
     statements = """
 import ropecli
 rope = ropecli.RopeGeometry(128, 128, 5e5, 8192)
-assert len(ropecli.scale(rope, ropecli.ScalingSpec("yarn", 4.0)).inv_freq) == 64
+assert len(ropecli.scale(rope, ropecli.make_spec("yarn", 4.0)).inv_freq) == 64
 assert "yarn" in ropecli.scaling_methods()
-study = ropecli.make_study(ropecli.open_checkpoint("demo"), [ropecli.ScalingSpec("yarn", 8.0)])
+study = ropecli.make_study(ropecli.open_checkpoint("demo"), [ropecli.make_spec("yarn", 8.0)])
 summary = ropecli.summarize(study.ropes["yarn ×8"], study.target)
 assert summary["target_length"] == 2048
 assert ropecli.smallest_base(study.geometry, 2048) > study.geometry.rope_theta

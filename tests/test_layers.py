@@ -9,7 +9,8 @@ PACKAGE = Path(__file__).parents[1] / "ropecli"
 # From the ground up. A room imports from lower lines; on its own line only what NEIGHBOURS lists.
 LAYERS = [
     {"errors", "version", "rope", "demo", "atomic", "signals", "on_import", "yaml12"},
-    {"scaling", "remapping", "analysis"},
+    {"scaling"},
+    {"remapping", "analysis"},
     {"config"},
     {"checkpoint"},
     {"live"},
@@ -21,7 +22,7 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-NEIGHBOURS = {("rope", "errors"), ("atomic", "errors"), ("remapping", "scaling")}
+NEIGHBOURS = {("rope", "errors"), ("atomic", "errors")}
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}
@@ -29,8 +30,8 @@ MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "d
 # slower still, are loaded inside functions everywhere.
 TOUCHES_MODELS = ["live", "attention", "evaluation", "training", "tuning"]
 # Numbers, JSON and files: a model library may not be named here even inside a function.
-TOUCHES_NONE = [*LAYERS[0], *LAYERS[1], "config", "checkpoint", "engines", "reporting"]
-MATHEMATICS = ["rope", "errors", "version", *LAYERS[1]]
+TOUCHES_NONE = [*LAYERS[0], "scaling", "remapping", "analysis", "config", "checkpoint", "engines", "reporting"]
+MATHEMATICS = ["rope", "errors", "version", "scaling", "remapping", "analysis"]
 
 
 def module_name(path: Path) -> str:
@@ -67,7 +68,7 @@ def own_imports(name: str) -> set[str]:
     for imported in imports(MODULES[name], inside_functions=True):
         first, _, rest = imported.partition(".")
         if first == "ropecli":
-            # of `ropecli.rope.ScalingSpec` the longest part that is a module
+            # of `ropecli.scaling.spec.ScalingSpec` the longest part that is a module
             while rest and rest not in MODULES:
                 rest = rest.rpartition(".")[0]
             found.add(rest or "__init__")

@@ -159,7 +159,7 @@ def test_a_dry_run_reaches_what_the_source_names(bare, name):
     stages = plan_stages(bare(config), make_recipe(ROOT / "finetune" / f"{name}.yaml", {}))
     found = [
         (
-            stage.plan.spec.method,
+            stage.plan.spec.method.name,
             stage.plan.spec.factor,
             stage.plan.ropes[None].rope_theta,
             stage.plan.target_length,

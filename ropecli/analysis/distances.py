@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ropecli.rope import ScaledRope
+from ropecli.scaling.spec import ScaledRope
 
 
 def seen_distances(rope: ScaledRope, target: int, distances: np.ndarray | None = None) -> np.ndarray:

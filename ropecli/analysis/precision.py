@@ -3,7 +3,7 @@
 import numpy as np
 
 from ropecli.analysis.wavelengths import power_law
-from ropecli.rope import ScaledRope
+from ropecli.scaling.spec import ScaledRope
 
 
 def float32_angle_error(rope: ScaledRope, position: int) -> np.ndarray:

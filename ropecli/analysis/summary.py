@@ -12,7 +12,7 @@ from ropecli.analysis.granularity import exact_limit, granularity, granularity_l
 from ropecli.analysis.images import closest_images, distance_to_old_images
 from ropecli.analysis.precision import float32_angle_error
 from ropecli.analysis.score import first_negative, first_rise
-from ropecli.rope import ScaledRope
+from ropecli.scaling.spec import ScaledRope
 
 
 def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
 def _settings(rope: ScaledRope, target: int) -> dict[str, Any]:
     geometry = rope.geometry
     return {
-        "method": rope.spec.method,
+        "method": rope.spec.method.name,
         "factor": rope.spec.factor,
         "layer_type": geometry.layer_type,
         "rotary_dim": geometry.rotary_dim,

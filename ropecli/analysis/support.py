@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ropecli.analysis.base_bound import smallest_base
 from ropecli.analysis.distances import largest_distance
 from ropecli.analysis.score import first_negative
-from ropecli.rope import ScaledRope
+from ropecli.scaling.spec import ScaledRope
 
 
 class Support(NamedTuple):

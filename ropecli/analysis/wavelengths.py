@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 
-from ropecli.rope import RopeGeometry, ScaledRope
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.spec import ScaledRope
 
 _LARGEST = 300.0
 """The logarithm of the largest base that is taken for one."""

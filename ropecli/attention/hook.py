@@ -19,7 +19,8 @@ from ropecli.attention.rotation import Rotation
 from ropecli.config.saved_remapping import KEY, PREFIX, Carrier, method_of, parse_carrier
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.remapping.branches import sliding
-from ropecli.scaling.registry import scale, scaling_methods
+from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.scale import scale
 
 
 def register() -> None:
@@ -166,4 +167,4 @@ def frequencies_of(config: Any) -> dict[str, list[float]]:
     from ropecli.config.settings import read_settings
 
     ropes = read_settings(config.to_dict()).ropes
-    return {one.geometry.layer_type or "": scale(one.geometry, one.spec).inv_freq.tolist() for one in ropes}
+    return {one.geometry.layer_type or "": scale(one.geometry, one.spec.checked()).inv_freq.tolist() for one in ropes}

@@ -25,7 +25,7 @@ from ropecli.errors import PatchError, ProofError
 from ropecli.live.proof import prove
 from ropecli.live.rotary import remember, rotary_tables, turn_by
 from ropecli.live.stock import quiet_transformers, read_values
-from ropecli.rope import ScaledRope
+from ropecli.scaling.spec import ScaledRope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

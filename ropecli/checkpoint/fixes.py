@@ -7,8 +7,7 @@ from ropecli.checkpoint.files import CONFIG
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.config.dialects import ORIGINAL_WINDOW, Parameters, rope_type_of
 from ropecli.errors import shown
-from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import get_method
+from ropecli.scaling.spec import ScalingSpec
 
 _FROM_PRETRAINING_LENGTH = ("yarn", "llama3", "longrope")
 # Their factor is a ratio of lengths; llama3's is not.
@@ -30,13 +29,13 @@ def rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
 def falls_short(state: CheckpointState) -> bool:
     """Whether max_position_embeddings promises more than the scaling reaches."""
     longer = state.max_position_embeddings > state.scaled_length
-    return state.main.spec.method in _BY_RATIO and longer and not state.guesses_pretraining_length
+    return state.main.spec.method.name in _BY_RATIO and longer and not state.guesses_pretraining_length
 
 
 def stops_early(state: CheckpointState) -> bool:
     """Whether max_position_embeddings ends before the scaling does."""
     shorter = state.max_position_embeddings < state.scaled_length
-    return state.main.spec.method in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
+    return state.main.spec.method.name in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
 
 
 def overruled_lengths(state: CheckpointState) -> list[tuple[str, Any]]:
@@ -70,7 +69,7 @@ def fix_command(state: CheckpointState) -> str | None:
         return None
     spec, options = main.spec, _lengths(state)
     if note and note.layer_types and main.geometry.layer_type not in note.layer_types:
-        spec = note.spec
+        spec = note.spec()
         options["layer_types"] = ",".join(map(str, note.layer_types))
     return _patch_command(state, spec, by_length=falls_short(state), **options)
 
@@ -79,7 +78,7 @@ def _lengths(state: CheckpointState) -> dict[str, object]:
     """The options by which the patch starts from the true pretraining length, and keeps the context length."""
     if state.guesses_pretraining_length:
         return {"original_length": "N"}
-    if state.main.spec.method == "dynamic":
+    if state.main.spec.method.name == "dynamic":
         unread = unread_lengths(state)
         return {"original_length": unread[0]} if unread else {}
     lengths: dict[str, object] = {}
@@ -98,8 +97,8 @@ def _patch_command(state: CheckpointState, spec: ScalingSpec, *, by_length: bool
     if checkpoint.revision is not None:
         words += ["--revision", checkpoint.revision]
     # what custom gives is written as longrope, and read back from there
-    words += ["--method", "longrope" if spec.method == "custom" else spec.method]
-    if spec.method != "none" and not by_length:
+    words += ["--method", "longrope" if spec.method.name == "custom" else spec.method.name]
+    if spec.method.name != "none" and not by_length:
         words += ["--factor", _exact(spec.factor)]
     if any(isinstance(value, list) for value in spec.params.values()):
         words += ["--factors-file", str(checkpoint.folder / CONFIG)]
@@ -112,7 +111,7 @@ def _patch_command(state: CheckpointState, spec: ScalingSpec, *, by_length: bool
 
 def _settings(spec: ScalingSpec) -> list[str]:
     """--set for what differs from the method's defaults."""
-    words, known = [], get_method(spec.method).parameters
+    words, known = [], spec.method.signature
     for key, value in spec.params.items():
         if value is not None and value != known[key].default:
             words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]

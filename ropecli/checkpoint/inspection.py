@@ -18,8 +18,8 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import CheckpointError
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import get_method, label_of
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, label_of, make_spec
 
 _LONGEST_BASE = 32768
 """Tokens up to which the base for a window is worked out: a third of a second."""
@@ -89,7 +89,7 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
         "rotary_dim": geometry.rotary_dim,
         "rope_theta": rope.rope_theta,
         "original_max_position_embeddings": original,
-        "method": rope.spec.method,
+        "method": rope.spec.method.name,
         "factor": rope.spec.factor,
         "params": dict(rope.remapping.params if rope.remapping else rope.spec.params),
         "attention_factor": rope.attention_factor,
@@ -146,11 +146,11 @@ def make_study(
             plan = make_plan(checkpoint, spec, original_length=original_length)
             rope, own, reach = plan.ropes[plan.scaled[0]], plan.scaling_warnings, plan.target_length
             name = _named(rope)
-        if rope.spec.method != "none":
+        if rope.spec.method.name != "none":
             ropes[name] = rope
         _refuse_many_pairs(checkpoint, rope.geometry)
         target, warnings = max(target, reach), [*warnings, *own]
-        unscaled = ScaledRope(rope.geometry, ScalingSpec("none"), rope.geometry.inv_freq())
+        unscaled = ScaledRope(rope.geometry, make_spec("none"), rope.geometry.inv_freq())
     return Study(checkpoint.name, target, {PRETRAINED: unscaled, **ropes}, tuple(dict.fromkeys(warnings)))
 
 
@@ -183,10 +183,10 @@ def study_report(study: Study) -> dict[str, Any]:
 
 
 def _describe_for_theory(name: str, rope: ScaledRope, target: int) -> dict[str, Any]:
-    method = get_method(rope.spec.method)
+    method = rope.spec.method
     form = {"g": method.g, "h": method.h, "interpolation": method.interpolation}
     return {"name": name, **form, **summarize(rope, target)}
 
 
 def _named(rope: ScaledRope) -> str:
-    return label_of(rope.spec.method, rope.spec.factor, rope.spec.params)
+    return label_of(rope.spec.method.name, rope.spec.factor, rope.spec.params)

@@ -30,7 +30,7 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.fields import first, mapping
 from ropecli.errors import shown
-from ropecli.scaling.registry import varies_with_length
+from ropecli.scaling.scale import varies_with_length
 
 _READ = {"rope_type", "type", "rope_theta", ORIGINAL_WINDOW, *KEPT_KEYS}
 _USUAL_BASE = 10000.0
@@ -66,7 +66,7 @@ def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
     lost = []
     if main.rope_theta != taken and first(section, THETA_KEYS) is None:
         lost.append(f"the base {main.rope_theta:g} (they take {taken:g})")
-    scales = main.spec.method != "none" and main.remapping is None
+    scales = main.spec.method.name != "none" and main.remapping is None
     if scales and main.rope_theta == main.geometry.rope_theta and not section.get("rope_scaling"):
         lost.append(f"the scaling by {main.spec.method}")
     head, width = main.geometry.head_dim, main.geometry.rotary_dim
@@ -207,7 +207,7 @@ def _softmax_scale(state: CheckpointState) -> Iterator[Finding]:
 
 def _dynamic_switched_off(state: CheckpointState) -> Iterator[Finding]:
     smaller = unread_lengths(state)
-    if state.main.spec.method == "dynamic" and smaller:
+    if state.main.spec.method.name == "dynamic" and smaller:
         yield Finding(
             "dynamic-switched-off",
             f"dynamic takes max_position_embeddings, {state.max_position_embeddings}, for its pretraining window and "
@@ -218,7 +218,7 @@ def _dynamic_switched_off(state: CheckpointState) -> Iterator[Finding]:
 
 def _switching(state: CheckpointState) -> Iterator[Finding]:
     rope = state.main
-    if varies_with_length(rope.geometry, rope.spec):
+    if varies_with_length(rope):
         yield Finding(
             "switches-with-length",
             f"{rope.spec.method} here has other frequencies for long inputs than for short ones: rows of a batch, "

@@ -22,8 +22,8 @@ from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import Carrier, read_carrier, write_carrier
 from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
-from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import check_factor, get_method, label_of, varies_with_length
+from ropecli.scaling.scale import varies_with_length
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor, label_of
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,9 @@ def make_plan(
     in place of the ones that see the whole context. Raises MethodError for a factor or target out of range,
     PatchError for layer types that are not there, and for what the architecture does not allow.
     """
-    get_method(spec.method)
     config, settings, left_open = _before_patches(read_state(checkpoint), original_length)
     labels = _labels_to_scale(checkpoint.name, settings, layer_types)
-    if get_method(spec.method).remaps:
+    if spec.method.remaps:
         _refuse_near_layers(config, settings, labels)
     window = next(rope.geometry for rope in settings.ropes if rope.geometry.layer_type in labels)
     spec = _with_factor(spec, window.original_max_position_embeddings, target_length, choose_factor)
@@ -106,7 +105,7 @@ def make_plan(
     target = target_length or round(window.original_max_position_embeddings * spec.factor)
     ropes = scale_layers(settings, spec, labels, target)
     # transformers takes max_position_embeddings for dynamic NTK's original window: raised, it would switch it off.
-    keeps_window = get_method(spec.method).rope_type == "dynamic"
+    keeps_window = spec.method.rope_type == "dynamic"
     written_length = window.original_max_position_embeddings if keeps_window else target
     scaled = {label: ropes[label] for label in labels}
     _refuse_own_positions(settings, scaled.values())
@@ -138,7 +137,7 @@ def make_plan(
 def _of_tuned_weights(checkpoint: Checkpoint, spec: ScalingSpec) -> tuple[str, ...]:
     """What `ropecli tune` put into the weights suits the scaling that it was learned with, and no other."""
     record = read_record(checkpoint.folder)
-    if not tuned_weights(record) or tuned_for(record) == label_of(spec.method, spec.factor, spec.params):
+    if not tuned_weights(record) or tuned_for(record) == label_of(spec.method.name, spec.factor, spec.params):
         return ()
     return (
         f"the weights of {checkpoint.name} hold what `ropecli tune` learned for {tuned_for(record)}: they do not suit "
@@ -189,7 +188,7 @@ def _as_written(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope])
 def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Sequence[str | None]) -> ScalingSpec:
     """DeepSeek's mscale pair goes over into a new YaRN, which then scales its logits as the model was trained; never
     into another method: the pair would still multiply the softmax scale there."""
-    if spec.method != "yarn" or any(key in spec.params for key in (*MSCALE_PAIR, "attention_factor")):
+    if spec.method.name != "yarn" or any(key in spec.params for key in (*MSCALE_PAIR, "attention_factor")):
         return spec
     before = next(rope.spec.params for rope in settings.ropes if rope.geometry.layer_type in labels)
     return replace(spec, params={**spec.params, **{key: before[key] for key in MSCALE_PAIR if key in before}})
@@ -198,7 +197,7 @@ def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Seque
 def _refuse_own_positions(settings: RopeSettings, ropes: Iterable[ScaledRope]) -> None:
     """transformers makes frequencies that follow the length anew for each set of positions, by the largest of them."""
     for rope in ropes:
-        if rope.geometry.layer_type in settings.family.own_positions and varies_with_length(rope.geometry, rope.spec):
+        if rope.geometry.layer_type in settings.family.own_positions and varies_with_length(rope):
             raise PatchError(
                 f"{rope.spec.method} follows the length, but the compressors of {settings.family.model_type} rotate by "
                 "positions of their own: one forward pass would mix several frequencies. Use a method with one set of "
@@ -240,9 +239,9 @@ def _refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> N
 
 
 def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
-    if provenance and provenance.spec.method in ("ntk", "abf"):
+    if provenance and provenance.method in ("ntk", "abf"):
         raise PatchError(
-            f"{name} was patched with {provenance.spec.method}, which is another base, and its config.json "
+            f"{name} was patched with {provenance.method}, which is another base, and its config.json "
             f"was edited since ({', '.join(provenance.edited)}): the pretrained base is not known for sure. Undo the "
             "edit; or set rope_theta to the pretrained base and remove ropecli.yaml."
         )

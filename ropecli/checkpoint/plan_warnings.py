@@ -8,8 +8,8 @@ import numpy as np
 from ropecli.config.families import Family
 from ropecli.config.fields import section_of
 from ropecli.config.settings import RopeSettings
-from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import get_method, varies_with_length
+from ropecli.scaling.scale import varies_with_length
+from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 _SET_THE_WINDOW_ALONE = ("none", "abf", "p-rope", "nope", "custom", "longrope", "dynamic-yarn")
 
@@ -49,7 +49,7 @@ def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, wind
                 "config.json names code of its own (auto_map), which attends as it likes: with trust_remote_code=True "
                 f"{spec.method} may be passed over in silence. Load it without; that is what was proved."
             )
-    if get_method(spec.method).rope_type == "dynamic":
+    if spec.method.rope_type == "dynamic":
         warnings.append(
             f"max_position_embeddings stays at {window}: stock readers take it for dynamic NTK's pretraining window."
         )
@@ -62,7 +62,7 @@ def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, wind
 
 def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
     original = rope.geometry.original_max_position_embeddings
-    if spec.method in _SET_THE_WINDOW_ALONE or round(original * spec.factor) >= target:
+    if spec.method.name in _SET_THE_WINDOW_ALONE or round(original * spec.factor) >= target:
         return []
     return [
         f"a factor of {spec.factor:g} reaches {round(original * spec.factor)} tokens; {target} need "
@@ -82,7 +82,7 @@ def _of_remapping(rope: ScaledRope, target: int) -> list[str]:
 def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
     warnings = []
     geometry = rope.geometry
-    if spec.method == "none" and spec.factor > 1:
+    if spec.method.name == "none" and spec.factor > 1:
         warnings.append("none scales nothing: positions beyond the pretraining window stay unseen by the model.")
     elif spec.factor > 1 and rope.remapping is None and np.array_equal(rope.inv_freq, geometry.inv_freq()):
         warnings.append(f"{spec.method} with these parameters leaves every frequency as it was.")
@@ -91,9 +91,9 @@ def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
             f"the new base, {rope.rope_theta:g}, is below the pretrained one, {geometry.rope_theta:g}: "
             "pairs turn faster than they did, which extends nothing."
         )
-    if spec.method != "nope" and not rope.inv_freq.any():
+    if spec.method.name != "nope" and not rope.inv_freq.any():
         warnings.append(f"{spec.method} with these parameters leaves no pair that turns; that is nope.")
-    if varies_with_length(geometry, spec):
+    if varies_with_length(rope):
         warnings.append(
             f"{spec.method} switches frequencies with the length: a KV cache that grows past the pretraining "
             "window, and prompts read in chunks, differ from one pass."

@@ -11,7 +11,7 @@ from ropecli.checkpoint.files import PROVENANCE, is_own_file, read_text, values
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.changes import ConfigChange, get_path, put_in_order, undo
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import ScalingSpec, make_spec
 
 _OF_A_PATCH = {
     "ropecli",
@@ -31,21 +31,27 @@ _MOST_VALUES = 20_000
 class Provenance(NamedTuple):
     """What ropecli.yaml says.
 
-    original: config.json as it was before any patch. spec: the scaling in effect. original_length: the
-    pretraining window, tokens. target_length: the window patched for. edited: keys of config.json that were
-    changed since; where there are any, the note no longer tells what is in effect. tokenizer_lengths: the
+    original: config.json as it was before any patch. method, factor, params: the scaling in effect, not checked.
+    original_length: the pretraining length, tokens. target_length: the length patched for. edited: keys of config.json
+    that were changed since; where there are any, the note no longer tells what is in effect. tokenizer_lengths: the
     tokenizer's model_max_length before and after, empty where it has none, None where an older note does not say.
     layer_types: those that were scaled, (None,) where all layers share one rope; None where an older note does not
     say, which means those that see the whole context.
     """
 
     original: dict[str, Any]
-    spec: ScalingSpec
+    method: str
+    factor: float
+    params: dict[str, Any]
     original_length: int
     target_length: int
     edited: tuple[str, ...]
     tokenizer_lengths: tuple[Any, ...] | None = None
     layer_types: tuple[str | None, ...] | None = None
+
+    def spec(self) -> ScalingSpec:
+        """The scaling in effect. Raises MethodError for one that this release does not know."""
+        return make_spec(self.method, self.factor, self.params)
 
 
 def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
@@ -60,7 +66,7 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         changes = [ConfigChange(str(change["path"]), change["before"], change["after"]) for change in record["changes"]]
         scaling = record["scaling"]
         params = {str(key): value for key, value in scaling["params"].items()}
-        spec = ScalingSpec(str(scaling["method"]), float(scaling["factor"]), params)
+        scaled = str(scaling["method"]), float(scaling["factor"]), params
         layer_types = tuple(scaling["layer_types"]) if "layer_types" in scaling else None
         lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
         if min(lengths) < 1:
@@ -75,7 +81,7 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
             raise ValueError("model_max_length has no before and after")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise unreadable(checkpoint.folder, error) from error
-    return Provenance(original, spec, *lengths, tuple(edited), known, layer_types)
+    return Provenance(original, *scaled, *lengths, tuple(edited), known, layer_types)
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -109,6 +109,6 @@ def _warn_of_training(notes: dict[str, Any], note: Provenance) -> list[str]:
     if training is None or (isinstance(length, int) and length <= note.original_length):
         return []
     return [
-        f"the weights were fine-tuned for the positions of {note.spec.method} ×{note.spec.factor:g}: with the original "
+        f"the weights were fine-tuned for the positions of {note.method} ×{note.factor:g}: with the original "
         "config they do worse. The original weights are in the checkpoint that was fine-tuned."
     ]

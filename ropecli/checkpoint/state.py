@@ -18,8 +18,8 @@ from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import Carrier, read_carrier
 from ropecli.config.settings import UNNAMED_WINDOW, ConfiguredRope, RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
-from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import get_method, remap, scale, varies_with_length
+from ropecli.scaling.scale import remap, scale, varies_with_length
+from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 _FACTOR_IS_NO_RATIO = ("llama3",)
 """Llama 3.1 names the factor 8 for 8,192 to 131,072 tokens, and Llama 3.2 names 32."""
@@ -64,10 +64,10 @@ class CheckpointState:
         if self.note is not None:
             labels = self.note.layer_types or far_layers(self.before)
             try:
-                return scale_layers(self.before, self.note.spec, labels, self.note.target_length)
+                return scale_layers(self.before, self.note.spec(), labels, self.note.target_length)
             except MethodError as error:
                 raise unreadable(self.checkpoint.folder, error) from error
-        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec) for rope in self.before.ropes}
+        ropes = {rope.geometry.layer_type: scale(rope.geometry, rope.spec.checked()) for rope in self.before.ropes}
         if saved is not None:
             ropes |= {label: _remapped(ropes[label], saved) for label in far_layers(self.before)}
         return ropes
@@ -101,7 +101,7 @@ class CheckpointState:
         """
         if self.note is not None:
             return self.note.target_length
-        if self.guesses_pretraining_length or self.main.spec.method in _FACTOR_IS_NO_RATIO:
+        if self.guesses_pretraining_length or self.main.spec.method.name in _FACTOR_IS_NO_RATIO:
             return self.max_position_embeddings
         return max(self.max_position_embeddings, self.scaled_length)
 
@@ -148,11 +148,11 @@ def scale_layers(
 
     Distance methods leave the frequencies that the checkpoint came with. Raises MethodError, PatchError.
     """
-    remaps = get_method(spec.method).remaps
+    remaps = spec.method.remaps
     ropes = {}
     for rope in settings.ropes:
         label = rope.geometry.layer_type
-        ropes[label] = scale(rope.geometry, rope.spec if remaps or label not in labels else spec)
+        ropes[label] = scale(rope.geometry, rope.spec.checked() if remaps or label not in labels else spec)
         if remaps and label in labels:
             _refuse_varying(ropes[label])
             ropes[label] = remap(ropes[label], spec, _trained_length(settings, rope), target_length)
@@ -162,11 +162,11 @@ def scale_layers(
 def _trained_length(settings: RopeSettings, rope: ConfiguredRope) -> int:
     """A checkpoint that came with a scaling of its own was trained to read its whole context length."""
     original = rope.geometry.original_max_position_embeddings
-    return original if rope.spec.method == "none" else max(original, settings.max_position_embeddings)
+    return original if rope.spec.method.name == "none" else max(original, settings.max_position_embeddings)
 
 
 def _refuse_varying(rope: ScaledRope) -> None:
-    if varies_with_length(rope.geometry, rope.spec):
+    if varies_with_length(rope):
         raise PatchError(
             f"The checkpoint comes with {rope.spec.method}, whose frequencies follow the length; a relative-position "
             "method needs frequencies that stay."

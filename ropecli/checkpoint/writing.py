@@ -17,7 +17,7 @@ from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import PROVENANCE, other_notes, read_provenance, read_record
 from ropecli.config.changes import diff, key_orders, undo
 from ropecli.errors import CheckpointError, PatchError
-from ropecli.rope import ScaledRope
+from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
 
 Prove = Callable[[Path, Mapping[str | None, ScaledRope]], int]
@@ -84,7 +84,7 @@ def write_record(folder: Path, plan: PatchPlan, tokenizer_lengths: tuple[Any, ..
         "original_max_position_embeddings": geometry.original_max_position_embeddings,
         "target_length": plan.target_length,
         "scaling": {
-            "method": plan.spec.method,
+            "method": plan.spec.method.name,
             "factor": float(plan.spec.factor),
             "params": {key: _plain(value) for key, value in plan.spec.params.items()},
             "layer_types": list(plan.scaled),

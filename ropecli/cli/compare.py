@@ -108,7 +108,7 @@ def _warnings(checkpoint, plans) -> list[str]:
     """What the plans leave open, and what they take out."""
     shipped = scaling.planned(checkpoint).spec
     own = [text for plan in plans if plan for text in plan.settings_warnings]
-    if shipped.method != "none" and None not in plans:
+    if shipped.method.name != "none" and None not in plans:
         own.append(
             f"{checkpoint.name} comes with {shipped.method} ×{shipped.factor:g}, whose place every method here takes; "
             f"--methods {scaling.AS_IS},... measures it as it is too."

@@ -156,7 +156,7 @@ def _request(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
     return {
         "checkpoint": subject.checkpoint.digest(),
         "baseline": base.checkpoint.digest() if base else None,
-        "method": subject.spec.method,
+        "method": subject.spec.method.name,
         "factor": subject.spec.factor,
         "params": dict(subject.spec.params),
         "in_memory": scaling.fingerprint(subject.plan),

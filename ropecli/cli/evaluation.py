@@ -261,7 +261,7 @@ class Run:
         return EvalReport(
             checkpoint=checkpoint.name,
             digest=checkpoint.digest(),
-            method=spec.method,
+            method=spec.method.name,
             factor=spec.factor,
             params=dict(spec.params),
             in_memory=in_memory,

@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """List the scaling methods, or explain one: what it does, its parameters, how it is written, its source."""
     from ropecli.cli.terminal import out, print_json
-    from ropecli.scaling.registry import get_method, scaling_methods
+    from ropecli.scaling.registry import find_method, scaling_methods
 
     if method is None:
         if as_json:
@@ -30,7 +30,7 @@ def command(
         else:
             out.print(overview(scaling_methods().values()))
         return
-    found = get_method(method)
+    found = find_method(method)
     if as_json:
         print_json(_as_json(found))
         return
@@ -52,12 +52,12 @@ def written_as(method) -> str:
 
 def example(method) -> str:
     """A command that uses the method."""
-    from ropecli.scaling.registry import LIST
+    from ropecli.scaling.method import LIST
 
     use = f"--method {method.name} --factor 4"
     if written_as(method) == "live only":
         return f"ropecli eval-ppl CHECKPOINT --data SOURCE {use}"
-    if any(knob.kind == LIST for knob in method.knobs):
+    if any(knob.kind == LIST for knob in method.parameters):
         use += " --factors-file FILE.json"
     elif method.name in _SETTINGS:
         use += f" --set {_SETTINGS[method.name]}"
@@ -77,8 +77,8 @@ def overview(methods):
     table.add_column("training", max_width=10)
     for method in methods:
         about = [Text(method.summary)]
-        if method.knobs:
-            about.append(Text(", ".join(map(_knob, method.knobs)), style="cyan"))
+        if method.parameters:
+            about.append(Text(", ".join(map(_knob, method.parameters)), style="cyan"))
         about.append(Text(method.source, style="dim"))
         table.add_row(method.name, Group(*about), written_as(method), method.training, end_section=True)
     return table
@@ -98,9 +98,9 @@ def explanation(method):
         if fact:
             facts.add_row(name, Text(fact))
     parts: list[Any] = [Text(method.name, style="bold"), Text("\n\n".join(paragraphs)), Text(), facts]
-    if method.knobs:
+    if method.parameters:
         table = Table("parameter", "it must be", "default")
-        for knob in method.knobs:
+        for knob in method.parameters:
             table.add_row(knob.name, knob.kind, "to be given" if knob.required else _default(knob) or "not set")
         parts += [Text(), table]
     return Group(*parts)
@@ -139,7 +139,7 @@ def _as_json(method) -> dict[str, Any]:
         "written_as": written_as(method),
         "depends_on_length": method.depends_on_length,
         "other_names": list(method.other_names),
-        "parameters": [knob._asdict() for knob in method.knobs],
+        "parameters": [knob._asdict() for knob in method.parameters],
         "example": example(method),
     }
 

@@ -57,7 +57,7 @@ def command(
     from ropecli.cli import reverting
     from ropecli.cli.terminal import print_json, warn
     from ropecli.errors import OutputError, PatchError
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import make_spec
 
     given = {
         "--method": method,
@@ -81,7 +81,7 @@ def command(
         return
     plan = make_plan(
         open_checkpoint(checkpoint, weights=output is not None, revision=revision),
-        ScalingSpec(method, 1.0 if factor is None else factor, scaling.parameters(method, settings, factors_file)),
+        make_spec(method, 1.0 if factor is None else factor, scaling.parameters(method, settings, factors_file)),
         target_length=target_length,
         original_length=original_length,
         layer_types=None if layer_types is None else [name.strip() for name in layer_types.split(",") if name.strip()],
@@ -119,7 +119,7 @@ def _check_options(
 ) -> str:
     """The method; empty for --revert, which takes none of the options `beside_revert`."""
     from ropecli.errors import MethodError
-    from ropecli.scaling.registry import get_method
+    from ropecli.scaling.registry import find_method
 
     if weights not in ("link", "copy"):
         raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
@@ -129,7 +129,7 @@ def _check_options(
         return ""
     if method is None:
         raise MethodError("patch needs --method NAME, as --method yarn; or --revert, to take patches back.")
-    get_method(method)
+    find_method(method)
     if factor is None and target_length is None and method != "none":
         raise MethodError(f"{method} needs --factor or --target-length, as --factor 4.")
     return method
@@ -138,7 +138,7 @@ def _check_options(
 def _summary(plan, output: Path | None, proved: int) -> dict[str, Any]:
     return {
         "output": str(output) if output else None,
-        "method": plan.spec.method,
+        "method": plan.spec.method.name,
         "factor": plan.spec.factor,
         "target_length": plan.target_length,
         "changes": [change._asdict() for change in plan.changes],

@@ -168,15 +168,14 @@ def _default_specs(kind: str, checkpoint, factor: float, at_factor: bool) -> lis
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
     from ropecli.reporting.kinds import DEFAULT_METHODS
-    from ropecli.rope import ScalingSpec
-    from ropecli.scaling.registry import check_factor
+    from ropecli.scaling.spec import ScalingSpec, check_factor, make_spec
 
     check_factor(factor)
     specs: list[ScalingSpec | None] = [None]
     if at_factor and not DEFAULT_METHODS[kind]:  # the methods would set the target
-        specs.append(ScalingSpec("none", factor))
+        specs.append(make_spec("none", factor))
     for name, params in DEFAULT_METHODS[kind].items():
-        spec = ScalingSpec(name, factor, params)
+        spec = make_spec(name, factor, params)
         try:
             make_plan(checkpoint, spec)
         except MethodError as error:

@@ -180,7 +180,7 @@ def _report(request: Request, subject: scaling.Subject, source: str, task, model
     return RetrievalReport(
         checkpoint=subject.checkpoint.name,
         digest=subject.checkpoint.digest(),
-        method=subject.spec.method,
+        method=subject.spec.method.name,
         factor=subject.spec.factor,
         params=dict(subject.spec.params),
         in_memory=subject.plan is not None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import ScalingSpec
 
 Factor = Annotated[float | None, typer.Option(help="Target window ÷ pretraining window.")]
 Settings = Annotated[
@@ -53,20 +53,20 @@ def method_specs(
     """
     from ropecli.cli.terminal import parse_settings
     from ropecli.errors import MethodError
-    from ropecli.rope import ScalingSpec
-    from ropecli.scaling.registry import get_method
+    from ropecli.scaling.registry import find_method
+    from ropecli.scaling.spec import ScalingSpec, make_spec
 
     asked = [name.strip() for name in methods.split(",") if name.strip()]
     if not asked:
         raise MethodError("The list of methods names no method; `ropecli methods` shows them all.")
-    names = list(dict.fromkeys(get_method(name).name for name in asked if name != AS_IS))
+    names = list(dict.fromkeys(find_method(name).name for name in asked if name != AS_IS))
     params = _sorted_by_method(names, AS_IS in asked, parse_settings(settings))
     for name in _takers(names, factors_file):
         params[name] = {**_read_factors(name, factors_file), **params[name]}
     if not factors and (needy := [name for name in names if name != "none"]):
         raise MethodError(_NEEDS_FACTOR.format(needy[0]))
     specs: list[ScalingSpec | None] = [None] if AS_IS in asked else []
-    return specs + [ScalingSpec(name, factor, params[name]) for name in names for factor in factors or [1.0]]
+    return specs + [make_spec(name, factor, params[name]) for name in names for factor in factors or [1.0]]
 
 
 def study_specs(
@@ -145,7 +145,7 @@ def planned(
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.checkpoint.state import read_state
     from ropecli.errors import MethodError
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import make_spec
 
     if method is None:
         refuse_without_method(factor, params or None, original_length)
@@ -153,7 +153,7 @@ def planned(
         return Subject(checkpoint, state.main.spec, state.main, None, state.warnings)
     if factor is None and method != "none":
         raise MethodError(_NEEDS_FACTOR.format(method))
-    spec = ScalingSpec(method, 1.0 if factor is None else factor, params or {})
+    spec = make_spec(method, 1.0 if factor is None else factor, params or {})
     plan = make_plan(checkpoint, spec, original_length=original_length)
     return Subject(checkpoint, plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings)
 
@@ -186,7 +186,8 @@ def fingerprint(plan) -> str | None:
         return None
     sha = hashlib.sha256()
     for label, rope in plan.ropes.items():
-        sha.update(repr((label, rope.geometry, rope.spec, rope.attention_factor)).encode())
+        spec = rope.spec.method.name, rope.spec.factor, rope.spec.params
+        sha.update(repr((label, rope.geometry, spec, rope.attention_factor)).encode())
         if rope.remapping is not None:
             sha.update(repr((rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)).encode())
         sha.update(rope.inv_freq.tobytes())
@@ -236,4 +237,4 @@ def _of_config(config: dict[str, Any]) -> dict[str, Any]:
     if not any(isinstance(config.get(key), dict) for key in ("rope_parameters", "rope_scaling", "text_config")):
         return {}
     ropes = read_settings(config).ropes
-    return next((dict(rope.spec.params) for rope in ropes if rope.spec.method == "longrope"), {})
+    return next((dict(rope.spec.params) for rope in ropes if rope.spec.method.name == "longrope"), {})

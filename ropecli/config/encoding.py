@@ -24,9 +24,9 @@ from ropecli.config.families import COMMON_NAMES, MSCALES, Family, family_of
 from ropecli.config.fields import head_dim, section_of
 from ropecli.config.settings import rotary_share
 from ropecli.errors import PatchError
-from ropecli.rope import ScaledRope
 from ropecli.scaling.longrope import longrope_attention_factor
-from ropecli.scaling.registry import get_method, varies_with_length
+from ropecli.scaling.scale import varies_with_length
+from ropecli.scaling.spec import ScaledRope
 from ropecli.scaling.yarn import yarn_attention_factor
 
 _REPLACED = {"rope_type", "type", "rope_theta", *sum(NATIVE_KEYS.values(), ())} - {"partial_rotary_factor"}
@@ -43,7 +43,7 @@ def native_parameters(scaled: ScaledRope, family: Family | None = None, window: 
     """
     family = family or Family(None)
     rope_type = _rope_type(scaled, family)
-    if rope_type != "longrope" or scaled.spec.method == "longrope":
+    if rope_type != "longrope" or scaled.spec.method.name == "longrope":
         values = _own_values(scaled, rope_type)
     else:
         values = _universal_values(scaled)
@@ -58,7 +58,7 @@ def native_parameters(scaled: ScaledRope, family: Family | None = None, window: 
 
 
 def _rope_type(scaled: ScaledRope, family: Family) -> str:
-    method = get_method(scaled.spec.method)
+    method = scaled.spec.method
     honoured = family.rope_types or tuple(NATIVE_KEYS)
     if scaled.geometry.still_pairs:
         # of the native types this one alone knows pairs that stand still
@@ -66,13 +66,13 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
             return "proportional"
         honoured = ("longrope",)
     if method.rope_type in honoured:
-        if family.reads_mscales and varies_with_length(scaled.geometry, scaled.spec):
+        if family.reads_mscales and varies_with_length(scaled):
             raise PatchError(
                 f"In stock transformers, {family.model_type} turns by short_factor at every length. Give one list, "
                 "long_factor alone, which then serves them all."
             )
         return method.rope_type
-    if varies_with_length(scaled.geometry, scaled.spec):
+    if varies_with_length(scaled):
         raise PatchError(
             f"{scaled.spec.method} follows the current length in a way that no stock reader expresses for this model, "
             f"so it cannot be written. It can be measured in memory: eval-ppl --method {scaled.spec.method} --factor "
@@ -87,7 +87,7 @@ def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
         ORIGINAL_WINDOW: scaled.geometry.original_max_position_embeddings,
         **scaled.spec.params,
     }
-    if get_method(scaled.spec.method).rope_type == "default":
+    if scaled.spec.method.rope_type == "default":
         del values["factor"]  # proportional would divide by it once more
     if rope_type == "longrope" and (still := scaled.geometry.still_pairs):
         for key in ("short_factor", "long_factor"):  # a stock reader knows no still pairs here

@@ -12,8 +12,10 @@ from annotated_types import Ge
 
 from ropecli.config.fields import section_of
 from ropecli.errors import CheckpointError, RopecliError, shown
-from ropecli.rope import Remapping, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import remapping_of, scaling_methods
+from ropecli.rope import Remapping
+from ropecli.scaling.registry import find_method, scaling_methods
+from ropecli.scaling.scale import remapping_of
+from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 PREFIX = "ropecli:"
 """Of an attention's name, before the method's."""
@@ -50,18 +52,20 @@ class Carrier:
     @property
     def spec(self) -> ScalingSpec:
         """As a user would name it, but for the factor, which is of the target over the pretraining window."""
-        return ScalingSpec(self.method, self.target / self.pretrained, self.params)
+        return ScalingSpec(find_method(self.method), self.target / self.pretrained, self.params)
 
     def remapping(self) -> Remapping:
         """Raises MethodError."""
-        return remapping_of(self.spec, self.pretrained, self.target)
+        spec = self.spec
+        spec.method.check(self.params)
+        return remapping_of(spec, self.pretrained, self.target)
 
     @classmethod
     def of(cls, ropes: Iterable[ScaledRope]) -> "Carrier | None":
         """What a plan's ropes carry; None where none of them has a remapping."""
         for rope in ropes:
             if (remapping := rope.remapping) is not None:
-                return cls(rope.spec.method, dict(remapping.params), remapping.pretrained, remapping.target)
+                return cls(rope.spec.method.name, dict(remapping.params), remapping.pretrained, remapping.target)
         return None
 
     def as_json(self) -> dict[str, Any]:

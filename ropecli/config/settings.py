@@ -19,8 +19,9 @@ from ropecli.config.dialects import (
 from ropecli.config.families import MSCALES, Family, family_of
 from ropecli.config.fields import first, head_dim, positive_number, rotary_dim, section_of, whole_number
 from ropecli.errors import CheckpointError, did_you_mean, shown
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import get_method
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.registry import find_method
+from ropecli.scaling.spec import ScalingSpec
 
 UNNAMED_WINDOW = "does not name its pretraining window"
 """In a warning: the window that stands there now is taken for it."""
@@ -157,15 +158,19 @@ def _read_method(parameters: Parameters) -> str:
 
 
 def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> ScalingSpec:
-    """implied_factor: current window over original, which transformers takes where yarn and longrope name none."""
+    """Not checked: a patch replaces it, wrong or not.
+
+    implied_factor: max_position_embeddings ÷ pretraining length, which transformers takes where yarn and longrope name
+    no factor.
+    """
     if method == "none":
-        return ScalingSpec(method)
+        return ScalingSpec(find_method(method))
     factor = parameters.get("factor")
     if factor is None:
         factor = max(1.0, implied_factor)
     if positive_number("factor", factor) < 1:
         raise CheckpointError(f"factor in config.json is {factor:g}; a number from 1 on was expected.")
-    params = {key: parameters[key] for key in get_method(method).parameters if parameters.get(key) is not None}
+    params = {key: parameters[key] for key in find_method(method).signature if parameters.get(key) is not None}
     if all(parameters.get(key) for key in MSCALE_PAIR):
         for key in MSCALE_PAIR:
             positive_number(key, parameters[key])
@@ -177,7 +182,7 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> Sc
             del params[key]
     if method == "longrope" and parameters.get(MSCALES[1]) is not None:
         params.setdefault("attention_factor", positive_number(MSCALES[1], parameters[MSCALES[1]]))
-    return ScalingSpec(method, factor, params)
+    return ScalingSpec(find_method(method), factor, params)
 
 
 def _original_window(
@@ -209,7 +214,7 @@ def _leftover_windows(
     section: dict[str, Any], parameters: dict[str | None, Parameters | None], ropes: list[ConfiguredRope]
 ) -> Iterator[str]:
     """Warns of a pretraining window that nothing reads, as no layer is scaled."""
-    if any(rope.spec.method != "none" for rope in ropes):
+    if any(rope.spec.method.name != "none" for rope in ropes):
         return
     for geometry in (rope.geometry for rope in ropes if rope.far):
         for place in (section, parameters[geometry.layer_type] or {}):

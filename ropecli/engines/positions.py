@@ -14,8 +14,8 @@ from ropecli.config.encoding import native_parameters
 from ropecli.config.families import Family
 from ropecli.config.fields import first, section_of
 from ropecli.errors import PatchError
-from ropecli.rope import ScaledRope
 from ropecli.scaling.longrope import longrope_attention_factor
+from ropecli.scaling.spec import ScaledRope
 
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _SECTIONS = ("mrope_section", "xdrope_section")

@@ -9,8 +9,8 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.data.documents import Documents
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.tally import Row
-from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import varies_with_length
+from ropecli.scaling.scale import varies_with_length
+from ropecli.scaling.spec import ScalingSpec, make_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,7 +20,7 @@ def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec | None])
     """A plan each, `none` once whatever the factors; None for the checkpoint as it is. Raises MethodError."""
     wanted: list[ScalingSpec | None] = []
     for spec in specs:
-        spec = ScalingSpec("none") if spec and spec.method == "none" else spec
+        spec = make_spec("none") if spec and spec.method.name == "none" else spec
         if spec not in wanted:
             wanted.append(spec)
     return [make_plan(checkpoint, spec) if spec else None for spec in wanted]
@@ -28,7 +28,7 @@ def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec | None])
 
 def switches(plan: PatchPlan) -> bool:
     """Whether any of the plan's ropes turn at other frequencies for other lengths."""
-    return any(varies_with_length(rope.geometry, rope.spec) for rope in plan.ropes.values())
+    return any(varies_with_length(rope) for rope in plan.ropes.values())
 
 
 def compare_methods(

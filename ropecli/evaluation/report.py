@@ -11,7 +11,7 @@ from annotated_types import Interval, Len
 from ropecli.atomic import new_file
 from ropecli.evaluation.headlines import Headline
 from ropecli.evaluation.tally import Count, Row, Tokens
-from ropecli.scaling.registry import label_of
+from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 
 SCHEMA_VERSION = 2

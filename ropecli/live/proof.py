@@ -8,8 +8,8 @@ import numpy as np
 
 from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
 from ropecli.live.stock import quiet_transformers
-from ropecli.rope import ScaledRope
-from ropecli.scaling.registry import scale, varies_with_length
+from ropecli.scaling.scale import scale, varies_with_length
+from ropecli.scaling.spec import ScaledRope
 
 # transformers computes in float32; its powers and our casts differ by a few units in the last place.
 _RELATIVE = 2e-6
@@ -55,7 +55,7 @@ def prove(folder: Path, ropes: Mapping[str | None, ScaledRope]) -> int:
         rope = ropes.get(table.layer_type)
         if rope is None:
             raise ProofError(f"{table.name}: the live model has layers of type {table.layer_type!r}; config.json not.")
-        if not varies_with_length(rope.geometry, rope.spec):
+        if not varies_with_length(rope):
             _compare(table.name, table.inv_freq, table.attention_factor, rope)
             continue
         window = rope.geometry.original_max_position_embeddings

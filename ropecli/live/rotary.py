@@ -10,8 +10,8 @@ import torch
 
 from ropecli.config.families import family_of
 from ropecli.errors import PatchError
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import scale, varies_with_length
+from ropecli.scaling.scale import scale, varies_with_length
+from ropecli.scaling.spec import ScaledRope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -122,7 +122,7 @@ def turn_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) ->
         set_ropes(own, ropes)
         for table in own:
             table.refuse_if_deaf()
-        switching = [table for table in own if varies_with_length(*_geometry_and_spec(ropes[table.layer_type]))]
+        switching = [table for table in own if varies_with_length(ropes[table.layer_type])]
         if switching:
             module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(switching, ropes), with_kwargs=True)
 
@@ -147,14 +147,10 @@ def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -
     def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         positions = named["position_ids"] if "position_ids" in named else arguments[1]
         length = int(positions.max()) + 1
-        labels = [table.layer_type for table in tables]
-        set_ropes(tables, {label: scale(*_geometry_and_spec(ropes[label]), length) for label in labels})
+        own = [(table.layer_type, ropes[table.layer_type]) for table in tables]
+        set_ropes(tables, {label: scale(rope.geometry, rope.spec, length) for label, rope in own})
 
     return before_pass
-
-
-def _geometry_and_spec(rope: ScaledRope) -> tuple[RopeGeometry, ScalingSpec]:
-    return rope.geometry, rope.spec
 
 
 def _tensors(given: Any) -> tuple[torch.Tensor, ...]:

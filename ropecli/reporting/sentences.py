@@ -6,7 +6,7 @@ from typing import Any
 
 from ropecli.analysis.score import LONGEST
 from ropecli.reporting.wording import clean
-from ropecli.scaling.registry import get_method
+from ropecli.scaling.registry import find_method
 
 Rope = dict[str, Any]
 _SAME = 1e-9
@@ -17,7 +17,7 @@ _SCALE = "(0: the same, 2: opposite)"
 def sentences(report: dict[str, Any]) -> list[str]:
     """report: of study_report."""
     pretrained, *methods = report["ropes"]
-    remapped = [rope for rope in methods if get_method(rope["method"]).remaps]
+    remapped = [rope for rope in methods if find_method(rope["method"]).remaps]
     changed = [rope for rope in methods if rope not in remapped]
     said = (
         _base(report, changed),
@@ -123,7 +123,7 @@ def _old_images(pretrained: Rope, changed: Sequence[Rope]) -> str:
 
 
 def _following(changed: Sequence[Rope]) -> str:
-    names = [_name(rope) for rope in changed if get_method(rope["method"]).depends_on_length]
+    names = [_name(rope) for rope in changed if find_method(rope["method"]).depends_on_length]
     if not names:
         return ""
     return (

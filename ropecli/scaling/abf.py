@@ -3,8 +3,9 @@
 from typing import Annotated
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import Range, scaling_method
+from ropecli.rope import Frequencies, RopeGeometry
+from ropecli.scaling.method import SearchRange
+from ropecli.scaling.registry import scaling_method
 
 
 @scaling_method(
@@ -20,8 +21,8 @@ def abf(
     s: float,
     *,
     rope_theta: float | None = None,
-    beta: Annotated[float | None, Range(2.0, 500.0)] = None,
-) -> ScaledRope:
+    beta: Annotated[float | None, SearchRange(2.0, 500.0)] = None,
+) -> Frequencies:
     """Adjusted base frequency (ABF): replace the base b by rope_theta, or by beta * b.
 
     rope_theta: the new base (Llama 2 Long 500000, Code Llama 1000000). beta: the new base over the old
@@ -39,4 +40,4 @@ def abf(
         )
     if new_theta <= 1:
         raise MethodError(f"The new base would be {new_theta:g}; it must be above 1, and above the old one to extend.")
-    return ScaledRope(rope, ScalingSpec("abf", s, params), rope.inv_freq(new_theta), rope_theta=new_theta)
+    return Frequencies(rope.inv_freq(new_theta), rope_theta=new_theta, params=params)

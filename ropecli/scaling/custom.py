@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import check_length, scaling_method
+from ropecli.rope import Frequencies, RopeGeometry
+from ropecli.scaling.longrope import check_length
+from ropecli.scaling.registry import scaling_method
 
 
 @scaling_method(
@@ -23,7 +24,7 @@ def custom(
     inv_freq: Sequence[float] | None = None,
     factors: Sequence[float] | None = None,
     attention_factor: float = 1.0,
-) -> ScaledRope:
+) -> Frequencies:
     """Custom: frequencies as they are given, pair by pair.
 
     inv_freq: rotary_dim/2 frequencies, radians per token, zeros allowed. factors: rotary_dim/2 numbers by which
@@ -46,4 +47,4 @@ def custom(
             f"custom takes either inv_freq or factors, a list each, and {found} given. "
             "Example: --factors-file FILE.json, which holds a list of factors."
         )
-    return ScaledRope(rope, ScalingSpec("custom", s, params), given, attention_factor)
+    return Frequencies(given, attention_factor, params=params)

@@ -1,6 +1,6 @@
 """Dynamic NTK: the base grows with the current length, so that short inputs see the pretrained frequencies."""
 
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.ntk import ntk_theta
 from ropecli.scaling.registry import scaling_method
 
@@ -13,7 +13,7 @@ from ropecli.scaling.registry import scaling_method
     rope_type="dynamic",
     other_names=("dynamic-ntk",),
 )
-def dynamic(rope: RopeGeometry, s: float, length: int) -> ScaledRope:
+def dynamic(rope: RopeGeometry, s: float, length: int) -> Frequencies:
     """Dynamic NTK: NTK-aware scaling by (s·l/L) - (s - 1), where l is the current length, at least L.
 
     Keys that were rotated at one length do not fit another, so a KV cache that grows past L is inexact.
@@ -21,4 +21,4 @@ def dynamic(rope: RopeGeometry, s: float, length: int) -> ScaledRope:
     window = rope.original_max_position_embeddings
     stretch = s * max(length, window) / window - (s - 1)
     # rope_theta stays the pretrained one: it is what readers start from, at every length anew
-    return ScaledRope(rope, ScalingSpec("dynamic", s), rope.inv_freq(ntk_theta(rope, stretch)))
+    return Frequencies(rope.inv_freq(ntk_theta(rope, stretch)))

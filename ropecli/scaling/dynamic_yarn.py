@@ -1,6 +1,6 @@
 """Dynamic YaRN: the factor follows the current length, so that short inputs see the pretrained frequencies."""
 
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 
@@ -20,7 +20,7 @@ def dynamic_yarn(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     truncate: bool = True,
-) -> ScaledRope:
+) -> Frequencies:
     """Dynamic YaRN: YaRN by max(1, l/L), where l is the current length and L the pretraining window.
 
     beta_fast, beta_slow, truncate: as in yarn. The factor sets the window alone. Keys that were rotated at one
@@ -29,4 +29,4 @@ def dynamic_yarn(
     now = max(1.0, length / rope.original_max_position_embeddings)
     params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
     inv_freq = by_parts(rope, now, beta_fast, beta_slow, truncate)
-    return ScaledRope(rope, ScalingSpec("dynamic-yarn", s, params), inv_freq, yarn_attention_factor(now))
+    return Frequencies(inv_freq, yarn_attention_factor(now), params=params)

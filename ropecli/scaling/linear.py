@@ -1,6 +1,6 @@
 """Position Interpolation: every pair turns s times slower."""
 
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 
 
@@ -12,6 +12,6 @@ from ropecli.scaling.registry import scaling_method
     rope_type="linear",
     other_names=("pi", "position-interpolation"),
 )
-def linear(rope: RopeGeometry, s: float) -> ScaledRope:
+def linear(rope: RopeGeometry, s: float) -> Frequencies:
     """Position Interpolation (PI): divide every position by the factor, f'(x, m) = f(x, m/s)."""
-    return ScaledRope(rope, ScalingSpec("linear", s), rope.inv_freq() / s)
+    return Frequencies(rope.inv_freq() / s)

@@ -6,8 +6,9 @@ from typing import Annotated
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import Range, scaling_method
+from ropecli.rope import Frequencies, RopeGeometry
+from ropecli.scaling.method import SearchRange
+from ropecli.scaling.registry import scaling_method
 
 
 @scaling_method(
@@ -22,9 +23,9 @@ def llama3(
     rope: RopeGeometry,
     s: float,
     *,
-    low_freq_factor: Annotated[float, Range(0.25, 2.0)] = 1.0,
-    high_freq_factor: Annotated[float, Range(2.5, 32.0)] = 4.0,
-) -> ScaledRope:
+    low_freq_factor: Annotated[float, SearchRange(0.25, 2.0)] = 1.0,
+    high_freq_factor: Annotated[float, SearchRange(2.5, 32.0)] = 4.0,
+) -> Frequencies:
     """Llama 3.1: divide by the factor what turns less than low_freq_factor times in the pretraining window.
 
     low_freq_factor, high_freq_factor: turns in the pretraining window. Below the first a pair is fully
@@ -39,4 +40,4 @@ def llama3(
     turns = rope.original_max_position_embeddings * base / (2 * math.pi)
     kept = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
     params = {"low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor}
-    return ScaledRope(rope, ScalingSpec("llama3", s, params), base * (kept + (1 - kept) / s))
+    return Frequencies(base * (kept + (1 - kept) / s), params=params)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import check_length, scaling_method
+from ropecli.rope import Frequencies, RopeGeometry
+from ropecli.scaling.registry import scaling_method
 
 
 def longrope_attention_factor(s: float, window: int) -> float:
@@ -15,6 +15,12 @@ def longrope_attention_factor(s: float, window: int) -> float:
     if s <= 1:
         return 1.0
     return math.sqrt(1 + math.log(s) / math.log(window)) if window > 1 else math.nan
+
+
+def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> None:
+    """Raises MethodError unless there is one number for each pair."""
+    if len(numbers) != rope.pairs:
+        raise MethodError(f"{name} has {len(numbers)} entries; this model has {rope.pairs} rotary pairs.")
 
 
 @scaling_method(
@@ -33,7 +39,7 @@ def longrope(
     long_factor: Sequence[float],
     short_factor: Sequence[float] | None = None,
     attention_factor: float | None = None,
-) -> ScaledRope:
+) -> Frequencies:
     """LongRoPE: divide each pair's frequency by its own factor.
 
     long_factor, short_factor: rotary_dim/2 numbers each, for sequences above and up to the pretraining
@@ -56,4 +62,4 @@ def longrope(
     chosen = np.array(long_factor if length > window else short_factor, dtype=np.float64)
     with np.errstate(over="ignore"):  # the registry refuses what is not finite
         inv_freq = rope.inv_freq() / chosen
-    return ScaledRope(rope, ScalingSpec("longrope", s, params), inv_freq, attention_factor)
+    return Frequencies(inv_freq, attention_factor, params=params)

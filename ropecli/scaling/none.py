@@ -1,10 +1,10 @@
 """No scaling: the pretrained frequencies, read beyond their window as they are."""
 
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 
 
 @scaling_method("none", source="Su et al. 2021, arXiv:2104.09864, section 3.2.2", training="no", rope_type="default")
-def none(rope: RopeGeometry, s: float) -> ScaledRope:
+def none(rope: RopeGeometry, s: float) -> Frequencies:
     """Leave the frequencies as they were pretrained."""
-    return ScaledRope(rope, ScalingSpec("none", s), rope.inv_freq())
+    return Frequencies(rope.inv_freq())

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 
 
@@ -13,10 +13,10 @@ from ropecli.scaling.registry import scaling_method
     h="0",
     other_names=("drope",),
 )
-def nope(rope: RopeGeometry, s: float) -> ScaledRope:
+def nope(rope: RopeGeometry, s: float) -> Frequencies:
     """DroPE: set all frequencies to zero; the causal mask alone tells the order.
 
     The model must be recalibrated by fine-tuning at its pretraining window before it reads anything sensibly.
     The factor sets the window alone.
     """
-    return ScaledRope(rope, ScalingSpec("nope", s), np.zeros(rope.pairs))
+    return Frequencies(np.zeros(rope.pairs))

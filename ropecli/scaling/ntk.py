@@ -3,7 +3,7 @@
 import math
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 
 
@@ -34,11 +34,11 @@ def ntk_theta(rope: RopeGeometry, s: float) -> float:
     rope_type="default",
     other_names=("ntk-aware",),
 )
-def ntk(rope: RopeGeometry, s: float) -> ScaledRope:
+def ntk(rope: RopeGeometry, s: float) -> Frequencies:
     """NTK-aware scaling: the base becomes b·s^(d/(d-2)), so fast pairs barely change.
 
     The pairs between reach their full stretch only at the slowest one, so the usable window stays below
     s times the original: take a larger factor than the target alone asks for.
     """
     theta = ntk_theta(rope, s)
-    return ScaledRope(rope, ScalingSpec("ntk", s), rope.inv_freq(theta), rope_theta=theta)
+    return Frequencies(rope.inv_freq(theta), rope_theta=theta)

@@ -1,7 +1,7 @@
 """p-RoPE: the slowest pairs stop turning and carry meaning without a position."""
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
+from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 
 
@@ -11,7 +11,7 @@ from ropecli.scaling.registry import scaling_method
     training="needed",
     h="θ_d of the fastest ⌊p·|D|/2⌋ pairs, 0 of the others",
 )
-def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> ScaledRope:
+def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> Frequencies:
     """p-RoPE: keep the fastest share p of the pairs and set the frequencies of the others to zero.
 
     p: share of the pairs that go on turning, in (0, 1]; 1 is RoPE, near 0 NoPE. Slow pairs are those that
@@ -21,4 +21,4 @@ def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> ScaledRope:
         raise MethodError(f"p is {p:g}; it is a share of the pairs, above 0 and at most 1.")
     inv_freq = rope.inv_freq()
     inv_freq[int(p * rope.rotary_dim // 2) :] = 0.0  # rounded down, as transformers' `proportional` does
-    return ScaledRope(rope, ScalingSpec("p-rope", s, {"p": p}), inv_freq)
+    return Frequencies(inv_freq, params={"p": p})

@@ -9,11 +9,12 @@ from typing import Annotated
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import Range, scaling_method
+from ropecli.rope import Frequencies, RopeGeometry
+from ropecli.scaling.method import SearchRange
+from ropecli.scaling.registry import scaling_method
 
-BetaFast = Annotated[float, Range(4.0, 64.0)]
-BetaSlow = Annotated[float, Range(0.25, 2.0)]
+BetaFast = Annotated[float, SearchRange(4.0, 64.0)]
+BetaSlow = Annotated[float, SearchRange(0.25, 2.0)]
 
 
 def yarn_attention_factor(s: float, mscale: float = 1.0) -> float:
@@ -67,7 +68,7 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
 )
 def ntk_by_parts(
     rope: RopeGeometry, s: float, *, beta_fast: BetaFast = 32.0, beta_slow: BetaSlow = 1.0, truncate: bool = True
-) -> ScaledRope:
+) -> Frequencies:
     """NTK-by-parts: interpolate slow pairs, leave fast ones, and ramp between. YaRN without temperature.
 
     beta_fast: turns in the pretraining window from which on a pair is left alone. beta_slow: turns below
@@ -75,7 +76,7 @@ def ntk_by_parts(
     """
     params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
     inv_freq = by_parts(rope, s, beta_fast, beta_slow, truncate)
-    return ScaledRope(rope, ScalingSpec("ntk-by-parts", s, params), inv_freq)
+    return Frequencies(inv_freq, params=params)
 
 
 @scaling_method(
@@ -93,10 +94,10 @@ def yarn(
     beta_fast: BetaFast = 32.0,
     beta_slow: BetaSlow = 1.0,
     truncate: bool = True,
-    attention_factor: Annotated[float | None, Range(1.0, 1.5)] = None,
+    attention_factor: Annotated[float | None, SearchRange(1.0, 1.5)] = None,
     mscale: float | None = None,
     mscale_all_dim: float | None = None,
-) -> ScaledRope:
+) -> Frequencies:
     """YaRN: NTK-by-parts and an attention temperature.
 
     beta_fast, beta_slow, truncate: as in ntk-by-parts. attention_factor: multiplies cos and sin;
@@ -117,4 +118,4 @@ def yarn(
     else:
         attention_factor = yarn_attention_factor(s)
     inv_freq = by_parts(rope, s, beta_fast, beta_slow, truncate)
-    return ScaledRope(rope, ScalingSpec("yarn", s, params), inv_freq, attention_factor)
+    return Frequencies(inv_freq, attention_factor, params=params)

@@ -22,7 +22,7 @@ from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import MethodError, PatchError, RecipeError, RopecliError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 from ropecli.training.distances import carrier_in_effect, refuse_beside_method, within_plain
 from ropecli.training.lengths import beyond_window, settle_lengths
 from ropecli.training.recipe import Patch, Recipe, Source
@@ -87,7 +87,7 @@ def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
 def _plan_patch(checkpoint: Checkpoint, patch: Patch) -> PatchPlan:
     if patch.factor is None and patch.target_length is None and patch.method != "none":
         raise MethodError(f"patch: {patch.method} needs factor or target_length.")
-    spec = ScalingSpec(patch.method, 1.0 if patch.factor is None else patch.factor, patch.params)
+    spec = make_spec(patch.method, 1.0 if patch.factor is None else patch.factor, patch.params)
     plan = make_plan(
         checkpoint,
         spec,

@@ -11,8 +11,9 @@ import numpy as np
 
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import ScalingSpec, make_spec
 from ropecli.tuning.run import Run, try_plan
 
 BEGINNINGS = ("linear", "ntk", "yarn")
@@ -50,7 +51,7 @@ def evolve(run: Run) -> PatchPlan:
 
 
 def _spec(factors: Factors, factor: float) -> ScalingSpec:
-    return ScalingSpec("longrope", factor, {"long_factor": list(factors)})
+    return make_spec("longrope", factor, {"long_factor": list(factors)})
 
 
 def _known(geometry: RopeGeometry, factor: float) -> list[Factors]:
@@ -58,7 +59,7 @@ def _known(geometry: RopeGeometry, factor: float) -> list[Factors]:
     known = []
     for method in BEGINNINGS:
         try:
-            inv_freq = scale(geometry, ScalingSpec(method, factor)).inv_freq
+            inv_freq = scale(geometry, make_spec(method, factor)).inv_freq
         except MethodError:  # as yarn, where no pair lies between its ends
             continue
         known.append(_allowed(geometry.inv_freq() / inv_freq, factor))

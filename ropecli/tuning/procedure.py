@@ -17,8 +17,7 @@ from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.report import environment
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_model, load_tokenizer, settle, vocabulary_mismatch
-from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import label_of
+from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
 from ropecli.tuning.calibration import MOST_JUDGED, Calibration, read_calibration
 from ropecli.tuning.folding import find_stored
 from ropecli.tuning.gains import HeadGains
@@ -191,7 +190,7 @@ def _plain(checkpoint: Checkpoint, factor: float, settings: Settings) -> PatchPl
     geometry = settings.geometry(checkpoint)
     specs = [points(geometry, method, factor, 1, settings.seed)[0] for method in settings.methods]
     if settings.level == "search":
-        ones = ScalingSpec("longrope", factor, {"long_factor": [1.0] * (geometry.rotary_dim // 2)})
+        ones = make_spec("longrope", factor, {"long_factor": [1.0] * (geometry.rotary_dim // 2)})
         specs.append(ones)
     plans = [settings.plan(checkpoint, spec) for spec in specs]
     for plan in plans:
@@ -235,7 +234,7 @@ def run_task(
     refuse_unknown_ids(int(sequences.max()), model)
     _refuse_unwritable(task, model)
     judge = Judge(documents, task.window, task.target, task.short_weight, task.targets, kept.progress)
-    base = _measured(model, settings.plan(task.checkpoint, ScalingSpec("none")), judge, "base")
+    base = _measured(model, settings.plan(task.checkpoint, make_spec("none")), judge, "base")
     plain = _measured(model, task.plain, judge, "plain")
 
     def keep(point: Point) -> None:
@@ -261,8 +260,8 @@ def run_task(
 
 
 def _plain_name(spec: ScalingSpec) -> str:
-    chosen = label_of(spec.method, spec.factor, spec.params)
-    return f"{chosen}, nothing tuned" if chosen == label_of(spec.method, spec.factor, {}) else f"{chosen}, a point"
+    chosen = label_of(spec.method.name, spec.factor, spec.params)
+    return f"{chosen}, nothing tuned" if chosen == label_of(spec.method.name, spec.factor, {}) else f"{chosen}, a point"
 
 
 def _measured(model: "PreTrainedModel", plan: PatchPlan, judge: Judge, part: str) -> Score:

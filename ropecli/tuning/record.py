@@ -7,7 +7,7 @@ from annotated_types import Ge, Interval, Len
 
 from ropecli.evaluation.report import Factor
 from ropecli.evaluation.tally import Amount, Count, Tokens
-from ropecli.scaling.registry import label_of
+from ropecli.scaling.spec import label_of
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import PatchPlan
@@ -52,7 +52,7 @@ class Point:
 
     @classmethod
     def of(cls, plan: "PatchPlan", score: Score, seconds: float, level: str = "grid", **others: Any) -> "Point":
-        return cls(level, plan.spec.method, plan.spec.factor, dict(plan.spec.params), score, seconds, **others)
+        return cls(level, plan.spec.method.name, plan.spec.factor, dict(plan.spec.params), score, seconds, **others)
 
     @property
     def label(self) -> str:

@@ -40,7 +40,7 @@ def make_report(
         device=device,
         command=list(command),
         settings=dict(settings),
-        method=plan.spec.method,
+        method=plan.spec.method.name,
         params=dict(plan.spec.params),
         attention_factor=float(rope.attention_factor),
         inv_freq=rope.inv_freq.tolist(),

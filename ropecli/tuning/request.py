@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from ropecli.data.sources import DEMO, read_texts
 from ropecli.errors import DataError, MethodError, did_you_mean
-from ropecli.scaling.registry import ScalingMethod, check_factor, get_method
+from ropecli.scaling.method import ScalingMethod
+from ropecli.scaling.registry import find_method
+from ropecli.scaling.spec import check_factor
 from ropecli.tuning.record import LEVELS
 
 
@@ -27,7 +29,7 @@ def refuse_unknown_level(level: str) -> None:
 
 def tunable(method: str) -> ScalingMethod:
     """Raises MethodError for an unknown one, and for one whose constants are no matter of one table of frequencies."""
-    known = get_method(method)
+    known = find_method(method)
     if known.remaps or known.depends_on_length:
         raise MethodError(
             f"{method} cannot be tuned: only methods that give one table of frequencies can, as yarn, ntk, abf or "

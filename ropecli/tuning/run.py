@@ -14,7 +14,8 @@ from ropecli.attention.patching import live_patch, unpatched_after
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.errors import MethodError, NotFiniteError
-from ropecli.rope import RopeGeometry, ScalingSpec
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.spec import ScalingSpec, make_spec
 from ropecli.tuning.folding import find_stored
 from ropecli.tuning.judge import Judge
 from ropecli.tuning.proof import Logits, difference, in_float32, logits_of, refuse_other
@@ -79,7 +80,7 @@ class Settings:
 
     def geometry(self, checkpoint: Checkpoint) -> RopeGeometry:
         """Of the layers that a plan scales, before any scaling. Raises PatchError."""
-        plan = self.plan(checkpoint, ScalingSpec("none"))
+        plan = self.plan(checkpoint, make_spec("none"))
         return plan.ropes[plan.scaled[0]].geometry
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import ScalingSpec, make_spec
 from ropecli.tuning.request import tunable
 
 _DIGITS = 3
@@ -22,9 +23,9 @@ def points(geometry: RopeGeometry, method: str, factor: float, count: int, seed:
     Raises MethodError for a method that changes distances, and where nothing fits the geometry.
     """
     known = tunable(method)
-    tried = [ScalingSpec(method, factor)]
-    if known.ranges:
-        tried += [ScalingSpec(method, factor, params) for params in _spread(known.ranges, _TRIES * count, seed)]
+    tried = [make_spec(method, factor)]
+    if known.search_ranges:
+        tried += [make_spec(method, factor, params) for params in _spread(known.search_ranges, _TRIES * count, seed)]
     fitting: list[ScalingSpec] = []
     refusal: MethodError | None = None
     for spec in tried:

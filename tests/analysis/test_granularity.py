@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from ropecli.analysis.granularity import exact_limit, granularity, granularity_limit, sine_similarity
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 BASE, ABF = 10_000.0, 500_000.0
 LLAMA_2 = RopeGeometry(128, 128, BASE, 4096)
-PI = scale(LLAMA_2, ScalingSpec("linear", 4.0)).inv_freq
-RAISED = scale(LLAMA_2, ScalingSpec("abf", 4.0, {"beta": 50.0})).inv_freq
+PI = scale(LLAMA_2, make_spec("linear", 4.0)).inv_freq
+RAISED = scale(LLAMA_2, make_spec("abf", 4.0, {"beta": 50.0})).inv_freq
 
 weights = st.floats(0.001, 100) | st.floats(-100, -0.001)
 

@@ -7,15 +7,16 @@ import pytest
 
 from ropecli.analysis.granularity import granularity
 from ropecli.analysis.images import closest_images, distance_to_old_images
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 SMALL = RopeGeometry(32, 32, 10_000.0, 64)
 METHODS = {"none": {}, "linear": {}, "ntk": {}, "abf": {"beta": 50.0}, "p-rope": {}}
 
 
 def frequencies(method: str, factor: float = 4.0) -> np.ndarray:
-    return scale(SMALL, ScalingSpec(method, factor, METHODS[method])).inv_freq
+    return scale(SMALL, make_spec(method, factor, METHODS[method])).inv_freq
 
 
 def curve(inv_freq: np.ndarray, length: int) -> np.ndarray:

@@ -7,8 +7,9 @@ import pytest
 
 from ropecli.analysis.precision import float32_angle_error
 from ropecli.config.encoding import native_parameters
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import ScaledRope, make_spec
 
 LLAMA_2 = RopeGeometry(128, 128, 10000.0, 4096)
 GEOMETRIES = {
@@ -39,7 +40,7 @@ def live_error(rope: ScaledRope, position: int) -> np.ndarray:
 @pytest.mark.parametrize("method", ["none", "yarn"])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_it_is_the_error_of_the_live_module(name, method):
-    rope = scale(GEOMETRIES[name], ScalingSpec(method, 4.0))
+    rope = scale(GEOMETRIES[name], make_spec(method, 4.0))
     ours, theirs = float32_angle_error(rope, LAST).max(), live_error(rope, LAST).max()
     assert theirs / 4 <= ours <= theirs * 4
     assert (float32_angle_error(rope, LAST) <= 1e-6 * rope.inv_freq * LAST + 1e-20).all()
@@ -51,7 +52,7 @@ def test_inspect_reports_it_at_the_windows_end(method, llama, ropecli, tmp_path)
     assert ropecli("patch", llama, "-m", method, "--factor", 2**14, "--no-verify", "-o", tmp_path / "out").code == 0
     for folder, window in ((llama, 64), (tmp_path / "out", 2**20)):
         report = json.loads(ropecli("inspect", folder, "--json").out)
-        spec = ScalingSpec(report["method"], report["factor"])
+        spec = make_spec(report["method"], report["factor"])
         rope = scale(RopeGeometry(32, 32, 10000.0, 64), spec)
         assert report["max_position_embeddings"] == window
         assert report["float32_angle_error"] == float32_angle_error(rope, window - 1).max() > 0

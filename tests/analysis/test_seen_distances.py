@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from ropecli.analysis.distances import largest_distance, seen_distances
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import scale, scaling_methods
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 GEOMETRY = RopeGeometry(32, 32, 10_000.0, 64)
 REMAPPING = [name for name, method in scaling_methods().items() if method.remaps]
@@ -14,7 +16,7 @@ REMAPPING = [name for name, method in scaling_methods().items() if method.remaps
 @pytest.mark.parametrize("method", REMAPPING)
 @pytest.mark.parametrize("factor", [1.0, 3.3])
 def test_they_are_the_last_tokens(method, factor):
-    rope, target = scale(GEOMETRY, ScalingSpec(method, factor)), round(64 * factor)
+    rope, target = scale(GEOMETRY, make_spec(method, factor)), round(64 * factor)
     seen = seen_distances(rope, target)
     rows = rope.remapping.distances(np.arange(target), np.arange(target))
     assert seen.shape == (target,)
@@ -25,7 +27,7 @@ def test_they_are_the_last_tokens(method, factor):
 
 
 def test_plain_attention_sees_all_as_they_are():
-    rope = scale(GEOMETRY, ScalingSpec("yarn", 8.0))
+    rope = scale(GEOMETRY, make_spec("yarn", 8.0))
     np.testing.assert_array_equal(seen_distances(rope, 512), np.arange(512))
     assert seen_distances(rope, 10**9, np.array([0, 10**9 - 1])).tolist() == [0, 10**9 - 1]
     assert largest_distance(rope, 10**9) == 10**9 - 1

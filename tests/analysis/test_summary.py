@@ -10,8 +10,10 @@ from ropecli.analysis.granularity import exact_limit
 from ropecli.analysis.score import score
 from ropecli.analysis.summary import summarize
 from ropecli.cli.terminal import print_json
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import scale, scaling_methods
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import ScaledRope, make_spec
 
 DEMO = RopeGeometry(32, 32, 10_000.0, 256)
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096)
@@ -23,7 +25,7 @@ def scaled(geometry: RopeGeometry, method: str, factor: float) -> ScaledRope:
         "custom": {"factors": [2.0] * geometry.pairs},
         "longrope": {"long_factor": [1.0] * (geometry.pairs - 1) + [1e30]},
     }
-    return scale(geometry, ScalingSpec(method, factor, params.get(method, {})))
+    return scale(geometry, make_spec(method, factor, params.get(method, {})))
 
 
 def printed(summary: dict, capsys) -> dict:
@@ -56,7 +58,7 @@ def test_of_every_method(method, capsys):
 
 
 def test_llama_2_by_hand():
-    found = summarize(scale(LLAMA_2, ScalingSpec("linear", 8.0)), 32768)
+    found = summarize(scale(LLAMA_2, make_spec("linear", 8.0)), 32768)
     slowest = 10_000 ** (-126 / 128) / 8
     assert found["longest_wavelength"] == pytest.approx(2 * math.pi / slowest)
     assert found["half_wavelength"] == pytest.approx(math.pi / slowest)
@@ -76,7 +78,7 @@ def test_llama_2_by_hand():
 
 
 def test_a_larger_base_moves_the_second_frequency_by_six_percent():
-    found = summarize(scale(LLAMA_2, ScalingSpec("abf", 8.0, {"rope_theta": 5e5})), 32768)
+    found = summarize(scale(LLAMA_2, make_spec("abf", 8.0, {"rope_theta": 5e5})), 32768)
     assert found["frequency_over_pretrained"][1] == pytest.approx(0.94, abs=0.005)
     assert found["granularity_limit"] == pytest.approx(0.076, abs=5e-4)
 

@@ -24,11 +24,11 @@ def patched(tmp_path):
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import make_spec
 
     def patch(folder: Path, method: str, factor: float = 4.0, *, original_length: int | None = None, **params) -> Path:
         output = tmp_path / f"patched-{len(list(tmp_path.glob('patched-*')))}"
-        spec = ScalingSpec(method, factor, params)
+        spec = make_spec(method, factor, params)
         patch_to(make_plan(open_checkpoint(folder), spec, original_length=original_length), output)
         return output
 

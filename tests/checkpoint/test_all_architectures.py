@@ -19,7 +19,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import RopecliError
-from ropecli.rope import ScaledRope
+from ropecli.scaling.spec import ScaledRope
 
 PINNED = "5.23.0"
 pytestmark = [

@@ -11,7 +11,7 @@ from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 TOKENS = 110
 IDS = (torch.arange(1, 2 * TOKENS + 1).reshape(2, TOKENS) * 37) % 511 + 1
@@ -27,7 +27,7 @@ SLIDING = {
 
 
 def ropes(folder, method="rerope", **params):
-    return make_plan(open_checkpoint(folder), ScalingSpec(method, 4.0, params)).ropes
+    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params)).ropes
 
 
 def make(folder, method="rerope", **params):

@@ -17,7 +17,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.config.saved_remapping import KEY, Carrier, parse_carrier, read_carrier
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.live.loading import load_model
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 IDS = (torch.arange(1, 141)[None] * 37) % 512
 LAYERS = ["sliding_attention", "full_attention"]
@@ -28,7 +28,7 @@ VISION = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "p
 
 
 def plan(folder, method="rerope", factor=4.0, **params):
-    return make_plan(open_checkpoint(folder), ScalingSpec(method, factor, params))
+    return make_plan(open_checkpoint(folder), make_spec(method, factor, params))
 
 
 def load(folder):
@@ -160,7 +160,7 @@ def test_what_a_method_has_no_meaning_for_is_refused_at_once(settings, named, ll
 
 def test_the_layers_are_those_that_see_the_whole_context(build):
     checkpoint = open_checkpoint(build("gemma3_text", **GEMMA))
-    spec = ScalingSpec("rerope", 4.0)
+    spec = make_spec("rerope", 4.0)
     assert make_plan(checkpoint, spec, layer_types=["full_attention"]).scaled == ("full_attention",)
     for chosen in (["sliding_attention"], LAYERS):
         with pytest.raises(PatchError, match="for the layers that see the whole context, full_attention"):

@@ -12,7 +12,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.config.families import family_of
 from ropecli.config.settings import read_settings
 from ropecli.errors import CheckpointError, RopecliError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 LAYERS = ["sliding_attention", "full_attention"]
 VISION = {
@@ -159,7 +159,7 @@ def granite(**values) -> dict:
 def test_bases_that_differ_from_layer_to_layer_are_refused(written):
     source = open_checkpoint(written(granite(rope_theta=30000.0, layer_rope_theta=[30000.0, 50000.0])))
     with pytest.raises(CheckpointError, match=r"layer_rope_theta .* one base for all layers is supported"):
-        make_plan(source, ScalingSpec("linear", 4.0))
+        make_plan(source, make_spec("linear", 4.0))
 
 
 def test_dbrx_keeps_its_base_where_transformers_does_not_look(written, patched, live):

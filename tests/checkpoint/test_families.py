@@ -22,7 +22,7 @@ from ropecli.errors import PatchError
 from ropecli.live import rotary as live
 from ropecli.live.proof import build_without_weights
 from ropecli.live.stock import quiet_transformers
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 PINNED = "5.23.0"
 pinned = pytest.mark.skipif(
@@ -166,7 +166,7 @@ def test_the_compressors_of_deepseek_v4_rotate_by_positions_of_their_own():
 def test_frequencies_that_follow_the_length_are_refused_there(method, params, written, patched):
     source = open_checkpoint(written(COMPRESSED))
     with pytest.raises(PatchError, match="compressors of deepseek_v4 rotate by positions of their own"):
-        make_plan(source, ScalingSpec(method, 4.0, params))  # what is written and what is patched in memory start here
+        make_plan(source, make_spec(method, 4.0, params))  # what is written and what is patched in memory start here
     patched(source.folder, "longrope", long_factor=[4.0] * 8)  # one list serves every length
 
 
@@ -237,7 +237,7 @@ def test_types_that_honour_longrope_alone(model_type, written):
     config = {**TINY, **own, "model_type": model_type, "rope_theta": 1e4, "rope_scaling": scaling}
     with pytest.raises(Exception, match=r"rope|mscale|factor"):
         turned(build_without_weights(written(config)), 3)
-    plan = make_plan(open_checkpoint(written({**config, "rope_scaling": None})), ScalingSpec("yarn", 4.0))
+    plan = make_plan(open_checkpoint(written({**config, "rope_scaling": None})), make_spec("yarn", 4.0))
     assert plan.config["rope_parameters"]["rope_type"] == "longrope"
 
 
@@ -263,7 +263,7 @@ PHIMOE = {**TINY, "model_type": "phimoe", "num_local_experts": 2, "num_experts_p
 def test_phimoe_turns_as_patched_on_both_sides_of_the_window(method, params, written, patched):
     """It works out its frequencies anew in each pass, and takes its temperature from short_mscale and long_mscale."""
     source = written(PHIMOE)
-    rope = make_plan(open_checkpoint(source), ScalingSpec(method, 4.0, params)).ropes[None]
+    rope = make_plan(open_checkpoint(source), make_spec(method, 4.0, params)).ropes[None]
     model = build_without_weights(patched(source, method, **params))
     for position in (10, 63, 64, 200):
         cos, sin = turned(model, position)

@@ -12,7 +12,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import PatchError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 LAYERS = ["sliding_attention", "full_attention"]
 MODELS = {
@@ -41,7 +41,7 @@ def patch(tmp_path):
     """patch(folder, ["full_attention"], "linear", 4.0) -> the folder written, and proved."""
 
     def write(folder, layer_types, method="linear", factor=4.0):
-        plan = make_plan(open_checkpoint(folder), ScalingSpec(method, factor), layer_types=layer_types)
+        plan = make_plan(open_checkpoint(folder), make_spec(method, factor), layer_types=layer_types)
         output = tmp_path / f"patched-{len(list(tmp_path.glob('patched-*')))}"
         patch_to(plan, output)
         return output
@@ -80,7 +80,7 @@ def test_a_second_patch_starts_from_the_original_whatever_was_chosen_first(model
     again, afresh = patch(first, None, "yarn"), patch(model("olmo3"), None, "yarn")
     assert config_of(again) == config_of(afresh)
     ropes = read_state(open_checkpoint(again)).ropes
-    assert ropes["sliding_attention"].spec.method == "none"
+    assert ropes["sliding_attention"].spec.method.name == "none"
 
 
 @pytest.mark.parametrize("own", [{"rope_type": "linear", "factor": 2.0}, None], ids=["scaled", "plain"])
@@ -97,7 +97,7 @@ def test_the_older_fields_go_on_meaning_the_far_layers(own, model, edited, patch
 
 def test_a_model_whose_layers_share_one_rope_is_refused(llama):
     with pytest.raises(PatchError, match="chooses between ropes, and here all layers share one"):
-        make_plan(open_checkpoint(llama), ScalingSpec("linear", 4.0), layer_types=["full_attention"])
+        make_plan(open_checkpoint(llama), make_spec("linear", 4.0), layer_types=["full_attention"])
 
 
 def test_the_option_of_the_command(model, ropecli, tmp_path):
@@ -137,7 +137,7 @@ def test_the_pretraining_window_is_that_of_the_layers_that_are_scaled(model, edi
     yarn = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 5e5, "original_max_position_embeddings": 64}
     ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}, "full_attention": yarn}
     source = open_checkpoint(edited(model("olmo3"), max_position_embeddings=512, rope_parameters=ropes))
-    plan = make_plan(source, ScalingSpec("yarn", 1.0), target_length=1024)
+    plan = make_plan(source, make_spec("yarn", 1.0), target_length=1024)
     assert plan.spec.factor == 16.0
     assert plan.config["rope_parameters"]["full_attention"]["original_max_position_embeddings"] == 64
 
@@ -146,5 +146,5 @@ def test_a_sliding_window_is_warned_of_where_every_layer_slides(build):
     """In the other half of Gemma 2's layers attention reaches as far as there is text."""
     for name, settings, warned in (("mistral", {}, True), ("gemma2", {"layer_types": LAYERS}, False)):
         source = open_checkpoint(build(name, head_dim=32, sliding_window=32, **settings))
-        warnings = make_plan(source, ScalingSpec("yarn", 4.0)).warnings
+        warnings = make_plan(source, make_spec("yarn", 4.0)).warnings
         assert any("sliding_window is 32: no layer attends further back" in one for one in warnings) is warned

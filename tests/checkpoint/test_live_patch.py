@@ -18,8 +18,8 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
 from ropecli.live.rotary import restored, rotary_tables
-from ropecli.rope import ScaledRope, ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import ScaledRope, make_spec
 
 WINDOW, TARGET = 64, 256
 IDS = torch.from_numpy(np.random.default_rng(11).integers(1, 512, TARGET))[None]
@@ -44,13 +44,13 @@ def logits(model, length: int = TARGET, **options) -> torch.Tensor:
 
 
 def ropes_of(folder, method: str, **params) -> dict[str | None, ScaledRope]:
-    return make_plan(open_checkpoint(folder), ScalingSpec(method, 4.0, params)).ropes
+    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params)).ropes
 
 
 def fixed(ropes: dict[str | None, ScaledRope], length: int) -> dict[str | None, ScaledRope]:
     """What the ropes are at one length, as ropes that no longer follow any."""
     at_length = {label: scale(rope.geometry, rope.spec, length) for label, rope in ropes.items()}
-    return {label: dataclasses.replace(rope, spec=ScalingSpec("none")) for label, rope in at_length.items()}
+    return {label: dataclasses.replace(rope, spec=make_spec("none")) for label, rope in at_length.items()}
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ MODELS = {
 @pytest.mark.parametrize("model_type", MODELS)
 def test_in_memory_and_on_disk_are_the_same_model(model_type, build, tmp_path):
     source = build(model_type, **MODELS[model_type])
-    plan = make_plan(open_checkpoint(source), ScalingSpec("yarn", 4.0, {"attention_factor": 1.4}))
+    plan = make_plan(open_checkpoint(source), make_spec("yarn", 4.0, {"attention_factor": 1.4}))
     patch_to(plan, tmp_path / "out", verify=False)
     model, written = load(source), load(tmp_path / "out")
     plain = logits(model)
@@ -179,6 +179,6 @@ def test_a_softmax_scale_of_its_own_is_not_reached_in_memory(build):
     }
     folder = build("minicpm3", rope_parameters=parameters, q_lora_rank=16, kv_lora_rank=16)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    plan = make_plan(open_checkpoint(folder), ScalingSpec("linear", 8.0))
+    plan = make_plan(open_checkpoint(folder), make_spec("linear", 8.0))
     with pytest.raises(PatchError, match="mscale_all_dim sets this model's softmax scale"):
         live_patch(model, plan.ropes)

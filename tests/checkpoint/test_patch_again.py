@@ -8,7 +8,7 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import read_provenance
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import CheckpointError, MethodError, PatchError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 TWO_LISTS = {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.3, 16).tolist()}
 FIRST = {
@@ -32,7 +32,7 @@ THEN = {
 
 
 def plan(folder, method="yarn", factor=4.0, params=None, **options):
-    return make_plan(open_checkpoint(folder), ScalingSpec(method, factor, params or {}), **options)
+    return make_plan(open_checkpoint(folder), make_spec(method, factor, params or {}), **options)
 
 
 @pytest.fixture(params=FIRST)
@@ -55,10 +55,10 @@ def test_with_the_note_the_method_and_the_original_are_known(first, llama, confi
     method, params, folder = first
     provenance = read_provenance(open_checkpoint(folder))
     assert provenance.original == config_of(llama)
-    assert (provenance.spec.method, provenance.spec.factor, dict(provenance.spec.params)) == (method, 4.0, params)
+    assert (provenance.method, provenance.factor, provenance.params) == (method, 4.0, params)
     state = read_state(open_checkpoint(folder))
     ropes, settings = state.ropes, state.settings
-    assert ropes[None].spec.method == method
+    assert ropes[None].spec.method.name == method
     assert ropes[None].geometry.original_max_position_embeddings == 64
     assert ropes[None].geometry.rope_theta == 1e4
     assert settings.max_position_embeddings == (64 if method == "dynamic" else 256)

@@ -11,15 +11,15 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import CheckpointError, ProofError
 from ropecli.live.proof import prove
-from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 TWO_LISTS = {"long_factor": [4.0] * 16, "short_factor": [1.1] * 16}
 LAYERS = ["sliding_attention", "full_attention"]
 
 
 def plan(folder, method="yarn", factor=4.0, **params):
-    return make_plan(open_checkpoint(folder), ScalingSpec(method, factor, params))
+    return make_plan(open_checkpoint(folder), make_spec(method, factor, params))
 
 
 def tampered(plan, **rope_parameters: object):
@@ -92,7 +92,7 @@ def test_one_layer_type_of_two_is_caught_by_its_name(build, tmp_path):
     wrong = plan(gemma, "linear")
     ropes = dict(wrong.ropes)
     rope = ropes["sliding_attention"]
-    ropes["sliding_attention"] = scale(rope.geometry, ScalingSpec("linear", 2.0))
+    ropes["sliding_attention"] = scale(rope.geometry, make_spec("linear", 2.0))
     with pytest.raises(ProofError, match="rotary_emb"):
         patch_to(dataclasses.replace(wrong, ropes=ropes), tmp_path / "out")
     del ropes["sliding_attention"]

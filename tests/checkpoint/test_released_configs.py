@@ -13,7 +13,7 @@ from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 SMALL = {
     "vocab_size": 64,
@@ -384,7 +384,7 @@ def test_it_is_scaled_from_its_pretraining_window(name, method, released, patche
     bare = open_checkpoint(released(name, **never, max_position_embeddings=window))
     keeps = name == "Ministral-3-8B" and method == "yarn"  # the temperature that it was trained with
     kept = {"mscale": 1.0, "mscale_all_dim": 1.0} if keeps else {}
-    expected = make_plan(bare, ScalingSpec(method, 64.0, {**params, **kept})).ropes[None]
+    expected = make_plan(bare, make_spec(method, 64.0, {**params, **kept})).ropes[None]
     folder = patched(source, method, 64.0, **params)
     table = live(folder)[None]
     np.testing.assert_allclose(table.inv_freq, expected.inv_freq, rtol=2e-5)
@@ -407,7 +407,7 @@ def test_its_own_factor_gives_its_own_frequencies_back(name, released, patched, 
     [("yarn", {}, True), ("yarn", {"truncate": False}, False), ("linear", {}, False)],
 )
 def test_parameters_that_it_was_trained_with_are_not_dropped_in_silence(method, params, warned, released):
-    plan = make_plan(open_checkpoint(released("gpt-oss-20b")), ScalingSpec(method, 64.0, params))
+    plan = make_plan(open_checkpoint(released("gpt-oss-20b")), make_spec(method, 64.0, params))
     said = "the checkpoint comes with yarn of other parameters; --set truncate=false keeps them."
     assert (said in plan.warnings) is warned
 
@@ -420,7 +420,7 @@ def test_the_attention_of_ministral_still_finds_its_window(method, build, tmp_pa
         "ministral3", head_dim=32, sliding_window=None, max_position_embeddings=32, rope_parameters=parameters
     )
     params = {"long_factor": np.linspace(1, 4, 16).tolist()} if method == "longrope" else {}
-    plan = make_plan(open_checkpoint(source), ScalingSpec(method, 4.0, params))
+    plan = make_plan(open_checkpoint(source), make_spec(method, 4.0, params))
     patch_to(plan, tmp_path / "out")
     ids = torch.arange(1, 61)[None]
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()

@@ -10,13 +10,13 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config.saved_remapping import KEY
 from ropecli.errors import PatchError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 IDS = (torch.arange(1, 141)[None] * 37) % 512
 
 
 def plan(folder, method="rerope", **params):
-    return make_plan(open_checkpoint(folder), ScalingSpec(method, 4.0, params))
+    return make_plan(open_checkpoint(folder), make_spec(method, 4.0, params))
 
 
 def load(folder, **options):

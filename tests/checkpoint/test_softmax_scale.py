@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 SHIPPED = {
     "type": "yarn",
@@ -108,7 +108,7 @@ def test_two_patches_are_one(first, model, patched, config_of):
 
 def test_a_pair_for_a_model_that_does_not_read_it_is_warned_of(model, llama):
     """cos and sin get nothing then, and the softmax neither: YaRN without its temperature."""
-    spec = ScalingSpec("yarn", 8.0, {"mscale": 0.707, "mscale_all_dim": 0.707})
+    spec = make_spec("yarn", 8.0, {"mscale": 0.707, "mscale_all_dim": 0.707})
     warnings = make_plan(open_checkpoint(llama), spec).warnings
     assert any("mscale_all_dim" in warning and "llama" in warning for warning in warnings)
     assert make_plan(open_checkpoint(model[0]), spec).warnings == ()

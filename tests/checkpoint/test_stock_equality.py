@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import scale, scaling_methods
+from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 LENGTH = 150  # past the pretraining window, 64, and inside the patched one, 256
 TOKENS = np.random.default_rng(7).integers(1, 512, LENGTH)
@@ -63,7 +64,7 @@ np.savez(output, **logits)
 @pytest.fixture(scope="module")
 def plans(llama) -> dict[str, PatchPlan]:
     return {
-        name: make_plan(open_checkpoint(llama), ScalingSpec(method, 4.0, params))
+        name: make_plan(open_checkpoint(llama), make_spec(method, 4.0, params))
         for name, (method, params) in CASES.items()
     }
 
@@ -135,7 +136,7 @@ def test_frequencies_switch_where_the_live_patch_switches(name, length, switched
     with torch.no_grad():
         ours, stock = base_model(ids, use_cache=False).logits, written(ids, use_cache=False).logits
         at_64 = scale(plans[name].ropes[None].geometry, plans[name].spec, 64)
-        live_patch(base_model, {None: dataclasses.replace(at_64, spec=ScalingSpec("none"))})
+        live_patch(base_model, {None: dataclasses.replace(at_64, spec=make_spec("none"))})
         short = base_model(ids, use_cache=False).logits
     torch.testing.assert_close(stock, ours, rtol=0, atol=1e-4)
     assert (float((ours - short).abs().max()) > 1e-4) is switched

@@ -20,7 +20,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.errors import RopecliError
 from ropecli.live.stock import quiet_transformers
-from ropecli.rope import ScaledRope
+from ropecli.scaling.spec import ScaledRope
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config.families import family_of
 from ropecli.config.saved_remapping import read_carrier
 from ropecli.errors import CheckpointError, PatchError, RopecliError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 PINNED = "5.23.0"
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -89,7 +89,7 @@ def test_every_type_is_proved_or_refused_with_its_reason(model_type, tmp_path):
 
 def settled(folder):
     """As `ropecli patch` finds and proves it, by ReRoPE."""
-    plan = make_plan(open_checkpoint(folder), ScalingSpec("rerope", 4.0))
+    plan = make_plan(open_checkpoint(folder), make_spec("rerope", 4.0))
     if plan.unwritable:
         raise PatchError(plan.unwritable)
     carrier = read_carrier(settle_layout(plan.config))

@@ -12,10 +12,10 @@ def yarn(llama, tmp_path_factory):
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import make_spec
 
     folder = tmp_path_factory.mktemp("patched") / "yarn"
-    patch_to(make_plan(open_checkpoint(llama), ScalingSpec("yarn", 4.0)), folder)
+    patch_to(make_plan(open_checkpoint(llama), make_spec("yarn", 4.0)), folder)
     return folder
 
 

@@ -13,7 +13,7 @@ def yarn(llama, tmp_path_factory):
     import ropecli
 
     folder = tmp_path_factory.mktemp("patched") / "it's yarn"  # a shell must be told where the name ends
-    plan = ropecli.make_plan(ropecli.open_checkpoint(llama), ropecli.ScalingSpec("yarn", 4.0))
+    plan = ropecli.make_plan(ropecli.open_checkpoint(llama), ropecli.make_spec("yarn", 4.0))
     ropecli.patch_to(plan, folder, verify=False)
     return folder
 

@@ -16,7 +16,7 @@ from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import RopecliError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 
 PATCH = ["patch", "-m", "yarn", "--factor", 4, "--no-verify", "-o", "out"]
 REVERT = ["patch", "--revert", "-o", "out"]
@@ -377,7 +377,7 @@ def test_values_of_every_kind_in_every_field_that_is_read(name, tmp_path):
             changed.append({**config, nest: inside if name == "nested" else {**config[nest], key: value}})
     for one in changed:
         checkpoint = Checkpoint("hostile", tmp_path, json.loads(json.dumps(one)))
-        for attempt in (inspect_checkpoint, lambda it: make_plan(it, ScalingSpec("yarn", 4.0))):
+        for attempt in (inspect_checkpoint, lambda it: make_plan(it, make_spec("yarn", 4.0))):
             message = ""
             try:
                 attempt(checkpoint)

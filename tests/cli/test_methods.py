@@ -11,8 +11,10 @@ from rich.console import Console
 from ropecli.cli import terminal
 from ropecli.cli.app import app
 from ropecli.cli.methods import example, explanation, overview
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import get_method, scale, scaling_methods
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.registry import find_method, scaling_methods
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 KEYS = {
     "name",
@@ -79,7 +81,7 @@ def test_the_overview_tells_everything_at_any_width(width):
     table = rows(lines)
     assert list(table) == list(scaling_methods())
     for name, (_, about, written, training) in table.items():
-        method = get_method(name)
+        method = find_method(name)
         assert about.startswith(method.summary)
         assert about.endswith(method.source)
         assert (written, training) == (WRITTEN[name], method.training)
@@ -96,7 +98,7 @@ def test_an_explanation_tells_everything_at_any_width():
             for fact in (" ".join(method.description.split()), method.source, method.training, *method.other_names):
                 assert fact in text
         table = rows(lines)
-        assert {key: cells[1] for key, cells in table.items()} == {knob.name: knob.kind for knob in method.knobs}
+        assert {key: cells[1] for key, cells in table.items()} == {knob.name: knob.kind for knob in method.parameters}
 
 
 def test_the_command_ends_with_an_example_in_one_line(ropecli, monkeypatch):
@@ -104,22 +106,22 @@ def test_the_command_ends_with_an_example_in_one_line(ropecli, monkeypatch):
     for name in ("yarn", "rerope"):
         outcome = ropecli("methods", name)
         assert (outcome.code, outcome.err) == (0, "")
-        assert outcome.out.splitlines()[-1] == example(get_method(name))
+        assert outcome.out.splitlines()[-1] == example(find_method(name))
 
 
 def test_an_example_is_understood_and_does_something():
     """The command has the options, and the method takes the setting and changes by it."""
     for name in scaling_methods():
-        _, command, *words = shlex.split(example(get_method(name)))
+        _, command, *words = shlex.split(example(find_method(name)))
         parsed = typer.main.get_command(app).commands[command].make_context(command, words).params
         assert parsed["checkpoint"] == "CHECKPOINT"
         assert {name, 4.0} <= {value for value in parsed.values() if isinstance(value, str | float)}
         set_params = terminal.parse_settings(parsed.get("settings"))
         assert bool(parsed.get("factors_file")) == (name in NUMBERS)
         rope = RopeGeometry(32, 32, 1e4, 4096)
-        ours = scale(rope, ScalingSpec(name, 4.0, {**NUMBERS.get(name, {}), **set_params}))
+        ours = scale(rope, make_spec(name, 4.0, {**NUMBERS.get(name, {}), **set_params}))
         if set_params and name != "abf":  # which does not run without
-            assert (ours.inv_freq != scale(rope, ScalingSpec(name, 4.0)).inv_freq).any()
+            assert (ours.inv_freq != scale(rope, make_spec(name, 4.0)).inv_freq).any()
 
 
 def test_all_as_json(ropecli):
@@ -131,7 +133,7 @@ def test_all_as_json(ropecli):
     for method in methods:
         assert set(method) == KEYS
         assert method["summary"]
-        assert method["source"] == get_method(method["name"]).source
+        assert method["source"] == find_method(method["name"]).source
 
 
 def test_one_as_json(ropecli):

@@ -11,8 +11,7 @@ from ropecli.analysis.summary import summarize
 from ropecli.checkpoint.inspection import make_study
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.cli import terminal
-from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import get_method
+from ropecli.scaling.spec import make_spec
 
 LLAMA2 = {
     "model_type": "llama",
@@ -66,11 +65,11 @@ def as_json(value):
 
 def test_the_report_is_what_is_computed(theory):
     report = theory("demo", "--method", "yarn,nope,rerope", "--factor", 8)
-    specs = [ScalingSpec(name, 8.0) for name in ("yarn", "nope", "rerope")]
+    specs = [make_spec(name, 8.0) for name in ("yarn", "nope", "rerope")]
     study = make_study(open_checkpoint("demo"), specs)
     assert [rope["name"] for rope in report["ropes"]] == ["pretrained", "yarn ×8", "nope ×8", "rerope ×8"]
     for found, (name, rope) in zip(report["ropes"], study.ropes.items(), strict=True):
-        method = get_method(rope.spec.method)
+        method = rope.spec.method
         form = {"name": name, "g": method.g, "h": method.h, "interpolation": method.interpolation}
         assert found == as_json({**form, **summarize(rope, 2048)})
     assert report["smallest_base"] == smallest_base(study.geometry, 2048)

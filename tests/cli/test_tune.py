@@ -144,15 +144,15 @@ def test_the_report_is_what_the_judge_measured(tuned, llama, corpus):
     from ropecli.evaluation.comparison import compare_methods
     from ropecli.evaluation.protocols import Protocol
     from ropecli.live.loading import load_model, load_tokenizer
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import make_spec
     from ropecli.tuning.calibration import read_calibration
 
     folder, (out, _) = tuned("heads")
     report = read_report(folder)
     checkpoint, written = ropecli.open_checkpoint(llama), ropecli.open_checkpoint(folder)
     judged = read_calibration(str(corpus), load_tokenizer(checkpoint), 128, most=10, seed=0).judged
-    plans = [make_plan(checkpoint, ScalingSpec(method, 2.0)) for method in ("none", "yarn")]
-    best = make_plan(checkpoint, ScalingSpec("yarn", 2.0, report["params"]))
+    plans = [make_plan(checkpoint, make_spec(method, 2.0)) for method in ("none", "yarn")]
+    best = make_plan(checkpoint, make_spec("yarn", 2.0, report["params"]))
     how = {"protocol": Protocol("tail", targets=16)}
     model = load_model(checkpoint, device="cpu")
     results = compare_methods(model, [*plans, best], judged, [64, 128], **how)
@@ -449,7 +449,7 @@ def test_the_api_gives_the_plan_and_the_report(tuned, llama, corpus, tmp_path):
         targets=16,
         on_point=points.append,
     )
-    assert result.plan.spec.method == "yarn"
+    assert result.plan.spec.method.name == "yarn"
     assert isinstance(result.report, ropecli.TuneReport)
     assert points == result.report.points
     assert ropecli.write_tuned(result, tmp_path / "out") == 1

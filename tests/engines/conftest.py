@@ -44,7 +44,7 @@ def patched(tmp_path_factory):
     def make(patch: str, **params: object) -> Patched:
         key = (patch, repr(params))
         if key not in made:
-            spec = ropecli.ScalingSpec(patch.partition(" ")[0], TARGET / WINDOW, {**PATCHES[patch], **params})
+            spec = ropecli.make_spec(patch.partition(" ")[0], TARGET / WINDOW, {**PATCHES[patch], **params})
             plan = ropecli.make_plan(ropecli.open_checkpoint("demo"), spec)
             folder = tmp_path_factory.mktemp("patched") / "checkpoint"
             ropecli.patch_to(plan, folder, verify=False)
@@ -73,7 +73,7 @@ def patched_model(build, tmp_path):
 
     def make(model_type: str, method: str, layer_types: list[str] | None = None, **params: object):
         source = ropecli.open_checkpoint(build(model_type, head_dim=32))
-        plan = ropecli.make_plan(source, ropecli.ScalingSpec(method, 4.0, params), layer_types=layer_types)
+        plan = ropecli.make_plan(source, ropecli.make_spec(method, 4.0, params), layer_types=layer_types)
         ropecli.patch_to(plan, tmp_path / "patched", verify=False)
         return ropecli.open_checkpoint(tmp_path / "patched")
 

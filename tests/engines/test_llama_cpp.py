@@ -67,7 +67,7 @@ def patched(tmp_path):
 
     def patch(method: str, **params: object):
         plan = ropecli.make_plan(
-            ropecli.open_checkpoint("demo"), ropecli.ScalingSpec(method, TARGET / WINDOW, params), target_length=TARGET
+            ropecli.open_checkpoint("demo"), ropecli.make_spec(method, TARGET / WINDOW, params), target_length=TARGET
         )
         ropecli.patch_to(plan, tmp_path / method)
         return ropecli.open_checkpoint(tmp_path / method)
@@ -177,7 +177,7 @@ def test_the_flags_give_what_transformers_gives(method, patched, by_llama_cpp, t
 
 def test_llama3_rides_in_the_file(patched, by_llama_cpp, tokens):
     checkpoint = patched("llama3")
-    rope = ropecli.make_plan(checkpoint, ropecli.ScalingSpec("llama3", TARGET / WINDOW)).ropes[None]
+    rope = ropecli.make_plan(checkpoint, ropecli.make_spec("llama3", TARGET / WINDOW)).ropes[None]
     factors = {"rope_freqs.weight": (rope.geometry.inv_freq() / rope.inv_freq).tolist()}
     expected, command = by_transformers(checkpoint, tokens), command_of(checkpoint)
     agreed = largest(by_llama_cpp(command, tensors=factors) - expected)

@@ -78,11 +78,11 @@ def patched(tmp_path_factory):
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import make_spec
 
     def patch(folder, method, factor=4.0, **params):
         output = tmp_path_factory.mktemp("patched") / method
-        patch_to(make_plan(open_checkpoint(folder), ScalingSpec(method, factor, params)), output, verify=False)
+        patch_to(make_plan(open_checkpoint(folder), make_spec(method, factor, params)), output, verify=False)
         return output
 
     return patch

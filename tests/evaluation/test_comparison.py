@@ -11,8 +11,8 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import PatchError
 from ropecli.evaluation.comparison import compare_methods, plan_comparison, switches
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.spec import make_spec
 
 LENGTHS = [24, 65, 200]
 RELEASE = Version(importlib.metadata.version("transformers"))
@@ -28,7 +28,7 @@ def specs(pairs=16):
         "custom": {"factors": long[::-1]},
         "p-rope": {"p": 0.25},
     }
-    return [ScalingSpec(name, 4.0, params.get(name, {})) for name in scaling_methods()]
+    return [make_spec(name, 4.0, params.get(name, {})) for name in scaling_methods()]
 
 
 def close(rows, others):
@@ -63,15 +63,15 @@ def test_every_method_equals_its_patched_checkpoint(base, pairs, patched, loaded
     protocol = "prefix" if "llama" in base.name else "tail"
     few = replace(documents, kept=documents.kept[:2])
     plans = plan_comparison(open_checkpoint(base), specs(pairs))
-    assert {plan.spec.method for plan in plans if switches(plan)} == {"dynamic", "dynamic-yarn", "longrope"}
+    assert {plan.spec.method.name for plan in plans if switches(plan)} == {"dynamic", "dynamic-yarn", "longrope"}
     results = compare_methods(loaded(base), plans, few, LENGTHS, protocol=protocol)
-    compared = {plan.spec.method: rows for plan, rows in zip(plans, results, strict=True)}
+    compared = {plan.spec.method.name: rows for plan, rows in zip(plans, results, strict=True)}
     if "llama" in base.name:
         assert compare_methods(loaded(base), plans[::-1], few, LENGTHS, protocol=protocol) == results[::-1]
     for method in WRITTEN:
         if "gemma3" in base.name and not scaling_methods()[method].rope_type and Version("5.23") > RELEASE:
             continue  # releases before it stop at longrope by layer type
-        params = next(spec.params for spec in specs(pairs) if spec.method == method)
+        params = next(spec.params for spec in specs(pairs) if spec.method.name == method)
         folder = patched(base, method, 4.0, **params)
         close(compared[method], evaluate_perplexity(loaded(folder), few, LENGTHS, protocol=protocol))
     losses = np.array([rows[-1].document_nll for rows in compared.values()])
@@ -82,9 +82,9 @@ def test_every_method_equals_its_patched_checkpoint(base, pairs, patched, loaded
 
 @pytest.mark.parametrize("method", ["yarn", "longrope"])
 def test_a_checkpoint_that_is_patched_already_is_compared_from_its_original(llama, patched, loaded, documents, method):
-    params = next(spec.params for spec in specs() if spec.method == method)
+    params = next(spec.params for spec in specs() if spec.method.name == method)
     folder = patched(llama, method, 2.0, **params)
-    wanted = [ScalingSpec("none"), ScalingSpec("linear", 4.0), ScalingSpec("dynamic", 4.0)]
+    wanted = [make_spec("none"), make_spec("linear", 4.0), make_spec("dynamic", 4.0)]
     from_patched = compare_methods(loaded(folder), plan_comparison(open_checkpoint(folder), wanted), documents, LENGTHS)
     from_original = compare_methods(loaded(llama), plan_comparison(open_checkpoint(llama), wanted), documents, LENGTHS)
     for rows, others in zip(from_patched, from_original, strict=True):
@@ -100,7 +100,7 @@ def test_the_model_is_given_back_as_it_came(llama, patched, loaded, documents):
 
 def test_what_the_model_does_not_allow_is_refused_before_anything_is_measured(build, loaded, documents):
     folder, parts = build("smollm3", no_rope_layers=[1, 0]), []
-    plans = plan_comparison(open_checkpoint(folder), [ScalingSpec("none"), ScalingSpec("rerope", 4.0)])
+    plans = plan_comparison(open_checkpoint(folder), [make_spec("none"), make_spec("rerope", 4.0)])
     model = loaded(folder)
     with pytest.raises(PatchError, match="do not turn by the rotary tables"):
         compare_methods(model, plans, documents, [32], advance=lambda: parts.append(1))

@@ -110,14 +110,14 @@ def test_the_demo_finds_a_key_inside_its_window_and_patched_beyond_it(loaded):
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.data.sources import read_texts
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import make_spec
 
     pieces = Pieces(AutoTokenizer.from_pretrained(FOLDER))
     texts = list(read_texts("demo"))[:4] or [(str(path), path.read_text()) for path in FOLDER.parent.rglob("*.py")]
     task = Task("needle", STYLES["code"], read_haystack(texts, pieces), pieces)
     model = loaded(FOLDER)
     base = evaluate_retrieval(model, task, [128, 512], [0.5], trials=3)
-    live_patch(model, make_plan(open_checkpoint("demo"), ScalingSpec("yarn", 4.0, {})).ropes)
+    live_patch(model, make_plan(open_checkpoint("demo"), make_spec("yarn", 4.0, {})).ropes)
     yarn = evaluate_retrieval(model, task, [128, 512], [0.5], trials=3)
     inside, beyond = (sum(cell.hits for cell in base.cells if cell.length == length) for length in (128, 512))
     assert base.fingerprint == yarn.fingerprint

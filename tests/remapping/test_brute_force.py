@@ -11,8 +11,8 @@ from torch import Tensor
 from ropecli.attention.patching import live_patch, unpatched_after
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.rope import ScalingSpec
 from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.spec import make_spec
 
 TOKENS = 110
 IDS = torch.from_numpy(np.random.default_rng(3).integers(1, 512, (4, TOKENS)))
@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 
 def ropes_of(subject: Any, method: str, params: dict[str, Any]) -> dict:
-    return make_plan(open_checkpoint(subject.folder), ScalingSpec(method, 4.0, params)).ropes
+    return make_plan(open_checkpoint(subject.folder), make_spec(method, 4.0, params)).ropes
 
 
 @pytest.fixture(scope="session", params=METHODS)

@@ -7,15 +7,17 @@ from hypothesis import strategies as st
 from naive_distances import NAIVE, distances
 
 from ropecli.errors import MethodError
-from ropecli.rope import Remapping, RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import remapping_of, scale, scaling_methods
+from ropecli.rope import Remapping, RopeGeometry
+from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.scale import remapping_of, scale
+from ropecli.scaling.spec import make_spec
 
 NAN = np.nan
 METHODS = [name for name, method in scaling_methods().items() if method.remaps]
 
 
 def settle(method: str, pretrained: int, target: int, **params: object) -> Remapping:
-    return remapping_of(ScalingSpec(method, 1.0, params), pretrained, target)
+    return remapping_of(make_spec(method, 1.0, params), pretrained, target)
 
 
 def table(remapping: Remapping, tokens: int) -> np.ndarray:
@@ -25,7 +27,7 @@ def table(remapping: Remapping, tokens: int) -> np.ndarray:
 
 def refusal(method: str, pretrained: int = 64, target: int = 256, **params: object) -> str:
     with pytest.raises(MethodError) as caught:
-        scale(RopeGeometry(32, 32, 1e4, pretrained), ScalingSpec(method, target / pretrained, params))
+        scale(RopeGeometry(32, 32, 1e4, pretrained), make_spec(method, target / pretrained, params))
     return str(caught.value)
 
 

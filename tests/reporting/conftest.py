@@ -112,15 +112,16 @@ def written(tmp_path):
 def study():
     """study("yarn", "linear*4", factor=8.0, ...) -> a Study."""
     from ropecli.checkpoint.inspection import PRETRAINED, Study
-    from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-    from ropecli.scaling.registry import scale
+    from ropecli.rope import RopeGeometry
+    from ropecli.scaling.scale import scale
+    from ropecli.scaling.spec import ScaledRope, make_spec
 
     def make(*methods, factor=8.0, head_dim=128, rotary_dim=None, rope_theta=10000.0, window=4096, still_pairs=0):
         geometry = RopeGeometry(head_dim, rotary_dim or head_dim, rope_theta, window, still_pairs=still_pairs)
-        ropes = {PRETRAINED: ScaledRope(geometry, ScalingSpec("none"), geometry.inv_freq())}
+        ropes = {PRETRAINED: ScaledRope(geometry, make_spec("none"), geometry.inv_freq())}
         for method in methods:
             name, _, own = method.partition("*")
-            spec = ScalingSpec(name, float(own or factor), {"beta": 50.0} if name == "abf" else {})
+            spec = make_spec(name, float(own or factor), {"beta": 50.0} if name == "abf" else {})
             ropes[f"{name} ×{spec.factor:g}"] = scale(geometry, spec)
         return Study("folder", int(window * max(rope.spec.factor for rope in ropes.values())), ropes)
 
@@ -134,8 +135,9 @@ def tuning():
 
     import numpy as np
 
-    from ropecli.rope import RopeGeometry, ScalingSpec
-    from ropecli.scaling.registry import scale
+    from ropecli.rope import RopeGeometry
+    from ropecli.scaling.scale import scale
+    from ropecli.scaling.spec import make_spec
     from ropecli.tuning.record import LayerGains, Point, Score, TuneReport
 
     def score(target, window, documents=16):
@@ -181,7 +183,7 @@ def tuning():
             "method": "longrope" if level == "search" else "yarn",
             "params": params,
             "attention_factor": 1.12,
-            "inv_freq": scale(geometry, ScalingSpec("yarn", 4.0, params)).inv_freq.tolist(),
+            "inv_freq": scale(geometry, make_spec("yarn", 4.0, params)).inv_freq.tolist(),
             "pretrained_inv_freq": geometry.inv_freq().tolist(),
             "base": score(47.03, 13.55),
             "plain": score(14.91, 15.47),

@@ -14,8 +14,8 @@ from ropecli.reporting.figures import style
 from ropecli.reporting.figures.decay import chosen_pairs
 from ropecli.reporting.kinds import KINDS, STUDY_KINDS, choose_kind, draw_study
 from ropecli.reporting.metrics import BITS_PER_BYTE
-from ropecli.rope import ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 
 def lines(axes):
@@ -185,7 +185,7 @@ def test_tuned_frequencies_stand_beside_the_methods_own(tuning):
     np.testing.assert_allclose(chosen, np.array(run.inv_freq) / pretrained)
     from ropecli.rope import RopeGeometry
 
-    own = scale(RopeGeometry(32, 32, 1e4, 256), ScalingSpec("yarn", 4.0)).inv_freq / pretrained
+    own = scale(RopeGeometry(32, 32, 1e4, 256), make_spec("yarn", 4.0)).inv_freq / pretrained
     np.testing.assert_allclose(found["yarn ×4, nothing tuned"].get_ydata(), own)
     with pytest.raises(DataError, match="No pair of demo turned"):
         drawn("tuned-frequencies", replace(run, pretrained_inv_freq=[0.0] * 16))

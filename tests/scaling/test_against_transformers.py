@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import ScaledRope, make_spec
 
 # What float32 powers of a base near 1e6 lose; and, of the unscaled frequency, what float32 ramps between it and a
 # much smaller one lose by cancellation.
@@ -70,13 +71,13 @@ def assert_agrees(ours: ScaledRope, theirs: tuple[np.ndarray, float], of_the_bas
 def test_linear(geometry):
     for factor in FACTORS:
         theirs = stock(geometry, rope_type="linear", factor=factor)
-        assert_agrees(scale(geometry, ScalingSpec("linear", factor)), theirs)
+        assert_agrees(scale(geometry, make_spec("linear", factor)), theirs)
 
 
 def test_dynamic_at_lengths_below_at_and_above_the_window(geometry):
     for stretch in (0.02, 1.0, 1.5, 7.3):
         length = max(1, round(stretch * geometry.original_max_position_embeddings))
-        ours = scale(geometry, ScalingSpec("dynamic", 4.0), length)
+        ours = scale(geometry, make_spec("dynamic", 4.0), length)
         assert_agrees(ours, stock(geometry, length, rope_type="dynamic", factor=4.0))
 
 
@@ -88,21 +89,21 @@ def stock_yarn(geometry: RopeGeometry, factor: float, **params: object) -> tuple
 @pytest.mark.parametrize("params", YARNS.values(), ids=YARNS)
 def test_yarn(geometry, params):
     for factor in FACTORS:
-        ours = scale(geometry, ScalingSpec("yarn", factor, params))
+        ours = scale(geometry, make_spec("yarn", factor, params))
         assert_agrees(ours, stock_yarn(geometry, factor, **params), OF_THE_BASE)
 
 
 def test_ntk_by_parts_is_yarn_without_temperature(geometry):
     for params in ({}, YARNS["narrow-whole-ramp"]):
         theirs = stock_yarn(geometry, 8.0, attention_factor=1.0, **params)
-        assert_agrees(scale(geometry, ScalingSpec("ntk-by-parts", 8.0, params)), theirs, OF_THE_BASE)
+        assert_agrees(scale(geometry, make_spec("ntk-by-parts", 8.0, params)), theirs, OF_THE_BASE)
 
 
 def test_dynamic_yarn_is_yarn_by_the_stretch(geometry):
     window = geometry.original_max_position_embeddings
     for length in (1, window, round(2.5 * window), 32 * window):
         theirs = stock_yarn(geometry, max(1.0, length / window))
-        assert_agrees(scale(geometry, ScalingSpec("dynamic-yarn", 32.0), length), theirs, OF_THE_BASE)
+        assert_agrees(scale(geometry, make_spec("dynamic-yarn", 32.0), length), theirs, OF_THE_BASE)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 4.0), (0.5, 9.0)])
@@ -111,7 +112,7 @@ def test_llama3(geometry, low, high):
     window = geometry.original_max_position_embeddings
     for factor in FACTORS:
         theirs = stock(geometry, rope_type="llama3", factor=factor, original_max_position_embeddings=window, **bands)
-        assert_agrees(scale(geometry, ScalingSpec("llama3", factor, bands)), theirs, OF_THE_BASE)
+        assert_agrees(scale(geometry, make_spec("llama3", factor, bands)), theirs, OF_THE_BASE)
 
 
 @pytest.mark.parametrize("given", ["two-lists", "one-list", "attention-factor"])
@@ -132,7 +133,7 @@ def test_longrope_on_both_sides_of_the_window(geometry, given):
             original_max_position_embeddings=window,
             **{"short_factor": long, **params},
         )
-        assert_agrees(scale(geometry, ScalingSpec("longrope", 16.0, params), length), theirs)
+        assert_agrees(scale(geometry, make_spec("longrope", 16.0, params), length), theirs)
 
 
 @pytest.mark.parametrize("p", [0.25, 0.5, 1.0])
@@ -140,7 +141,7 @@ def test_p_rope_is_what_transformers_calls_proportional(p):
     """With a factor, that is p-RoPE interpolated: linear on a model with still pairs."""
     theirs = stock(WHOLE, rope_type="proportional", partial_rotary_factor=p)
     assert (theirs[0] == 0).sum() == (1 - p) * WHOLE.pairs
-    assert_agrees(scale(WHOLE, ScalingSpec("p-rope", 4.0, {"p": p})), theirs)
+    assert_agrees(scale(WHOLE, make_spec("p-rope", 4.0, {"p": p})), theirs)
     still = replace(WHOLE, still_pairs=round((1 - p) * WHOLE.pairs))
     theirs = stock(WHOLE, rope_type="proportional", partial_rotary_factor=p, factor=2.5)
-    assert_agrees(scale(still, ScalingSpec("linear", 2.5)), theirs)
+    assert_agrees(scale(still, make_spec("linear", 2.5)), theirs)

@@ -10,8 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropecli.rope import RopeGeometry, ScaledRope, ScalingSpec
-from ropecli.scaling.registry import scale, scaling_methods
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import ScaledRope, make_spec
 
 WINDOW = 6283
 GEOMETRY = RopeGeometry(8, 8, 10_000.0, WINDOW)
@@ -61,9 +63,9 @@ def assert_is(ours: ScaledRope, inv_freq: list[float], attention_factor: float, 
 
 @pytest.mark.parametrize(("method", "factor", "params", "inv_freq", "attention_factor"), STATIC.values(), ids=STATIC)
 def test_static(method, factor, params, inv_freq, attention_factor):
-    ours = scale(GEOMETRY, ScalingSpec(method, factor, params))
+    ours = scale(GEOMETRY, make_spec(method, factor, params))
     assert_is(ours, inv_freq, attention_factor)
-    assert ours.spec.method == method
+    assert ours.spec.method.name == method
     assert params.items() <= ours.spec.params.items()
 
 
@@ -75,7 +77,7 @@ def test_every_method_is_here():
 
 def test_methods_of_other_distances_leave_the_frequencies():
     for method in (name for name, method in scaling_methods().items() if method.remaps):
-        ours = scale(replace(GEOMETRY, still_pairs=1), ScalingSpec(method, 4))
+        ours = scale(replace(GEOMETRY, still_pairs=1), make_spec(method, 4))
         assert_is(ours, [1, 0.1, 0.01, 0], 1)
         assert ours.rope_theta == 10_000
         assert (ours.remapping.pretrained, ours.remapping.target) == (WINDOW, 4 * WINDOW)
@@ -83,12 +85,12 @@ def test_methods_of_other_distances_leave_the_frequencies():
 
 @pytest.mark.parametrize(("method", "written"), [("ntk", 160_000), ("linear", 10_000), ("p-rope", 10_000)])
 def test_only_another_base_is_written_as_one(method, written):
-    assert scale(GEOMETRY, ScalingSpec(method, 8)).rope_theta == pytest.approx(written, rel=1e-12)
+    assert scale(GEOMETRY, make_spec(method, 8)).rope_theta == pytest.approx(written, rel=1e-12)
 
 
 def test_llama3():
     """A window of 5000π: 2500, 250, 25 and 2.5 turns. The last is half way from 1 to 4, 0.001·(1/2 + 1/8)."""
-    ours = scale(replace(GEOMETRY, original_max_position_embeddings=15708), ScalingSpec("llama3", 4))
+    ours = scale(replace(GEOMETRY, original_max_position_embeddings=15708), make_spec("llama3", 4))
     assert_is(ours, [1, 0.1, 0.01, 0.000625], 1, rtol=3e-6)
 
 
@@ -98,7 +100,7 @@ def test_llama3():
     [(1, BASE), (64, BASE), (176, RAISED), (None, [1, 0.1 / 13 ** (1 / 3), 0.01 / 13 ** (2 / 3), 0.001 / 13])],
 )
 def test_dynamic(length, inv_freq):
-    ours = scale(replace(GEOMETRY, original_max_position_embeddings=64), ScalingSpec("dynamic", 4), length)
+    ours = scale(replace(GEOMETRY, original_max_position_embeddings=64), make_spec("dynamic", 4), length)
     assert_is(ours, inv_freq, 1)
     assert ours.rope_theta == 10_000
 
@@ -114,13 +116,13 @@ def test_dynamic(length, inv_freq):
 )
 def test_dynamic_yarn_goes_by_the_length_whatever_the_factor(length, inv_freq, attention_factor):
     for factor in (2, 100):
-        assert_is(scale(GEOMETRY, ScalingSpec("dynamic-yarn", factor), length), inv_freq, attention_factor)
+        assert_is(scale(GEOMETRY, make_spec("dynamic-yarn", factor), length), inv_freq, attention_factor)
 
 
 @pytest.mark.parametrize(("length", "inv_freq"), [(1, BASE), (WINDOW, BASE), (WINDOW + 1, RAISED), (None, RAISED)])
 def test_longrope_switches_its_lists_at_the_window(length, inv_freq):
     params = {"short_factor": [1, 1, 1, 1], "long_factor": [1, 2, 4, 8], "attention_factor": 1.0}
-    assert_is(scale(GEOMETRY, ScalingSpec("longrope", 4, params), length), inv_freq, 1)
+    assert_is(scale(GEOMETRY, make_spec("longrope", 4, params), length), inv_freq, 1)
 
 
 # The slowest pair was pretrained without turning, and goes on so.
@@ -145,11 +147,11 @@ STILL = {
 
 @pytest.mark.parametrize(("method", "factor", "params", "inv_freq"), STILL.values(), ids=STILL)
 def test_a_still_pair(method, factor, params, inv_freq):
-    ours = scale(replace(GEOMETRY, still_pairs=1), ScalingSpec(method, factor, params))
+    ours = scale(replace(GEOMETRY, still_pairs=1), make_spec(method, factor, params))
     np.testing.assert_allclose(ours.inv_freq, inv_freq, rtol=1e-9)
 
 
 def test_dynamic_with_a_still_pair():
     geometry = replace(GEOMETRY, original_max_position_embeddings=64, still_pairs=1)
-    assert_is(scale(geometry, ScalingSpec("dynamic", 4), 176), STILL["ntk"][3], 1)
-    assert_is(scale(geometry, ScalingSpec("dynamic", 4), 64), [1, 0.1, 0.01, 0], 1)
+    assert_is(scale(geometry, make_spec("dynamic", 4), 176), STILL["ntk"][3], 1)
+    assert_is(scale(geometry, make_spec("dynamic", 4), 64), [1, 0.1, 0.01, 0], 1)

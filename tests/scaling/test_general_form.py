@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import scale, scaling_methods
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 GEOMETRY = RopeGeometry(64, 64, 10_000.0, 2048)
 PAIRS = np.arange(32)
@@ -42,7 +44,7 @@ def turned(method: str, length: int, **names: object) -> np.ndarray:
 @pytest.mark.parametrize("method", ["none", "linear", "ntk", "nope", "longrope", "dynamic", "abf"])
 def test_a_formula_gives_the_frequencies(method):
     for length in (3000, 8192):
-        ours = scale(GEOMETRY, ScalingSpec(method, 4.0, PARAMETERS.get(method, {})), length)
+        ours = scale(GEOMETRY, make_spec(method, 4.0, PARAMETERS.get(method, {})), length)
         np.testing.assert_allclose(ours.inv_freq, turned(method, length, new=7.0 * 10_000), rtol=1e-12)
 
 
@@ -51,10 +53,10 @@ def test_a_ramp_goes_between_two_frequencies_by_the_turns(method):
     """γ is 1 for the pairs that turn more often than the text's second parameter says, 0 below the first."""
     form = scaling_methods()[method]
     slow, fast = re.fullmatch(r".*γ from 0 at (\w+) turns to 1 at (\w+)", form.h).groups()
-    ours = scale(GEOMETRY, ScalingSpec(method, 4.0), 8192).inv_freq
+    ours = scale(GEOMETRY, make_spec(method, 4.0), 8192).inv_freq
     kept, divided = (turned(method, 8192, γ=γ) for γ in (1.0, 0.0))
     turns = 2048 * value("θ_d") / (2 * math.pi)
-    bounds = {name: form.parameters[name].default for name in (slow, fast)}
+    bounds = {name: form.signature[name].default for name in (slow, fast)}
     # YaRN rounds the ramp's ends to whole pairs, outwards
     neighbour = 10_000 ** (2 / 64)
     fastest, slowest = turns > bounds[fast] * neighbour, turns < bounds[slow] / neighbour
@@ -72,7 +74,7 @@ def test_what_is_targeted_goes_by_the_window():
     """A window twice as long gives other frequencies, at the same factor and the same share of the target."""
     longer = replace(GEOMETRY, original_max_position_embeddings=4096)
     for method in FREQUENCY_METHODS:
-        spec = ScalingSpec(method, 4.0, PARAMETERS.get(method, {}))
+        spec = make_spec(method, 4.0, PARAMETERS.get(method, {}))
         same = np.array_equal(scale(GEOMETRY, spec).inv_freq, scale(longer, spec).inv_freq)
         assert scaling_methods()[method].targeted is not same, method
 

@@ -8,8 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import scale, scaling_methods
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 # A factor of one changes nothing. Exempt are the methods whose factor sets the window alone: what they do, they do at
 # every factor. Three of those change nothing by parameters that say so; nope has no such.
@@ -61,7 +63,7 @@ def test_every_method_is_the_identity_or_exempt():
 def test_a_factor_of_one_changes_nothing(method, geometry):
     if method in WITH_A_RAMP:
         assume_a_ramp(geometry)
-    scaled = scale(geometry, ScalingSpec(method, 1.0))
+    scaled = scale(geometry, make_spec(method, 1.0))
     np.testing.assert_allclose(scaled.inv_freq, geometry.inv_freq(), rtol=1e-12)
     assert scaled.attention_factor == 1.0
 
@@ -72,7 +74,7 @@ def test_a_factor_of_one_changes_nothing(method, geometry):
 def test_exempt_methods_change_nothing_by_their_parameters(method, geometry, factor):
     params = EXEMPT[method](geometry)
     for s in (1.0, factor):
-        scaled = scale(geometry, ScalingSpec(method, s, params))
+        scaled = scale(geometry, make_spec(method, s, params))
         np.testing.assert_allclose(scaled.inv_freq, geometry.inv_freq(), rtol=1e-12)
         assert scaled.attention_factor == 1.0 or (method, s) == ("longrope", factor)
 
@@ -83,7 +85,7 @@ def test_exempt_methods_change_nothing_by_their_parameters(method, geometry, fac
 def test_frequencies_do_not_increase_and_are_zero_for_still_pairs_alone(method, params, geometry, factor):
     if method in WITH_A_RAMP:
         assume_a_ramp(geometry)
-    inv_freq = scale(geometry, ScalingSpec(method, factor, params)).inv_freq
+    inv_freq = scale(geometry, make_spec(method, factor, params)).inv_freq
     assert inv_freq.shape == (geometry.rotary_dim // 2,)
     assert np.isfinite(inv_freq).all()
     assert (np.diff(inv_freq) <= 0).all()
@@ -100,7 +102,7 @@ def test_no_pair_is_sped_up_or_slowed_by_more_than_the_factor(method, geometry, 
     """dynamic at its target window is NTK by s² - s + 1."""
     if method in WITH_A_RAMP:
         assume_a_ramp(geometry)
-    base, inv_freq = geometry.inv_freq(), scale(geometry, ScalingSpec(method, factor)).inv_freq
+    base, inv_freq = geometry.inv_freq(), scale(geometry, make_spec(method, factor)).inv_freq
     # the factor of dynamic-yarn is the length over the window, a whole number of tokens each
     window = geometry.original_max_position_embeddings
     most = max(factor, round(window * factor) / window) if method == "dynamic-yarn" else factor
@@ -116,7 +118,7 @@ def test_yarn_leaves_fast_pairs_and_interpolates_slow_ones(truncate, geometry, f
     fast = slow * spread
     assume_a_ramp(geometry, fast, slow)
     params = {"beta_fast": fast, "beta_slow": slow, "truncate": truncate}
-    inv_freq = scale(geometry, ScalingSpec("yarn", factor, params)).inv_freq
+    inv_freq = scale(geometry, make_spec("yarn", factor, params)).inv_freq
     base, count = geometry.inv_freq(), turns(geometry)
     left, divided = count > fast * (1 + 1e-9), count < slow * (1 - 1e-9)
     np.testing.assert_allclose(inv_freq[left], base[left], rtol=1e-9)
@@ -130,7 +132,7 @@ def test_yarn_stays_between_none_and_linear_or_is_refused(geometry, factor, fast
     for truncate in (True, False):
         params = {"beta_fast": fast, "beta_slow": fast / spread, "truncate": truncate}
         try:
-            inv_freq = scale(geometry, ScalingSpec("yarn", factor, params)).inv_freq
+            inv_freq = scale(geometry, make_spec("yarn", factor, params)).inv_freq
         except MethodError:
             turning = count[count > 0]
             assert (turning < fast / spread * (1 + 1e-9)).all() or (turning > fast * (1 - 1e-9)).all()
@@ -144,7 +146,7 @@ def test_yarn_stays_between_none_and_linear_or_is_refused(geometry, factor, fast
 @few
 @given(geometry=geometries(), factor=factors)
 def test_ntk_slows_the_slowest_pair_that_turns_by_the_factor_and_keeps_the_fastest(geometry, factor):
-    inv_freq, base = scale(geometry, ScalingSpec("ntk", factor)).inv_freq, geometry.inv_freq()
+    inv_freq, base = scale(geometry, make_spec("ntk", factor)).inv_freq, geometry.inv_freq()
     slowest = geometry.pairs - geometry.still_pairs - 1
     assert inv_freq[0] == base[0] == 1.0
     assert base[slowest] / inv_freq[slowest] == pytest.approx(factor, rel=1e-9)
@@ -157,7 +159,7 @@ def test_dynamic_methods_are_the_pretrained_rope_up_to_its_window(method, geomet
     if method in WITH_A_RAMP:
         assume_a_ramp(geometry)
     length = max(1, int(share * geometry.original_max_position_embeddings))
-    scaled = scale(geometry, ScalingSpec(method, factor), length)
+    scaled = scale(geometry, make_spec(method, factor), length)
     np.testing.assert_allclose(scaled.inv_freq, geometry.inv_freq(), rtol=1e-12)
     assert scaled.attention_factor == 1.0
 
@@ -168,8 +170,8 @@ def test_dynamic_beyond_its_window_is_ntk_by_the_stretch(geometry, factor, beyon
     window = geometry.original_max_position_embeddings
     length = math.ceil(window * beyond)
     stretch = max(1.0, factor * length / window - (factor - 1))  # 1 may come out a rounding error less
-    inv_freq = scale(geometry, ScalingSpec("dynamic", factor), length).inv_freq
-    np.testing.assert_allclose(inv_freq, scale(geometry, ScalingSpec("ntk", stretch)).inv_freq, rtol=1e-9)
+    inv_freq = scale(geometry, make_spec("dynamic", factor), length).inv_freq
+    np.testing.assert_allclose(inv_freq, scale(geometry, make_spec("ntk", stretch)).inv_freq, rtol=1e-9)
 
 
 STATIC = [("linear", {}), ("yarn", {}), ("llama3", {}), ("p-rope", {"p": 0.6}), ("nope", {})]
@@ -183,12 +185,10 @@ def test_longrope_and_custom_carry_any_static_method(carrier, given, geometry, f
     method, params = given
     if method in WITH_A_RAMP:
         assume_a_ramp(geometry)
-    wanted = scale(geometry, ScalingSpec(method, factor, params))
+    wanted = scale(geometry, make_spec(method, factor, params))
     with np.errstate(divide="ignore"):
         divisors = np.minimum(geometry.inv_freq() / wanted.inv_freq, 1e30).tolist()
     name = "long_factor" if carrier == "longrope" else "factors"
-    carried = scale(
-        geometry, ScalingSpec(carrier, factor, {name: divisors, "attention_factor": wanted.attention_factor})
-    )
+    carried = scale(geometry, make_spec(carrier, factor, {name: divisors, "attention_factor": wanted.attention_factor}))
     np.testing.assert_allclose(carried.inv_freq, wanted.inv_freq, rtol=1e-12, atol=1e-30)
     assert carried.attention_factor == wanted.attention_factor

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import LIST, Knob, get_method, scale, scaling_methods, varies_with_length
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.method import LIST, Parameter
+from ropecli.scaling.registry import find_method, scaling_methods
+from ropecli.scaling.scale import scale, varies_with_length
+from ropecli.scaling.spec import make_spec
 
 GEOMETRY = RopeGeometry(32, 32, 1e4, 64)
 ONES = [1.0] * 16
@@ -20,7 +23,7 @@ TRAINING = {"no", "a little", "advised", "needed", "needed, at the old window", 
 
 def refusal(method: str, factor: float = 4.0, **params: object) -> str:
     with pytest.raises(MethodError) as caught:
-        scale(GEOMETRY, ScalingSpec(method, factor, params))
+        scale(GEOMETRY, make_spec(method, factor, params))
     return str(caught.value)
 
 
@@ -31,7 +34,7 @@ def test_every_method_says_what_it_is_and_where_from():
         assert method.description.startswith(method.summary.split(" ")[0]), name
         assert method.training in TRAINING, name
         assert name == "custom" or re.search(r"\d{4}", method.source), "a year or an arXiv number"
-        for key in method.parameters:
+        for key in method.signature:
             assert key in method.description, f"{name} does not explain {key}"
 
 
@@ -44,8 +47,8 @@ def test_a_method_has_a_native_type_or_is_known_to_have_none():
 def test_methods_of_other_distances_settle_every_parameter():
     assert {name for name, method in scaling_methods().items() if method.remaps} == REMAPPING
     for name in REMAPPING:
-        settled = scale(GEOMETRY, ScalingSpec(name, 4.0)).remapping.params
-        assert settled.keys() == get_method(name).parameters.keys()
+        settled = scale(GEOMETRY, make_spec(name, 4.0)).remapping.params
+        assert settled.keys() == find_method(name).signature.keys()
 
 
 def test_all_the_methods_are_found():
@@ -64,20 +67,20 @@ def test_other_names_lead_to_one_method_each_and_hide_none():
 
 def test_the_knobs_of_yarn():
     number = "a positive number of at most 1e+30"
-    assert get_method("yarn").knobs == (
-        Knob("beta_fast", number, 32.0, False),
-        Knob("beta_slow", number, 1.0, False),
-        Knob("truncate", "true or false", True, False),
-        Knob("attention_factor", number, None, False),
-        Knob("mscale", number, None, False),
-        Knob("mscale_all_dim", number, None, False),
+    assert find_method("yarn").parameters == (
+        Parameter("beta_fast", number, 32.0, False),
+        Parameter("beta_slow", number, 1.0, False),
+        Parameter("truncate", "true or false", True, False),
+        Parameter("attention_factor", number, None, False),
+        Parameter("mscale", number, None, False),
+        Parameter("mscale_all_dim", number, None, False),
     )
 
 
 def test_a_knob_without_a_default_is_required():
-    knobs = {knob.name: knob for knob in get_method("longrope").knobs}
-    assert knobs["long_factor"] == Knob("long_factor", LIST, None, True)
-    assert knobs["short_factor"] == Knob("short_factor", LIST, None, False)
+    knobs = {knob.name: knob for knob in find_method("longrope").parameters}
+    assert knobs["long_factor"] == Parameter("long_factor", LIST, None, True)
+    assert knobs["short_factor"] == Parameter("short_factor", LIST, None, False)
 
 
 NAMES = {
@@ -167,13 +170,13 @@ def test_a_list_must_hold_numbers_from_0_on(value):
 
 def test_a_frequency_may_be_zero():
     given = [1, *[0.5] * 14, 0]
-    np.testing.assert_array_equal(scale(GEOMETRY, ScalingSpec("custom", 4.0, {"inv_freq": given})).inv_freq, given)
+    np.testing.assert_array_equal(scale(GEOMETRY, make_spec("custom", 4.0, {"inv_freq": given})).inv_freq, given)
 
 
 def test_an_optional_parameter_may_be_none():
-    left_out = scale(GEOMETRY, ScalingSpec("longrope", 4.0, {"long_factor": ONES}))
+    left_out = scale(GEOMETRY, make_spec("longrope", 4.0, {"long_factor": ONES}))
     for key in ("attention_factor", "short_factor"):
-        given = scale(GEOMETRY, ScalingSpec("longrope", 4.0, {"long_factor": ONES, key: None}))
+        given = scale(GEOMETRY, make_spec("longrope", 4.0, {"long_factor": ONES, key: None}))
         assert (given.inv_freq == left_out.inv_freq).all()
         assert given.attention_factor == left_out.attention_factor
 
@@ -187,20 +190,20 @@ def test_a_ramp_beyond_the_slowest_pair_is_refused():
     """A base of 2: the slowest pair still turns 91,000 times. Stock readers divide every pair by the factor."""
     for truncate in (True, False):
         with pytest.raises(MethodError, match=r"Every pair turns more than beta_fast times.*Use none"):
-            scale(RopeGeometry(16, 16, 2.0, 2**20), ScalingSpec("dynamic-yarn", 4.0, {"truncate": truncate}))
+            scale(RopeGeometry(16, 16, 2.0, 2**20), make_spec("dynamic-yarn", 4.0, {"truncate": truncate}))
 
 
 @pytest.mark.parametrize("method", ["ntk", "dynamic"])
 @pytest.mark.parametrize(("width", "still", "turning"), [(2, 0, 1), (8, 3, 1), (8, 4, 0)])
 def test_ntk_needs_two_pairs_that_turn(method, width, still, turning):
     with pytest.raises(MethodError, match=rf"two rotary pairs that turn; this model has {turning}\."):
-        scale(RopeGeometry(width, width, 1e4, 64, still_pairs=still), ScalingSpec(method, 4.0))
+        scale(RopeGeometry(width, width, 1e4, 64, still_pairs=still), make_spec(method, 4.0))
 
 
 def test_a_base_that_overflows_is_refused():
     # d = 4 squares the factor
     with pytest.raises(MethodError, match="overflow"):
-        scale(RopeGeometry(4, 4, 1e300, 64), ScalingSpec("ntk", 1e6))
+        scale(RopeGeometry(4, 4, 1e300, 64), make_spec("ntk", 1e6))
 
 
 @pytest.mark.parametrize(
@@ -217,8 +220,8 @@ def test_a_base_that_overflows_is_refused():
     ids=["dynamic", "dynamic-yarn", "one-list", "equal-lists", "two-lists", "yarn", "custom"],
 )
 def test_whether_frequencies_switch_with_the_length(method, params, expected):
-    assert varies_with_length(GEOMETRY, ScalingSpec(method, 4.0, params)) is expected
+    assert varies_with_length(scale(GEOMETRY, make_spec(method, 4.0, params))) is expected
 
 
 def test_dynamic_without_stretch_does_not_switch():
-    assert not varies_with_length(GEOMETRY, ScalingSpec("dynamic", 1.0))
+    assert not varies_with_length(scale(GEOMETRY, make_spec("dynamic", 1.0)))

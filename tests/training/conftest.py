@@ -27,10 +27,10 @@ def patched_llama(tmp_path_factory, llama) -> Path:
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import make_spec
 
     output = tmp_path_factory.mktemp("patched") / "yarn"
-    patch_to(make_plan(open_checkpoint(llama), ScalingSpec("yarn", 2.0)), output)
+    patch_to(make_plan(open_checkpoint(llama), make_spec("yarn", 2.0)), output)
     return output
 
 

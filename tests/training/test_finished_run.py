@@ -14,7 +14,7 @@ def source(build, tmp_path_factory):
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.rope import ScalingSpec
+    from ropecli.scaling.spec import make_spec
 
     folder = build("llama", head_dim=32, tie_word_embeddings=True, dtype="bfloat16")
     from transformers import AutoModelForCausalLM
@@ -23,7 +23,7 @@ def source(build, tmp_path_factory):
     (folder / "LICENSE").write_text("do as you like")
     (folder / "notes.bin").write_bytes(b"not part of a checkpoint")
     output = tmp_path_factory.mktemp("patched") / "tied"
-    patch_to(make_plan(open_checkpoint(folder), ScalingSpec("yarn", 2.0)), output)
+    patch_to(make_plan(open_checkpoint(folder), make_spec("yarn", 2.0)), output)
     return output
 
 

@@ -12,7 +12,7 @@ from ropecli.checkpoint.provenance import read_record
 from ropecli.config.saved_remapping import read_carrier
 from ropecli.errors import PatchError, RecipeError
 from ropecli.live.loading import load_model
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss
 from ropecli.training.recipe import make_recipe
@@ -28,7 +28,7 @@ LENGTH = 100
 
 
 def patched(source, output, method, factor=2.0):
-    plan = make_plan(open_checkpoint(source), ScalingSpec(method, factor, METHODS.get(method, {})))
+    plan = make_plan(open_checkpoint(source), make_spec(method, factor, METHODS.get(method, {})))
     patch_to(plan, output)
     return output
 

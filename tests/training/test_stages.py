@@ -11,7 +11,7 @@ import yaml
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import MethodError, PatchError, RecipeError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 from ropecli.training.lengths import settle_lengths
 from ropecli.training.recipe import make_recipe
 from ropecli.training.stages import plan_stages, run_stages
@@ -86,7 +86,7 @@ def test_the_second_stage_is_what_patching_and_training_the_first_by_hand_gives(
     source = llama
     for number, run in enumerate(recipe_of().runs, 1):
         patched, trained = tmp_path / f"{number}-patched", tmp_path / f"{number}"
-        patch_to(make_plan(open_checkpoint(source), ScalingSpec("yarn", 2.0 * number)), patched)
+        patch_to(make_plan(open_checkpoint(source), make_spec("yarn", 2.0 * number)), patched)
         finetune_checkpoint(open_checkpoint(patched), run, trained)
         source = trained
     assert weights_of(finished) == weights_of(source)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 from ropecli.tuning import evolution
 from ropecli.tuning.evolution import evolve
 from ropecli.tuning.judge import Judge
@@ -43,7 +44,7 @@ def test_it_begins_with_interpolation_ntk_and_yarn():
     first = evolution._first(evolution._known(GEOMETRY, 4.0), 4.0, 64, np.random.default_rng(0))
     assert first[0] == (4.0,) * 64
     for one, method in zip(first[1:3], ("ntk", "yarn"), strict=True):
-        known = GEOMETRY.inv_freq() / scale(GEOMETRY, ScalingSpec(method, 4.0)).inv_freq
+        known = GEOMETRY.inv_freq() / scale(GEOMETRY, make_spec(method, 4.0)).inv_freq
         np.testing.assert_allclose(one, known, atol=0.0051)
 
 

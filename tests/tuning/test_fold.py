@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError, ProofError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 from ropecli.tuning.gains import HeadGains
 from ropecli.tuning.proof import Logits, difference, in_float32, logits_of, refuse_other
 from ropecli.tuning.record import Score
@@ -61,7 +61,7 @@ def uneven(folder):
 
 def with_gains(run, size=0.3):
     """The model's gains at random, and its logits with them live."""
-    plan = make_plan(run.checkpoint, ScalingSpec("yarn", run.factor))
+    plan = make_plan(run.checkpoint, make_spec("yarn", run.factor))
     live_patch(run.model, plan.ropes)
     gains = HeadGains(run.model, plan.scaled)
     torch.manual_seed(2)

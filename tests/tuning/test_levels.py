@@ -13,7 +13,7 @@ from ropecli.errors import NotFiniteError
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.protocols import Protocol
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 from ropecli.tuning.judge import Judge
 from ropecli.tuning.proof import difference, logits_of
 from ropecli.tuning.record import Point, Score
@@ -100,11 +100,11 @@ def test_the_grid_finds_the_best_of_several_methods(llama, make_run):
     first = [point for point in points if point.score.documents == 2]
     assert len({str(point.params) + point.method for point in first}) == 10  # ntk has no range: its own constant alone
     last = [point for point in points if point.score.documents == 3]
-    found = {point.label: plain_objective(run, ScalingSpec(point.method, 2.0, point.params)) for point in last}
+    found = {point.label: plain_objective(run, make_spec(point.method, 2.0, point.params)) for point in last}
     for point in last:
         assert point.score.objective == pytest.approx(found[point.label], rel=1e-6)
     assert tuned.score.objective == pytest.approx(min(found.values()), rel=1e-6)
-    assert min(found.values()) <= plain_objective(run, ScalingSpec("yarn", 2.0))
+    assert min(found.values()) <= plain_objective(run, make_spec("yarn", 2.0))
 
 
 def test_what_the_progress_knows_is_not_measured_again(llama, make_run, monkeypatch):
@@ -140,7 +140,7 @@ def test_of_several_kinds_of_layers_those_that_see_everything_are_tuned(build, m
 
 
 def test_a_checkpoint_that_was_scaled_already_is_planned_from_its_origin(llama, make_run, tmp_path):
-    patch_to(make_plan(open_checkpoint(llama), ScalingSpec("yarn", 4.0)), tmp_path / "patched")
+    patch_to(make_plan(open_checkpoint(llama), make_spec("yarn", 4.0)), tmp_path / "patched")
     tuned = tune(make_run(tmp_path / "patched", level="grid", points=2))
     plain = tune(make_run(llama, level="grid", points=2))
     assert tuned.plan.spec == plain.plan.spec

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from ropecli.errors import MethodError
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import Range, get_method, scale
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.method import SearchRange
+from ropecli.scaling.registry import find_method
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 from ropecli.tuning.halving import halve, rounds
 from ropecli.tuning.space import points
 
@@ -13,16 +16,16 @@ GEOMETRY = RopeGeometry(64, 64, 10000.0, 2048)
 
 
 def test_the_ranges_are_those_that_the_parameters_declare():
-    assert get_method("yarn").ranges == {
-        "beta_fast": Range(4.0, 64.0),
-        "beta_slow": Range(0.25, 2.0),
-        "attention_factor": Range(1.0, 1.5),
+    assert find_method("yarn").ranges == {
+        "beta_fast": SearchRange(4.0, 64.0),
+        "beta_slow": SearchRange(0.25, 2.0),
+        "attention_factor": SearchRange(1.0, 1.5),
     }
-    assert get_method("linear").ranges == {}
+    assert find_method("linear").ranges == {}
     # what is noted beside a type does not change what it takes
-    assert [knob.kind for knob in get_method("abf").knobs] == ["a positive number of at most 1e+30"] * 2
+    assert [knob.kind for knob in find_method("abf").parameters] == ["a positive number of at most 1e+30"] * 2
     with pytest.raises(MethodError, match="beta_fast is 'a'"):
-        scale(GEOMETRY, ScalingSpec("yarn", 2.0, {"beta_fast": "a"}))
+        scale(GEOMETRY, make_spec("yarn", 2.0, {"beta_fast": "a"}))
 
 
 @pytest.mark.parametrize("method", ["yarn", "abf"])
@@ -34,7 +37,7 @@ def test_points_lie_in_their_ranges_evenly_in_the_logarithm(method):
     assert own == found[: len(own)]
     tried = found[len(own) :]
     assert len({str(spec.params) for spec in tried}) == len(tried)
-    for name, known in get_method(method).ranges.items():
+    for name, known in find_method(method).ranges.items():
         values = np.array([spec.params[name] for spec in tried])
         assert (values >= known.low * 0.995).all()
         assert (values <= known.high * 1.005).all()
@@ -51,7 +54,7 @@ def test_the_seed_decides():
 
 def test_a_method_without_ranges_has_one_point():
     for method in ("linear", "ntk", "none"):
-        assert points(GEOMETRY, method, 4.0, 9, 0) == [ScalingSpec(method, 4.0)]
+        assert points(GEOMETRY, method, 4.0, 9, 0) == [make_spec(method, 4.0)]
 
 
 def test_points_that_do_not_fit_are_left_out_and_a_method_that_never_does_is_refused():

@@ -17,7 +17,7 @@ from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.pairs import subject
 from ropecli.reporting.wording import clean
-from ropecli.rope import ScaledRope
+from ropecli.scaling.spec import ScaledRope
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.pairs import remapping_notes, subject
 from ropecli.reporting.wording import clean
-from ropecli.rope import ScaledRope
+from ropecli.scaling.spec import ScaledRope
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

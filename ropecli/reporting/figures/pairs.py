@@ -16,8 +16,9 @@ from ropecli.errors import DataError, MethodError
 from ropecli.reporting.cells import method_of, subject_of, tuning_names
 from ropecli.reporting.figures import style
 from ropecli.reporting.wording import clean
-from ropecli.rope import RopeGeometry, ScalingSpec
-from ropecli.scaling.registry import scale
+from ropecli.rope import RopeGeometry
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 from ropecli.tuning.record import TuneReport
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _untuned(report: TuneReport) -> dict[str, np.ndarray]:
         return {}
     for method in (report.method, _INSTEAD):
         try:
-            scaled = scale(geometry, ScalingSpec(method, report.factor))
+            scaled = scale(geometry, make_spec(method, report.factor))
         except MethodError:  # as abf and longrope, which have no constants of their own
             continue
         return {f"{method} ×{report.factor:g}, nothing tuned": _over(scaled.inv_freq, geometry.inv_freq())}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ropecli.scaling.registry import get_method
+from ropecli.scaling.registry import find_method
 from ropecli.training.memory_plan.peak import Budget, Engine, Foresight
 from ropecli.training.recipe import Recipe
 from ropecli.training.unsuitable import of_shared_sequences, of_split_weights
@@ -136,5 +136,5 @@ def refusals(foresight: Foresight, recipe: Recipe, length: int, engine: Engine, 
         yield from of_split_weights(recipe, "FSDP2", integers=integers)
     if engine == "ulysses":
         yield from of_split_weights(recipe, "ZeRO-3", integers=integers)
-        varies = get_method(recipe.patch.method).depends_on_length if recipe.patch else foresight.varies
+        varies = find_method(recipe.patch.method).depends_on_length if recipe.patch else foresight.varies
         yield from of_shared_sequences(foresight.model, recipe, length, "sp_size", gpus, varies=varies)

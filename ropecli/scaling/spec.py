@@ -1,0 +1,79 @@
+"""What the user wants of a rope, ScalingSpec, and what the mathematics gives, ScaledRope."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ropecli.errors import MethodError
+from ropecli.rope import Remapping, RopeGeometry
+from ropecli.scaling.method import ScalingMethod
+from ropecli.scaling.registry import find_method, scaling_methods
+
+_LARGEST_FACTOR = 10**6
+
+
+@dataclass(frozen=True)
+class ScalingSpec:
+    """A method, the factor s = target length ÷ pretraining length, and the method's parameters. See make_spec."""
+
+    method: ScalingMethod
+    factor: float = 1.0
+    params: Mapping[str, object] = field(default_factory=dict)
+
+    def checked(self) -> "ScalingSpec":
+        """Itself. Raises MethodError for a factor out of range, and for parameters that the method refuses."""
+        check_factor(self.factor)
+        self.method.check(self.params)
+        return self
+
+
+def make_spec(method: str, factor: float = 1.0, params: Mapping[str, Any] = MappingProxyType({})) -> ScalingSpec:
+    """A spec by the method's name, looked up and checked here and nowhere else. Raises MethodError."""
+    return ScalingSpec(find_method(method), factor, dict(params)).checked()
+
+
+@dataclass(frozen=True)
+class ScaledRope:
+    """What the mathematics gives.
+
+    inv_freq: shape (rotary_dim/2,), float64, radians per token, index 0 fastest.
+    attention_factor: multiplies cos and sin, so that logits get its square.
+    rope_theta: the base to write; differs from the geometry's where the method is nothing but another base.
+    remapping: of methods that change the distances in place of the frequencies.
+    """
+
+    geometry: RopeGeometry
+    spec: ScalingSpec
+    inv_freq: np.ndarray
+    attention_factor: float = 1.0
+    rope_theta: float = math.nan
+    remapping: Remapping | None = None
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.rope_theta):
+            object.__setattr__(self, "rope_theta", self.geometry.rope_theta)
+
+    @property
+    def wavelength(self) -> np.ndarray:
+        """Tokens per rotation, shape (rotary_dim/2,); infinite where a pair does not rotate."""
+        with np.errstate(divide="ignore"):
+            return 2 * math.pi / self.inv_freq
+
+
+def check_factor(factor: float) -> None:
+    """Raises MethodError unless it is from 1 to 1000000."""
+    if not 1 <= factor <= _LARGEST_FACTOR:
+        raise MethodError(f"The factor is {factor:g}; it must be a number from 1 to {_LARGEST_FACTOR}.")
+
+
+def label_of(method: str, factor: float, params: Mapping[str, object]) -> str:
+    """A scaling in a line: method, factor, and the numbers that are not the method's own defaults."""
+    registered = scaling_methods().get(method)
+    known = registered.signature if registered else {}
+    numbers = {key: value for key, value in params.items() if key in known and isinstance(value, int | float)}
+    own = [f"{key} {value:g}" for key, value in numbers.items() if value != known[key].default]
+    return f"{method} ×{factor:g}" + (f" ({', '.join(own)})" if own else "")
