@@ -132,14 +132,14 @@ def settled(draw) -> tuple[str, Remapping]:
     method = draw(st.sampled_from(METHODS))
     pretrained = draw(windows)
     target = pretrained + draw(st.integers(0, 200))
-    names = draw(st.sets(st.sampled_from(sorted(scaling_methods()[method].parameters))))
+    names = draw(st.sets(st.sampled_from(sorted(scaling_methods()[method].signature))))
     params = {name: draw(windows) for name in names}
     try:
         return method, settle(method, pretrained, target, **params)
     except MethodError as error:
         said = str(error)
     assert said.startswith(f"{method}: ")
-    assert any(f"{name} is " in said for name in scaling_methods()[method].parameters)
+    assert any(f"{name} is " in said for name in scaling_methods()[method].signature)
     return "rerope", settle("rerope", pretrained, target)
 
 
