@@ -28,13 +28,13 @@ def rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
 
 def falls_short(state: CheckpointState) -> bool:
     """Whether max_position_embeddings promises more than the scaling reaches."""
-    longer = state.max_position_embeddings > state.scaled_length
+    longer = state.max_position_embeddings > state.main.scaled_length
     return state.main.spec.method.name in _BY_RATIO and longer and not state.guesses_pretraining_length
 
 
 def stops_early(state: CheckpointState) -> bool:
     """Whether max_position_embeddings ends before the scaling does."""
-    shorter = state.max_position_embeddings < state.scaled_length
+    shorter = state.max_position_embeddings < state.main.scaled_length
     return state.main.spec.method.name in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
 
 
@@ -85,7 +85,7 @@ def _lengths(state: CheckpointState) -> dict[str, object]:
     if overruled_lengths(state):
         lengths["original_length"] = state.pretraining_length
     written = state.max_position_embeddings
-    if written != state.scaled_length and written >= state.pretraining_length and not stops_early(state):
+    if written != state.main.scaled_length and written >= state.pretraining_length and not stops_early(state):
         lengths["target_length"] = written
     return lengths
 

@@ -230,7 +230,7 @@ def _windows(state: CheckpointState) -> Iterator[Finding]:
     spec, window = state.main.spec, state.max_position_embeddings
     scaling = (
         f"{spec.method} ×{spec.factor:g} of a pretraining window of {state.pretraining_length} reaches "
-        f"{state.scaled_length}"
+        f"{state.main.scaled_length}"
     )
     if falls_short(state):
         yield Finding(

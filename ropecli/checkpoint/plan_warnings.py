@@ -62,10 +62,10 @@ def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, wind
 
 def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
     original = rope.geometry.original_max_position_embeddings
-    if spec.method.name in _SET_THE_WINDOW_ALONE or round(original * spec.factor) >= target:
+    if spec.method.name in _SET_THE_WINDOW_ALONE or rope.scaled_length >= target:
         return []
     return [
-        f"a factor of {spec.factor:g} reaches {round(original * spec.factor)} tokens; {target} need "
+        f"a factor of {spec.factor:g} reaches {rope.scaled_length} tokens; {target} need "
         f"{target / original:g}, the target over the pretraining window of {original}."
     ]
 

@@ -90,11 +90,6 @@ class CheckpointState:
         return self.main.geometry.original_max_position_embeddings
 
     @property
-    def scaled_length(self) -> int:
-        """The pretraining length × the factor, tokens."""
-        return round(self.pretraining_length * self.main.spec.factor)
-
-    @property
     def context_length(self) -> int:
         """Tokens that the checkpoint reads now: what it was patched for, or else the longer of what config.json says
         and what its scaling reaches. (Qwen's cards add yarn and leave max_position_embeddings; dynamic needs it so.)
@@ -103,7 +98,7 @@ class CheckpointState:
             return self.note.target_length
         if self.guesses_pretraining_length or self.main.spec.method.name in _FACTOR_IS_NO_RATIO:
             return self.max_position_embeddings
-        return max(self.max_position_embeddings, self.scaled_length)
+        return max(self.max_position_embeddings, self.main.scaled_length)
 
     @property
     def guesses_pretraining_length(self) -> bool:

@@ -59,7 +59,7 @@ def prove(folder: Path, ropes: Mapping[str | None, ScaledRope]) -> int:
             _compare(table.name, table.inv_freq, table.attention_factor, rope)
             continue
         window = rope.geometry.original_max_position_embeddings
-        for length in (1, window, window + 1, round(window * rope.spec.factor)):
+        for length in (1, window, window + 1, rope.scaled_length):
             expected = scale(rope.geometry, rope.spec, length)
             _compare(f"{table.name} at length {length}", *table.at_length(length), expected)
     return len(tables)

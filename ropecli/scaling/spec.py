@@ -58,6 +58,11 @@ class ScaledRope:
             object.__setattr__(self, "rope_theta", self.geometry.rope_theta)
 
     @property
+    def scaled_length(self) -> int:
+        """The pretraining length × the factor, tokens."""
+        return round(self.geometry.original_max_position_embeddings * self.spec.factor)
+
+    @property
     def wavelength(self) -> np.ndarray:
         """Tokens per rotation, shape (rotary_dim/2,); infinite where a pair does not rotate."""
         with np.errstate(divide="ignore"):
