@@ -186,8 +186,7 @@ def fingerprint(plan) -> str | None:
         return None
     sha = hashlib.sha256()
     for label, rope in plan.ropes.items():
-        spec = rope.spec.method.name, rope.spec.factor, rope.spec.params
-        sha.update(repr((label, rope.geometry, spec, rope.attention_factor)).encode())
+        sha.update(repr((label, rope.geometry, rope.spec, rope.attention_factor)).encode())
         if rope.remapping is not None:
             sha.update(repr((rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)).encode())
         sha.update(rope.inv_freq.tobytes())

@@ -39,7 +39,7 @@ class Parameter(NamedTuple):
     required: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScalingMethod:
     """name: ours. source: paper and section. training: whether the model must be fine-tuned to use it.
 
@@ -64,6 +64,10 @@ class ScalingMethod:
 
     def __str__(self) -> str:
         return self.name
+
+    def __repr__(self) -> str:
+        """The name alone, so that a spec reads, and is recorded, as the user gave it."""
+        return repr(self.name)
 
     @property
     def description(self) -> str:

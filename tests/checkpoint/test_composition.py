@@ -85,7 +85,7 @@ def test_scaling_a_scaled_config_is_scaling_the_original_once(nowhere, first, th
         read, expected = (_read(nowhere, written.config) for written in (again, afresh))
         np.testing.assert_array_equal(read.inv_freq, expected.inv_freq)
         assert read.attention_factor == expected.attention_factor
-        assert read.spec.method.name == expected.spec.method
+        assert read.spec.method.name == expected.spec.method.name
         if then in NATIVE and other > 1.001:  # closer to 1 the temperature of yarn rounds to that of ntk-by-parts
             assert read.spec.method.name == then
         np.testing.assert_allclose(read.inv_freq, afresh.ropes[None].inv_freq, rtol=1e-12, atol=1e-29)

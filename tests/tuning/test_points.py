@@ -16,12 +16,12 @@ GEOMETRY = RopeGeometry(64, 64, 10000.0, 2048)
 
 
 def test_the_ranges_are_those_that_the_parameters_declare():
-    assert find_method("yarn").ranges == {
+    assert find_method("yarn").search_ranges == {
         "beta_fast": SearchRange(4.0, 64.0),
         "beta_slow": SearchRange(0.25, 2.0),
         "attention_factor": SearchRange(1.0, 1.5),
     }
-    assert find_method("linear").ranges == {}
+    assert find_method("linear").search_ranges == {}
     # what is noted beside a type does not change what it takes
     assert [knob.kind for knob in find_method("abf").parameters] == ["a positive number of at most 1e+30"] * 2
     with pytest.raises(MethodError, match="beta_fast is 'a'"):
@@ -37,7 +37,7 @@ def test_points_lie_in_their_ranges_evenly_in_the_logarithm(method):
     assert own == found[: len(own)]
     tried = found[len(own) :]
     assert len({str(spec.params) for spec in tried}) == len(tried)
-    for name, known in find_method(method).ranges.items():
+    for name, known in find_method(method).search_ranges.items():
         values = np.array([spec.params[name] for spec in tried])
         assert (values >= known.low * 0.995).all()
         assert (values <= known.high * 1.005).all()
