@@ -91,7 +91,7 @@ def recipe_of(case: dict[str, Any]) -> Any:
 
 
 def predict(case: dict[str, Any], gpu: bool = False) -> Any:
-    from ropecli.training.memory_plan.peak import Foresight
+    from ropecli.training.memory_plan.estimate import Foresight
 
     return Foresight(config_of(case)).budget(recipe_of(case), case["length"], gpu=gpu)
 
@@ -103,7 +103,7 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
 
     from ropecli.training.adapters import attach
     from ropecli.training.loss import NextTokenLoss
-    from ropecli.training.optimizers import make_optimizer
+    from ropecli.training.optimization import make_optimizer
 
     recipe = recipe_of(case)
     torch.manual_seed(0)

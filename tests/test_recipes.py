@@ -198,8 +198,8 @@ def test_a_recipe_fits_where_it_says(name, tmp_path):
     """On eight GPUs of 80 GB, in every stage, by the engine that it names, which does not refuse it."""
     from transformers import AutoConfig
 
-    from ropecli.training.memory_plan.fitting import refusals
-    from ropecli.training.memory_plan.peak import Foresight
+    from ropecli.training.memory_plan.estimate import Foresight
+    from ropecli.training.memory_plan.setups import refusals
 
     path = ROOT / "finetune" / f"{name}.yaml"
     engine = "ulysses" if "recipes/accelerate/8-gpu-ulysses.yaml" in _header(path) else "fsdp2"

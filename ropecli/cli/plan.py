@@ -8,7 +8,7 @@ import typer
 from ropecli.cli.options import AsJson, Checkpoint, Revision
 
 if TYPE_CHECKING:
-    from ropecli.training.memory_plan.fitting import Option
+    from ropecli.training.memory_plan.setups import Option
 
 
 def command(
@@ -34,8 +34,8 @@ def command(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.terminal import parse_settings, print_json, warn
     from ropecli.errors import RecipeError
-    from ropecli.training.memory_plan.compute import GPUS
-    from ropecli.training.memory_plan.units import read_bytes
+    from ropecli.training.memory_plan.estimate import GPUS
+    from ropecli.training.memory_plan.setups import read_bytes
     from ropecli.training.recipe import make_recipe
     from ropecli.training.stages import plan_stages
 
@@ -68,21 +68,19 @@ def command(
 
 def _plan(opened, stage, gpus, memory, flops, mfu, recipe_file, given) -> dict[str, Any]:
     from ropecli.errors import RecipeError
-    from ropecli.training.memory_plan import fitting
-    from ropecli.training.memory_plan.cache import kv_cache
-    from ropecli.training.memory_plan.compute import compute_of
-    from ropecli.training.memory_plan.peak import Foresight
-    from ropecli.training.memory_plan.reading import read_config
-    from ropecli.training.memory_plan.units import in_gb
+    from ropecli.training.memory_plan import setups
+    from ropecli.training.memory_plan.estimate import Foresight, compute_of
+    from ropecli.training.memory_plan.model_shape import kv_cache, read_config
+    from ropecli.training.memory_plan.setups import in_gb
 
     recipe, length = stage.recipe, stage.length
     config = read_config(opened, stage.in_effect)
     foresight = Foresight(config)
-    found = fitting.options(foresight, recipe, length, gpus, memory)
-    chosen = fitting.best(found)
+    found = setups.options(foresight, recipe, length, gpus, memory)
+    chosen = setups.best(found)
     if chosen is None:
         least = min((one for one in found if not one.refused), key=lambda one: one.budget.total)
-        more = fitting.gpus_that_would_do(foresight, recipe, length, gpus, memory)
+        more = setups.gpus_that_would_do(foresight, recipe, length, gpus, memory)
         hint = "No number of GPUs up to 4096 would do; shorten the sequences."
         if more:
             hint = f"{more.world} GPUs would do ({_named(more)}), or a shorter --length."
@@ -118,7 +116,7 @@ def _plan(opened, stage, gpus, memory, flops, mfu, recipe_file, given) -> dict[s
         "seconds_per_step": seconds,
         "seconds": seconds * recipe.steps,
         "options": [_row(one) for one in found],
-        "command": fitting.command(chosen, opened.name, length, str(recipe_file) if recipe_file else None, given),
+        "command": setups.command(chosen, opened.name, length, str(recipe_file) if recipe_file else None, given),
     }
 
 
@@ -171,7 +169,7 @@ def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     from ropecli.cli.terminal import out
-    from ropecli.training.memory_plan.units import in_gb
+    from ropecli.training.memory_plan.setups import in_gb
 
     title = f"{report['checkpoint']} at {report['length']:,} tokens on {report['gpus']} × {in_gb(report['gpu_memory'])}"
     table = Table(title=escape(title), title_justify="left", show_header=False)

@@ -5,16 +5,22 @@ trained whole, as LongLoRA (Chen et al. 2023, arXiv:2309.12307, section 3.3) fou
 LoRA+ of two learning rates. qlora: a base in 4 bits (Dettmers et al. 2023, arXiv:2305.14314).
 """
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
+from ropecli.checkpoint.files import ADAPTER_WEIGHTS
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import RecipeError, reason_of
+from ropecli.live.adapter import PREFIX, Tensors
 from ropecli.live.loading import choose_device
-from ropecli.training.bits import load_bitsandbytes
-from ropecli.training.parts import (
+from ropecli.training.optimization import load_bitsandbytes
+from ropecli.training.recipe import Recipe
+from ropecli.training.target_modules import (
     as_target,
     embeddings_and_norms,
     linear_modules,
@@ -24,7 +30,6 @@ from ropecli.training.parts import (
     there,
     tied_head,
 )
-from ropecli.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -214,3 +219,34 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:,}"
+
+
+def adapter_tensors(model: "PreTrainedModel", state: Tensors | None = None) -> Tensors:
+    """What was trained, by peft's names, on the CPU.
+
+    state: full tensors by the model's own names, where the model itself holds shards. A tied one stands there under
+    each of its names: peft does not know of all ties, and would leave the head as it was.
+    """
+    from peft import get_peft_model_state_dict
+
+    full: Tensors = {}
+    for parameter, names in all_names(model):
+        if parameter.requires_grad:
+            value = parameter if state is None else next(state[name] for name in names if name in state)
+            full |= {name: value.detach().cpu().clone() for name in names}
+    lora = get_peft_model_state_dict(model, full, ADAPTER, save_embedding_layers=False)
+    whole = {name: tensor for name, tensor in full.items() if f".{ADAPTER}." not in name}
+    return {PREFIX + name: tensor.contiguous() for name, tensor in {**lora, **whole}.items()}
+
+
+def save_adapter(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:
+    """Writes the adapter of `model`, which was trained beside the weights of `checkpoint`. Raises OSError."""
+    config = copy.copy(config_of(model))
+    config.target_modules = sorted(config.target_modules)  # a set's order differs from run to run
+    if checkpoint.commit:
+        config.base_model_name_or_path, config.revision = checkpoint.name, checkpoint.commit
+    else:
+        config.base_model_name_or_path, config.revision = str(checkpoint.folder.resolve()), None
+    config.inference_mode = True
+    save_file(adapter_tensors(model, state), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    config.save_pretrained(folder)

@@ -6,8 +6,9 @@ mean over all its scored tokens on all processes, however they are spread over p
 
 import contextlib
 import math
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,16 +18,58 @@ import torch
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch, Stream
 from ropecli.errors import NotFiniteError
-from ropecli.training.checkpoints import Position, restore_newest, save_checkpoint
-from ropecli.training.divergence import Divergence, losses_until
-from ropecli.training.engine import averaged_over, clip, data_ranks, leave, sharing
-from ropecli.training.interrupt import Interrupt
-from ropecli.training.memory import within_memory
+from ropecli.signals import ECHO_SECONDS, ENDING, Terminated, handled
+from ropecli.training.distributed import averaged_over, clip, data_ranks, leave, sharing
+from ropecli.training.loss import within_memory
+from ropecli.training.optimization import Divergence, learning_rate_at, losses_until
+from ropecli.training.output.metrics_log import Trackers
+from ropecli.training.output.run_settings import MetricsLog
+from ropecli.training.output.training_checkpoints import Position, restore_newest, save_checkpoint
 from ropecli.training.recipe import Recipe
-from ropecli.training.schedule import learning_rate_at
-from ropecli.training.state import MetricsLog
-from ropecli.training.trackers import Trackers
-from ropecli.training.watch import Evaluation
+from ropecli.training.validation import Evaluation
+
+
+class Interrupt:
+    """Whether this process was asked to stop, and by which signal."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._asked = 0  # the first signal's number
+        self._asked_at = 0.0
+        self._agreed = 0  # the same in all processes; apart from the above, as each gets its signal in its own time
+
+    def agreed(self, accelerator) -> bool:
+        """Whether any process was asked: the same answer in all of them, which must ask at the same pass."""
+        self._agreed = self._asked
+        if accelerator.num_processes > 1:
+            asked = torch.tensor([self._asked], device=accelerator.device)
+            self._agreed = int(accelerator.gather(asked).max())
+        return self._agreed > 0
+
+    def stop(self, message: str) -> NoReturn:
+        """Says `message` and ends the run: raises KeyboardInterrupt (exit status 130), or Terminated (143, 129)."""
+        self._say(message)
+        if self._agreed in ENDING:
+            raise Terminated(self._agreed)
+        raise KeyboardInterrupt(message)
+
+    def ask(self, number: int, frame: Any = None) -> None:
+        """The handler of the signals. A second Ctrl-C raises KeyboardInterrupt."""
+        now = time.monotonic()
+        if not self._asked:
+            self._asked, self._asked_at = number, now
+            with contextlib.suppress(RuntimeError):  # the signal came amid another line on the same stream
+                self._say("Stopping after this pass; Ctrl-C once more to stop at once, without saving.")
+        elif number == signal.SIGINT and now - self._asked_at > ECHO_SECONDS:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def stop_on_signals(say: Callable[[str], None] = lambda message: None) -> Iterator[Interrupt]:
+    """Takes these signals over while it lasts. Outside the main thread Python cannot, and none is noticed."""
+    interrupt = Interrupt(say)
+    with handled((signal.SIGINT, *ENDING), interrupt.ask):
+        yield interrupt
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ Source of the form: YaRN trains s = 32 on from s = 16 (arXiv:2309.00071, section
 """
 
 import os
+import shutil
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -17,16 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ropecli.atomic import new_file
 from ropecli.attention.patching import patch_to, with_layout
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
+from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.errors import MethodError, PatchError, RecipeError, RopecliError
+from ropecli.errors import MethodError, OutputError, PatchError, RecipeError, RopecliError
 from ropecli.rope import ScalingSpec
-from ropecli.training.distances import carrier_in_effect, refuse_beside_method, within_plain
-from ropecli.training.lengths import beyond_window, settle_lengths
+from ropecli.training.finetuning import beyond_window, settle_lengths
 from ropecli.training.recipe import Patch, Recipe, Source
-from ropecli.training.stage_folders import STAGES, move_up, patched_folder, stage_folder, tidy, wait_for
+from ropecli.training.refusals import carrier_in_effect, refuse_beside_method, within_plain
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ def run_stages(
     stages. Of several processes the first one patches and the others wait, so `output` must be on a disk that they
     share. Raises what finetune_checkpoint and patch_to raise; nothing is trained where a later patch has a fault.
     """
-    from ropecli.training.state import begin, own_folder, refuse_foreign
-    from ropecli.training.training import finetune_checkpoint
+    from ropecli.training.finetuning import finetune_checkpoint
+    from ropecli.training.output.run_settings import begin, own_folder, refuse_foreign
 
     runs = recipe.runs
     if len(runs) == 1 and runs[0].patch is None:
@@ -190,8 +192,8 @@ def _run(
     say: Callable[[str], None],
     on_step: Callable[[Any], None],
 ) -> None:
-    from ropecli.training.training import finetune_checkpoint
-    from ropecli.training.writing import finished_step
+    from ropecli.training.finetuning import finetune_checkpoint
+    from ropecli.training.output.finished_weights import finished_step
 
     steps, trained = 0, None
     for stage in stages:
@@ -227,3 +229,67 @@ def _patched(checkpoint: Checkpoint, stage: Stage, folder: Path, first: bool, sa
         patch_to(_plan_patch(checkpoint, stage.recipe.patch), folder, say=say)
     wait_for(folder)
     return open_checkpoint(folder, weights=True)
+
+
+STAGES = "stages"
+_PATIENCE = 3600.0
+"""Seconds that the other processes wait for a patch: without hard links it copies the weights."""
+
+
+def stage_folder(output: Path, number: int) -> Path:
+    return output / STAGES / str(number)
+
+
+def patched_folder(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-patched")
+
+
+def wait_for(patched: Path) -> None:
+    """Until the first process has written it, by looking at the disk: between stages no process group is there.
+
+    Raises OutputError when it takes too long.
+    """
+    until = time.monotonic() + _PATIENCE
+    while not (patched / CONFIG).is_file():
+        if time.monotonic() > until:
+            raise OutputError(
+                f"{patched} did not appear within {_PATIENCE / 60:.0f} minutes. The first process writes it: --output "
+                "must be on a disk that all processes share."
+            )
+        time.sleep(0.1)
+
+
+def tidy(folder: Path, *, keep_patched: bool) -> None:
+    """Removes what only an unfinished stage needs. keep_patched: it may be the base that an adapter names."""
+    from ropecli.training.output.finished_weights import clear_finished
+    from ropecli.training.output.run_settings import own_folder
+
+    if folder.is_dir():
+        with own_folder(folder):  # its lock, if a kill left it there, goes with ours
+            clear_finished(folder)
+    if not keep_patched:
+        shutil.rmtree(patched_folder(folder), ignore_errors=True)
+
+
+def move_up(folder: Path, output: Path) -> None:
+    """Puts the last stage's files into OUTPUT, the two that mark it as finished at the end, and removes its folder.
+
+    A kill at any moment leaves one of both folders finished, and a second call goes on.
+    """
+    from ropecli.training.output.finished_weights import finished_step
+    from ropecli.training.output.run_settings import RUN
+
+    marks = (PROVENANCE, CONFIG)
+    if finished_step(output) is None:
+        try:
+            for path in sorted(folder.iterdir()):
+                if path.name not in (RUN, *marks) and not path.name.startswith("."):
+                    path.replace(output / path.name)
+        except OSError as error:
+            raise OutputError(f"{output} could not be written: {error.strerror}. --resume tries again.") from error
+        for name in marks:
+            with new_file(output / name) as partial:
+                shutil.copy(folder / name, partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    if all(path.name.startswith(".") for path in folder.parent.iterdir()):  # what a killed patch left
+        shutil.rmtree(folder.parent, ignore_errors=True)

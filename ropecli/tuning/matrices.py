@@ -11,8 +11,8 @@ from torch import Tensor
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.errors import PatchError
 from ropecli.training import adapters
-from ropecli.training.parts import linear_modules, projections
 from ropecli.training.recipe import make_recipe
+from ropecli.training.target_modules import linear_modules, projections
 from ropecli.tuning.record import Score
 from ropecli.tuning.run import Run, Tuned, finish_learned, train
 

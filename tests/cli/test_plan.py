@@ -81,8 +81,8 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
     from accelerate.commands.launch import launch_command_parser
     from transformers import AutoConfig
 
-    from ropecli.training.memory_plan.fitting import command, options
-    from ropecli.training.memory_plan.peak import Foresight
+    from ropecli.training.memory_plan.estimate import Foresight
+    from ropecli.training.memory_plan.setups import command, options
     from ropecli.training.recipe import Recipe
 
     recipe = Recipe(data="none is read", mixed_precision=precision)

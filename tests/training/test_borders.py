@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from ropecli.errors import RecipeError
-from ropecli.training.borders import prove_positions
-from ropecli.training.loss import NextTokenLoss
+from ropecli.training.loss import NextTokenLoss, prove_positions
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropecli.training.memory_plan.anatomy import anatomy, build
-from ropecli.training.memory_plan.cache import kv_cache
-from ropecli.training.memory_plan.fitting import best, gpus_that_would_do, options
-from ropecli.training.memory_plan.peak import Foresight
+from ropecli.training.memory_plan.estimate import Foresight
+from ropecli.training.memory_plan.model_shape import anatomy, build, kv_cache
+from ropecli.training.memory_plan.setups import best, gpus_that_would_do, options
 from ropecli.training.recipe import Recipe
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_plan.py"

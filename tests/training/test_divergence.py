@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ropecli.errors import DivergedError
-from ropecli.training.divergence import Divergence
+from ropecli.training.optimization import Divergence
 
 
 def ends_at(losses, max_rise, output, known=0):

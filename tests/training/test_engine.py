@@ -11,9 +11,9 @@ import yaml
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError
-from ropecli.training.engine import averaged_over, data_ranks, make_accelerator, sharing
+from ropecli.training.distributed import averaged_over, data_ranks, make_accelerator, sharing
 from ropecli.training.recipe import make_recipe
-from ropecli.training.unsuitable import refuse_engine, refuse_unsuitable
+from ropecli.training.refusals import refuse_engine, refuse_unsuitable
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
 LENGTH = 48

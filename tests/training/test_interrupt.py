@@ -8,7 +8,7 @@ import pytest
 
 from ropecli import signals
 from ropecli.signals import Terminated, terminated_by_signals
-from ropecli.training.interrupt import stop_on_signals
+from ropecli.training.loop import stop_on_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ropecli.errors import RecipeError
-from ropecli.training.optimizers import make_optimizer
+from ropecli.training.optimization import make_optimizer
 from ropecli.training.recipe import make_recipe
 
 

@@ -77,7 +77,7 @@ def test_a_mixture_reads_each_source_in_its_share(tune, patched_llama, corpus, t
     other = tmp_path / "other.txt"
     other.write_text("one two three " * 400)
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.training import finetune_checkpoint
+    from ropecli.training.finetuning import finetune_checkpoint
 
     told = []
     sources = [{"data": str(corpus), "weight": 3}, {"data": str(other), "weight": 1, "sequences": "concat"}]

@@ -14,9 +14,9 @@ import torch
 import yaml
 
 from ropecli.errors import OutputError, RecipeError
-from ropecli.training.checkpoints import Position, restore_newest, save_checkpoint
-from ropecli.training.divergence import losses_until
-from ropecli.training.state import MetricsLog, begin
+from ropecli.training.optimization import losses_until
+from ropecli.training.output.run_settings import MetricsLog, begin
+from ropecli.training.output.training_checkpoints import Position, restore_newest, save_checkpoint
 
 PASSES = 3
 
@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_left_out_for_the_one_before(start, output, dama
 
 def of_another_model(output):
     """Whole, by its manifest, and of no use."""
-    from ropecli.training.manifest import write_manifest
+    from ropecli.training.output.training_checkpoints import write_manifest
 
     newest = output / "checkpoints" / names(output)[-1]
     from safetensors.torch import load_file, save_file

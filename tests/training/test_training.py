@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from ropecli.data.stream import open_stream
 from ropecli.errors import CheckpointError, DataError, DivergedError, NotFiniteError, OutputError, RopecliError
 from ropecli.training.loss import NextTokenLoss
+from ropecli.training.optimization import learning_rate_at
 from ropecli.training.recipe import Recipe, make_recipe
-from ropecli.training.schedule import learning_rate_at
 
 
 def rates(**keys):

@@ -15,10 +15,10 @@ def prepared():
     """prepared(checkpoint, say=..., key=value, ...) -> (evaluation, accelerator, the loss in training mode)."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.live.loading import load_model, load_tokenizer
-    from ropecli.training.engine import make_accelerator
+    from ropecli.training.distributed import make_accelerator
     from ropecli.training.loss import NextTokenLoss
     from ropecli.training.recipe import make_recipe
-    from ropecli.training.watch import make_evaluation
+    from ropecli.training.validation import make_evaluation
 
     def make(folder: Path, say=lambda message: None, **keys):
         recipe = make_recipe(None, {"data": "demo-train", "mixed_precision": "none", **keys})
@@ -133,7 +133,7 @@ class Grouped:
 
 def test_what_a_group_cannot_share_is_refused(build, patched_llama):
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.watch import _refuse_unshared
+    from ropecli.training.validation import _refuse_unshared
 
     checkpoint = open_checkpoint(patched_llama)
     _refuse_unshared((64, 128), checkpoint, Grouped())

@@ -14,10 +14,9 @@ import torch
 from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.live.stock import quiet_transformers
 from ropecli.training.adapters import attach, trainable
-from ropecli.training.checkpointing import enable_checkpointing
-from ropecli.training.memory_plan.anatomy import Anatomy, build, keep_one_of_each, layers_of
-from ropecli.training.memory_plan.attention import attend_as_in_training
-from ropecli.training.memory_plan.ledger import OUTSIDE, Ledger
+from ropecli.training.loss import enable_checkpointing
+from ropecli.training.memory_plan.fake_tensors import OUTSIDE, Ledger, attend_as_in_training
+from ropecli.training.memory_plan.model_shape import Anatomy, build, keep_one_of_each, layers_of
 from ropecli.training.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -1,14 +1,16 @@
 """Which settings fit into a GPU's memory, the smallest change first, and the command that runs one."""
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ropecli.errors import RecipeError, shown
 from ropecli.scaling.registry import get_method
-from ropecli.training.memory_plan.peak import Budget, Engine, Foresight
+from ropecli.training.memory_plan.estimate import Budget, Engine, Foresight
 from ropecli.training.recipe import Recipe
-from ropecli.training.unsuitable import of_shared_sequences, of_split_weights
+from ropecli.training.refusals import of_shared_sequences, of_split_weights
 
 _CHANGES: tuple[dict[str, Any], ...] = (
     {},
@@ -138,3 +140,23 @@ def refusals(foresight: Foresight, recipe: Recipe, length: int, engine: Engine, 
         yield from of_split_weights(recipe, "ZeRO-3", integers=integers)
         varies = get_method(recipe.patch.method).depends_on_length if recipe.patch else foresight.varies
         yield from of_shared_sequences(foresight.model, recipe, length, "sp_size", gpus, varies=varies)
+
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", 1)}
+_UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", 1)}
+
+
+def read_bytes(text: str, name: str) -> int:
+    """Raises RecipeError, which calls the value by `name`, for what is no size above zero."""
+    found = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(found[2].upper()) if found else None
+    size = round(float(found[1]) * unit) if found and unit else 0
+    if size <= 0 or (found and not found[2]):
+        raise RecipeError(f"{name} is {shown(text)}; a number with a unit was expected, as 80GB (10⁹ bytes) or 80GiB.")
+    return size
+
+
+def in_gb(size: float) -> str:
+    """Bytes as people read them, in units of 10⁹, or 10⁶ below a tenth of that."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

@@ -11,29 +11,26 @@ from typing import TYPE_CHECKING
 import torch
 
 from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
 from ropecli.data import sources
+from ropecli.data.positions import refuse_impossible
 from ropecli.data.stream import Stream, open_stream
 from ropecli.errors import DataError
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_model, load_tokenizer, settle
 from ropecli.training import adapters
-from ropecli.training.borders import prove_positions
-from ropecli.training.checkpointing import enable_checkpointing
-from ropecli.training.distances import carrier_in_effect, refuse_beside_method, within_plain
-from ropecli.training.engine import leave, make_accelerator, prepare, state_to_save
-from ropecli.training.interrupt import stop_on_signals
-from ropecli.training.lengths import beyond_window, settle_lengths
-from ropecli.training.loop import Loop, Progress
-from ropecli.training.loss import NextTokenLoss
-from ropecli.training.optimizers import make_optimizer
+from ropecli.training.distributed import leave, make_accelerator, prepare, state_to_save
+from ropecli.training.loop import Loop, Progress, stop_on_signals
+from ropecli.training.loss import NextTokenLoss, enable_checkpointing, prove_positions
+from ropecli.training.optimization import make_optimizer
+from ropecli.training.output.finished_weights import clear_finished, finished_step, write_result
+from ropecli.training.output.metrics_log import choose_tracker, open_trackers
+from ropecli.training.output.run_settings import begin, own_folder, refuse_foreign
 from ropecli.training.recipe import Recipe
-from ropecli.training.state import begin, own_folder, refuse_foreign
-from ropecli.training.trackers import choose_tracker, open_trackers
-from ropecli.training.unsuitable import refuse_unsuitable
-from ropecli.training.watch import make_evaluation
-from ropecli.training.writing import clear_finished, finished_step, write_result
+from ropecli.training.refusals import carrier_in_effect, refuse_beside_method, refuse_unsuitable, within_plain
+from ropecli.training.validation import make_evaluation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -153,3 +150,28 @@ def _warnings(checkpoint: Checkpoint, recipe: Recipe, length: int, window: int) 
     if section_of(checkpoint.config).get("router_aux_loss_coef"):
         warnings.append("the routers' load-balancing loss is left out; only the next-token loss is trained on.")
     return warnings
+
+
+def settle_lengths(recipe: Recipe, checkpoint: Checkpoint, plan: PatchPlan | None = None) -> tuple[int, int]:
+    """(length of a sequence, window that its positions reach), tokens.
+
+    The window is the extended one; a sequence fills it, or, where positions have gaps, the pretraining window.
+    plan: the patch in effect when the run begins, where it is not on disk yet. Raises RecipeError for sequences
+    longer than the window that their positions are to reach.
+    """
+    extended = plan.target_length if plan else read_state(checkpoint).context_length
+    window = recipe.window or extended
+    if recipe.positions == "full":
+        return recipe.length or extended, window
+    length = recipe.length or read_state(checkpoint).pretraining_length
+    refuse_impossible(recipe.positions, length, window, recipe.pose_chunks)
+    return length, window
+
+
+def beyond_window(recipe: Recipe, length: int, window: int, extended: int) -> list[str]:
+    """Sentences for sequences, or positions with gaps, that reach beyond the extended window; all in tokens."""
+    if recipe.positions != "full" and window > extended:
+        return [f"positions up to {window} exceed the checkpoint's window, {extended}: patch it for that first."]
+    if length > extended:
+        return [f"sequences of {length} tokens exceed the checkpoint's window, {extended}: patch it first."]
+    return []

@@ -23,8 +23,8 @@ from ropecli.data.stream import Batch
 from ropecli.errors import DataError, NotFiniteError, RecipeError
 from ropecli.evaluation.protocols import Protocol
 from ropecli.live.rotary import reset_tables, restored, rotary_tables, switches_with_length
-from ropecli.training.engine import data_ranks, sequence_ranks, sharing
-from ropecli.training.memory import within_memory
+from ropecli.training.distributed import data_ranks, sequence_ranks, sharing
+from ropecli.training.loss import within_memory
 from ropecli.training.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, reason_of
 from ropecli.training.recipe import Recipe
-from ropecli.training.unsuitable import asked_for, refuse_engine, refuse_without_gpu
+from ropecli.training.refusals import asked_for, refuse_engine, refuse_without_gpu
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

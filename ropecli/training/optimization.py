@@ -1,14 +1,50 @@
-"""Whether a run's loss has left its best far behind. Needs the losses alone: no model, no random state."""
+"""AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), also with its state in 8 bits."""
 
+import importlib.util
+import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from ropecli.errors import DivergedError
-from ropecli.training.checkpoints import found
-from ropecli.training.state import CHECKPOINTS, metrics_until
+import torch
+
+from ropecli.errors import DivergedError, RecipeError, reason_of
+from ropecli.training.output.run_settings import CHECKPOINTS, metrics_until
+from ropecli.training.output.training_checkpoints import found
+from ropecli.training.recipe import Recipe
+
+
+def make_optimizer(
+    parameters_by_name: Iterable[tuple[str, torch.nn.Parameter]], recipe: Recipe
+) -> torch.optim.Optimizer:
+    """Over what is trained, and nothing else. Weight decay on matrices alone, an adapter's among them.
+
+    adamw-8bit: two bytes of state per parameter in place of eight, in blocks with a scale each (Dettmers et al. 2022,
+    arXiv:2110.02861), on GPUs and CPUs alike; tensors below 4,096 values stay in float32. Raises RecipeError where
+    bitsandbytes is missing or does not load.
+    """
+    parameters = [parameter for _, parameter in parameters_by_name if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+    decays = ((matrices, recipe.weight_decay), (vectors, 0.0))
+    groups = [{"params": members, "weight_decay": decay} for members, decay in decays if members]
+    rates: dict[str, Any] = {"lr": recipe.learning_rate, "betas": recipe.betas}
+    if recipe.optimizer == "adamw-8bit":
+        return load_bitsandbytes("optimizer: adamw-8bit", "optimizer: adamw").optim.AdamW8bit(groups, **rates)
+    return torch.optim.AdamW(groups, **rates, fused=True)  # which needs no copies of what it updates
+
+
+def learning_rate_at(step: int, recipe: Recipe) -> float:
+    """The rate of step 0, 1, ...: linear warm-up, then constant, or a cosine to a tenth at the last step."""
+    warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))
+    if recipe.schedule == "constant":
+        return recipe.learning_rate * warm
+    past = max(0.0, step - recipe.warmup_steps) / max(1, recipe.steps - 1 - recipe.warmup_steps)
+    return recipe.learning_rate * warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, past))))
+
 
 _STEPS = 8
 _FEWEST = 4
@@ -75,3 +111,28 @@ def losses_until(output: Path, step: int) -> dict[int, float]:
     """The losses by step, up to `step`, that a run's metrics.jsonl holds. Raises OutputError."""
     losses = ((values["step"], values.get("loss")) for values in metrics_until(output, step))  # evaluations have none
     return {at: loss for at, loss in losses if isinstance(loss, float) and math.isfinite(loss)}
+
+
+def load_bitsandbytes(asked: str, instead: str) -> Any:
+    """The library. asked, instead: keys of the recipe, as 'adapter: qlora'.
+
+    Raises RecipeError where it is missing, or does not load.
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise RecipeError(
+            f"{asked} needs bitsandbytes, which is not installed. "
+            f"Install it (pip install bitsandbytes), or take {instead}."
+        )
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it would name, on a CPU, a package of faster code that it does without
+    try:
+        import bitsandbytes
+    except Exception as error:  # a library that was built for another device fails in its own ways
+        raise RecipeError(
+            f"{asked} needs bitsandbytes, and the one here does not load: {reason_of(error)}. "
+            f"Install one that fits, or take {instead}."
+        ) from error
+    finally:
+        logger.setLevel(level)
+    return bitsandbytes

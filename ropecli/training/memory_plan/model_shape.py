@@ -1,5 +1,6 @@
 """What a model is made of, read off the model that stock transformers builds from a config, without weights."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,9 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.config.saved_remapping import KEY, method_of, parse_carrier
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock import quiet_transformers, read_folder, read_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -158,3 +161,41 @@ def _share_of_experts(config: Any) -> float:
     experts = next((value for key in _EXPERTS if (value := getattr(config, key, None))), None)
     chosen = next((value for key in _CHOSEN if (value := getattr(config, key, None))), None)
     return chosen / experts if experts and chosen else 1.0
+
+
+_ITEM = 2
+
+
+def kv_cache(config: Any, anatomy: Anatomy, length: int) -> int:
+    """Bytes for one sequence of `length` tokens: layers that slide keep their window, layers that do not attend none.
+
+    Of multi-head latent attention, what it was made to keep: the latent and the part that turns (DeepSeek-V2,
+    arXiv:2405.04434, section 2.1); transformers 5 itself keeps the full keys and values. Raises CheckpointError where
+    transformers makes no cache for the model.
+    """
+    from transformers import DynamicCache
+
+    text = config.get_text_config()
+    if latent := latent_width(text):
+        return latent * _ITEM * len(anatomy.attention) * length
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            layers = DynamicCache(config=copy.deepcopy(config)).layers
+    except Exception as error:  # config classes raise what they like
+        raise CheckpointError(f"{config.model_type}: no KV cache can be made: {reason_of(error)}") from error
+    heads = getattr(text, "num_attention_heads", None) or 1
+    groups = getattr(text, "num_key_value_heads", None) or (1 if getattr(text, "multi_query", False) else heads)
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    windows = [window for _, window in anatomy.attention]
+    if len(layers) == len(anatomy.kinds) and len(windows) == len(layers):
+        windows = [
+            getattr(layer, "sliding_window", None) or window for layer, window in zip(layers, windows, strict=True)
+        ]
+    return sum(2 * groups * width * _ITEM * min(length, window or length) for window in windows)
+
+
+def read_config(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Any:
+    """plan: a patch in effect that is not on disk yet. Raises CheckpointError, OutputError."""
+    if plan is None:
+        return read_folder(checkpoint.folder, checkpoint.name)
+    return read_values(plan.config, checkpoint.name)
