@@ -82,6 +82,33 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
     return model
 
 
+def _keep_differentiable(model: nn.Module) -> None:
+    """bitsandbytes 0.50 repacks 4-bit weights for a CPU's AVX512 at the first pass in evaluation mode, and what goes
+    through them from then on has no gradient, in training neither. This is its own switch against that."""
+    switch = "support_avx512bf16_for_cpu"
+    for module in model.modules():
+        if getattr(module, switch, False):
+            weight: Any = module.weight
+            assert not getattr(weight.quant_state, "packing_format_for_cpu", False), "attach before any pass"
+            setattr(module, switch, False)
+
+
+def _keep_dtype(model: "PreTrainedModel", whole: list[str], dtype: torch.dtype) -> None:
+    """What float32 embeddings and norms give goes on in the base's dtype: in twice its bytes it would take twice the
+    memory from layer to layer, and without autocast meet matrices of another dtype."""
+
+    def give(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
+        return result.to(dtype)
+
+    def take(module: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (given[0].to(module.weight.dtype), *given[1:])
+
+    for name in whole:
+        model.get_submodule(name).register_forward_hook(give)
+    for name in tied_head(model):
+        model.get_submodule(name).register_forward_pre_hook(take)
+
+
 def config_of(model: nn.Module) -> Any:
     """peft's LoraConfig of an attached adapter."""
     held: Any = model
@@ -93,11 +120,63 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
+def all_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
+    """Each parameter with all its names, of which a tied one has several."""
+    named: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        named.setdefault(parameter, []).append(name)
+    return list(named.items())
+
+
+def quantization(recipe: Recipe) -> dict[str, Any]:
+    """Keyword arguments of from_pretrained: for qlora, linear modules in 4 bits but the head; else none.
+
+    4-bit NormalFloat with doubly quantised constants (arXiv:2305.14314, section 3). Raises RecipeError where
+    bitsandbytes is missing, or does not compute on this machine's device.
+    """
+    if recipe.adapter != "qlora":
+        return {}
+    library = load_bitsandbytes("adapter: qlora", "adapter: lora")
+    device = choose_device()
+    _try_four_bits(library, device)
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if recipe.mixed_precision == "bf16" else torch.float32,
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def _try_four_bits(library: Any, device: str) -> None:
+    try:
+        library.functional.quantize_4bit(torch.ones(64, device=device), quant_type="nf4")
+    except Exception as error:  # a library that was built for another device fails in its own ways
+        raise RecipeError(
+            f"adapter: qlora needs bitsandbytes for {device}, and the one here fails: {reason_of(error)}. "
+            "Install one that fits, or take adapter: lora."
+        ) from error
+
+
 def summary(model: "PreTrainedModel") -> str:
     """'trains 12,288 of 3.3M parameters (0.37%)'; 4-bit weights count as what they stand for."""
     trained = sum(parameter.numel() for _, parameter in trainable(model))
     total = sum(_values(parameter) for parameter in model.parameters())
     return f"trains {_count(trained)} of {_count(total)} parameters ({trained / total:.2%})"
+
+
+def _values(parameter: nn.Parameter) -> int:
+    packed = getattr(parameter, "quant_state", None)
+    return parameter.numel() if packed is None else packed.shape.numel()
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:,}"
 
 
 def warnings(model: "PreTrainedModel", recipe: Recipe) -> list[str]:
@@ -138,87 +217,8 @@ def _load_trained(models: list[nn.Module], folder: str) -> None:
         raise RuntimeError(f"the model has no {unknown[0]}")
 
 
-def all_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
-    """Each parameter with all its names, of which a tied one has several."""
-    named: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        named.setdefault(parameter, []).append(name)
-    return list(named.items())
-
-
 def _names_of_trained(model: nn.Module) -> list[list[str]]:
     return [names for parameter, names in all_names(model) if parameter.requires_grad]
-
-
-def quantization(recipe: Recipe) -> dict[str, Any]:
-    """Keyword arguments of from_pretrained: for qlora, linear modules in 4 bits but the head; else none.
-
-    4-bit NormalFloat with doubly quantised constants (arXiv:2305.14314, section 3). Raises RecipeError where
-    bitsandbytes is missing, or does not compute on this machine's device.
-    """
-    if recipe.adapter != "qlora":
-        return {}
-    library = load_bitsandbytes("adapter: qlora", "adapter: lora")
-    device = choose_device()
-    _try_four_bits(library, device)
-    from transformers import BitsAndBytesConfig
-
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16 if recipe.mixed_precision == "bf16" else torch.float32,
-    )
-    return {"quantization_config": config, "device_map": {"": device}}
-
-
-def _try_four_bits(library: Any, device: str) -> None:
-    try:
-        library.functional.quantize_4bit(torch.ones(64, device=device), quant_type="nf4")
-    except Exception as error:  # a library that was built for another device fails in its own ways
-        raise RecipeError(
-            f"adapter: qlora needs bitsandbytes for {device}, and the one here fails: {reason_of(error)}. "
-            "Install one that fits, or take adapter: lora."
-        ) from error
-
-
-def _keep_dtype(model: "PreTrainedModel", whole: list[str], dtype: torch.dtype) -> None:
-    """What float32 embeddings and norms give goes on in the base's dtype: in twice its bytes it would take twice the
-    memory from layer to layer, and without autocast meet matrices of another dtype."""
-
-    def give(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
-        return result.to(dtype)
-
-    def take(module: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (given[0].to(module.weight.dtype), *given[1:])
-
-    for name in whole:
-        model.get_submodule(name).register_forward_hook(give)
-    for name in tied_head(model):
-        model.get_submodule(name).register_forward_pre_hook(take)
-
-
-def _keep_differentiable(model: nn.Module) -> None:
-    """bitsandbytes 0.50 repacks 4-bit weights for a CPU's AVX512 at the first pass in evaluation mode, and what goes
-    through them from then on has no gradient, in training neither. This is its own switch against that."""
-    switch = "support_avx512bf16_for_cpu"
-    for module in model.modules():
-        if getattr(module, switch, False):
-            weight: Any = module.weight
-            assert not getattr(weight.quant_state, "packing_format_for_cpu", False), "attach before any pass"
-            setattr(module, switch, False)
-
-
-def _values(parameter: nn.Parameter) -> int:
-    packed = getattr(parameter, "quant_state", None)
-    return parameter.numel() if packed is None else packed.shape.numel()
-
-
-def _count(number: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:,}"
 
 
 def adapter_tensors(model: "PreTrainedModel", state: Tensors | None = None) -> Tensors:

@@ -8,12 +8,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
+from ropecli.config.saved_remapping import Carrier
 from ropecli.data import sources
 from ropecli.data.positions import refuse_impossible
 from ropecli.data.stream import Stream, open_stream
@@ -29,7 +31,7 @@ from ropecli.training.output.finished_weights import clear_finished, finished_st
 from ropecli.training.output.metrics_log import choose_tracker, open_trackers
 from ropecli.training.output.run_settings import begin, own_folder, refuse_foreign
 from ropecli.training.recipe import Recipe
-from ropecli.training.refusals import carrier_in_effect, refuse_beside_method, refuse_unsuitable, within_plain
+from ropecli.training.refusals import carrier_in_effect, refuse_beside_method, refuse_unsuitable
 from ropecli.training.validation import make_evaluation
 
 if TYPE_CHECKING:
@@ -175,3 +177,16 @@ def beyond_window(recipe: Recipe, length: int, window: int, extended: int) -> li
     if length > extended:
         return [f"sequences of {length} tokens exceed the checkpoint's window, {extended}: patch it first."]
     return []
+
+
+def within_plain(length: int, carrier: Carrier | None) -> list[str]:
+    """A sentence for sequences so short, tokens, that the method changes nothing in them."""
+    if carrier is None:
+        return []
+    last, keys = np.array([length - 1]), np.arange(length)
+    if not np.array_equal(carrier.remapping().distances(last, keys), last[:, None] - keys):
+        return []
+    return [
+        f"sequences of {length} tokens are too short for {carrier.method} to change anything: it is trained as plain "
+        "attention. Give a greater length."
+    ]

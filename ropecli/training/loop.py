@@ -22,8 +22,7 @@ from ropecli.signals import ECHO_SECONDS, ENDING, Terminated, handled
 from ropecli.training.distributed import averaged_over, clip, data_ranks, leave, sharing
 from ropecli.training.loss import within_memory
 from ropecli.training.optimization import Divergence, learning_rate_at, losses_until
-from ropecli.training.output.metrics_log import Trackers
-from ropecli.training.output.run_settings import MetricsLog
+from ropecli.training.output.metrics_log import MetricsLog, Trackers
 from ropecli.training.output.training_checkpoints import Position, restore_newest, save_checkpoint
 from ropecli.training.recipe import Recipe
 from ropecli.training.validation import Evaluation

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _CHUNK = 512
 """Tokens whose logits exist at once, at most; fewer where the vocabulary is large."""
 _LOGITS = 2**25
+_HALF = 8
+_GAP = 5
+_ROUNDINGS = 16
 
 
 class NextTokenLoss(torch.nn.Module):
@@ -103,6 +106,15 @@ class NextTokenLoss(torch.nn.Module):
         return total
 
 
+@contextlib.contextmanager
+def within_memory(what: str, remedy: str) -> Iterator[None]:
+    """Raises RopecliError, a sentence about `what` and the `remedy`, where a device runs out of memory inside."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RopecliError(f"{what} does not fit into the device's memory. {remedy}") from error
+
+
 def enable_checkpointing(model: Any) -> None:
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
 
@@ -114,20 +126,6 @@ def disable_checkpointing(model: Any) -> None:
 def is_checkpointing(model: Any) -> bool:
     newer = getattr(model, "is_activation_checkpointing", None)
     return bool(model.is_gradient_checkpointing if newer is None else newer)
-
-
-@contextlib.contextmanager
-def within_memory(what: str, remedy: str) -> Iterator[None]:
-    """Raises RopecliError, a sentence about `what` and the `remedy`, where a device runs out of memory inside."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise RopecliError(f"{what} does not fit into the device's memory. {remedy}") from error
-
-
-_HALF = 8
-_GAP = 5
-_ROUNDINGS = 16
 
 
 def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> None:

@@ -12,9 +12,13 @@ from typing import Any
 import torch
 
 from ropecli.errors import DivergedError, RecipeError, reason_of
-from ropecli.training.output.run_settings import CHECKPOINTS, metrics_until
-from ropecli.training.output.training_checkpoints import found
+from ropecli.training.output.metrics_log import metrics_until
+from ropecli.training.output.training_checkpoints import CHECKPOINTS, found
 from ropecli.training.recipe import Recipe
+
+_STEPS = 8
+_FEWEST = 4
+_LATEST = 3
 
 
 def make_optimizer(
@@ -37,6 +41,31 @@ def make_optimizer(
     return torch.optim.AdamW(groups, **rates, fused=True)  # which needs no copies of what it updates
 
 
+def load_bitsandbytes(asked: str, instead: str) -> Any:
+    """The library. asked, instead: keys of the recipe, as 'adapter: qlora'.
+
+    Raises RecipeError where it is missing, or does not load.
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise RecipeError(
+            f"{asked} needs bitsandbytes, which is not installed. "
+            f"Install it (pip install bitsandbytes), or take {instead}."
+        )
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it would name, on a CPU, a package of faster code that it does without
+    try:
+        import bitsandbytes
+    except Exception as error:  # a library that was built for another device fails in its own ways
+        raise RecipeError(
+            f"{asked} needs bitsandbytes, and the one here does not load: {reason_of(error)}. "
+            f"Install one that fits, or take {instead}."
+        ) from error
+    finally:
+        logger.setLevel(level)
+    return bitsandbytes
+
+
 def learning_rate_at(step: int, recipe: Recipe) -> float:
     """The rate of step 0, 1, ...: linear warm-up, then constant, or a cosine to a tenth at the last step."""
     warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))
@@ -44,11 +73,6 @@ def learning_rate_at(step: int, recipe: Recipe) -> float:
         return recipe.learning_rate * warm
     past = max(0.0, step - recipe.warmup_steps) / max(1, recipe.steps - 1 - recipe.warmup_steps)
     return recipe.learning_rate * warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, past))))
-
-
-_STEPS = 8
-_FEWEST = 4
-_LATEST = 3
 
 
 class Divergence:
@@ -111,28 +135,3 @@ def losses_until(output: Path, step: int) -> dict[int, float]:
     """The losses by step, up to `step`, that a run's metrics.jsonl holds. Raises OutputError."""
     losses = ((values["step"], values.get("loss")) for values in metrics_until(output, step))  # evaluations have none
     return {at: loss for at, loss in losses if isinstance(loss, float) and math.isfinite(loss)}
-
-
-def load_bitsandbytes(asked: str, instead: str) -> Any:
-    """The library. asked, instead: keys of the recipe, as 'adapter: qlora'.
-
-    Raises RecipeError where it is missing, or does not load.
-    """
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise RecipeError(
-            f"{asked} needs bitsandbytes, which is not installed. "
-            f"Install it (pip install bitsandbytes), or take {instead}."
-        )
-    logger = logging.getLogger("bitsandbytes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it would name, on a CPU, a package of faster code that it does without
-    try:
-        import bitsandbytes
-    except Exception as error:  # a library that was built for another device fails in its own ways
-        raise RecipeError(
-            f"{asked} needs bitsandbytes, and the one here does not load: {reason_of(error)}. "
-            f"Install one that fits, or take {instead}."
-        ) from error
-    finally:
-        logger.setLevel(level)
-    return bitsandbytes

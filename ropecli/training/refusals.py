@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.config.saved_remapping import Carrier, method_of, read_carrier
@@ -23,11 +21,8 @@ if TYPE_CHECKING:
 
 _BY_ULYSSES = ("sdpa", "flash_attention_2", "flash_attention_3")
 """DeepSpeed refuses eager; Accelerate allows these by name."""
-
-
-def asked_for(engine: str) -> bool:
-    """Whether the launch has set this engine."""
-    return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
+_MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
+"""Layer types that are not attention with a mask; `_carries_state` knows their models."""
 
 
 def refuse_without_gpu() -> None:
@@ -40,6 +35,11 @@ def refuse_without_gpu() -> None:
             f"{asked} is asked for, and there is no GPU. Without one, use plain data parallelism (torchrun), or "
             "DeepSpeed."
         )
+
+
+def asked_for(engine: str) -> bool:
+    """Whether the launch has set this engine."""
+    return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
 
 
 def refuse_engine(accelerator: "Accelerator") -> None:
@@ -209,10 +209,6 @@ def _narrow_layers(model: "PreTrainedModel", length: int | None) -> set[str]:
     return set(types) - {"full_attention"} - wide - _MIXERS
 
 
-_MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
-"""Layer types that are not attention with a mask; `_carries_state` knows their models."""
-
-
 def _carries_state(model: "PreTrainedModel") -> bool:
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     return bool(model._is_stateful or set(types) & (_MIXERS - {"moe"}))
@@ -246,16 +242,3 @@ def refuse_beside_method(recipe: Recipe, carrier: Carrier | None) -> None:
         )
     if faults:
         raise RecipeError(f"{method} cannot be trained so:\n" + "\n".join(f"  {fault}" for fault in faults))
-
-
-def within_plain(length: int, carrier: Carrier | None) -> list[str]:
-    """A sentence for sequences so short, tokens, that the method changes nothing in them."""
-    if carrier is None:
-        return []
-    last, keys = np.array([length - 1]), np.arange(length)
-    if not np.array_equal(carrier.remapping().distances(last, keys), last[:, None] - keys):
-        return []
-    return [
-        f"sequences of {length} tokens are too short for {carrier.method} to change anything: it is trained as plain "
-        "attention. Give a greater length."
-    ]

@@ -26,9 +26,15 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import MethodError, OutputError, PatchError, RecipeError, RopecliError
 from ropecli.rope import ScalingSpec
-from ropecli.training.finetuning import beyond_window, settle_lengths
+from ropecli.training.finetuning import beyond_window, finetune_checkpoint, settle_lengths, within_plain
+from ropecli.training.output.finished_weights import clear_finished, finished_step
+from ropecli.training.output.run_settings import RUN, begin, own_folder, refuse_foreign
 from ropecli.training.recipe import Patch, Recipe, Source
-from ropecli.training.refusals import carrier_in_effect, refuse_beside_method, within_plain
+from ropecli.training.refusals import carrier_in_effect, refuse_beside_method
+
+STAGES = "stages"
+_PATIENCE = 3600.0
+"""Seconds that the other processes wait for a patch: without hard links it copies the weights."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +163,6 @@ def run_stages(
     stages. Of several processes the first one patches and the others wait, so `output` must be on a disk that they
     share. Raises what finetune_checkpoint and patch_to raise; nothing is trained where a later patch has a fault.
     """
-    from ropecli.training.finetuning import finetune_checkpoint
-    from ropecli.training.output.run_settings import begin, own_folder, refuse_foreign
 
     runs = recipe.runs
     if len(runs) == 1 and runs[0].patch is None:
@@ -192,8 +196,6 @@ def _run(
     say: Callable[[str], None],
     on_step: Callable[[Any], None],
 ) -> None:
-    from ropecli.training.finetuning import finetune_checkpoint
-    from ropecli.training.output.finished_weights import finished_step
 
     steps, trained = 0, None
     for stage in stages:
@@ -231,11 +233,6 @@ def _patched(checkpoint: Checkpoint, stage: Stage, folder: Path, first: bool, sa
     return open_checkpoint(folder, weights=True)
 
 
-STAGES = "stages"
-_PATIENCE = 3600.0
-"""Seconds that the other processes wait for a patch: without hard links it copies the weights."""
-
-
 def stage_folder(output: Path, number: int) -> Path:
     return output / STAGES / str(number)
 
@@ -261,8 +258,6 @@ def wait_for(patched: Path) -> None:
 
 def tidy(folder: Path, *, keep_patched: bool) -> None:
     """Removes what only an unfinished stage needs. keep_patched: it may be the base that an adapter names."""
-    from ropecli.training.output.finished_weights import clear_finished
-    from ropecli.training.output.run_settings import own_folder
 
     if folder.is_dir():
         with own_folder(folder):  # its lock, if a kill left it there, goes with ours
@@ -276,8 +271,6 @@ def move_up(folder: Path, output: Path) -> None:
 
     A kill at any moment leaves one of both folders finished, and a second call goes on.
     """
-    from ropecli.training.output.finished_weights import finished_step
-    from ropecli.training.output.run_settings import RUN
 
     marks = (PROVENANCE, CONFIG)
     if finished_step(output) is None:

@@ -15,7 +15,8 @@ import yaml
 
 from ropecli.errors import OutputError, RecipeError
 from ropecli.training.optimization import losses_until
-from ropecli.training.output.run_settings import MetricsLog, begin
+from ropecli.training.output.metrics_log import MetricsLog
+from ropecli.training.output.run_settings import begin
 from ropecli.training.output.training_checkpoints import Position, restore_newest, save_checkpoint
 
 PASSES = 3

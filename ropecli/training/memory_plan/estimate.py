@@ -21,13 +21,36 @@ from ropecli.training.memory_plan.trace import Trace, trace
 from ropecli.training.recipe import Recipe
 
 Engine = Literal["one", "ddp", "fsdp2", "ulysses"]
-
+GPUS = {
+    "a100": 312e12,
+    "h100": 989e12,
+    "h200": 989e12,
+    "b200": 2250e12,
+    "l40s": 362e12,
+    "a6000": 155e12,
+    "rtx4090": 165e12,
+}
+"""Dense bfloat16 operations a second, of the makers' data sheets."""
 _CONTEXT = 2**30
 """Bytes that CUDA, cuBLAS and NCCL hold on a GPU beside tensors: an allowance, not a measurement."""
 _FOUR_BITS = 4.127 / 8
 """Bytes per value of NF4 with doubly quantised constants (arXiv:2305.14314, section 3)."""
 _EIGHT_BITS = 1 + 4 / 256
 """Bytes per value of one moment in blocks of 256 with a float32 scale each (arXiv:2110.02861)."""
+_PLAIN = {
+    "mm",
+    "t",
+    "transpose",
+    "view",
+    "_unsafe_view",
+    "slice",
+    "alias",
+    "detach",
+    "empty",
+    "new_zeros",
+    "zeros",
+    "matmul",
+}
 
 
 @dataclass(frozen=True)
@@ -178,6 +201,40 @@ class Foresight:
         return (0 if first_pass else matrix) + (0 if self.plain_head else matrix)
 
 
+@dataclass(frozen=True)
+class Compute:
+    """Of one step on all processes together. recomputed: what checkpointing adds, for the hardware alone."""
+
+    tokens: int
+    matmul: float
+    attention: float
+    recomputed: float
+
+    @property
+    def flops(self) -> float:
+        return self.matmul + self.attention
+
+    def seconds(self, gpus: int, flops_per_gpu: float, mfu: float) -> float:
+        return self.flops / (gpus * flops_per_gpu * mfu)
+
+
+def compute_of(anatomy: Anatomy, recipe: Recipe, length: int, data_ranks: int) -> Compute:
+    """data_ranks: processes that read different sequences."""
+    tokens = recipe.batch_size * recipe.gradient_accumulation * data_ranks * length
+    forward = 2.0 * anatomy.matmul * tokens
+    attended = sum(2.0 * width * _seen(length, window or anatomy.sees) for width, window in anatomy.attention) * tokens
+    passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no gradient of their own
+    recomputed = forward + attended if recipe.gradient_checkpointing else 0.0
+    return Compute(tokens, passes * forward, 3 * attended, recomputed)
+
+
+def _seen(length: int, window: int | None) -> float:
+    """Keys that a query sees, on average over the sequence."""
+    if window is None or window >= length:
+        return length / 2
+    return window * (1 - window / (2 * length))
+
+
 class _Output:
     """A decoder's output of hidden states; whatever else is asked of it is None."""
 
@@ -211,69 +268,7 @@ class _Weightless(SplitModel):
         return not set(done) - _PLAIN
 
 
-_PLAIN = {
-    "mm",
-    "t",
-    "transpose",
-    "view",
-    "_unsafe_view",
-    "slice",
-    "alias",
-    "detach",
-    "empty",
-    "new_zeros",
-    "zeros",
-    "matmul",
-}
-
-
 def _follows_length(model: Any) -> bool:
     with suppress(PatchError):  # no rotary tables at all
         return any(table.rope_type in ("dynamic", "longrope") for table in rotary_tables(model))
     return False
-
-
-GPUS = {
-    "a100": 312e12,
-    "h100": 989e12,
-    "h200": 989e12,
-    "b200": 2250e12,
-    "l40s": 362e12,
-    "a6000": 155e12,
-    "rtx4090": 165e12,
-}
-"""Dense bfloat16 operations a second, of the makers' data sheets."""
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Of one step on all processes together. recomputed: what checkpointing adds, for the hardware alone."""
-
-    tokens: int
-    matmul: float
-    attention: float
-    recomputed: float
-
-    @property
-    def flops(self) -> float:
-        return self.matmul + self.attention
-
-    def seconds(self, gpus: int, flops_per_gpu: float, mfu: float) -> float:
-        return self.flops / (gpus * flops_per_gpu * mfu)
-
-
-def compute_of(anatomy: Anatomy, recipe: Recipe, length: int, data_ranks: int) -> Compute:
-    """data_ranks: processes that read different sequences."""
-    tokens = recipe.batch_size * recipe.gradient_accumulation * data_ranks * length
-    forward = 2.0 * anatomy.matmul * tokens
-    attended = sum(2.0 * width * _seen(length, window or anatomy.sees) for width, window in anatomy.attention) * tokens
-    passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no gradient of their own
-    recomputed = forward + attended if recipe.gradient_checkpointing else 0.0
-    return Compute(tokens, passes * forward, 3 * attended, recomputed)
-
-
-def _seen(length: int, window: int | None) -> float:
-    """Keys that a query sees, on average over the sequence."""
-    if window is None or window >= length:
-        return length / 2
-    return window * (1 - window / (2 * length))

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 OUTSIDE = -1
 """The owner of what no layer of the decoder made."""
+_ATTENTION = "ropecli-foresight"
+_ROWS = 256
+"""Queries of the one block that is gone through: the most that a block has (remapping/attention/blocks.py)."""
 
 
 class Ledger(TorchDispatchMode):
@@ -77,11 +80,6 @@ def _grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Ten
     """The shape of a mixture's product, expert by expert: torch 2.13's own rule takes bfloat16 alone."""
     rows = (len(offsets),) if left.ndim == right.ndim == 2 else ()
     return left.new_empty(*rows, left.shape[-2], right.shape[-1])
-
-
-_ATTENTION = "ropecli-foresight"
-_ROWS = 256
-"""Queries of the one block that is gone through: the most that a block has (remapping/attention/blocks.py)."""
 
 
 def attend_as_in_training(model: "PreTrainedModel", recipe: Recipe) -> None:

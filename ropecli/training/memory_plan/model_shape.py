@@ -21,6 +21,28 @@ if TYPE_CHECKING:
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
 _NO_ATTENTION = ("linear", "mamba", "conv", "recurrent", "ssm")
+_ITEM = 2
+
+
+def read_config(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Any:
+    """plan: a patch in effect that is not on disk yet. Raises CheckpointError, OutputError."""
+    if plan is None:
+        return read_folder(checkpoint.folder, checkpoint.name)
+    return read_values(plan.config, checkpoint.name)
+
+
+def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
+    """The causal LM of a config, in whatever mode of torch is on: the caller sees to it that nothing is allocated.
+
+    Raises CheckpointError.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet_transformers():
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=dtype)
+    except Exception as error:  # config classes raise what they like
+        raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -42,20 +64,6 @@ class Anatomy:
     kinds: tuple[int, ...]
     tied: bool
     sees: int | None = None
-
-
-def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
-    """The causal LM of a config, in whatever mode of torch is on: the caller sees to it that nothing is allocated.
-
-    Raises CheckpointError.
-    """
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with quiet_transformers():
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=dtype)
-    except Exception as error:  # config classes raise what they like
-        raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
 
 
 def anatomy(model: "PreTrainedModel") -> Anatomy:
@@ -163,9 +171,6 @@ def _share_of_experts(config: Any) -> float:
     return chosen / experts if experts and chosen else 1.0
 
 
-_ITEM = 2
-
-
 def kv_cache(config: Any, anatomy: Anatomy, length: int) -> int:
     """Bytes for one sequence of `length` tokens: layers that slide keep their window, layers that do not attend none.
 
@@ -192,10 +197,3 @@ def kv_cache(config: Any, anatomy: Anatomy, length: int) -> int:
             getattr(layer, "sliding_window", None) or window for layer, window in zip(layers, windows, strict=True)
         ]
     return sum(2 * groups * width * _ITEM * min(length, window or length) for window in windows)
-
-
-def read_config(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Any:
-    """plan: a patch in effect that is not on disk yet. Raises CheckpointError, OutputError."""
-    if plan is None:
-        return read_folder(checkpoint.folder, checkpoint.name)
-    return read_values(plan.config, checkpoint.name)

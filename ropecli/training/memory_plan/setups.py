@@ -22,6 +22,9 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 )
 _MOST = 4096
 _BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", 1)}
+_UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", 1)}
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,45 @@ def gpus_that_would_do(foresight: Foresight, recipe: Recipe, length: int, gpus: 
     return None
 
 
+def _smallest(
+    foresight: Foresight, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int, memory: int
+) -> Option:
+    own = recipe.model_copy(update={"adapter": adapter})
+    if refused := next(refusals(foresight, own, length, engine, gpus), ""):
+        return Option(engine, gpus, {}, own, Budget(), False, refused)
+    tried = []
+    for change in _CHANGES:
+        if any(refusals(foresight, own.model_copy(update=change), length, engine, gpus)):
+            continue
+        asked = {"adapter": adapter, **change}
+        changes = {key: value for key, value in asked.items() if getattr(recipe, key) != value}
+        changed = recipe.model_copy(update=changes)
+        budget = foresight.budget(changed, length, engine, gpus)
+        tried.append(Option(engine, gpus, changes, changed, budget, budget.total <= memory))
+    # sorted() is stable: of as many changes, the first in the list
+    fitting = sorted((one for one in tried if one.fits), key=lambda one: len(one.changes))
+    return fitting[0] if fitting else min(tried, key=lambda one: one.budget.total)
+
+
+def _adapters(recipe: Recipe) -> tuple[str, ...]:
+    """From the recipe's own way of tuning on to those that take less."""
+    known = ("none", "lora", "qlora")
+    own = recipe.adapter if recipe.adapter in known else "lora"
+    rest = known[known.index(own) + 1 :]
+    return (recipe.adapter, *rest)
+
+
+def refusals(foresight: Foresight, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
+    """What `finetune` would refuse, as it says it."""
+    integers = recipe.adapter == "qlora"
+    if engine == "fsdp2":
+        yield from of_split_weights(recipe, "FSDP2", integers=integers)
+    if engine == "ulysses":
+        yield from of_split_weights(recipe, "ZeRO-3", integers=integers)
+        varies = get_method(recipe.patch.method).depends_on_length if recipe.patch else foresight.varies
+        yield from of_shared_sequences(foresight.model, recipe, length, "sp_size", gpus, varies=varies)
+
+
 def command(option: Option, checkpoint: str, length: int, recipe_file: str | None, given: dict[str, Any]) -> str:
     """The line that starts the training. given: keys of the recipe that the user set. OUTPUT stands for the folder."""
     words = ["accelerate", "launch", *_launch(option), "-m", "ropecli", "finetune", checkpoint]
@@ -101,50 +143,6 @@ def _launch(option: Option) -> Iterator[str]:
 
 def _yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _adapters(recipe: Recipe) -> tuple[str, ...]:
-    """From the recipe's own way of tuning on to those that take less."""
-    known = ("none", "lora", "qlora")
-    own = recipe.adapter if recipe.adapter in known else "lora"
-    rest = known[known.index(own) + 1 :]
-    return (recipe.adapter, *rest)
-
-
-def _smallest(
-    foresight: Foresight, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int, memory: int
-) -> Option:
-    own = recipe.model_copy(update={"adapter": adapter})
-    if refused := next(refusals(foresight, own, length, engine, gpus), ""):
-        return Option(engine, gpus, {}, own, Budget(), False, refused)
-    tried = []
-    for change in _CHANGES:
-        if any(refusals(foresight, own.model_copy(update=change), length, engine, gpus)):
-            continue
-        asked = {"adapter": adapter, **change}
-        changes = {key: value for key, value in asked.items() if getattr(recipe, key) != value}
-        changed = recipe.model_copy(update=changes)
-        budget = foresight.budget(changed, length, engine, gpus)
-        tried.append(Option(engine, gpus, changes, changed, budget, budget.total <= memory))
-    # sorted() is stable: of as many changes, the first in the list
-    fitting = sorted((one for one in tried if one.fits), key=lambda one: len(one.changes))
-    return fitting[0] if fitting else min(tried, key=lambda one: one.budget.total)
-
-
-def refusals(foresight: Foresight, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
-    """What `finetune` would refuse, as it says it."""
-    integers = recipe.adapter == "qlora"
-    if engine == "fsdp2":
-        yield from of_split_weights(recipe, "FSDP2", integers=integers)
-    if engine == "ulysses":
-        yield from of_split_weights(recipe, "ZeRO-3", integers=integers)
-        varies = get_method(recipe.patch.method).depends_on_length if recipe.patch else foresight.varies
-        yield from of_shared_sequences(foresight.model, recipe, length, "sp_size", gpus, varies=varies)
-
-
-_UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", 1)}
-_UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", 1)}
 
 
 def read_bytes(text: str, name: str) -> int:

@@ -23,7 +23,7 @@ from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, other_bas
 from ropecli.live.loading import load_model
 from ropecli.live.stock import quiet_transformers
 from ropecli.training.adapters import adapter_tensors, all_names, config_of, save_adapter
-from ropecli.training.output.run_settings import CHECKPOINTS
+from ropecli.training.output.training_checkpoints import CHECKPOINTS
 from ropecli.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -106,6 +106,12 @@ def write_beside(checkpoint: Checkpoint, output: Path, notes: dict[str, Any], sa
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _write_record(checkpoint: Checkpoint, output: Path, notes: dict[str, Any]) -> None:
+    before = {key: value for key, value in read_record(checkpoint.folder).items() if key != ADAPTER_NOTE}
+    record = before | notes
+    (output / PROVENANCE).write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
 def clear_finished(output: Path) -> None:
     """Removes what only an unfinished run needs."""
     for name in (CHECKPOINTS, _PARTIAL):
@@ -150,12 +156,6 @@ def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
             for key in file.keys():  # noqa: SIM118  (it is no mapping)
                 dtypes[key] = _DTYPES.get(file.get_slice(key).get_dtype(), torch.float32)
     return dtypes
-
-
-def _write_record(checkpoint: Checkpoint, output: Path, notes: dict[str, Any]) -> None:
-    before = {key: value for key, value in read_record(checkpoint.folder).items() if key != ADAPTER_NOTE}
-    record = before | notes
-    (output / PROVENANCE).write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 class Merge(NamedTuple):

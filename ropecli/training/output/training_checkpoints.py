@@ -23,13 +23,15 @@ from safetensors.torch import save_file
 
 from ropecli.errors import OutputError, reason_of
 from ropecli.live.stock import quiet_transformers
-from ropecli.training.output.run_settings import CHECKPOINTS, METRICS
+from ropecli.training.output.metrics_log import METRICS
 
+CHECKPOINTS = "checkpoints"
+MANIFEST = "manifest.json"
 T = TypeVar("T")
-
 _NAME = re.compile(r"(\d+)(?:-(\d+))?")
 _GRADIENTS = "gradients_{}.safetensors"  # by process, as Accelerate numbers its random_states_{}.pkl
 _LOSS = "loss"
+_PIECE = 2**20
 
 
 @dataclass(frozen=True, order=True)
@@ -227,10 +229,6 @@ def _everywhere(
     except kinds as error:
         failure = reason_of(error)
     return result, next(filter(None, gather_object([failure])), None)
-
-
-MANIFEST = "manifest.json"
-_PIECE = 2**20
 
 
 def write_manifest(folder: Path) -> None:
