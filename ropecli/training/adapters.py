@@ -1,4 +1,4 @@
-"""Adapters: small matrices beside frozen weights, trained in place of all parameters, through peft.
+"""LoRA and QLoRA through peft: small matrices beside frozen weights, trained in place of all parameters.
 
 LoRA: Hu et al. 2021, arXiv:2106.09685. lora-plus: LoRA on the attention's projections, and embeddings and norms
 trained whole, as LongLoRA (Chen et al. 2023, arXiv:2309.12307, section 3.3) found necessary for long context; not the
@@ -21,13 +21,13 @@ from ropecli.live.loading import choose_device
 from ropecli.training.optimization import load_bitsandbytes
 from ropecli.training.recipe import Recipe
 from ropecli.training.target_modules import (
-    as_target,
+    attention_projections,
     embeddings_and_norms,
+    find_targets,
     linear_modules,
-    named,
-    projections,
-    shortest,
-    there,
+    list_names,
+    matches_target,
+    shorten,
     tied_head,
 )
 
@@ -50,9 +50,9 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
     from peft import LoraConfig, inject_adapter_in_model
 
     linear = linear_modules(model)
-    targets = named(linear, recipe.lora_targets) if recipe.lora_targets else projections(model, linear)
+    targets = find_targets(linear, recipe.lora_targets) if recipe.lora_targets else attention_projections(model, linear)
     if not targets:
-        raise RecipeError(f"No attention with linear projections was found; name lora_targets. {there(linear)}")
+        raise RecipeError(f"No attention with linear projections was found; name lora_targets. {list_names(linear)}")
     # other readers of the file expect a whole number
     alpha: Any = int(recipe.lora_alpha) if recipe.lora_alpha == int(recipe.lora_alpha) else recipe.lora_alpha
     config = LoraConfig(
@@ -60,7 +60,7 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
         r=recipe.lora_rank,
         lora_alpha=alpha,
         lora_dropout=recipe.lora_dropout,
-        target_modules=shortest(targets, model, as_target),
+        target_modules=shorten(targets, model, matches_target),
     )
     model.requires_grad_(False)
     beside = embeddings_and_norms(model) if recipe.adapter == "lora-plus" else []
@@ -78,7 +78,7 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
     if beside and dtype != torch.float32:
         _keep_dtype(model, beside, dtype)
     if beside:  # set now, for the file alone: peft would train copies, of which a tied head knows nothing
-        config_of(model).modules_to_save = shortest([*beside, *tied_head(model)], model, str.endswith)
+        lora_config(model).modules_to_save = shorten([*beside, *tied_head(model)], model, str.endswith)
     return model
 
 
@@ -109,7 +109,7 @@ def _keep_dtype(model: "PreTrainedModel", whole: list[str], dtype: torch.dtype) 
         model.get_submodule(name).register_forward_pre_hook(take)
 
 
-def config_of(model: nn.Module) -> Any:
+def lora_config(model: nn.Module) -> Any:
     """peft's LoraConfig of an attached adapter."""
     held: Any = model
     return held.peft_config[ADAPTER]
@@ -186,7 +186,7 @@ def warnings(model: "PreTrainedModel", recipe: Recipe) -> list[str]:
     return []
 
 
-def save_trained_alone(accelerator: Any) -> None:
+def save_only_trained(accelerator: Any) -> None:
     """From now on save_state writes of the model what is trained, and load_state reads it back beside the rest.
 
     Frozen 4-bit weights could not be loaded back at all. Engines that write their shards themselves (FSDP, DeepSpeed)
@@ -240,8 +240,12 @@ def adapter_tensors(model: "PreTrainedModel", state: Tensors | None = None) -> T
 
 
 def save_adapter(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:
-    """Writes the adapter of `model`, which was trained beside the weights of `checkpoint`. Raises OSError."""
-    config = copy.copy(config_of(model))
+    """Writes the two files that peft reads: the adapter's tensors and adapter_config.json. Raises OSError.
+
+    The folder also gets the patched config.json. The adapter names `checkpoint`, patched as it was trained, as its
+    base: peft loads the base by that name, with the base's own config.json.
+    """
+    config = copy.copy(lora_config(model))
     config.target_modules = sorted(config.target_modules)  # a set's order differs from run to run
     if checkpoint.commit:
         config.base_model_name_or_path, config.revision = checkpoint.name, checkpoint.commit

@@ -1,4 +1,8 @@
-"""The next-token loss without [tokens × vocabulary] logits, as a module that Accelerate can wrap."""
+"""The next-token loss of a pass, without [tokens × vocabulary] logits, as a module that Accelerate can wrap.
+
+With it the rest of a pass: a message when memory runs out, the switch of gradient checkpointing, and the check that a
+model follows the positions that it is given.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -107,7 +111,7 @@ class NextTokenLoss(torch.nn.Module):
 
 
 @contextlib.contextmanager
-def within_memory(what: str, remedy: str) -> Iterator[None]:
+def explain_out_of_memory(what: str, remedy: str) -> Iterator[None]:
     """Raises RopecliError, a sentence about `what` and the `remedy`, where a device runs out of memory inside."""
     try:
         yield
@@ -116,6 +120,7 @@ def within_memory(what: str, remedy: str) -> Iterator[None]:
 
 
 def enable_checkpointing(model: Any) -> None:
+    """Computes layers again in the backward pass. transformers is renaming the switch; its older names warn."""
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
 
 
@@ -129,11 +134,14 @@ def is_checkpointing(model: Any) -> bool:
 
 
 def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> None:
-    """Reads sixteen tokens with a gap, or a restart, in the middle. positions: the recipe's word for them.
+    """Checks on the live model that gaps and restarts in the positions mean what the recipe means by them.
 
-    Raises RecipeError where the gap changes nothing, where it cuts the attention, or where a restart does not.
+    transformers finds the borders of packed documents by the positions, and only some models and attention
+    implementations follow them; others would silently train on the wrong thing. Reads sixteen tokens with a gap, or a
+    restart, in the middle. positions: the recipe's word for them. Raises RecipeError where the gap changes nothing,
+    where it cuts the attention, or where a restart does not.
     """
-    with _at_rest(loss_of):
+    with _evaluation_mode(loss_of):
         if packed and _is_seen_beyond(loss_of, [*range(_HALF), *range(_HALF)], packed=True):
             raise RecipeError(
                 f"{type(loss_of.model).__name__} lets packed documents attend to one another. Take sequences: long or "
@@ -180,7 +188,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @contextmanager
-def _at_rest(loss_of: NextTokenLoss) -> "Iterator[None]":
+def _evaluation_mode(loss_of: NextTokenLoss) -> "Iterator[None]":
     """Without dropout and gradients, and leaving the random state as it is."""
     training = loss_of.training
     loss_of.eval()

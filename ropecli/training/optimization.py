@@ -1,4 +1,7 @@
-"""AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), also with its state in 8 bits."""
+"""The optimizer, the learning rate of each step, and whether the loss diverges.
+
+AdamW: Loshchilov and Hutter 2019, arXiv:1711.05101; bitsandbytes keeps its state in 8 bits.
+"""
 
 import importlib.util
 import logging
@@ -13,7 +16,7 @@ import torch
 
 from ropecli.errors import DivergedError, RecipeError, reason_of
 from ropecli.training.output.metrics_log import metrics_until
-from ropecli.training.output.training_checkpoints import CHECKPOINTS, found
+from ropecli.training.output.training_checkpoints import CHECKPOINTS, list_checkpoints
 from ropecli.training.recipe import Recipe
 
 _STEPS = 8
@@ -67,7 +70,7 @@ def load_bitsandbytes(asked: str, instead: str) -> Any:
 
 
 def learning_rate_at(step: int, recipe: Recipe) -> float:
-    """The rate of step 0, 1, ...: linear warm-up, then constant, or a cosine to a tenth at the last step."""
+    """The learning rate of step 0, 1, ...: linear warm-up, then constant, or a cosine to a tenth at the last step."""
     warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))
     if recipe.schedule == "constant":
         return recipe.learning_rate * warm
@@ -76,7 +79,7 @@ def learning_rate_at(step: int, recipe: Recipe) -> float:
 
 
 class Divergence:
-    """Whether a run's loss has left its best far behind.
+    """Tells whether a run diverges: its loss is far above its best so far.
 
     What is held against the best is the median of the last 8 steps' losses, nats per token: up to three spikes among
     them change nothing. The best is the least such median so far, of 4 steps or more: a few easy sequences at the
@@ -126,7 +129,7 @@ class Divergence:
 
     def kept(self) -> str:
         """A sentence that names the checkpoint which a run that goes wrong leaves."""
-        folders = {position.step: path for position, path in sorted(found(self._output / CHECKPOINTS))}
+        folders = {position.step: path for position, path in sorted(list_checkpoints(self._output / CHECKPOINTS))}
         step = self.last_good(folders)
         return "No checkpoint was saved before." if step is None else f"{folders[step]} is of before, and is kept."
 

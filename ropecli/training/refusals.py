@@ -1,4 +1,4 @@
-"""What an engine cannot do with a model or a recipe, told before anything is trained.
+"""Refuses what an engine, a model or a relative-position method cannot train, before training starts.
 
 Without these refusals most would train something else in silence: sequence parallelism drops every mask but the causal
 one, and tables that follow the length would follow each process's own part of it.
@@ -110,18 +110,18 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
     integers = any(not parameter.is_floating_point() for parameter in model.parameters())
     faults: list[str] = []
     if kind == DistributedType.FSDP:
-        faults += of_split_weights(recipe, "FSDP2", integers=integers)
+        faults += sharded_weight_faults(recipe, "FSDP2", integers=integers)
     if kind == DistributedType.DEEPSPEED and accelerator.state.deepspeed_plugin.zero_stage == 3:
-        faults += of_split_weights(recipe, "ZeRO-3", integers=integers)
+        faults += sharded_weight_faults(recipe, "ZeRO-3", integers=integers)
     if sizes and (sizes.sp_enabled or sizes.cp_enabled):
         name, size = ("sp_size", sizes.sp_size) if sizes.sp_enabled else ("cp_size", sizes.cp_size)
-        varies = follows_length(model, max(length, _window(model)))
-        faults += of_shared_sequences(model, recipe, length, name, size, varies=varies)
+        varies = follows_length(model, max(length, _context_length(model)))
+        faults += shared_sequence_faults(model, recipe, length, name, size, varies=varies)
     if faults:
         raise RecipeError("This cannot be trained as it was launched:\n" + "\n".join(f"  {fault}" for fault in faults))
 
 
-def of_split_weights(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
+def sharded_weight_faults(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
     """What cannot be trained where each process holds a part of every weight, a sentence each.
 
     integers: whether some weights are, as those in 4 bits.
@@ -135,7 +135,7 @@ def of_split_weights(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, inte
         yield f"adapter {recipe.adapter} keeps weights as integers, which {engine} does not split. {other}"
 
 
-def of_shared_sequences(
+def shared_sequence_faults(
     model: "PreTrainedModel", recipe: Recipe, length: int, name: str, size: int, *, varies: bool
 ) -> Iterator[str]:
     """What cannot be trained where processes share a sequence, a sentence each. The model needs no values.
@@ -154,14 +154,14 @@ def of_shared_sequences(
     if varies:
         # every process would turn by the largest position of its own part
         yield f"the model's rotary frequencies follow the length; under {name} {size} processes differ in it. {other}"
-    for kind in sorted(_narrow_layers(model, length if ulysses else None)):
+    for kind in sorted(_partial_attention_layers(model, length if ulysses else None)):
         yield f"the model has layers of type {kind}, which {name} {size} would run with full attention. {other}"
     if _carries_state(model):
         # accelerate/big_modeling.py: every process would begin its part with an empty state
         yield f"the model's layers carry a state along the sequence, which {name} {size} does not hand on. {other}"
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
     if ulysses:
-        yield from _of_heads(model, size, other)
+        yield from _ulysses_head_faults(model, size, other)
     method = method_of(model.config.get_text_config()._attn_implementation)
     if method is not None:
         # its mask function sees a process's own part of the row, and takes it for the whole
@@ -177,7 +177,7 @@ def of_shared_sequences(
         yield f"the attention {attention!r} does not run under cp_size {size}. Take attn: sdpa."
 
 
-def _of_heads(model: "PreTrainedModel", size: int, other: str) -> Iterator[str]:
+def _ulysses_head_faults(model: "PreTrainedModel", size: int, other: str) -> Iterator[str]:
     """What UlyssesSPAttentionHF asserts (deepspeed/runtime/sequence_parallel/ulysses_sp.py), most of it mid-step."""
     if not model._supports_attention_backend:
         # the one place where Ulysses steps in; other attention would see a process's own part alone
@@ -195,7 +195,7 @@ def _of_heads(model: "PreTrainedModel", size: int, other: str) -> Iterator[str]:
         yield f"keys and values of latent attention differ in width, which Ulysses does not expect. {other}"
 
 
-def _narrow_layers(model: "PreTrainedModel", length: int | None) -> set[str]:
+def _partial_attention_layers(model: "PreTrainedModel", length: int | None) -> set[str]:
     """Types of layers that see less than all before them, in sequences of `length` tokens; None for of any length."""
     config: Any = model.config.get_text_config()
     windows = {
@@ -214,21 +214,27 @@ def _carries_state(model: "PreTrainedModel") -> bool:
     return bool(model._is_stateful or set(types) & (_MIXERS - {"moe"}))
 
 
-def _window(model: "PreTrainedModel") -> int:
+def _context_length(model: "PreTrainedModel") -> int:
     return getattr(model.config.get_text_config(), "max_position_embeddings", 1)
 
 
-def carrier_in_effect(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Carrier | None:
-    """The relative-position method that a run trains with, if any. plan: the patch that it begins with, not on disk
-    yet. Raises CheckpointError for a config.json that holds half of one."""
+def saved_method(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Carrier | None:
+    """The relative-position method that a run trains with, as config.json holds it; None without one.
+
+    plan: the patch that the run begins with, not on disk yet. Raises CheckpointError for a config.json that holds half
+    of a method.
+    """
     return read_carrier(plan.config if plan else checkpoint.config)
 
 
-def refuse_beside_method(recipe: Recipe, carrier: Carrier | None) -> None:
-    """Raises RecipeError with all that the method would do wrong in silence, or not do at all."""
-    if carrier is None:
+def refuse_method_conflicts(recipe: Recipe, saved: Carrier | None) -> None:
+    """Raises RecipeError with all that the relative-position method would silently do wrong, or not do at all.
+
+    Such a method counts the tokens of a row one by one, whatever positions they are given, and needs its own attention.
+    """
+    if saved is None:
         return
-    method, faults = carrier.method, []
+    method, faults = saved.method, []
     if recipe.positions != "full":
         faults.append(
             f"positions: {recipe.positions} leaves gaps, and {method} goes by the order of the tokens: near keys would "

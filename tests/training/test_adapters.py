@@ -272,7 +272,7 @@ def test_a_runs_checkpoints_hold_what_is_trained_alone(checkpoint_of, tmp_path):
     model = trained(checkpoint_of("llama"), recipe)
     expected = logits(model)
     loss_of = accelerator.prepare(NextTokenLoss(model))
-    adapters.save_trained_alone(accelerator)
+    adapters.save_only_trained(accelerator)
     accelerator.save_state(str(tmp_path / "state"))
     saved = load_file(tmp_path / "state" / "model.safetensors")
     assert set(saved) == {f"model.{name}" for name, _ in adapters.trainable(model)}

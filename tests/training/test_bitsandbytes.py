@@ -131,7 +131,7 @@ def test_a_run_on_four_bits_is_resumed(checkpoint, tmp_path):
     def prepared():
         AcceleratorState._reset_state()
         accelerator = Accelerator(cpu=not torch.cuda.is_available())
-        adapters.save_trained_alone(accelerator)
+        adapters.save_only_trained(accelerator)
         model = adapters.attach(quantized(checkpoint, recipe), recipe).train()
         loss_of = NextTokenLoss(model)
         return accelerator, *accelerator.prepare(loss_of, make_optimizer(adapters.trainable(loss_of), recipe))

@@ -16,8 +16,8 @@ import yaml
 from ropecli.errors import OutputError, RecipeError
 from ropecli.training.optimization import losses_until
 from ropecli.training.output.metrics_log import MetricsLog
-from ropecli.training.output.run_settings import begin
-from ropecli.training.output.training_checkpoints import Position, restore_newest, save_checkpoint
+from ropecli.training.output.run_settings import begin_run
+from ropecli.training.output.training_checkpoints import ResumePoint, restore_newest, save_checkpoint
 
 PASSES = 3
 
@@ -34,7 +34,7 @@ class Run:
             seed(self.accelerator.process_index)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2))
         self.wrapped, self.optimizer = self.accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-        self.position, self.loss = Position(0), 0.0
+        self.position, self.loss = ResumePoint(0), 0.0
 
     def go_on(self, passes):
         for _ in range(passes):
@@ -49,7 +49,7 @@ class Run:
                 self.optimizer.zero_grad()
             step, part = self.position.step, self.position.part
             assert ends == (part + 1 == PASSES)
-            self.position = Position(step + 1) if ends else Position(step, part + 1)
+            self.position = ResumePoint(step + 1) if ends else ResumePoint(step, part + 1)
         return self
 
     def save(self, keep=3):
@@ -94,7 +94,7 @@ def test_a_restored_run_goes_on_to_the_same_bits(start, before, after):
     # a fresh process is at other random numbers, another rate and another pass
     resumed = start().go_on(after + 1).restore()
     assert resumed.said == []
-    assert resumed.position == Position(before // PASSES, before % PASSES)
+    assert resumed.position == ResumePoint(before // PASSES, before % PASSES)
     assert resumed.go_on(after).state() == whole.state()
 
 
@@ -183,14 +183,14 @@ def test_with_all_damaged_the_run_does_not_begin_anew_by_itself(start, output):
     assert "--output" in str(caught.value)
     assert str(caught.value).count("optimizer.bin has") == 2
     assert len(names(output)) == 2
-    assert run.position == Position(0, 2)
+    assert run.position == ResumePoint(0, 2)
 
 
 TWO = """
 import os, pathlib, resource, sys
 from accelerate.utils import gather_object
 from ropecli.errors import OutputError
-from test_state import Position, Run, cut_a_file
+from test_state import ResumePoint, Run, cut_a_file
 
 
 def main():
@@ -200,7 +200,7 @@ def main():
     random_numbers_differ = len(set(gather_object([whole.loss]))) == 2
     whole.go_on(5)
     resumed = Run(output).go_on(1).restore()
-    going_on = resumed.position == Position(1, 2) and resumed.go_on(5).state() == whole.state()
+    going_on = resumed.position == ResumePoint(1, 2) and resumed.go_on(5).state() == whole.state()
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if not first:
@@ -218,7 +218,7 @@ def main():
         (output / "checkpoints" / "000001-002" / "gradients_1.safetensors").unlink()
     accelerator.wait_for_everyone()
     before = Run(output).restore()
-    skipped = before.position == Position(1) and "gradients_1.safetensors is missing" in before.said[0]
+    skipped = before.position == ResumePoint(1) and "gradients_1.safetensors is missing" in before.said[0]
 
     if first:
         cut_a_file(output / "checkpoints" / "000001")
@@ -265,10 +265,10 @@ def asked(**recipe):
 
 
 def test_what_does_not_touch_the_weights_may_change(output):
-    begin(output, asked(), resume=False)
+    begin_run(output, asked(), resume=False)
     other = asked(save_every=1, keep_checkpoints=1, tracker="none", max_loss_rise=1.0, eval_every=2, eval_lengths=[8])
     other["source"]["checkpoint"] = "there"
-    begin(output, other, resume=True)
+    begin_run(output, other, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ def test_what_does_not_touch_the_weights_may_change(output):
     ids=["weight", "fewer", "list", "stage"],
 )
 def test_what_does_is_refused_by_name(output, recipe, line):
-    begin(output, asked(), resume=False)
+    begin_run(output, asked(), resume=False)
     with pytest.raises(RecipeError) as caught:
-        begin(output, asked(**recipe), resume=True)
+        begin_run(output, asked(**recipe), resume=True)
     assert f"  recipe.{line}" in str(caught.value).splitlines()
     assert "save_every" not in str(caught.value)
     assert yaml.safe_load((output / "run.yaml").read_text()) == asked()
@@ -299,7 +299,7 @@ def test_the_log_is_cut_back_to_the_step_whatever_its_lines_are(output):
     for step in (1, 2, 3):
         log.write({"step": step, "loss": 1.0})
         log.write({"step": step, "ppl": 2.0})
-    MetricsLog(output, Position(2, 1).step)
+    MetricsLog(output, ResumePoint(2, 1).step)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": step, key: value} for step in (1, 2) for key, value in (("loss", 1.0), ("ppl", 2.0))]
 
@@ -327,6 +327,6 @@ def test_a_run_whose_settings_cannot_be_read_is_not_resumed(output):
     for text in ("", "a word", "a: {"):
         (output / "run.yaml").write_text(text)
         with pytest.raises(OutputError) as caught:
-            begin(output, asked(), resume=True)
+            begin_run(output, asked(), resume=True)
         assert f"{output / 'run.yaml'} cannot be read as the settings of a run" in str(caught.value)
         assert "--output" in str(caught.value)

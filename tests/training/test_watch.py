@@ -18,13 +18,13 @@ def prepared():
     from ropecli.training.distributed import make_accelerator
     from ropecli.training.loss import NextTokenLoss
     from ropecli.training.recipe import make_recipe
-    from ropecli.training.validation import make_evaluation
+    from ropecli.training.validation import make_validation
 
     def make(folder: Path, say=lambda message: None, **keys):
         recipe = make_recipe(None, {"data": "demo-train", "mixed_precision": "none", **keys})
         checkpoint = open_checkpoint(folder)
         accelerator = make_accelerator(recipe)
-        evaluation = make_evaluation(recipe, checkpoint, load_tokenizer(checkpoint), EXTENDED, accelerator, say)
+        evaluation = make_validation(recipe, checkpoint, load_tokenizer(checkpoint), EXTENDED, accelerator, say)
         loss_of = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
         return evaluation, accelerator, accelerator.prepare(loss_of.train())
 

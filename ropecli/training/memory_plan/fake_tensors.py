@@ -1,7 +1,7 @@
-"""Counts the bytes of tensors that are alive, at every operation, of work that is done on tensors without storage.
+"""Counts the bytes of live tensors during a pass on tensors without storage, and gives the pass its attention.
 
-The work is the real one: the model's own forward and backward pass under torch's FakeTensorMode, which knows shapes,
-dtypes and what autograd keeps, and computes nothing. What an operation holds for itself while it runs is not seen.
+The pass is the model's own forward and backward under torch's FakeTensorMode, which knows shapes, dtypes and what
+autograd keeps, and computes nothing. What an operation holds for itself while it runs is not seen.
 """
 
 import weakref
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 OUTSIDE = -1
 """The owner of what no layer of the decoder made."""
-_ATTENTION = "ropecli-foresight"
+_ATTENTION = "ropecli-memory-plan"
 _ROWS = 256
 """Queries of the one block that is gone through: the most that a block has (remapping/attention/blocks.py)."""
 
 
-class Ledger(TorchDispatchMode):
+class AllocationCounter(TorchDispatchMode):
     """now: bytes alive; peak: the most since it was last set. owner: who makes the tensors that are made now.
 
-    Storages that were there before the ledger was opened are not in it.
+    Storages that were there before the counter was opened are not in it.
     """
 
     def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What a model is made of, read off the model that stock transformers builds from a config, without weights."""
+"""Reads a model's sizes, and its KV cache's, off what stock transformers builds from a config, without weights."""
 
 import copy
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class ModelShape:
     """Counts of values, not bytes. total: of parameters, a tied one once. active: those that a token goes through.
 
     matmul: of matrices that a token is multiplied by, the head with them and the embeddings without. attention:
@@ -66,7 +66,7 @@ class Anatomy:
     sees: int | None = None
 
 
-def anatomy(model: "PreTrainedModel") -> Anatomy:
+def model_shape(model: "PreTrainedModel") -> ModelShape:
     """Raises CheckpointError for a model whose decoder is no list of layers."""
     text = model.config.get_text_config()
     head: Any = model.get_output_embeddings()
@@ -82,7 +82,7 @@ def anatomy(model: "PreTrainedModel") -> Anatomy:
     tied = head is not None and head.weight is embeddings.weight
     vocabulary, width = embeddings.weight.shape
     kinds = tuple(_kinds(model))
-    return Anatomy(
+    return ModelShape(
         total=total,
         active=active,
         matmul=matmul + (embeddings.weight.numel() if tied else 0),
@@ -171,7 +171,7 @@ def _share_of_experts(config: Any) -> float:
     return chosen / experts if experts and chosen else 1.0
 
 
-def kv_cache(config: Any, anatomy: Anatomy, length: int) -> int:
+def kv_cache(config: Any, shape: ModelShape, length: int) -> int:
     """Bytes for one sequence of `length` tokens: layers that slide keep their window, layers that do not attend none.
 
     Of multi-head latent attention, what it was made to keep: the latent and the part that turns (DeepSeek-V2,
@@ -182,7 +182,7 @@ def kv_cache(config: Any, anatomy: Anatomy, length: int) -> int:
 
     text = config.get_text_config()
     if latent := latent_width(text):
-        return latent * _ITEM * len(anatomy.attention) * length
+        return latent * _ITEM * len(shape.attention) * length
     try:
         with quiet_transformers(), torch.device("meta"):
             layers = DynamicCache(config=copy.deepcopy(config)).layers
@@ -191,8 +191,8 @@ def kv_cache(config: Any, anatomy: Anatomy, length: int) -> int:
     heads = getattr(text, "num_attention_heads", None) or 1
     groups = getattr(text, "num_key_value_heads", None) or (1 if getattr(text, "multi_query", False) else heads)
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    windows = [window for _, window in anatomy.attention]
-    if len(layers) == len(anatomy.kinds) and len(windows) == len(layers):
+    windows = [window for _, window in shape.attention]
+    if len(layers) == len(shape.kinds) and len(windows) == len(layers):
         windows = [
             getattr(layer, "sliding_window", None) or window for layer, window in zip(layers, windows, strict=True)
         ]

@@ -1,5 +1,7 @@
-"""Turns a finished run's folder into a checkpoint: the source's files, with the trained weights in place of its own; or
-into an adapter's folder, with the adapter in place of them."""
+"""Writes what a run trained: a whole checkpoint, or an adapter's folder. Also merges an adapter into its base.
+
+A whole checkpoint is the source's files with the trained weights in place of its own.
+"""
 
 import shutil
 import tempfile
@@ -22,7 +24,7 @@ from ropecli.errors import OutputError, reason_of
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, other_base, read_adapter, weights_digest
 from ropecli.live.loading import load_model
 from ropecli.live.stock import quiet_transformers
-from ropecli.training.adapters import adapter_tensors, all_names, config_of, save_adapter
+from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
 from ropecli.training.output.training_checkpoints import CHECKPOINTS
 from ropecli.training.recipe import Recipe
 
@@ -39,7 +41,7 @@ def write_result(
     model: "PreTrainedModel",
     recipe: Recipe,
     output: Path,
-    asked: dict[str, Any],
+    settings: dict[str, Any],
     state: Tensors | None = None,
 ) -> None:
     """Writes what the recipe's `save` asks for of a trained `model`: a whole checkpoint, or an adapter's folder.
@@ -48,41 +50,43 @@ def write_result(
     left shards in the model. Raises OutputError; CheckpointError where the source has gone meanwhile.
     """
     if recipe.adapter == "none":
-        write_finetuned(checkpoint, model, output, asked, state)
+        write_finetuned(checkpoint, model, output, settings, state)
     elif recipe.save == "adapter":
-        notes = {_RECORD: asked, ADAPTER_NOTE: {"weights": weights_digest(checkpoint)}}
+        notes = {_RECORD: settings, ADAPTER_NOTE: {"weights": weights_digest(checkpoint)}}
         _finish(checkpoint, output, notes, lambda partial: save_adapter(checkpoint, model, partial, state))
     else:
         tensors = adapter_tensors(model, state)
         # onto the weights of the files: a base in 4 bits, or in bfloat16, would leave its rounding behind
         base = load_model(checkpoint, dtype="float32", device="cpu")
-        write_finetuned(checkpoint, merge_adapter(checkpoint, base, config_of(model), tensors), output, asked)
+        write_finetuned(checkpoint, merge_adapter(checkpoint, base, lora_config(model), tensors), output, settings)
 
 
 def write_finetuned(
     checkpoint: Checkpoint,
     model: "PreTrainedModel",
     output: Path,
-    asked: dict[str, Any],
+    settings: dict[str, Any],
     state: Tensors | None = None,
 ) -> None:
     """Writes weights in the source's dtype and its other files; config.json last, so that it marks a whole folder.
 
     Then removes the run's checkpoints. state: as write_result has it. Raises OutputError.
     """
-    _finish(checkpoint, output, {_RECORD: asked}, lambda partial: save_weights(checkpoint, model, partial, state))
+    _finish(checkpoint, output, {_RECORD: settings}, lambda partial: save_weights(checkpoint, model, partial, state))
 
 
 def _finish(checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: Callable[[Path], None]) -> None:
     try:
-        write_beside(checkpoint, output, notes, save)
+        write_with_source_files(checkpoint, output, notes, save)
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error  # the whole error may name the folder that is filled first
         raise OutputError(f"{output} could not be written: {why}. Make room; --resume tries again.") from error
     clear_finished(output)
 
 
-def write_beside(checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: Callable[[Path], None]) -> None:
+def write_with_source_files(
+    checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: Callable[[Path], None]
+) -> None:
     """What `save` writes into a folder, moved into `output`; beside it the source's files but its weights.
 
     notes: for the record, beside what the source's says. Raises OSError, SafetensorError.
@@ -188,7 +192,7 @@ def merge_to(
         notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
         with new_folder(output) as folder:
             try:
-                write_beside(whole, folder, notes, lambda partial: save_weights(whole, model, partial))
+                write_with_source_files(whole, folder, notes, lambda partial: save_weights(whole, model, partial))
             except SafetensorError as error:
                 raise OutputError(f"{output} could not be written: {error}. Make room.") from error
     return Merge(source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors))

@@ -1,6 +1,6 @@
-"""Trackers through Accelerate: TensorBoard into OUTPUT/logs, or Weights & Biases. One that fails never ends a run.
+"""Logs a run's metrics: metrics.jsonl always, TensorBoard or Weights & Biases through Accelerate if there.
 
-metrics.jsonl is written whatever a tracker does, and holds the same numbers.
+A tracker gets the same numbers as metrics.jsonl. One that fails never ends a run.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _RUN_ID = "wandb-run-id"
 
 
 class MetricsLog:
-    """metrics.jsonl, cut back to the step that a resumed run goes on from."""
+    """metrics.jsonl, cut back to the step that a resumed run starts from."""
 
     def __init__(self, output: Path, step: int) -> None:
         self._path = output / METRICS

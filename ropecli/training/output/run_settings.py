@@ -1,8 +1,8 @@
-"""A run's folder: what was asked, and how far it came.
+"""Writes and checks run.yaml, the settings of a run, and locks the run's folder.
 
-OUTPUT/run.yaml        recipe and source; a run is resumed only with the same
-OUTPUT/metrics.jsonl   a line a step, and one a measurement
-OUTPUT/checkpoints/    everything needed to go on (checkpoints.py); removed when the run is done
+OUTPUT/run.yaml        recipe and source; a run resumes only with the same
+OUTPUT/metrics.jsonl   a line a step, and one a validation (metrics_log.py)
+OUTPUT/checkpoints/    everything needed to resume (training_checkpoints.py); removed when the run is done
 """
 
 import contextlib
@@ -38,8 +38,8 @@ def refuse_foreign(output: Path, resume: bool) -> None:
 
 
 @contextlib.contextmanager
-def own_folder(output: Path) -> Iterator[None]:
-    """Holds OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
+def lock_output(output: Path) -> Iterator[None]:
+    """Locks OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
     made = not output.exists()
     try:
         with sole_use(output / _LOCK, output):
@@ -49,15 +49,15 @@ def own_folder(output: Path) -> Iterator[None]:
             output.rmdir()
 
 
-def begin(output: Path, asked: dict[str, Any], resume: bool) -> None:
-    """Writes run.yaml, or holds a resumed run against the one that is there. Raises OutputError, RecipeError."""
+def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Writes run.yaml, or compares a resumed run's settings with it. Raises OutputError, RecipeError."""
     refuse_foreign(output, resume)  # again, now that no other run can write
     path = output / RUN
     if not path.exists():
         with new_file(path) as partial:
-            partial.write_text(yaml.safe_dump(asked, sort_keys=False), encoding="utf-8")
+            partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
         return
-    flat_before, flat_now = _flatten(_read_settings(path)), _flatten(asked)
+    flat_before, flat_now = _flatten(_read_settings(path)), _flatten(settings)
     keys = [*flat_now, *(key for key in flat_before if key not in flat_now)]
     changed = [key for key in keys if _other(flat_before, flat_now, key) and not _MAY_CHANGE.fullmatch(key)]
     if changed:

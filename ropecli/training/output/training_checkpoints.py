@@ -1,9 +1,9 @@
-"""A run's checkpoints: there whole or not at all, and held against their manifest before they are trusted.
+"""Saves and restores training checkpoints: whole or not at all, and checked against a manifest before they are used.
 
-OUTPUT/checkpoints/000040/        after 40 steps: what Accelerate saves, and the manifest of these files
+OUTPUT/checkpoints/000040/        after 40 steps: what Accelerate saves, and manifest.json (size, sha256) of these files
 OUTPUT/checkpoints/000040-003/    and after 3 passes of the step that follows: also each process's gradients
 .../000040.partial/               being written, or left by a kill
-.../000040.damaged/               skipped by a resumed run that went on from an earlier one
+.../000040.damaged/               skipped by a run that resumed from an earlier one
 """
 
 import hashlib
@@ -35,8 +35,8 @@ _PIECE = 2**20
 
 
 @dataclass(frozen=True, order=True)
-class Position:
-    """How far a run came. step: finished updates. part: finished passes of the step that follows."""
+class ResumePoint:
+    """Where a run resumes. step: finished updates. part: finished passes of the step that follows."""
 
     step: int
     part: int = 0
@@ -53,7 +53,7 @@ def save_checkpoint(
     accelerator,
     wrapped: torch.nn.Module,
     output: Path,
-    position: Position,
+    position: ResumePoint,
     keep: int,
     *,
     loss: float = 0.0,
@@ -70,7 +70,7 @@ def save_checkpoint(
     whole, partial = folder / position.name, folder / f"{position.name}.partial"
     main = accelerator.is_main_process
     # asked to stop as soon as it was resumed
-    if _from_main(accelerator, lambda: whole.exists() and fault_in(whole) is None):
+    if _from_main(accelerator, lambda: whole.exists() and manifest_fault(whole) is None):
         return
 
     def write() -> None:
@@ -81,17 +81,17 @@ def save_checkpoint(
 
     def complete() -> None:
         write_manifest(partial)
-        flush(output / METRICS)  # the lines of the steps that are not made again
+        fsync(output / METRICS)  # the lines of the steps that are not made again
         shutil.rmtree(whole, ignore_errors=True)  # a damaged one: see above
         partial.rename(whole)
-        flush(folder)
+        fsync(folder)
 
     kinds = (OSError, RuntimeError, SafetensorError)  # a full disk shows as any of these
-    _, failure = _everywhere(accelerator, lambda: _make_empty(partial) if main else None, kinds)
+    _, failure = _on_all_processes(accelerator, lambda: _make_empty(partial) if main else None, kinds)
     if not failure:
-        _, failure = _everywhere(accelerator, write, kinds)
+        _, failure = _on_all_processes(accelerator, write, kinds)
     if not failure:
-        _, failure = _everywhere(accelerator, lambda: complete() if main else None, kinds)
+        _, failure = _on_all_processes(accelerator, lambda: complete() if main else None, kinds)
     if failure:
         if main:
             shutil.rmtree(partial, ignore_errors=True)
@@ -103,20 +103,20 @@ def save_checkpoint(
 
 def restore_newest(
     accelerator, wrapped: torch.nn.Module, output: Path, say: Callable[[str], None]
-) -> tuple[Position, float]:
+) -> tuple[ResumePoint, float]:
     """Puts the newest whole checkpoint back; gives where it stands, and the `loss` that it was saved with.
 
     To be called by all processes at once, after `prepare`. A damaged checkpoint, or one that cannot be loaded, is
-    left out with a warning for the one before. Position(0) where there is none. Raises OutputError where none of
+    left out with a warning for the one before. ResumePoint(0) where there is none. Raises OutputError where none of
     them can be used.
     """
     folder = output / CHECKPOINTS
     left_out: list[tuple[Path, str]] = []
-    for position, path in _from_main(accelerator, lambda: sorted(found(folder), reverse=True)):
-        loss, fault = _put_back(accelerator, wrapped, path, position)
+    for position, path in _from_main(accelerator, lambda: sorted(list_checkpoints(folder), reverse=True)):
+        loss, fault = _restore(accelerator, wrapped, path, position)
         if not fault:
             if accelerator.is_main_process:
-                _set_aside(path for path, _ in left_out)
+                _mark_damaged(path for path, _ in left_out)
             return position, loss or 0.0
         say(f"warning: the checkpoint {path} is damaged and left out: {fault}.")
         left_out.append((path, fault))
@@ -126,23 +126,25 @@ def restore_newest(
             f"No checkpoint in {folder} can be used:\n{faults}\n"
             f"Put a sound copy back, or begin anew: with another --output, or after removing {output}."
         )
-    return Position(0), 0.0
+    return ResumePoint(0), 0.0
 
 
-def found(folder: Path) -> list[tuple[Position, Path]]:
+def list_checkpoints(folder: Path) -> list[tuple[ResumePoint, Path]]:
     """All that are named as checkpoints, whole or not."""
     names = ((path, _NAME.fullmatch(path.name)) for path in folder.glob("*"))
-    return [(Position(int(name[1]), int(name[2] or 0)), path) for path, name in names if name]
+    return [(ResumePoint(int(name[1]), int(name[2] or 0)), path) for path, name in names if name]
 
 
-def _put_back(accelerator, wrapped: torch.nn.Module, path: Path, position: Position) -> tuple[float | None, str | None]:
+def _restore(
+    accelerator, wrapped: torch.nn.Module, path: Path, position: ResumePoint
+) -> tuple[float | None, str | None]:
     """The loss, or what is wrong. What a loading that fails leaves half done, the next one overwrites as a whole."""
-    if fault := _from_main(accelerator, lambda: fault_in(path)):
+    if fault := _from_main(accelerator, lambda: manifest_fault(path)):
         return None, fault
-    return _everywhere(accelerator, lambda: _load(accelerator, wrapped, path, position), (Exception,))
+    return _on_all_processes(accelerator, lambda: _load(accelerator, wrapped, path, position), (Exception,))
 
 
-def _load(accelerator, wrapped: torch.nn.Module, path: Path, position: Position) -> float:
+def _load(accelerator, wrapped: torch.nn.Module, path: Path, position: ResumePoint) -> float:
     wrapped.zero_grad()  # of a loading that failed
     with quiet_transformers():
         accelerator.load_state(str(path))
@@ -190,10 +192,12 @@ def _make_empty(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _prune(folder: Path, newest: Position, keep: int, spare: Callable[[list[int]], int | None]) -> None:
+def _prune(folder: Path, newest: ResumePoint, keep: int, spare: Callable[[list[int]], int | None]) -> None:
     """Leaves the last `keep` that look whole: their digests were held against the files when they were written."""
     sound = sorted(
-        (position, path) for position, path in found(folder) if position <= newest and not fault_in(path, digests=False)
+        (position, path)
+        for position, path in list_checkpoints(folder)
+        if position <= newest and not manifest_fault(path, digests=False)
     )
     spared = spare([position.step for position, _ in sound])
     kept = {path for _, path in sound[-keep:]} | {path for position, path in sound if position.step == spared}
@@ -202,7 +206,7 @@ def _prune(folder: Path, newest: Position, keep: int, spare: Callable[[list[int]
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _set_aside(damaged: Iterable[Path]) -> None:
+def _mark_damaged(damaged: Iterable[Path]) -> None:
     """So that they are not counted among those to keep; the next saving removes them."""
     for path in damaged:
         aside = path.with_name(f"{path.name}.damaged")
@@ -217,7 +221,7 @@ def _from_main(accelerator, answer: Callable[[], Any]) -> Any:
     return broadcast_object_list([answer() if accelerator.is_main_process else None])[0]
 
 
-def _everywhere(
+def _on_all_processes(
     accelerator, action: Callable[[], T], kinds: tuple[type[Exception], ...]
 ) -> tuple[T | None, str | None]:
     """Each process's own result, and what went wrong in the first one that failed: all take the same way from here."""
@@ -236,18 +240,18 @@ def write_manifest(folder: Path) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     with ThreadPoolExecutor() as threads:  # hashing leaves Python's lock to others
         digests = list(threads.map(_sha256, files))
-        list(threads.map(flush, files))
+        list(threads.map(fsync, files))
     listed = {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest}
         for path, digest in zip(files, digests, strict=True)
     }
     (folder / MANIFEST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
-    flush(folder / MANIFEST)
+    fsync(folder / MANIFEST)
     for path in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
-        flush(path)
+        fsync(path)
 
 
-def fault_in(folder: Path, *, digests: bool = True) -> str | None:
+def manifest_fault(folder: Path, *, digests: bool = True) -> str | None:
     """In which way the files are not those of the manifest; None where all is well. Files it does not name are ignored.
 
     digests: also read all files, and not only look at their sizes.
@@ -277,7 +281,7 @@ def fault_in(folder: Path, *, digests: bool = True) -> str | None:
     return None
 
 
-def flush(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Has the disk hold what was written to a file, or which names a folder has; where there is nothing, nothing."""
     try:
         handle = os.open(path, os.O_RDONLY)
