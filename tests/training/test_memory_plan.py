@@ -1,4 +1,4 @@
-"""What `ropecli plan` foresees: counts and sizes by hand, and real steps of training held against the foreseen peak."""
+"""The plan's counts and sizes by hand, and its peak memory against real training steps."""
 
 import importlib.util
 from pathlib import Path

@@ -190,7 +190,7 @@ TWO = """
 import os, pathlib, resource, sys
 from accelerate.utils import gather_object
 from ropecli.errors import OutputError
-from test_state import ResumePoint, Run, cut_a_file
+from test_training_checkpoints import ResumePoint, Run, cut_a_file
 
 
 def main():

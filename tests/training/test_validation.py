@@ -1,4 +1,4 @@
-"""Perplexity while training is what eval-ppl measures, and leaves no trace in what is trained."""
+"""Perplexity during training is what eval-ppl measures, and leaves no trace in what is trained."""
 
 import json
 from pathlib import Path
