@@ -103,26 +103,26 @@ class TrainingLoop:
 
         Raises DivergedError, NotFiniteError, RopecliError where memory does not suffice, or to stop.
         """
-        position, summed = restore_newest(self.accelerator, self.wrapped, self.output, self.say)
-        if position != ResumePoint(0):
-            self.say(f"going on after {position}")
+        point, summed = restore_newest(self.accelerator, self.wrapped, self.output, self.say)
+        if point != ResumePoint(0):
+            self.say(f"going on after {point}")
         # a run that starts over measures again what was measured before the first step
-        known = position.step if position > ResumePoint(0) else -1
+        known = point.step if point > ResumePoint(0) else -1
         self._log = MetricsLog(self.output, known) if self.accelerator.is_main_process else None
         self._divergence = Divergence.from_losses(
-            self._earlier_losses(position.step), self.recipe.max_loss_rise, self.output
+            self._earlier_losses(point.step), self.recipe.max_loss_rise, self.output
         )
-        if position == ResumePoint(0):
-            self._measure(0)
+        if point == ResumePoint(0):
+            self._validate(0)
         self._begun, self._tokens = time.monotonic(), 0
-        for step in range(position.step, self.recipe.steps):
-            part, begun = (position.part, summed) if step == position.step else (0, 0.0)
-            with self._within_memory():
+        for step in range(point.step, self.recipe.steps):
+            part, begun = (point.passes, summed) if step == point.step else (0, 0.0)
+            with self._explain_out_of_memory():
                 loss, grad_norm = self._update(step, part, begun)
             self._report(
                 TrainingProgress(step + 1, loss, learning_rate_at(step, self.recipe), grad_norm, self._speed())
             )
-            self._keep(step + 1)
+            self._save_if_due(step + 1)
 
     def _earlier_losses(self, step: int) -> dict[int, float]:
         """The main process's, in all of them: they must find a divergence together."""
@@ -157,7 +157,7 @@ class TrainingLoop:
         self.optimizer.zero_grad()
         return loss, grad_norm
 
-    def _within_memory(self) -> contextlib.AbstractContextManager[None]:
+    def _explain_out_of_memory(self) -> contextlib.AbstractContextManager[None]:
         return explain_out_of_memory(
             f"A pass over {self.recipe.batch_size} × {self.stream.length} tokens",
             "Begin again with a smaller batch_size, an adapter or shorter sequences, into another --output; `ropecli "
@@ -197,9 +197,9 @@ class TrainingLoop:
         self.trackers.log(asdict(progress))
         self.on_step(progress)
         self._divergence.add(progress.step, progress.loss)
-        self._measure(progress.step)
+        self._validate(progress.step)
 
-    def _measure(self, step: int) -> None:
+    def _validate(self, step: int) -> None:
         """Perplexity on held-out text, where it is due; before the first step too."""
         if self.validation and self.validation.due(step):
             measured = self.validation.run(self.accelerator, self.wrapped, step)
@@ -207,7 +207,7 @@ class TrainingLoop:
                 self._log.write(measured)
             self.trackers.log(measured)
 
-    def _keep(self, step: int) -> None:
+    def _save_if_due(self, step: int) -> None:
         """A checkpoint where one is due, and the end where one was asked for."""
         stopping = self.interrupt.agreed(self.accelerator)
         last = step == self.recipe.steps
@@ -217,20 +217,20 @@ class TrainingLoop:
         if stopping and not last:
             self._stop(ResumePoint(step))
 
-    def _save(self, position: ResumePoint, summed: float = 0.0) -> None:
+    def _save(self, point: ResumePoint, summed: float = 0.0) -> None:
         save_checkpoint(
             self.accelerator,
             self.wrapped,
             self.output,
-            position,
+            point,
             self.recipe.keep_checkpoints,
             loss=summed,
             spare=self._divergence.last_good,
         )
 
-    def _stop(self, position: ResumePoint) -> NoReturn:
+    def _stop(self, point: ResumePoint) -> NoReturn:
         leave_group(self.accelerator)
-        self.interrupt.stop(f"Saved after {position}; the same command with --resume goes on.")
+        self.interrupt.stop(f"Saved after {point}; the same command with --resume goes on.")
 
     @property
     def _holds_whole_gradients(self) -> bool:

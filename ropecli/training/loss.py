@@ -4,7 +4,6 @@ With it the rest of a pass: a message when memory runs out, the switch of gradie
 model follows the positions that it is given.
 """
 
-import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
@@ -19,8 +18,6 @@ from ropecli.errors import RecipeError, RopecliError
 from ropecli.live.lm_head import SplitModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from transformers import PreTrainedModel
 
 _CHUNK = 512
@@ -110,7 +107,7 @@ class NextTokenLoss(torch.nn.Module):
         return total
 
 
-@contextlib.contextmanager
+@contextmanager
 def explain_out_of_memory(what: str, remedy: str) -> Iterator[None]:
     """Raises RopecliError, a sentence about `what` and the `remedy`, where a device runs out of memory inside."""
     try:
@@ -188,7 +185,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @contextmanager
-def _evaluation_mode(loss_of: NextTokenLoss) -> "Iterator[None]":
+def _evaluation_mode(loss_of: NextTokenLoss) -> Iterator[None]:
     """Without dropout and gradients, and leaving the random state as it is."""
     training = loss_of.training
     loss_of.eval()

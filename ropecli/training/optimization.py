@@ -129,7 +129,7 @@ class Divergence:
 
     def kept(self) -> str:
         """A sentence that names the checkpoint which a run that goes wrong leaves."""
-        folders = {position.step: path for position, path in sorted(list_checkpoints(self._output / CHECKPOINTS))}
+        folders = {point.step: path for point, path in sorted(list_checkpoints(self._output / CHECKPOINTS))}
         step = self.last_good(folders)
         return "No checkpoint was saved before." if step is None else f"{folders[step]} is of before, and is kept."
 

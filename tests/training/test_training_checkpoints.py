@@ -34,7 +34,7 @@ class Run:
             seed(self.accelerator.process_index)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2))
         self.wrapped, self.optimizer = self.accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-        self.position, self.loss = ResumePoint(0), 0.0
+        self.point, self.loss = ResumePoint(0), 0.0
 
     def go_on(self, passes):
         for _ in range(passes):
@@ -47,17 +47,17 @@ class Run:
                     self.loss = 0.0
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            step, part = self.position.step, self.position.part
+            step, part = self.point.step, self.point.passes
             assert ends == (part + 1 == PASSES)
-            self.position = ResumePoint(step + 1) if ends else ResumePoint(step, part + 1)
+            self.point = ResumePoint(step + 1) if ends else ResumePoint(step, part + 1)
         return self
 
     def save(self, keep=3):
-        save_checkpoint(self.accelerator, self.wrapped, self.output, self.position, keep, loss=self.loss)
+        save_checkpoint(self.accelerator, self.wrapped, self.output, self.point, keep, loss=self.loss)
         return self
 
     def restore(self):
-        self.position, self.loss = restore_newest(self.accelerator, self.wrapped, self.output, self.said.append)
+        self.point, self.loss = restore_newest(self.accelerator, self.wrapped, self.output, self.said.append)
         return self
 
     def state(self):
@@ -71,7 +71,7 @@ class Run:
                 for key, value in one.items()
             },
         }
-        return self.position, self.loss, {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+        return self.point, self.loss, {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_restored_run_goes_on_to_the_same_bits(start, before, after):
     # a fresh process is at other random numbers, another rate and another pass
     resumed = start().go_on(after + 1).restore()
     assert resumed.said == []
-    assert resumed.position == ResumePoint(before // PASSES, before % PASSES)
+    assert resumed.point == ResumePoint(before // PASSES, before % PASSES)
     assert resumed.go_on(after).state() == whole.state()
 
 
@@ -183,7 +183,7 @@ def test_with_all_damaged_the_run_does_not_begin_anew_by_itself(start, output):
     assert "--output" in str(caught.value)
     assert str(caught.value).count("optimizer.bin has") == 2
     assert len(names(output)) == 2
-    assert run.position == ResumePoint(0, 2)
+    assert run.point == ResumePoint(0, 2)
 
 
 TWO = """
@@ -200,7 +200,7 @@ def main():
     random_numbers_differ = len(set(gather_object([whole.loss]))) == 2
     whole.go_on(5)
     resumed = Run(output).go_on(1).restore()
-    going_on = resumed.position == ResumePoint(1, 2) and resumed.go_on(5).state() == whole.state()
+    going_on = resumed.point == ResumePoint(1, 2) and resumed.go_on(5).state() == whole.state()
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if not first:
@@ -218,7 +218,7 @@ def main():
         (output / "checkpoints" / "000001-002" / "gradients_1.safetensors").unlink()
     accelerator.wait_for_everyone()
     before = Run(output).restore()
-    skipped = before.position == ResumePoint(1) and "gradients_1.safetensors is missing" in before.said[0]
+    skipped = before.point == ResumePoint(1) and "gradients_1.safetensors is missing" in before.said[0]
 
     if first:
         cut_a_file(output / "checkpoints" / "000001")

@@ -151,11 +151,11 @@ def _seen_by_method(config: Any) -> int | None:
     method = method_of(config._attn_implementation)
     if method is None:
         return None
-    carrier = parse_carrier(getattr(config, KEY, None), method)
-    far = np.array([2 * carrier.target])
-    counts = [branch.stop(far) - branch.start(far) for branch in carrier.remapping().branches]
+    saved = parse_carrier(getattr(config, KEY, None), method)
+    far = np.array([2 * saved.target])
+    counts = [branch.stop(far) - branch.start(far) for branch in saved.remapping().branches]
     seen = int(sum(np.maximum(count, 0) for count in counts).item())
-    return seen if seen <= carrier.target else None
+    return seen if seen <= saved.target else None
 
 
 def latent_width(config: Any) -> int | None:

@@ -50,7 +50,7 @@ def find_setups(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: i
     """
     engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses")
     return [
-        _smallest(estimator, recipe, adapter, engine, length, gpus, memory)
+        _smallest_change(estimator, recipe, adapter, engine, length, gpus, memory)
         for adapter in _adapters(recipe)
         for engine in engines
     ]
@@ -73,7 +73,7 @@ def setup_with_more_gpus(
     return None
 
 
-def _smallest(
+def _smallest_change(
     estimator: MemoryEstimator, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int, memory: int
 ) -> Setup:
     own = recipe.model_copy(update={"adapter": adapter})

@@ -36,38 +36,38 @@ _PIECE = 2**20
 
 @dataclass(frozen=True, order=True)
 class ResumePoint:
-    """Where a run resumes. step: finished updates. part: finished passes of the step that follows."""
+    """Where a run resumes. step: finished updates. passes: finished passes of the step that follows."""
 
     step: int
-    part: int = 0
+    passes: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.step:06}" + (f"-{self.part:03}" if self.part else "")
+        return f"{self.step:06}" + (f"-{self.passes:03}" if self.passes else "")
 
     def __str__(self) -> str:
-        return f"step {self.step}" + (f", pass {self.part}" if self.part else "")
+        return f"step {self.step}" + (f", pass {self.passes}" if self.passes else "")
 
 
 def save_checkpoint(
     accelerator,
     wrapped: torch.nn.Module,
     output: Path,
-    position: ResumePoint,
+    point: ResumePoint,
     keep: int,
     *,
     loss: float = 0.0,
     spare: Callable[[list[int]], int | None] = lambda steps: None,
 ) -> None:
-    """Saves all that is needed to go on at `position`, then removes all but the last `keep` checkpoints.
+    """Saves all that is needed to go on at `point`, then removes all but the last `keep` checkpoints.
 
     To be called by all processes at once. loss: of the finished passes of a step, summed, each process's own. With
-    position.part > 0 the parameters' gradients are saved too, so each process must hold them whole (one process, or
+    point.passes > 0 the parameters' gradients are saved too, so each process must hold them whole (one process, or
     plain data parallelism). spare: given the steps that there are checkpoints of, names one to be kept beside the last.
     Raises OutputError, in all processes, and leaves the earlier checkpoints as they are.
     """
     folder = output / CHECKPOINTS
-    whole, partial = folder / position.name, folder / f"{position.name}.partial"
+    whole, partial = folder / point.name, folder / f"{point.name}.partial"
     main = accelerator.is_main_process
     # asked to stop as soon as it was resumed
     if _from_main(accelerator, lambda: whole.exists() and manifest_fault(whole) is None):
@@ -76,7 +76,7 @@ def save_checkpoint(
     def write() -> None:
         with quiet_transformers():
             accelerator.save_state(str(partial))
-        if position.part:
+        if point.passes:
             _save_gradients(accelerator, wrapped, partial, loss)
 
     def complete() -> None:
@@ -98,7 +98,7 @@ def save_checkpoint(
         why = failure.replace(str(partial), str(whole))
         raise OutputError(f"{whole} could not be written; is the disk full? ({why}) --resume goes on.")
     if main:
-        _prune(folder, position, keep, spare)
+        _prune(folder, point, keep, spare)
 
 
 def restore_newest(
@@ -112,12 +112,12 @@ def restore_newest(
     """
     folder = output / CHECKPOINTS
     left_out: list[tuple[Path, str]] = []
-    for position, path in _from_main(accelerator, lambda: sorted(list_checkpoints(folder), reverse=True)):
-        loss, fault = _restore(accelerator, wrapped, path, position)
+    for point, path in _from_main(accelerator, lambda: sorted(list_checkpoints(folder), reverse=True)):
+        loss, fault = _restore(accelerator, wrapped, path, point)
         if not fault:
             if accelerator.is_main_process:
                 _mark_damaged(path for path, _ in left_out)
-            return position, loss or 0.0
+            return point, loss or 0.0
         say(f"warning: the checkpoint {path} is damaged and left out: {fault}.")
         left_out.append((path, fault))
     if left_out:
@@ -135,22 +135,20 @@ def list_checkpoints(folder: Path) -> list[tuple[ResumePoint, Path]]:
     return [(ResumePoint(int(name[1]), int(name[2] or 0)), path) for path, name in names if name]
 
 
-def _restore(
-    accelerator, wrapped: torch.nn.Module, path: Path, position: ResumePoint
-) -> tuple[float | None, str | None]:
+def _restore(accelerator, wrapped: torch.nn.Module, path: Path, point: ResumePoint) -> tuple[float | None, str | None]:
     """The loss, or what is wrong. What a loading that fails leaves half done, the next one overwrites as a whole."""
     if fault := _from_main(accelerator, lambda: manifest_fault(path)):
         return None, fault
-    return _on_all_processes(accelerator, lambda: _load(accelerator, wrapped, path, position), (Exception,))
+    return _on_all_processes(accelerator, lambda: _load(accelerator, wrapped, path, point), (Exception,))
 
 
-def _load(accelerator, wrapped: torch.nn.Module, path: Path, position: ResumePoint) -> float:
+def _load(accelerator, wrapped: torch.nn.Module, path: Path, point: ResumePoint) -> float:
     wrapped.zero_grad()  # of a loading that failed
     with quiet_transformers():
         accelerator.load_state(str(path))
     _check_random_state(accelerator, path)
-    accelerator.step = position.part  # by which `accumulate` knows a step's last pass
-    return _load_gradients(accelerator, wrapped, path) if position.part else 0.0
+    accelerator.step = point.passes  # by which `accumulate` knows a step's last pass
+    return _load_gradients(accelerator, wrapped, path) if point.passes else 0.0
 
 
 def _check_random_state(accelerator, path: Path) -> None:
@@ -195,12 +193,12 @@ def _make_empty(folder: Path) -> None:
 def _prune(folder: Path, newest: ResumePoint, keep: int, spare: Callable[[list[int]], int | None]) -> None:
     """Leaves the last `keep` that look whole: their digests were held against the files when they were written."""
     sound = sorted(
-        (position, path)
-        for position, path in list_checkpoints(folder)
-        if position <= newest and not manifest_fault(path, digests=False)
+        (point, path)
+        for point, path in list_checkpoints(folder)
+        if point <= newest and not manifest_fault(path, digests=False)
     )
-    spared = spare([position.step for position, _ in sound])
-    kept = {path for _, path in sound[-keep:]} | {path for position, path in sound if position.step == spared}
+    spared = spare([point.step for point, _ in sound])
+    kept = {path for _, path in sound[-keep:]} | {path for point, path in sound if point.step == spared}
     for path in folder.iterdir():
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
