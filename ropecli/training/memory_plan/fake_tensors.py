@@ -22,7 +22,7 @@ OUTSIDE = -1
 """The owner of what no layer of the decoder made."""
 _ATTENTION = "ropecli-memory-plan"
 _ROWS = 256
-"""Queries of the one block that is gone through: the most that a block has (remapping/attention/blocks.py)."""
+"""Queries of the one block that is gone through: the most that a block has (ropecli/attention/)."""
 
 
 class AllocationCounter(TorchDispatchMode):
