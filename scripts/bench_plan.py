@@ -9,9 +9,9 @@ own loss and optimizer, of a model with random weights. Measured is the largest 
 given out, each allocation and release read off torch.profiler's memory events, from before the model is built. It
 repeats to the byte, which a process's resident set does not: that also holds what the C library has not given back and
 what oneDNN works with; it is the growth after a first small training has loaded all code. Compared is tensor memory
-alone; the planner's allowance for CUDA itself (Budget.runtime) has no place on a CPU. SDPA's kernel for a CPU takes no
-tokens × tokens scores for causal attention, as those for a GPU; Gemma 2, which caps its scores, does without SDPA and
-takes them.
+alone; the planner's allowance for CUDA itself (MemoryEstimate.runtime) has no place on a CPU. SDPA's kernel for a CPU
+takes no tokens × tokens scores for causal attention, as those for a GPU; Gemma 2, which caps its scores, does without
+SDPA and takes them.
 """
 
 import json
@@ -91,9 +91,9 @@ def recipe_of(case: dict[str, Any]) -> Any:
 
 
 def predict(case: dict[str, Any], gpu: bool = False) -> Any:
-    from ropecli.training.memory_plan.peak import Foresight
+    from ropecli.training.memory_plan.estimate import MemoryEstimator
 
-    return Foresight(config_of(case)).budget(recipe_of(case), case["length"], gpu=gpu)
+    return MemoryEstimator(config_of(case)).estimate(recipe_of(case), case["length"], gpu=gpu)
 
 
 def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
@@ -103,7 +103,7 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
 
     from ropecli.training.adapters import attach
     from ropecli.training.loss import NextTokenLoss
-    from ropecli.training.optimizers import make_optimizer
+    from ropecli.training.optimization import make_optimizer
 
     recipe = recipe_of(case)
     torch.manual_seed(0)
@@ -174,9 +174,9 @@ def main() -> None:
         return
     rows = []
     for name, case in CASES.items():
-        budget = predict(case)
-        row = {"case": name, "predicted": budget.total, "measured": _in_new_process(name, "allocated")}
-        row |= {"ratio": row["predicted"] / row["measured"], "moment": budget.moment}
+        estimate = predict(case)
+        row = {"case": name, "predicted": estimate.total, "measured": _in_new_process(name, "allocated")}
+        row |= {"ratio": row["predicted"] / row["measured"], "moment": estimate.moment}
         if "--resident" in sys.argv:
             row["resident"] = _in_new_process(name, "resident")
         rows.append(row)

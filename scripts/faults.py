@@ -79,7 +79,7 @@ FAULTS: list[tuple[str, str]] = [
     ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),
     ("if digest != sha256[path]:", "if False:"),
     ("step % self.every == 0 or step == self.steps", "step % self.every == 0"),
-    ("accelerator.step = position.part", "accelerator.step = 0"),
+    ("accelerator.step = point.passes", "accelerator.step = 0"),
     ('others["attention_mask"] = torch.ones_like(ids)', "pass"),
     ("now > self._best + self._max_rise:", "now > self._best + 10 * self._max_rise:"),
     ("changed = [key for key in keys if _other(flat_before, flat_now, key) and not _MAY_CHANGE.fullmatch(key)]", "changed = []"),

@@ -170,9 +170,9 @@ def test_a_dry_run_reaches_what_the_source_names(bare, name):
         for stage in stages
     ]
     assert found == expected
-    assert [stage.window for stage in stages] == [target for _, _, _, target, *_ in expected]
-    for sentence, (method, _, _, window, _, steps, tokens) in zip(describe(stages, processes), expected, strict=True):
-        for part in (method, f"{window:,} tokens", f"{steps:,} steps", f"{tokens:,} tokens a step"):
+    assert [stage.reach for stage in stages] == [target for _, _, _, target, *_ in expected]
+    for sentence, (method, _, _, target, _, steps, tokens) in zip(describe(stages, processes), expected, strict=True):
+        for part in (method, f"{target:,} tokens", f"{steps:,} steps", f"{tokens:,} tokens a step"):
             assert part in sentence
 
 
@@ -198,18 +198,18 @@ def test_a_recipe_fits_where_it_says(name, tmp_path):
     """On eight GPUs of 80 GB, in every stage, by the engine that it names, which does not refuse it."""
     from transformers import AutoConfig
 
-    from ropecli.training.memory_plan.fitting import refusals
-    from ropecli.training.memory_plan.peak import Foresight
+    from ropecli.training.memory_plan.estimate import MemoryEstimator
+    from ropecli.training.memory_plan.setups import refusals
 
     path = ROOT / "finetune" / f"{name}.yaml"
     engine = "ulysses" if "recipes/accelerate/8-gpu-ulysses.yaml" in _header(path) else "fsdp2"
     config, processes, _ = EXPECTED[name]
     assert processes == (1 if engine == "ulysses" else 8)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    foresight = Foresight(AutoConfig.from_pretrained(tmp_path))
+    estimator = MemoryEstimator(AutoConfig.from_pretrained(tmp_path))
     for stage in plan_stages(open_checkpoint(tmp_path), make_recipe(path, {})):
-        assert list(refusals(foresight, stage.recipe, stage.length, engine, 8)) == []
-        assert foresight.budget(stage.recipe, stage.length, engine, 8).total < 80 * 10**9
+        assert list(refusals(estimator, stage.recipe, stage.length, engine, 8)) == []
+        assert estimator.estimate(stage.recipe, stage.length, engine, 8).total < 80 * 10**9
 
 
 def test_the_demo_is_dry_run_by_the_command(ropecli, tmp_path):

@@ -8,7 +8,7 @@ import typer
 from ropecli.cli.options import AsJson, Checkpoint, Revision
 
 if TYPE_CHECKING:
-    from ropecli.training.memory_plan.fitting import Option
+    from ropecli.training.memory_plan.setups import Setup
 
 
 def command(
@@ -34,12 +34,12 @@ def command(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.terminal import parse_settings, print_json, warn
     from ropecli.errors import RecipeError
-    from ropecli.training.memory_plan.compute import GPUS
-    from ropecli.training.memory_plan.units import read_bytes
+    from ropecli.training.memory_plan.estimate import GPUS
+    from ropecli.training.memory_plan.setups import parse_size
     from ropecli.training.recipe import make_recipe
     from ropecli.training.stages import plan_stages
 
-    memory = read_bytes(gpu_memory, "--gpu-memory")
+    memory = parse_size(gpu_memory, "--gpu-memory")
     if not 1 <= gpus <= 65536:
         raise RecipeError(f"--gpus is {gpus}; a number from 1 on was expected.")
     if not 0 < mfu <= 1:
@@ -57,8 +57,8 @@ def command(
     opened = open_checkpoint(checkpoint, revision=revision)
     stages = plan_stages(opened, make_recipe(recipe_file, {**named, **given}))
     stage = max(stages, key=lambda one: one.length)
-    if stage.length > stage.window:
-        warn(f"{stage.length} tokens exceed the window of {opened.name}, {stage.window}: patch it first.")
+    if stage.length > stage.reach:
+        warn(f"{stage.length} tokens exceed the window of {opened.name}, {stage.reach}: patch it first.")
     report = _plan(opened, stage, gpus, memory, flops, mfu, recipe_file, given)
     if as_json:
         print_json(report)
@@ -68,45 +68,43 @@ def command(
 
 def _plan(opened, stage, gpus, memory, flops, mfu, recipe_file, given) -> dict[str, Any]:
     from ropecli.errors import RecipeError
-    from ropecli.training.memory_plan import fitting
-    from ropecli.training.memory_plan.cache import kv_cache
-    from ropecli.training.memory_plan.compute import compute_of
-    from ropecli.training.memory_plan.peak import Foresight
-    from ropecli.training.memory_plan.reading import read_config
-    from ropecli.training.memory_plan.units import in_gb
+    from ropecli.training.memory_plan import setups
+    from ropecli.training.memory_plan.estimate import MemoryEstimator, compute_of
+    from ropecli.training.memory_plan.model_shape import kv_cache, read_config
+    from ropecli.training.memory_plan.setups import format_gb
 
     recipe, length = stage.recipe, stage.length
     config = read_config(opened, stage.in_effect)
-    foresight = Foresight(config)
-    found = fitting.options(foresight, recipe, length, gpus, memory)
-    chosen = fitting.best(found)
+    estimator = MemoryEstimator(config)
+    found = setups.find_setups(estimator, recipe, length, gpus, memory)
+    chosen = setups.best_setup(found)
     if chosen is None:
-        least = min((one for one in found if not one.refused), key=lambda one: one.budget.total)
-        more = fitting.gpus_that_would_do(foresight, recipe, length, gpus, memory)
+        least = min((one for one in found if not one.refused), key=lambda one: one.estimate.total)
+        more = setups.setup_with_more_gpus(estimator, recipe, length, gpus, memory)
         hint = "No number of GPUs up to 4096 would do; shorten the sequences."
         if more:
             hint = f"{more.world} GPUs would do ({_named(more)}), or a shorter --length."
         raise RecipeError(
-            f"Nothing fits: training at {length} tokens takes at least {in_gb(least.budget.total)} on each of {gpus} "
-            f"GPU{'s'[: gpus > 1]} ({_named(least)}); one has {in_gb(memory)}. {hint}"
+            f"Nothing fits: training at {length} tokens takes at least {format_gb(least.estimate.total)} on each of "
+            f"{gpus} GPU{'s'[: gpus > 1]} ({_named(least)}); one has {format_gb(memory)}. {hint}"
         )
-    compute = compute_of(foresight.anatomy, chosen.recipe, length, chosen.data_ranks)
+    compute = compute_of(estimator.shape, chosen.recipe, length, chosen.data_ranks)
     seconds = compute.seconds(gpus, flops, mfu)
-    budget = chosen.budget
+    estimate = chosen.estimate
     return {
         "checkpoint": opened.name,
         "length": length,
         "gpus": gpus,
         "gpu_memory": memory,
         "parameters": {
-            "total": foresight.anatomy.total,
-            "trained": budget.trained,
-            "active_per_token": foresight.anatomy.active,
+            "total": estimator.shape.total,
+            "trained": estimate.trained,
+            "active_per_token": estimator.shape.active,
         },
-        "kv_cache": kv_cache(config, foresight.anatomy, length),
+        "kv_cache": kv_cache(config, estimator.shape, length),
         "setting": _named(chosen),
-        "memory": {**budget.parts(), "total": budget.total, "moment": budget.moment, "host": budget.host},
-        "activations": _activations(foresight, chosen, length),
+        "memory": {**estimate.parts(), "total": estimate.total, "moment": estimate.moment, "host": estimate.host},
+        "activations": _activations(estimator, chosen, length),
         "tokens_per_step": compute.tokens,
         "tokens": compute.tokens * recipe.steps,
         "steps": recipe.steps,
@@ -118,11 +116,11 @@ def _plan(opened, stage, gpus, memory, flops, mfu, recipe_file, given) -> dict[s
         "seconds_per_step": seconds,
         "seconds": seconds * recipe.steps,
         "options": [_row(one) for one in found],
-        "command": fitting.command(chosen, opened.name, length, str(recipe_file) if recipe_file else None, given),
+        "command": setups.launch_command(chosen, opened.name, length, str(recipe_file) if recipe_file else None, given),
     }
 
 
-def _activations(foresight, chosen: "Option", length: int) -> dict[str, int]:
+def _activations(estimator, chosen: "Setup", length: int) -> dict[str, int]:
     """Bytes that the layers keep on a GPU, by what is done about them."""
     sets = {
         "plain": {"gradient_checkpointing": False, "offload_activations": False},
@@ -132,26 +130,26 @@ def _activations(foresight, chosen: "Option", length: int) -> dict[str, int]:
     own = -(-length // chosen.world) if chosen.engine == "ulysses" else length
     kept = {}
     for name, keys in sets.items():
-        seen = foresight.trace(chosen.recipe.model_copy(update=keys), own, chosen.engine)
+        seen = estimator.trace(chosen.recipe.model_copy(update=keys), own, chosen.engine)
         kept[name] = min(seen.kept, seen.hidden) if name == "offload" else seen.kept
     return kept
 
 
-def _row(option: "Option") -> dict[str, Any]:
+def _row(setup: "Setup") -> dict[str, Any]:
     return {
-        "adapter": option.changes.get("adapter", option.recipe.adapter),
-        "engine": option.engine,
-        "changes": option.changes,
-        "bytes": None if option.refused else option.budget.total,
-        "host": None if option.refused else option.budget.host,
-        "fits": option.fits,
-        "refused": option.refused,
+        "adapter": setup.changes.get("adapter", setup.recipe.adapter),
+        "engine": setup.engine,
+        "changes": setup.changes,
+        "bytes": None if setup.refused else setup.estimate.total,
+        "host": None if setup.refused else setup.estimate.host,
+        "fits": setup.fits,
+        "refused": setup.refused,
     }
 
 
-def _named(option: "Option") -> str:
+def _named(setup: "Setup") -> str:
     ways = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
-    return ", ".join([ways[option.recipe.adapter], _ENGINES[option.engine], *_changes(option.changes)])
+    return ", ".join([ways[setup.recipe.adapter], _ENGINES[setup.engine], *_changes(setup.changes)])
 
 
 _ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "ulysses": "Ulysses"}
@@ -171,9 +169,10 @@ def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     from ropecli.cli.terminal import out
-    from ropecli.training.memory_plan.units import in_gb
+    from ropecli.training.memory_plan.setups import format_gb
 
-    title = f"{report['checkpoint']} at {report['length']:,} tokens on {report['gpus']} × {in_gb(report['gpu_memory'])}"
+    hardware = f"{report['gpus']} × {format_gb(report['gpu_memory'])}"
+    title = f"{report['checkpoint']} at {report['length']:,} tokens on {hardware}"
     table = Table(title=escape(title), title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -183,14 +182,14 @@ def _show(report: dict[str, Any]) -> None:
     table.add_section()
     for name, size in memory.items():
         if name not in ("total", "moment", "host"):
-            table.add_row(name, in_gb(size))
-    table.add_row(f"on each GPU, at {memory['moment']}", in_gb(memory["total"]))
+            table.add_row(name, format_gb(size))
+    table.add_row(f"on each GPU, at {memory['moment']}", format_gb(memory["total"]))
     if memory["host"]:
-        table.add_row("in the CPU's memory, per process", in_gb(memory["host"]))
+        table.add_row("in the CPU's memory, per process", format_gb(memory["host"]))
     table.add_section()
     for name, size in report["activations"].items():
-        table.add_row(f"activations, {name}", in_gb(size))
-    table.add_row("KV cache of inference, bfloat16", in_gb(report["kv_cache"]))
+        table.add_row(f"activations, {name}", format_gb(size))
+    table.add_row("KV cache of inference, bfloat16", format_gb(report["kv_cache"]))
     table.add_section()
     table.add_row("tokens per step", f"{report['tokens_per_step']:,}")
     table.add_row(f"tokens in {report['steps']} steps", f"{report['tokens']:,}")
@@ -200,7 +199,7 @@ def _show(report: dict[str, Any]) -> None:
     out.print(table)
     ways = Table("adapter", "engine", "changes", "memory", "fits")
     for row in report["options"]:
-        size = "" if row["bytes"] is None else in_gb(row["bytes"])
+        size = "" if row["bytes"] is None else format_gb(row["bytes"])
         changes = row["refused"] or ", ".join(_changes(row["changes"])) or "none"
         ways.add_row(row["adapter"], _ENGINES[row["engine"]], changes, size, "yes" if row["fits"] else "no")
     out.print(ways)

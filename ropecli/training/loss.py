@@ -1,6 +1,11 @@
-"""The next-token loss without [tokens × vocabulary] logits, as a module that Accelerate can wrap."""
+"""The next-token loss of a pass, without [tokens × vocabulary] logits, as a module that Accelerate can wrap.
 
-from contextlib import AbstractContextManager, nullcontext
+With it the rest of a pass: a message when memory runs out, the switch of gradient checkpointing, and the check that a
+model follows the positions that it is given.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +14,7 @@ from torch.nn.functional import cross_entropy, linear_cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from ropecli.data.sequences import UNSCORED
+from ropecli.errors import RecipeError, RopecliError
 from ropecli.live.lm_head import SplitModel
 
 if TYPE_CHECKING:
@@ -17,6 +23,9 @@ if TYPE_CHECKING:
 _CHUNK = 512
 """Tokens whose logits exist at once, at most; fewer where the vocabulary is large."""
 _LOGITS = 2**25
+_HALF = 8
+_GAP = 5
+_ROUNDINGS = 16
 
 
 class NextTokenLoss(torch.nn.Module):
@@ -96,3 +105,90 @@ class NextTokenLoss(torch.nn.Module):
             part, part_labels = hidden[:, start : start + step], labels[:, start : start + step]
             total = total + checkpoint(chunk_loss, part, part_labels, use_reentrant=False)
         return total
+
+
+@contextmanager
+def explain_out_of_memory(what: str, remedy: str) -> Iterator[None]:
+    """Raises RopecliError, a sentence about `what` and the `remedy`, where a device runs out of memory inside."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RopecliError(f"{what} does not fit into the device's memory. {remedy}") from error
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Computes layers again in the backward pass. transformers is renaming the switch; its older names warn."""
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+
+
+def disable_checkpointing(model: Any) -> None:
+    getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
+
+
+def is_checkpointing(model: Any) -> bool:
+    newer = getattr(model, "is_activation_checkpointing", None)
+    return bool(model.is_gradient_checkpointing if newer is None else newer)
+
+
+def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> None:
+    """Checks on the live model that gaps and restarts in the positions mean what the recipe means by them.
+
+    transformers finds the borders of packed documents by the positions, and only some models and attention
+    implementations follow them; others would silently train on the wrong thing. Reads sixteen tokens with a gap, or a
+    restart, in the middle. positions: the recipe's word for them. Raises RecipeError where the gap changes nothing,
+    where it cuts the attention, or where a restart does not.
+    """
+    with _evaluation_mode(loss_of):
+        if packed and _is_seen_beyond(loss_of, [*range(_HALF), *range(_HALF)], packed=True):
+            raise RecipeError(
+                f"{type(loss_of.model).__name__} lets packed documents attend to one another. Take sequences: long or "
+                "concat, or another attn."
+            )
+        if positions != "full":
+            _prove_gaps(loss_of, positions)
+
+
+def _prove_gaps(loss_of: NextTokenLoss, name: str) -> None:
+    gap = [*range(_HALF), *range(_HALF + _GAP, 2 * _HALF + _GAP)]
+    if _same(_states(loss_of, list(range(2 * _HALF))), _states(loss_of, gap)):
+        raise RecipeError(
+            f"{type(loss_of.model).__name__} does not follow the positions that it is given; {name} needs it."
+        )
+    if not _is_seen_beyond(loss_of, gap, packed=False):
+        raise RecipeError(
+            f"{type(loss_of.model).__name__} takes a gap in the positions for the border of a document; {name} cannot "
+            "be trained with it. Try another attn."
+        )
+
+
+def _is_seen_beyond(loss_of: NextTokenLoss, positions: list[int], *, packed: bool) -> bool:
+    """Whether the tokens after the middle are predicted otherwise when one before it changes."""
+    one, other = (_states(loss_of, positions, packed=packed, changed=changed) for changed in (False, True))
+    return not _same(one[_HALF:], other[_HALF:])
+
+
+def _states(
+    loss_of: NextTokenLoss, positions: list[int], *, packed: bool = False, changed: bool = False
+) -> torch.Tensor:
+    """The last hidden states, shape (tokens, width)."""
+    device = next(loss_of.parameters()).device
+    ids = torch.arange(1, 2 * _HALF + 1, device=device)[None]
+    if changed:
+        ids[0, _HALF - 2] = 0
+    return loss_of.hidden(ids, torch.tensor([positions], device=device), packed).last_hidden_state[0]
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Within rounding, which experts that see other batches of tokens bring about."""
+    allowed = _ROUNDINGS * torch.finfo(one.dtype).eps * one.abs().max()
+    return bool((one - other).abs().max() <= allowed)
+
+
+@contextmanager
+def _evaluation_mode(loss_of: NextTokenLoss) -> Iterator[None]:
+    """Without dropout and gradients, and leaving the random state as it is."""
+    training = loss_of.training
+    loss_of.eval()
+    with torch.no_grad():
+        yield
+    loss_of.train(training)

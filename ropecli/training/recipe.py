@@ -33,7 +33,7 @@ class _Text(_Keys):
     max_documents: int | None = Field(None, ge=1, description="read at most so many documents")
     max_tokens: int | None = Field(None, ge=2, description="use at most so many tokens, of documents in a seeded order")
     long_from: int | None = Field(None, ge=2, description="documents of so many tokens are all used, and of the ...")
-    keep_short: float = Field(1.0, ge=0, le=1, description="... shorter ones this share, drawn by the seed")
+    keep_short: float = Field(1.0, ge=0, le=1, description="... shorter ones this share, sampled with the seed")
 
 
 class Source(_Text):
@@ -47,9 +47,9 @@ class Patch(_Keys):
     """The patch that a stage begins with, as `ropecli patch` would make it."""
 
     method: str = Field(description="as `ropecli methods` lists them")
-    factor: float | None = Field(None, ge=1, allow_inf_nan=False, description="target window ÷ pretraining window")
+    factor: float | None = Field(None, ge=1, allow_inf_nan=False, description="target length ÷ pretraining length")
     target_length: int | None = Field(None, ge=1, description="tokens; in place of a factor")
-    original_length: int | None = Field(None, ge=1, description="the pretraining window, where config.json lies")
+    original_length: int | None = Field(None, ge=1, description="the pretraining length, where config.json is wrong")
     params: dict[str, Any] = Field(default_factory=dict, description="what `--set` sets")
 
 
@@ -60,11 +60,11 @@ class Recipe(_Text):
     mixture: tuple[Source, ...] = Field((), description="in place of data: several sources")
 
     patch: Patch | None = Field(None, description="patch the checkpoint first")
-    length: Tokens | None = Field(None, description="of a sequence; the extended window by default")
+    length: Tokens | None = Field(None, description="of a sequence; the context length by default")
     positions: Literal["full", "pose", "randomized"] = Field(
-        "full", description="full: 0, 1, 2 ... pose, randomized: with gaps that reach through the window"
+        "full", description="full: 0, 1, 2 ... pose, randomized: with gaps, up to `window`"
     )
-    window: Tokens | None = Field(None, description="that positions with gaps reach; the extended window by default")
+    window: Tokens | None = Field(None, description="up to which positions with gaps go; the context length by default")
     pose_chunks: int = Field(2, ge=2, le=_MOST, description="runs of consecutive positions in a sequence")
 
     steps: int = Field(100, ge=1, le=_MOST, description="updates of the weights")
@@ -97,11 +97,11 @@ class Recipe(_Text):
     keep_checkpoints: int = Field(2, ge=1, description="the last so many, while the run goes on")
     eval_data: str | None = Field(None, description="a source to measure perplexity on while training")
     eval_every: int = Field(50, ge=1, description="steps between measurements")
-    eval_lengths: tuple[Tokens, ...] = Field((), description="by default the pretraining window and the sequences'")
+    eval_lengths: tuple[Tokens, ...] = Field((), description="by default the pretraining length and the sequences'")
     eval_documents: int = Field(16, ge=1, description="documents measured on")
     max_loss_rise: float = Field(2.0, gt=0, description="nats per token above the best so far that end the run")
     tracker: Literal["auto", "none", "tensorboard", "wandb"] = Field("auto", description="auto: TensorBoard if there")
-    seed: int = Field(0, ge=0, lt=2**63, description="of the sequences' order, and all that is drawn")
+    seed: int = Field(0, ge=0, lt=2**63, description="random seed: of the sequences' order, and of all that is sampled")
 
     stages: tuple[dict[str, Any], ...] = Field((), description="runs one after the other; each overrides keys above")
 

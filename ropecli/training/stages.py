@@ -1,8 +1,8 @@
-"""A recipe's runs, one after the other: each is patched if the recipe says so, and begins with the last one's result.
+"""Plans and runs the stages of a recipe. Each stage patches if the recipe says so, and starts from the last result.
 
-OUTPUT/run.yaml            source and all stages; gone on with only for the same
+OUTPUT/run.yaml            source and all stages; resumed only with the same
 OUTPUT/stages/N-patched/   what stage N trains: hard links and its own config.json; removed when the stage is done
-OUTPUT/stages/N/           stage N, a run like any other (state.py), kept as a checkpoint
+OUTPUT/stages/N/           stage N, a run like any other (output/), kept as a checkpoint
 OUTPUT/                    at the end the last stage's checkpoint, in place of its folder
 
 Source of the form: YaRN trains s = 32 on from s = 16 (arXiv:2309.00071, section 4.1); EasyContext and ProLong
@@ -10,6 +10,8 @@ Source of the form: YaRN trains s = 32 on from s = 16 (arXiv:2309.00071, section
 """
 
 import os
+import shutil
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -17,31 +19,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ropecli.atomic import new_file
 from ropecli.attention.patching import patch_to, with_layout
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
+from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.errors import MethodError, PatchError, RecipeError, RopecliError
-from ropecli.scaling.spec import make_spec
-from ropecli.training.distances import carrier_in_effect, refuse_beside_method, within_plain
-from ropecli.training.lengths import beyond_window, settle_lengths
+from ropecli.errors import MethodError, OutputError, PatchError, RecipeError, RopecliError
+from ropecli.rope import ScalingSpec
+from ropecli.training.finetuning import beyond_context_length, finetune_checkpoint, settle_lengths, too_short_for_method
+from ropecli.training.output.finished_weights import clear_finished, finished_step
+from ropecli.training.output.run_settings import RUN, begin_run, lock_output, refuse_foreign
 from ropecli.training.recipe import Patch, Recipe, Source
-from ropecli.training.stage_folders import STAGES, move_up, patched_folder, stage_folder, tidy, wait_for
+from ropecli.training.refusals import refuse_method_conflicts, saved_method
+
+STAGES = "stages"
+_PATIENCE = 3600.0
+"""Seconds that the other processes wait for a patch: without hard links it copies the weights."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One run. number: from 1. plan: the patch that it begins with, if any. in_effect: the patch that it is trained
-    with, its own or an earlier stage's; None for the checkpoint as it is.
+    """One run of a recipe. number: from 1. plan: the patch that it begins with, if any. in_effect: the patch that it
+    trains with, its own or an earlier stage's; None for the checkpoint as it is.
 
-    length: of a sequence; window: that its positions reach; both in tokens. warnings: what to say of it beforehand.
+    length: tokens of a sequence. reach: how far positions with gaps may go, tokens. warnings: to show before it runs.
     """
 
     number: int
     recipe: Recipe
     plan: PatchPlan | None
     length: int
-    window: int
+    reach: int
     warnings: tuple[str, ...] = ()
     in_effect: PatchPlan | None = None
 
@@ -56,7 +64,7 @@ class Stage:
 def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
     """What the recipe would do, from configs alone; writes nothing.
 
-    Each patch is planned from the true original window, so that a factor means the same in every stage; a
+    Each patch is planned from the true pretraining length, so that a factor means the same in every stage; a
     relative-position method is tried on a small model of the architecture. Raises what make_plan, with_layout and
     settle_lengths raise, naming the stage, and RecipeError for what such a method does not go with.
     """
@@ -67,20 +75,20 @@ def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
         try:
             plan = _plan_patch(checkpoint, run.patch) if run.patch else None
             in_effect = plan or in_effect
-            carrier = carrier_in_effect(checkpoint, in_effect)
-            refuse_beside_method(run, carrier)
-            length, window = settle_lengths(run, checkpoint, in_effect)
+            method = saved_method(checkpoint, in_effect)
+            refuse_method_conflicts(run, method)
+            length, reach = settle_lengths(run, checkpoint, in_effect)
             if run.save == "adapter" and number < len(runs):
                 raise RecipeError("save: adapter leaves the next stage no whole checkpoint to begin with; use merged.")
         except RopecliError as error:
             raise error if len(runs) == 1 else type(error)(f"stage {number} of {len(runs)}: {error}") from error
-        extended = in_effect.target_length if in_effect else read_state(checkpoint).context_length
+        context_length = in_effect.target_length if in_effect else read_state(checkpoint).context_length
         warnings = (
             *(plan.warnings if plan else ()),
-            *beyond_window(run, length, window, extended),
-            *within_plain(length, carrier),
+            *beyond_context_length(run, length, reach, context_length),
+            *too_short_for_method(length, method),
         )
-        stages.append(Stage(number, run, plan, length, window, warnings, in_effect))
+        stages.append(Stage(number, run, plan, length, reach, warnings, in_effect))
     return stages
 
 
@@ -107,11 +115,11 @@ def describe(stages: list[Stage], processes: int = 1) -> list[str]:
 
 def _sentence(stage: Stage, count: int, processes: int) -> str:
     run, tokens = stage.recipe, stage.tokens_per_step(processes)
-    reach = "" if run.positions == "full" else f", {run.positions} positions up to {stage.window:,}"
+    gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.reach:,}"
     return "; ".join(
         [
             _heading(stage, count),
-            f"sequences of {stage.length:,} tokens{reach}, from {_data_in_words(run.sources)}",
+            f"sequences of {stage.length:,} tokens{gaps}, from {_data_in_words(run.sources)}",
             f"{run.steps:,} steps of {stage.sequences_per_step(processes):,} sequences: {tokens:,} tokens a step, "
             f"{run.steps * tokens:,} in all",
         ]
@@ -151,13 +159,10 @@ def run_stages(
 ) -> None:
     """Does what `recipe` says, into the folder `output`, which stock transformers then loads.
 
-    A single run without a patch is finetune_checkpoint's. on_step: its Progress, with the steps counted over all
-    stages. Of several processes the first one patches and the others wait, so `output` must be on a disk that they
+    A single run without a patch is finetune_checkpoint's. on_step: its TrainingProgress, with the steps counted over
+    all stages. Of several processes the first one patches and the others wait, so `output` must be on a disk that they
     share. Raises what finetune_checkpoint and patch_to raise; nothing is trained where a later patch has a fault.
     """
-    from ropecli.training.state import begin, own_folder, refuse_foreign
-    from ropecli.training.training import finetune_checkpoint
-
     runs = recipe.runs
     if len(runs) == 1 and runs[0].patch is None:
         finetune_checkpoint(checkpoint, runs[0], output, resume=resume, say=say, on_step=on_step)
@@ -166,9 +171,9 @@ def run_stages(
     first = int(os.environ.get("RANK", "0")) == 0
     if first:
         refuse_foreign(output, resume)
-    with own_folder(output) if first else nullcontext():
+    with lock_output(output) if first else nullcontext():
         if first:
-            begin(output, {"source": checkpoint.origin(), "recipe": recipe.model_dump(mode="json")}, resume)
+            begin_run(output, {"source": checkpoint.origin(), "recipe": recipe.model_dump(mode="json")}, resume)
             _tell(checkpoint, stages, output, say)
         _run(checkpoint, stages, output, first, say if first else lambda message: None, on_step)
 
@@ -190,8 +195,6 @@ def _run(
     say: Callable[[str], None],
     on_step: Callable[[Any], None],
 ) -> None:
-    from ropecli.training.training import finetune_checkpoint
-    from ropecli.training.writing import finished_step
 
     steps, trained = 0, None
     for stage in stages:
@@ -227,3 +230,58 @@ def _patched(checkpoint: Checkpoint, stage: Stage, folder: Path, first: bool, sa
         patch_to(_plan_patch(checkpoint, stage.recipe.patch), folder, say=say)
     wait_for(folder)
     return open_checkpoint(folder, weights=True)
+
+
+def stage_folder(output: Path, number: int) -> Path:
+    return output / STAGES / str(number)
+
+
+def patched_folder(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-patched")
+
+
+def wait_for(patched: Path) -> None:
+    """Until the first process has written it, by looking at the disk: between stages no process group is there.
+
+    Raises OutputError when it takes too long.
+    """
+    until = time.monotonic() + _PATIENCE
+    while not (patched / CONFIG).is_file():
+        if time.monotonic() > until:
+            raise OutputError(
+                f"{patched} did not appear within {_PATIENCE / 60:.0f} minutes. The first process writes it: --output "
+                "must be on a disk that all processes share."
+            )
+        time.sleep(0.1)
+
+
+def tidy(folder: Path, *, keep_patched: bool) -> None:
+    """Removes what only an unfinished stage needs. keep_patched: it may be the base that an adapter names."""
+
+    if folder.is_dir():
+        with lock_output(folder):  # its lock, if a kill left it there, goes with ours
+            clear_finished(folder)
+    if not keep_patched:
+        shutil.rmtree(patched_folder(folder), ignore_errors=True)
+
+
+def move_up(folder: Path, output: Path) -> None:
+    """Puts the last stage's files into OUTPUT, the two that mark it as finished at the end, and removes its folder.
+
+    A kill at any moment leaves one of both folders finished, and a second call goes on.
+    """
+
+    marks = (PROVENANCE, CONFIG)
+    if finished_step(output) is None:
+        try:
+            for path in sorted(folder.iterdir()):
+                if path.name not in (RUN, *marks) and not path.name.startswith("."):
+                    path.replace(output / path.name)
+        except OSError as error:
+            raise OutputError(f"{output} could not be written: {error.strerror}. --resume tries again.") from error
+        for name in marks:
+            with new_file(output / name) as partial:
+                shutil.copy(folder / name, partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    if all(path.name.startswith(".") for path in folder.parent.iterdir()):  # what a killed patch left
+        shutil.rmtree(folder.parent, ignore_errors=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.errors import PatchError
 from ropecli.training import adapters
-from ropecli.training.parts import linear_modules, projections
 from ropecli.training.recipe import make_recipe
+from ropecli.training.target_modules import attention_projections, linear_modules
 from ropecli.tuning.record import Score
 from ropecli.tuning.run import Run, Tuned, finish_learned, train
 
@@ -43,7 +43,7 @@ def tune_matrices(run: Run, plan: PatchPlan, begun: Score) -> Tuned:
 
 def projections_to_train(model: Any) -> list[str]:
     """The modules that give queries and keys, by their names. Raises PatchError where there is none."""
-    found = projections(model, linear_modules(model))
+    found = attention_projections(model, linear_modules(model))
     names = [name for name in found if name.rpartition(".")[2].lower().startswith(_LETTERS)]
     if not names:
         raise PatchError(f"{type(model).__name__} has no linear projection of queries or keys that LoRA could train.")

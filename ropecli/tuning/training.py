@@ -22,8 +22,7 @@ from ropecli.attention.layout import in_evaluation
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import MethodError, NotFiniteError, OutputError, RecipeError
 from ropecli.live.rotary import rotary_tables
-from ropecli.training.checkpointing import disable_checkpointing, enable_checkpointing, is_checkpointing
-from ropecli.training.loss import NextTokenLoss
+from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing, is_checkpointing
 from ropecli.tuning.judge import Judge
 from ropecli.tuning.record import Score
 

@@ -16,8 +16,8 @@ def train(checkpoint, output, adapter="lora-plus", save="adapter", seed=0):
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.live.loading import load_model
     from ropecli.training.adapters import attach, trainable
+    from ropecli.training.output.finished_weights import write_result
     from ropecli.training.recipe import make_recipe
-    from ropecli.training.writing import write_result
 
     opened = open_checkpoint(checkpoint)
     recipe = make_recipe(None, {"data": "demo-train", "adapter": adapter, "save": save})
@@ -233,14 +233,14 @@ def test_a_full_disk_is_said_and_leaves_nothing(ropecli, adapter, tmp_path, monk
 
 
 def test_an_interrupt_leaves_nothing(ropecli, adapter, tmp_path, monkeypatch):
-    from ropecli.training import merging
+    from ropecli.training.output import finished_weights
 
     def interrupted(*given):
         raise KeyboardInterrupt
 
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(merging, "save_weights", interrupted)
+    monkeypatch.setattr(finished_weights, "save_weights", interrupted)
     assert ropecli("merge", adapter, "-o", tmp_path / "above" / "whole").code == 130
     assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
 

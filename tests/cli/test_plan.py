@@ -81,13 +81,13 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
     from accelerate.commands.launch import launch_command_parser
     from transformers import AutoConfig
 
-    from ropecli.training.memory_plan.fitting import command, options
-    from ropecli.training.memory_plan.peak import Foresight
+    from ropecli.training.memory_plan.estimate import MemoryEstimator
+    from ropecli.training.memory_plan.setups import find_setups, launch_command
     from ropecli.training.recipe import Recipe
 
     recipe = Recipe(data="none is read", mixed_precision=precision)
-    for one in options(Foresight(AutoConfig.from_pretrained(config_alone)), recipe, 64, gpus, 10**12):
-        words = shlex.split(command(one, str(config_alone), 64, None, {}))
+    for one in find_setups(MemoryEstimator(AutoConfig.from_pretrained(config_alone)), recipe, 64, gpus, 10**12):
+        words = shlex.split(launch_command(one, str(config_alone), 64, None, {}))
         assert words[:2] == ["accelerate", "launch"]
         read = launch_command_parser().parse_args(words[2:])
         assert (read.module, read.training_script) == (True, "ropecli")

@@ -6,7 +6,7 @@ Accelerate takes FSDP for something of GPUs, though torch splits weights over gl
 from unittest import mock
 
 from ropecli.cli.app import main
-from ropecli.training import engine
+from ropecli.training import distributed
 
 
 def forced(recipe):
@@ -14,7 +14,7 @@ def forced(recipe):
     from accelerate import DistributedType, FullyShardedDataParallelPlugin
     from accelerate.state import PartialState
 
-    accelerator = engine.make_accelerator(recipe)
+    accelerator = distributed.make_accelerator(recipe)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
@@ -31,5 +31,5 @@ def forced(recipe):
 
 
 if __name__ == "__main__":
-    with mock.patch("ropecli.training.training.make_accelerator", forced):
+    with mock.patch("ropecli.training.finetuning.make_accelerator", forced):
         main()

@@ -14,9 +14,9 @@ from ropecli.errors import RecipeError
 from ropecli.live.loading import load_model
 from ropecli.training import adapters
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.optimizers import make_optimizer
+from ropecli.training.optimization import make_optimizer
+from ropecli.training.output.finished_weights import finished_step, write_result
 from ropecli.training.recipe import make_recipe
-from ropecli.training.writing import finished_step, write_result
 
 IDS = torch.arange(4, 4 + 2 * 40).reshape(2, 40) * 5 % 512
 MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
@@ -272,7 +272,7 @@ def test_a_runs_checkpoints_hold_what_is_trained_alone(checkpoint_of, tmp_path):
     model = trained(checkpoint_of("llama"), recipe)
     expected = logits(model)
     loss_of = accelerator.prepare(NextTokenLoss(model))
-    adapters.save_trained_alone(accelerator)
+    adapters.save_only_trained(accelerator)
     accelerator.save_state(str(tmp_path / "state"))
     saved = load_file(tmp_path / "state" / "model.safetensors")
     assert set(saved) == {f"model.{name}" for name, _ in adapters.trainable(model)}

@@ -10,9 +10,9 @@ from ropecli.errors import RecipeError
 from ropecli.live.loading import load_model
 from ropecli.training import adapters
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.optimizers import make_optimizer
+from ropecli.training.optimization import make_optimizer
+from ropecli.training.output.finished_weights import write_result
 from ropecli.training.recipe import make_recipe
-from ropecli.training.writing import write_result
 
 IDS = torch.arange(4, 4 + 2 * 40).reshape(2, 40) * 5 % 512
 
@@ -131,7 +131,7 @@ def test_a_run_on_four_bits_is_resumed(checkpoint, tmp_path):
     def prepared():
         AcceleratorState._reset_state()
         accelerator = Accelerator(cpu=not torch.cuda.is_available())
-        adapters.save_trained_alone(accelerator)
+        adapters.save_only_trained(accelerator)
         model = adapters.attach(quantized(checkpoint, recipe), recipe).train()
         loss_of = NextTokenLoss(model)
         return accelerator, *accelerator.prepare(loss_of, make_optimizer(adapters.trainable(loss_of), recipe))

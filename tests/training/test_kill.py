@@ -12,7 +12,7 @@ import pytest
 FORKING = """
 import os, pathlib, random, shutil, signal, sys, time
 import accelerate, torch._dynamo, transformers.models.llama.modeling_llama
-import ropecli.training.stages, ropecli.training.training
+import ropecli.training.stages, ropecli.training.finetuning
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from ropecli.cli.app import main
 

@@ -11,8 +11,8 @@ import yaml
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import MethodError, PatchError, RecipeError
-from ropecli.scaling.spec import make_spec
-from ropecli.training.lengths import settle_lengths
+from ropecli.rope import ScalingSpec
+from ropecli.training.finetuning import settle_lengths
 from ropecli.training.recipe import make_recipe
 from ropecli.training.stages import plan_stages, run_stages
 
@@ -81,7 +81,7 @@ def test_the_second_stage_is_what_patching_and_training_the_first_by_hand_gives(
 ):
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.patch_plan import make_plan
-    from ropecli.training.training import finetune_checkpoint
+    from ropecli.training.finetuning import finetune_checkpoint
 
     source = llama
     for number, run in enumerate(recipe_of().runs, 1):
@@ -128,7 +128,7 @@ import accelerate, torch._dynamo, transformers.models.llama.modeling_llama
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.training.recipe import make_recipe
 from ropecli.training.stages import run_stages
-import ropecli.training.training
+import ropecli.training.finetuning
 
 checkpoint, output, recipe = sys.argv[1], *map(pathlib.Path, sys.argv[2:])
 count = 0

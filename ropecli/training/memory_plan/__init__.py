@@ -1,1 +1,1 @@
-"""What a training step takes: memory, operations, time; found without making it."""
+"""Estimates what a training step takes, memory, operations and time, without running it."""

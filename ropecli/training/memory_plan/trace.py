@@ -14,10 +14,9 @@ import torch
 from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.live.stock import quiet_transformers
 from ropecli.training.adapters import attach, trainable
-from ropecli.training.checkpointing import enable_checkpointing
-from ropecli.training.memory_plan.anatomy import Anatomy, build, keep_one_of_each, layers_of
-from ropecli.training.memory_plan.attention import attend_as_in_training
-from ropecli.training.memory_plan.ledger import OUTSIDE, Ledger
+from ropecli.training.loss import enable_checkpointing
+from ropecli.training.memory_plan.fake_tensors import OUTSIDE, AllocationCounter, attend_as_in_training
+from ropecli.training.memory_plan.model_shape import ModelShape, build, keep_one_of_each, layers_of
 from ropecli.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -50,14 +49,14 @@ class Trace:
     embeddings_trained: bool
 
 
-def trace(config: Any, anatomy: Anatomy, recipe: Recipe, length: int, dtype: torch.dtype = torch.float32) -> Trace:
+def trace(config: Any, shape: ModelShape, recipe: Recipe, length: int, dtype: torch.dtype = torch.float32) -> Trace:
     """dtype: of the weights, an adapter's own aside. Raises CheckpointError where the pass cannot be made so."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         with quiet_transformers(), torch.device("meta"):
             model = build(_at_every_length(config), dtype)
-            kinds = keep_one_of_each(model, anatomy.kinds)
+            kinds = keep_one_of_each(model, shape.kinds)
             attach(model, recipe)
         with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
             _move(model)
@@ -67,7 +66,7 @@ def trace(config: Any, anatomy: Anatomy, recipe: Recipe, length: int, dtype: tor
                 enable_checkpointing(model)
             for _, parameter in trainable(model):
                 parameter.grad = torch.empty_like(parameter)
-            counts = [anatomy.kinds.count(kind) for kind in kinds]
+            counts = [shape.kinds.count(kind) for kind in kinds]
             return _pass(model, recipe, length, counts)
     except RopecliError:
         raise
@@ -106,27 +105,27 @@ def _pass(model: "PreTrainedModel", recipe: Recipe, length: int, counts: list[in
     decoder: Any = model.base_model if model.base_model is not model else getattr(model, "model", model)
     ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
     gradients = [parameter.grad for _, parameter in trainable(model) if parameter.grad is not None]
-    ledger = Ledger([*model.parameters(), *model.buffers(), *gradients, ids])
-    _name_owners(model, ledger)
+    counter = AllocationCounter([*model.parameters(), *model.buffers(), *gradients, ids])
+    _name_owners(model, counter)
     if recipe.gradient_checkpointing:
         _hold_outputs(model)
-    layers_done = _Moment()
-    with ledger:
+    layers_done = _PeakOfLayers()
+    with counter:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
-            handle = model.get_input_embeddings().register_forward_hook(layers_done.watch(ledger))
+            handle = model.get_input_embeddings().register_forward_hook(layers_done.register(counter))
             hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
             handle.remove()
-            within = ledger.owned()
-        after = ledger.owned()
+            within = counter.owned()
+        after = counter.owned()
         size, itemsize = hidden.numel() * hidden.element_size(), hidden.element_size()
-        before = ledger.now
-        ledger.restart()
+        before = counter.now
+        counter.restart()
         gradient = torch.empty_like(hidden)
         if not hidden.requires_grad:
             raise CheckpointError(f"{type(model).__name__}: nothing that is trained leads to its output.")
         hidden.backward(gradient, inputs=[parameter for _, parameter in trainable(model)])
-        at_layers = layers_done.peak or ledger.peak
-        at_embeddings = ledger.peak if layers_done.peak else 0
+        at_layers = layers_done.peak or counter.peak
+        at_embeddings = counter.peak if layers_done.peak else 0
     kept = _scaled(after, counts)
     return Trace(
         kept=kept,
@@ -155,16 +154,16 @@ def _values(model: "PreTrainedModel", counts: list[int]) -> dict[str, Any]:
     }
 
 
-class _Moment:
+class _PeakOfLayers:
     """Notes the peak when the backward pass has come through all layers, and begins it anew."""
 
     def __init__(self) -> None:
         self.peak = 0
 
-    def watch(self, ledger: Ledger) -> Any:
+    def register(self, counter: AllocationCounter) -> Any:
         def reached(gradient: torch.Tensor) -> None:
-            self.peak = ledger.peak
-            ledger.restart()
+            self.peak = counter.peak
+            counter.restart()
 
         def hook(module: Any, arguments: Any, output: torch.Tensor) -> None:
             if output.requires_grad:
@@ -173,11 +172,11 @@ class _Moment:
         return hook
 
 
-def _name_owners(model: "PreTrainedModel", ledger: Ledger) -> None:
+def _name_owners(model: "PreTrainedModel", counter: AllocationCounter) -> None:
     """Tensors made in the forward pass belong to the layer that made them."""
     for index, layer in enumerate(layers_of(model)[2]):
-        layer.register_forward_pre_hook(_owner(ledger, index))
-        layer.register_forward_hook(_owner(ledger, OUTSIDE))
+        layer.register_forward_pre_hook(_owner(counter, index))
+        layer.register_forward_hook(_owner(counter, OUTSIDE))
 
 
 def _hold_outputs(model: "PreTrainedModel") -> None:
@@ -194,9 +193,9 @@ def _hold_outputs(model: "PreTrainedModel") -> None:
         layer.register_forward_hook(hook)
 
 
-def _owner(ledger: Ledger, owner: int) -> Any:
+def _owner(counter: AllocationCounter, owner: int) -> Any:
     def hook(*_: Any) -> None:
-        ledger.owner = owner
+        counter.owner = owner
 
     return hook
 

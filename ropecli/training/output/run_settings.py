@@ -1,12 +1,11 @@
-"""A run's folder: what was asked, and how far it came.
+"""Writes and checks run.yaml, the settings of a run, and locks the run's folder.
 
-OUTPUT/run.yaml        recipe and source; a run is resumed only with the same
-OUTPUT/metrics.jsonl   a line a step, and one a measurement
-OUTPUT/checkpoints/    everything needed to go on (checkpoints.py); removed when the run is done
+OUTPUT/run.yaml        recipe and source; a run resumes only with the same
+OUTPUT/metrics.jsonl   a line a step, and one a validation (metrics_log.py)
+OUTPUT/checkpoints/    everything needed to resume (training_checkpoints.py); removed when the run is done
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,6 @@ from ropecli.atomic import is_partial, new_file, refuse_existing, sole_use
 from ropecli.errors import OutputError, RecipeError, reason_of
 
 RUN = "run.yaml"
-METRICS = "metrics.jsonl"
-CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
 _ABSENT = object()
 # Other ways to the same files, as the digest shows; and what does not touch the weights.
@@ -41,8 +38,8 @@ def refuse_foreign(output: Path, resume: bool) -> None:
 
 
 @contextlib.contextmanager
-def own_folder(output: Path) -> Iterator[None]:
-    """Holds OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
+def lock_output(output: Path) -> Iterator[None]:
+    """Locks OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
     made = not output.exists()
     try:
         with sole_use(output / _LOCK, output):
@@ -52,54 +49,20 @@ def own_folder(output: Path) -> Iterator[None]:
             output.rmdir()
 
 
-def begin(output: Path, asked: dict[str, Any], resume: bool) -> None:
-    """Writes run.yaml, or holds a resumed run against the one that is there. Raises OutputError, RecipeError."""
+def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Writes run.yaml, or compares a resumed run's settings with it. Raises OutputError, RecipeError."""
     refuse_foreign(output, resume)  # again, now that no other run can write
     path = output / RUN
     if not path.exists():
-        _write_text(path, yaml.safe_dump(asked, sort_keys=False))
+        with new_file(path) as partial:
+            partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
         return
-    flat_before, flat_now = _flatten(_read_settings(path)), _flatten(asked)
+    flat_before, flat_now = _flatten(_read_settings(path)), _flatten(settings)
     keys = [*flat_now, *(key for key in flat_before if key not in flat_now)]
     changed = [key for key in keys if _other(flat_before, flat_now, key) and not _MAY_CHANGE.fullmatch(key)]
     if changed:
         lines = [f"  {key}: {_shown(flat_before, key)} then, {_shown(flat_now, key)} now" for key in changed]
         raise RecipeError(f"{output} was begun with other settings; resume with the same:\n" + "\n".join(lines))
-
-
-class MetricsLog:
-    """metrics.jsonl, cut back to the step that a resumed run goes on from."""
-
-    def __init__(self, output: Path, step: int) -> None:
-        self._path = output / METRICS
-        _write_text(self._path, "".join(f"{json.dumps(values)}\n" for values in metrics_until(output, step)))
-
-    def write(self, values: dict[str, Any]) -> None:
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
-        except OSError as error:
-            raise OutputError(f"{self._path} could not be written: {error.strerror}. --resume goes on.") from error
-
-
-def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
-    """What metrics.jsonl says, up to `step`, but for lines that a kill or a hand has spoilt. Raises OutputError."""
-    path = output / METRICS
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror}. Move it away; --resume then goes on.") from error
-    return [values for values in map(_parsed, lines) if values and values["step"] <= step]
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -131,8 +94,3 @@ def _other(before: dict[str, Any], now: dict[str, Any], key: str) -> bool:
 
 def _shown(values: dict[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else "absent"
-
-
-def _write_text(path: Path, text: str) -> None:
-    with new_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")

@@ -1,28 +1,32 @@
-"""Turns a finished run's folder into a checkpoint: the source's files, with the trained weights in place of its own; or
-into an adapter's folder, with the adapter in place of them."""
+"""Writes what a run trained: a whole checkpoint, or an adapter's folder. Also merges an adapter into its base.
+
+A whole checkpoint is the source's files with the trained weights in place of its own.
+"""
 
 import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import yaml
 from safetensors import SafetensorError, safe_open
 
-from ropecli.checkpoint.files import ADAPTER_CONFIG
-from ropecli.checkpoint.opening import CONFIG, Checkpoint
+from ropecli.atomic import naming, new_folder, refuse_existing
+from ropecli.checkpoint.files import ADAPTER_CONFIG, is_own_file
+from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.provenance import PROVENANCE, read_record
 from ropecli.checkpoint.writing import place
-from ropecli.errors import OutputError
-from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, weights_digest
+from ropecli.errors import OutputError, reason_of
+from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, other_base, read_adapter, weights_digest
 from ropecli.live.loading import load_model
 from ropecli.live.stock import quiet_transformers
-from ropecli.training.adapter_files import adapter_tensors, save_adapter
-from ropecli.training.adapters import all_names, config_of
+from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
+from ropecli.training.output.training_checkpoints import CHECKPOINTS
 from ropecli.training.recipe import Recipe
-from ropecli.training.state import CHECKPOINTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +41,7 @@ def write_result(
     model: "PreTrainedModel",
     recipe: Recipe,
     output: Path,
-    asked: dict[str, Any],
+    settings: dict[str, Any],
     state: Tensors | None = None,
 ) -> None:
     """Writes what the recipe's `save` asks for of a trained `model`: a whole checkpoint, or an adapter's folder.
@@ -46,41 +50,43 @@ def write_result(
     left shards in the model. Raises OutputError; CheckpointError where the source has gone meanwhile.
     """
     if recipe.adapter == "none":
-        write_finetuned(checkpoint, model, output, asked, state)
+        write_finetuned(checkpoint, model, output, settings, state)
     elif recipe.save == "adapter":
-        notes = {_RECORD: asked, ADAPTER_NOTE: {"weights": weights_digest(checkpoint)}}
+        notes = {_RECORD: settings, ADAPTER_NOTE: {"weights": weights_digest(checkpoint)}}
         _finish(checkpoint, output, notes, lambda partial: save_adapter(checkpoint, model, partial, state))
     else:
         tensors = adapter_tensors(model, state)
         # onto the weights of the files: a base in 4 bits, or in bfloat16, would leave its rounding behind
         base = load_model(checkpoint, dtype="float32", device="cpu")
-        write_finetuned(checkpoint, merge_adapter(checkpoint, base, config_of(model), tensors), output, asked)
+        write_finetuned(checkpoint, merge_adapter(checkpoint, base, lora_config(model), tensors), output, settings)
 
 
 def write_finetuned(
     checkpoint: Checkpoint,
     model: "PreTrainedModel",
     output: Path,
-    asked: dict[str, Any],
+    settings: dict[str, Any],
     state: Tensors | None = None,
 ) -> None:
     """Writes weights in the source's dtype and its other files; config.json last, so that it marks a whole folder.
 
     Then removes the run's checkpoints. state: as write_result has it. Raises OutputError.
     """
-    _finish(checkpoint, output, {_RECORD: asked}, lambda partial: save_weights(checkpoint, model, partial, state))
+    _finish(checkpoint, output, {_RECORD: settings}, lambda partial: save_weights(checkpoint, model, partial, state))
 
 
 def _finish(checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: Callable[[Path], None]) -> None:
     try:
-        write_beside(checkpoint, output, notes, save)
+        write_with_source_files(checkpoint, output, notes, save)
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error  # the whole error may name the folder that is filled first
         raise OutputError(f"{output} could not be written: {why}. Make room; --resume tries again.") from error
     clear_finished(output)
 
 
-def write_beside(checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: Callable[[Path], None]) -> None:
+def write_with_source_files(
+    checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: Callable[[Path], None]
+) -> None:
     """What `save` writes into a folder, moved into `output`; beside it the source's files but its weights.
 
     notes: for the record, beside what the source's says. Raises OSError, SafetensorError.
@@ -102,6 +108,12 @@ def write_beside(checkpoint: Checkpoint, output: Path, notes: dict[str, Any], sa
         (partial / CONFIG).replace(output / CONFIG)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_record(checkpoint: Checkpoint, output: Path, notes: dict[str, Any]) -> None:
+    before = {key: value for key, value in read_record(checkpoint.folder).items() if key != ADAPTER_NOTE}
+    record = before | notes
+    (output / PROVENANCE).write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def clear_finished(output: Path) -> None:
@@ -150,7 +162,70 @@ def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
     return dtypes
 
 
-def _write_record(checkpoint: Checkpoint, output: Path, notes: dict[str, Any]) -> None:
-    before = {key: value for key, value in read_record(checkpoint.folder).items() if key != ADAPTER_NOTE}
-    record = before | notes
-    (output / PROVENANCE).write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True), encoding="utf-8")
+class Merge(NamedTuple):
+    """What was merged: the base as it was opened, and how many of its matrices got an adapter's."""
+
+    base: Checkpoint
+    matrices: int
+
+
+def merge_to(
+    adapter: Path,
+    output: Path,
+    *,
+    base: str | None = None,
+    revision: str | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Merge:
+    """Writes base + adapter as a whole checkpoint, with the adapter's config.json, and so with its RoPE patch.
+
+    base: a checkpoint in place of the one that the adapter names; revision: of a Hub id. `say` is told where the
+    base's weights are not those that the adapter was trained beside. Raises CheckpointError, OutputError.
+    """
+    refuse_existing(output)
+    config, tensors = read_adapter(adapter)
+    source = open_checkpoint(base, weights=True, revision=revision) if base else adapter_base(adapter, revision)
+    if warning := other_base(adapter, source):
+        say(warning)
+    with _with_files_of(source, adapter) as whole:
+        model = merge_adapter(whole, load_model(whole, dtype="float32", device="cpu"), config, tensors)
+        notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
+        with new_folder(output) as folder:
+            try:
+                write_with_source_files(whole, folder, notes, lambda partial: save_weights(whole, model, partial))
+            except SafetensorError as error:
+                raise OutputError(f"{output} could not be written: {error}. Make room.") from error
+    return Merge(source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors))
+
+
+@contextmanager
+def _with_files_of(source: Checkpoint, adapter: Path) -> Iterator[Checkpoint]:
+    """For as long as it takes, a folder of links to the base's weights, with copies of the small files: the base's
+    where the adapter has none of its own. Raises OutputError."""
+    with ExitStack() as stack:
+        try:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ropecli-merge-")))
+            files = _fill(folder, source, adapter)
+        except OSError as error:
+            raise OutputError(
+                f"The temporary folder could not be written: {reason_of(error)}. Make room there, or set the "
+                "environment variable TMPDIR to a folder that can be written to."
+            ) from error
+        with naming({**{folder / name: file for name, file in files.items()}, folder: source.folder}):
+            yield Checkpoint(source.name, folder, open_checkpoint(folder).config)
+
+
+def _fill(folder: Path, source: Checkpoint, adapter: Path) -> dict[str, Path]:
+    """The files that it put there, by their names."""
+    own = Checkpoint(str(adapter), adapter, {})
+    files = {file.name: file for file in source.files()}
+    files |= {file.name: file for file in own.files() if file.suffix != ".safetensors" and file.name != ADAPTER_CONFIG}
+    configured = adapter if is_own_file(adapter / CONFIG) else source.folder
+    files |= {name: configured / name for name in (CONFIG, PROVENANCE) if is_own_file(configured / name)}
+    weights = source.weight_files()
+    for name, file in files.items():
+        if file in weights:
+            (folder / name).symlink_to(file.resolve())
+        else:
+            place(file, folder / name, link=False)
+    return files

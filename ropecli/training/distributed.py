@@ -1,7 +1,8 @@
-"""The engines that train on several processes: DDP, FSDP2, DeepSpeed ZeRO; with sequences shared among processes.
+"""Training on several processes: DDP, FSDP2, DeepSpeed ZeRO, and sequence parallelism.
 
-All are Accelerate's, set up by `accelerate launch`; what differs between them is kept here. Sequence parallelism:
-DeepSpeed Ulysses (Jacobs et al. 2023, arXiv:2309.14509) by sp_size, torch's context parallelism by cp_size.
+Accelerate provides the engines, set up by `accelerate launch`; their differences stay in this file. Sequence
+parallelism is DeepSpeed Ulysses (Jacobs et al. 2023, arXiv:2309.14509) by sp_size, or torch's context parallelism by
+cp_size.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import torch
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, reason_of
 from ropecli.training.recipe import Recipe
-from ropecli.training.unsuitable import asked_for, refuse_engine, refuse_without_gpu
+from ropecli.training.refusals import asked_for, refuse_engine, refuse_without_gpu
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Share:
+class LocalBatch:
     """A process's part of a batch, on its device; what NextTokenLoss.forward takes.
 
     ids, labels: shape (sequences, tokens of this process). positions: the same shape, or None for 0, 1, 2 ...
@@ -151,7 +152,7 @@ def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: tor
 
 
 @contextlib.contextmanager
-def sharing(accelerator: "Accelerator", batch: "Batch") -> Iterator[Share]:
+def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBatch]:
     """This process's part of a batch, on its device; to be held around forward and backward pass.
 
     Every process of a group that shares sequences gives the same batch, of a length that they can share evenly.
@@ -171,7 +172,7 @@ def sharing(accelerator: "Accelerator", batch: "Batch") -> Iterator[Share]:
     def placed(array: np.ndarray) -> torch.Tensor:
         return torch.tensor(array[:, own], device=accelerator.device)
 
-    share = Share(
+    share = LocalBatch(
         placed(batch.ids), placed(batch.labels), None if positions is None else placed(positions), batch.packed
     )
     if sizes and sizes.cp_enabled:
@@ -192,7 +193,7 @@ def _filled(batch: "Batch", rows: int) -> "Batch":
     return replace(batch, ids=np.resize(batch.ids, shape), labels=labels, positions=positions)
 
 
-def clip(accelerator: "Accelerator", wrapped: torch.nn.Module, max_norm: float) -> float:
+def clip_gradients(accelerator: "Accelerator", wrapped: torch.nn.Module, max_norm: float) -> float:
     """Bounds the gradient's norm over all parameters and processes; returns what it was.
 
     DeepSpeed has done so and made its step by then, in the backward pass of the step's last micro-batch.
@@ -231,8 +232,8 @@ def _master_weights(wrapped: Any, *, keep: bool) -> dict[str, torch.Tensor]:
     return masters
 
 
-def leave(accelerator: "Accelerator") -> None:
-    """Parts from the other processes, before this one ends: gloo's threads may abort one that does not."""
+def leave_group(accelerator: "Accelerator") -> None:
+    """Leaves the process group before this process ends: gloo's threads may abort one that does not."""
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()

@@ -1,25 +1,65 @@
-"""Trackers through Accelerate: TensorBoard into OUTPUT/logs, or Weights & Biases. One that fails never ends a run.
+"""Logs a run's metrics: metrics.jsonl always, TensorBoard or Weights & Biases through Accelerate if there.
 
-metrics.jsonl is written whatever a tracker does, and holds the same numbers.
+A tracker gets the same numbers as metrics.jsonl. One that fails never ends a run.
 """
 
 import contextlib
+import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropecli.errors import RecipeError, reason_of
+from ropecli.atomic import new_file
+from ropecli.errors import OutputError, RecipeError, reason_of
 from ropecli.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from accelerate.tracking import GeneralTracker
 
+METRICS = "metrics.jsonl"
 LOGS = "logs"
 _PROJECT = "ropecli"
 _RUN_ID = "wandb-run-id"
+
+
+class MetricsLog:
+    """metrics.jsonl, cut back to the step that a resumed run starts from."""
+
+    def __init__(self, output: Path, step: int) -> None:
+        self._path = output / METRICS
+        text = "".join(f"{json.dumps(values)}\n" for values in metrics_until(output, step))
+        with new_file(self._path) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+    def write(self, values: dict[str, Any]) -> None:
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+        except OSError as error:
+            raise OutputError(f"{self._path} could not be written: {error.strerror}. --resume goes on.") from error
+
+
+def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
+    """What metrics.jsonl says, up to `step`, but for lines that a kill or a hand has spoilt. Raises OutputError."""
+    path = output / METRICS
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror}. Move it away; --resume then goes on.") from error
+    return [values for values in map(_parsed, lines) if values and values["step"] <= step]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
 
 
 def choose_tracker(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What `ropecli plan` foresees: counts and sizes by hand, and real steps of training held against the foreseen peak."""
+"""The plan's counts and sizes by hand, and its peak memory against real training steps."""
 
 import importlib.util
 from pathlib import Path
@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropecli.training.memory_plan.anatomy import anatomy, build
-from ropecli.training.memory_plan.cache import kv_cache
-from ropecli.training.memory_plan.fitting import best, gpus_that_would_do, options
-from ropecli.training.memory_plan.peak import Foresight
+from ropecli.training.memory_plan.estimate import MemoryEstimator
+from ropecli.training.memory_plan.model_shape import build, kv_cache, model_shape
+from ropecli.training.memory_plan.setups import best_setup, find_setups, setup_with_more_gpus
 from ropecli.training.recipe import Recipe
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_plan.py"
@@ -51,20 +50,20 @@ def llama3_8b(config_of):
 
 
 @pytest.fixture(scope="module")
-def foresight(llama2_7b):
-    return Foresight(llama2_7b)
+def estimator(llama2_7b):
+    return MemoryEstimator(llama2_7b)
 
 
 def anatomy_of(config):
     with torch.device("meta"):
-        return anatomy(build(config))
+        return model_shape(build(config))
 
 
-def test_parameters_of_llama_2_7b(foresight):
+def test_parameters_of_llama_2_7b(estimator):
     layer = 4 * 4096**2 + 3 * 4096 * 11008
-    assert foresight.anatomy.total == foresight.anatomy.active == 6_738_415_616
-    assert foresight.anatomy.matmul == 32 * layer + 32000 * 4096
-    assert foresight.anatomy.kinds == (0,) * 32
+    assert estimator.shape.total == estimator.shape.active == 6_738_415_616
+    assert estimator.shape.matmul == 32 * layer + 32000 * 4096
+    assert estimator.shape.kinds == (0,) * 32
 
 
 def test_a_token_goes_through_some_experts_alone(config_of):
@@ -74,8 +73,8 @@ def test_a_token_goes_through_some_experts_alone(config_of):
     assert found.active == 12_879_925_248
 
 
-def test_kv_caches_by_hand(llama2_7b, llama3_8b, foresight, config_of):
-    assert kv_cache(llama2_7b, foresight.anatomy, 4096) == 2 * 2**30
+def test_kv_caches_by_hand(llama2_7b, llama3_8b, estimator, config_of):
+    assert kv_cache(llama2_7b, estimator.shape, 4096) == 2 * 2**30
     assert kv_cache(llama3_8b, anatomy_of(llama3_8b), 131072) == 16 * 2**30
     latent = config_of("deepseek_v3")  # 512 values and 64 that turn, a token and layer, in two bytes
     assert kv_cache(latent, anatomy_of(latent), 1000) == (512 + 64) * 2 * 61 * 1000
@@ -86,9 +85,9 @@ def test_kv_caches_by_hand(llama2_7b, llama3_8b, foresight, config_of):
     assert kv_cache(config, anatomy_of(config), 4096) == 2 * 2 * 32 * 2 * tokens
 
 
-def test_what_changes_the_peak_changes_it_so(foresight):
+def test_what_changes_the_peak_changes_it_so(estimator):
     def total(length=65536, engine="one", world=1, **keys):
-        return foresight.budget(recipe(**keys), length, engine, world).total
+        return estimator.estimate(recipe(**keys), length, engine, world).total
 
     assert total(65536) > total(32768)
     assert total(gradient_checkpointing=False) > total()
@@ -100,21 +99,21 @@ def test_what_changes_the_peak_changes_it_so(foresight):
     assert total(engine="ulysses", world=8) < total(engine="fsdp2", world=8)
 
 
-def test_the_smallest_change_that_fits_is_found(foresight):
-    found = options(foresight, recipe(), 4096, 8, 80 * 10**9)
-    chosen = best(found)
+def test_the_smallest_change_that_fits_is_found(estimator):
+    found = find_setups(estimator, recipe(), 4096, 8, 80 * 10**9)
+    chosen = best_setup(found)
     assert (chosen.engine, chosen.changes) == ("fsdp2", {})
-    assert chosen.budget.total <= 80 * 10**9
+    assert chosen.estimate.total <= 80 * 10**9
     assert not any(one.fits for one in found if one.recipe.adapter == "none" and one.engine == "ddp")
 
 
-def test_more_gpus_are_named_where_nothing_fits(foresight):
+def test_more_gpus_are_named_where_nothing_fits(estimator):
     asked = recipe(adapter="qlora")
-    assert best(options(foresight, asked, 4096, 1, 3 * 10**9)) is None
+    assert best_setup(find_setups(estimator, asked, 4096, 1, 3 * 10**9)) is None
     full = recipe()
-    more = gpus_that_would_do(foresight, full, 2**20, 1, 40 * 10**9)
+    more = setup_with_more_gpus(estimator, full, 2**20, 1, 40 * 10**9)
     assert more.world > 1
-    assert best(options(foresight, full, 2**20, more.world // 2, 40 * 10**9)) is None
+    assert best_setup(find_setups(estimator, full, 2**20, more.world // 2, 40 * 10**9)) is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,7 @@ def test_more_gpus_are_named_where_nothing_fits(foresight):
 def test_nothing_is_advised_that_finetune_refuses(engine, keys, settings, told, config_of):
     small = {"hidden_size": 96, "intermediate_size": 96, "vocab_size": 512, "num_hidden_layers": 2}
     config = config_of("llama", **{"num_attention_heads": 4, **small, **settings})
-    found = options(Foresight(config), recipe(**keys), 1024, 2, 10**12)
+    found = find_setups(MemoryEstimator(config), recipe(**keys), 1024, 2, 10**12)
     [refused, *_] = [one.refused for one in found if one.engine == engine]
     assert told in refused if told else refused == ""
 
@@ -167,5 +166,5 @@ def test_a_real_step_on_a_gpu_takes_what_was_foreseen(name):
     torch.cuda.reset_peak_memory_stats()
     bench.train(case, "cuda")
     measured = torch.cuda.max_memory_allocated() - before
-    budget = bench.predict(case, gpu=True)
-    assert budget.total - budget.runtime == pytest.approx(measured, rel=WITHIN)
+    estimate = bench.predict(case, gpu=True)
+    assert estimate.total - estimate.runtime == pytest.approx(measured, rel=WITHIN)

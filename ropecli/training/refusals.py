@@ -1,4 +1,4 @@
-"""What an engine cannot do with a model or a recipe, told before anything is trained.
+"""Refuses what an engine, a model or a relative-position method cannot train, before training starts.
 
 Without these refusals most would train something else in silence: sequence parallelism drops every mask but the causal
 one, and tables that follow the length would follow each process's own part of it.
@@ -8,7 +8,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from ropecli.config.saved_remapping import method_of
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan
+from ropecli.config.saved_remapping import Carrier, method_of, read_carrier
 from ropecli.errors import RecipeError
 from ropecli.live.rotary import follows_length
 from ropecli.training.recipe import Recipe
@@ -19,11 +21,8 @@ if TYPE_CHECKING:
 
 _BY_ULYSSES = ("sdpa", "flash_attention_2", "flash_attention_3")
 """DeepSpeed refuses eager; Accelerate allows these by name."""
-
-
-def asked_for(engine: str) -> bool:
-    """Whether the launch has set this engine."""
-    return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
+_MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
+"""Layer types that are not attention with a mask; `_carries_state` knows their models."""
 
 
 def refuse_without_gpu() -> None:
@@ -36,6 +35,11 @@ def refuse_without_gpu() -> None:
             f"{asked} is asked for, and there is no GPU. Without one, use plain data parallelism (torchrun), or "
             "DeepSpeed."
         )
+
+
+def asked_for(engine: str) -> bool:
+    """Whether the launch has set this engine."""
+    return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
 
 
 def refuse_engine(accelerator: "Accelerator") -> None:
@@ -106,18 +110,18 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
     integers = any(not parameter.is_floating_point() for parameter in model.parameters())
     faults: list[str] = []
     if kind == DistributedType.FSDP:
-        faults += of_split_weights(recipe, "FSDP2", integers=integers)
+        faults += sharded_weight_faults(recipe, "FSDP2", integers=integers)
     if kind == DistributedType.DEEPSPEED and accelerator.state.deepspeed_plugin.zero_stage == 3:
-        faults += of_split_weights(recipe, "ZeRO-3", integers=integers)
+        faults += sharded_weight_faults(recipe, "ZeRO-3", integers=integers)
     if sizes and (sizes.sp_enabled or sizes.cp_enabled):
         name, size = ("sp_size", sizes.sp_size) if sizes.sp_enabled else ("cp_size", sizes.cp_size)
-        varies = follows_length(model, max(length, _window(model)))
-        faults += of_shared_sequences(model, recipe, length, name, size, varies=varies)
+        varies = follows_length(model, max(length, _context_length(model)))
+        faults += shared_sequence_faults(model, recipe, length, name, size, varies=varies)
     if faults:
         raise RecipeError("This cannot be trained as it was launched:\n" + "\n".join(f"  {fault}" for fault in faults))
 
 
-def of_split_weights(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
+def sharded_weight_faults(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
     """What cannot be trained where each process holds a part of every weight, a sentence each.
 
     integers: whether some weights are, as those in 4 bits.
@@ -131,7 +135,7 @@ def of_split_weights(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, inte
         yield f"adapter {recipe.adapter} keeps weights as integers, which {engine} does not split. {other}"
 
 
-def of_shared_sequences(
+def shared_sequence_faults(
     model: "PreTrainedModel", recipe: Recipe, length: int, name: str, size: int, *, varies: bool
 ) -> Iterator[str]:
     """What cannot be trained where processes share a sequence, a sentence each. The model needs no values.
@@ -150,14 +154,14 @@ def of_shared_sequences(
     if varies:
         # every process would turn by the largest position of its own part
         yield f"the model's rotary frequencies follow the length; under {name} {size} processes differ in it. {other}"
-    for kind in sorted(_narrow_layers(model, length if ulysses else None)):
+    for kind in sorted(_partial_attention_layers(model, length if ulysses else None)):
         yield f"the model has layers of type {kind}, which {name} {size} would run with full attention. {other}"
     if _carries_state(model):
         # accelerate/big_modeling.py: every process would begin its part with an empty state
         yield f"the model's layers carry a state along the sequence, which {name} {size} does not hand on. {other}"
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
     if ulysses:
-        yield from _of_heads(model, size, other)
+        yield from _ulysses_head_faults(model, size, other)
     method = method_of(model.config.get_text_config()._attn_implementation)
     if method is not None:
         # its mask function sees a process's own part of the row, and takes it for the whole
@@ -173,7 +177,7 @@ def of_shared_sequences(
         yield f"the attention {attention!r} does not run under cp_size {size}. Take attn: sdpa."
 
 
-def _of_heads(model: "PreTrainedModel", size: int, other: str) -> Iterator[str]:
+def _ulysses_head_faults(model: "PreTrainedModel", size: int, other: str) -> Iterator[str]:
     """What UlyssesSPAttentionHF asserts (deepspeed/runtime/sequence_parallel/ulysses_sp.py), most of it mid-step."""
     if not model._supports_attention_backend:
         # the one place where Ulysses steps in; other attention would see a process's own part alone
@@ -191,7 +195,7 @@ def _of_heads(model: "PreTrainedModel", size: int, other: str) -> Iterator[str]:
         yield f"keys and values of latent attention differ in width, which Ulysses does not expect. {other}"
 
 
-def _narrow_layers(model: "PreTrainedModel", length: int | None) -> set[str]:
+def _partial_attention_layers(model: "PreTrainedModel", length: int | None) -> set[str]:
     """Types of layers that see less than all before them, in sequences of `length` tokens; None for of any length."""
     config: Any = model.config.get_text_config()
     windows = {
@@ -205,14 +209,42 @@ def _narrow_layers(model: "PreTrainedModel", length: int | None) -> set[str]:
     return set(types) - {"full_attention"} - wide - _MIXERS
 
 
-_MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
-"""Layer types that are not attention with a mask; `_carries_state` knows their models."""
-
-
 def _carries_state(model: "PreTrainedModel") -> bool:
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     return bool(model._is_stateful or set(types) & (_MIXERS - {"moe"}))
 
 
-def _window(model: "PreTrainedModel") -> int:
+def _context_length(model: "PreTrainedModel") -> int:
     return getattr(model.config.get_text_config(), "max_position_embeddings", 1)
+
+
+def saved_method(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Carrier | None:
+    """The relative-position method that a run trains with, as config.json holds it; None without one.
+
+    plan: the patch that the run begins with, not on disk yet. Raises CheckpointError for a config.json that holds half
+    of a method.
+    """
+    return read_carrier(plan.config if plan else checkpoint.config)
+
+
+def refuse_method_conflicts(recipe: Recipe, saved: Carrier | None) -> None:
+    """Raises RecipeError with all that the relative-position method would silently do wrong, or not do at all.
+
+    Such a method counts the tokens of a row one by one, whatever positions they are given, and needs its own attention.
+    """
+    if saved is None:
+        return
+    method, faults = saved.method, []
+    if recipe.positions != "full":
+        faults.append(
+            f"positions: {recipe.positions} leaves gaps, and {method} goes by the order of the tokens: near keys would "
+            "be as far as the gaps say, and far ones not. Take positions: full."
+        )
+    if any(source.sequences == "packed" for source in recipe.sources):
+        faults.append(f"sequences: packed lays documents side by side; {method} reads one a row. Take long or concat.")
+    if recipe.attn != "auto":
+        faults.append(
+            f"attn: {recipe.attn} would do away with {method}, which is attention of its own. Take attn: auto."
+        )
+    if faults:
+        raise RecipeError(f"{method} cannot be trained so:\n" + "\n".join(f"  {fault}" for fault in faults))

@@ -1,5 +1,6 @@
-"""What a model is made of, read off the model that stock transformers builds from a config, without weights."""
+"""Reads a model's sizes, and its KV cache's, off what stock transformers builds from a config, without weights."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,9 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.config.saved_remapping import KEY, method_of, parse_carrier
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock import quiet_transformers, read_folder, read_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -18,10 +21,32 @@ if TYPE_CHECKING:
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
 _NO_ATTENTION = ("linear", "mamba", "conv", "recurrent", "ssm")
+_ITEM = 2
+
+
+def read_config(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Any:
+    """plan: a patch in effect that is not on disk yet. Raises CheckpointError, OutputError."""
+    if plan is None:
+        return read_folder(checkpoint.folder, checkpoint.name)
+    return read_values(plan.config, checkpoint.name)
+
+
+def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
+    """The causal LM of a config, in whatever mode of torch is on: the caller sees to it that nothing is allocated.
+
+    Raises CheckpointError.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet_transformers():
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=dtype)
+    except Exception as error:  # config classes raise what they like
+        raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class ModelShape:
     """Counts of values, not bytes. total: of parameters, a tied one once. active: those that a token goes through.
 
     matmul: of matrices that a token is multiplied by, the head with them and the embeddings without. attention:
@@ -41,21 +66,7 @@ class Anatomy:
     sees: int | None = None
 
 
-def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
-    """The causal LM of a config, in whatever mode of torch is on: the caller sees to it that nothing is allocated.
-
-    Raises CheckpointError.
-    """
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with quiet_transformers():
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=dtype)
-    except Exception as error:  # config classes raise what they like
-        raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
-
-
-def anatomy(model: "PreTrainedModel") -> Anatomy:
+def model_shape(model: "PreTrainedModel") -> ModelShape:
     """Raises CheckpointError for a model whose decoder is no list of layers."""
     text = model.config.get_text_config()
     head: Any = model.get_output_embeddings()
@@ -71,7 +82,7 @@ def anatomy(model: "PreTrainedModel") -> Anatomy:
     tied = head is not None and head.weight is embeddings.weight
     vocabulary, width = embeddings.weight.shape
     kinds = tuple(_kinds(model))
-    return Anatomy(
+    return ModelShape(
         total=total,
         active=active,
         matmul=matmul + (embeddings.weight.numel() if tied else 0),
@@ -140,11 +151,11 @@ def _seen_by_method(config: Any) -> int | None:
     method = method_of(config._attn_implementation)
     if method is None:
         return None
-    carrier = parse_carrier(getattr(config, KEY, None), method)
-    far = np.array([2 * carrier.target])
-    counts = [branch.stop(far) - branch.start(far) for branch in carrier.remapping().branches]
+    saved = parse_carrier(getattr(config, KEY, None), method)
+    far = np.array([2 * saved.target])
+    counts = [branch.stop(far) - branch.start(far) for branch in saved.remapping().branches]
     seen = int(sum(np.maximum(count, 0) for count in counts).item())
-    return seen if seen <= carrier.target else None
+    return seen if seen <= saved.target else None
 
 
 def latent_width(config: Any) -> int | None:
@@ -158,3 +169,31 @@ def _share_of_experts(config: Any) -> float:
     experts = next((value for key in _EXPERTS if (value := getattr(config, key, None))), None)
     chosen = next((value for key in _CHOSEN if (value := getattr(config, key, None))), None)
     return chosen / experts if experts and chosen else 1.0
+
+
+def kv_cache(config: Any, shape: ModelShape, length: int) -> int:
+    """Bytes for one sequence of `length` tokens: layers that slide keep their window, layers that do not attend none.
+
+    Of multi-head latent attention, what it was made to keep: the latent and the part that turns (DeepSeek-V2,
+    arXiv:2405.04434, section 2.1); transformers 5 itself keeps the full keys and values. Raises CheckpointError where
+    transformers makes no cache for the model.
+    """
+    from transformers import DynamicCache
+
+    text = config.get_text_config()
+    if latent := latent_width(text):
+        return latent * _ITEM * len(shape.attention) * length
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            layers = DynamicCache(config=copy.deepcopy(config)).layers
+    except Exception as error:  # config classes raise what they like
+        raise CheckpointError(f"{config.model_type}: no KV cache can be made: {reason_of(error)}") from error
+    heads = getattr(text, "num_attention_heads", None) or 1
+    groups = getattr(text, "num_key_value_heads", None) or (1 if getattr(text, "multi_query", False) else heads)
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    windows = [window for _, window in shape.attention]
+    if len(layers) == len(shape.kinds) and len(windows) == len(layers):
+        windows = [
+            getattr(layer, "sliding_window", None) or window for layer, window in zip(layers, windows, strict=True)
+        ]
+    return sum(2 * groups * width * _ITEM * min(length, window or length) for window in windows)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ropecli.errors import RecipeError
-from ropecli.training.trackers import LOGS, Trackers, choose_tracker, open_trackers
+from ropecli.training.output.metrics_log import LOGS, Trackers, choose_tracker, open_trackers
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def broken():
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_tracker_by_name_must_be_installed(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("ropecli.training.trackers.find_spec", lambda module: None)
+    monkeypatch.setattr("ropecli.training.output.metrics_log.find_spec", lambda module: None)
     with pytest.raises(RecipeError, match=f"pip install {name}"):
         choose_tracker(name)
     assert choose_tracker("auto") is None

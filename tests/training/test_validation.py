@@ -1,4 +1,4 @@
-"""Perplexity while training is what eval-ppl measures, and leaves no trace in what is trained."""
+"""Perplexity during training is what eval-ppl measures, and leaves no trace in what is trained."""
 
 import json
 from pathlib import Path
@@ -15,16 +15,16 @@ def prepared():
     """prepared(checkpoint, say=..., key=value, ...) -> (evaluation, accelerator, the loss in training mode)."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.live.loading import load_model, load_tokenizer
-    from ropecli.training.engine import make_accelerator
+    from ropecli.training.distributed import make_accelerator
     from ropecli.training.loss import NextTokenLoss
     from ropecli.training.recipe import make_recipe
-    from ropecli.training.watch import make_evaluation
+    from ropecli.training.validation import make_validation
 
     def make(folder: Path, say=lambda message: None, **keys):
         recipe = make_recipe(None, {"data": "demo-train", "mixed_precision": "none", **keys})
         checkpoint = open_checkpoint(folder)
         accelerator = make_accelerator(recipe)
-        evaluation = make_evaluation(recipe, checkpoint, load_tokenizer(checkpoint), EXTENDED, accelerator, say)
+        evaluation = make_validation(recipe, checkpoint, load_tokenizer(checkpoint), EXTENDED, accelerator, say)
         loss_of = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
         return evaluation, accelerator, accelerator.prepare(loss_of.train())
 
@@ -133,7 +133,7 @@ class Grouped:
 
 def test_what_a_group_cannot_share_is_refused(build, patched_llama):
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.watch import _refuse_unshared
+    from ropecli.training.validation import _refuse_unshared
 
     checkpoint = open_checkpoint(patched_llama)
     _refuse_unshared((64, 128), checkpoint, Grouped())

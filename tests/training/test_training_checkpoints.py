@@ -14,9 +14,10 @@ import torch
 import yaml
 
 from ropecli.errors import OutputError, RecipeError
-from ropecli.training.checkpoints import Position, restore_newest, save_checkpoint
-from ropecli.training.divergence import losses_until
-from ropecli.training.state import MetricsLog, begin
+from ropecli.training.optimization import losses_until
+from ropecli.training.output.metrics_log import MetricsLog
+from ropecli.training.output.run_settings import begin_run
+from ropecli.training.output.training_checkpoints import ResumePoint, restore_newest, save_checkpoint
 
 PASSES = 3
 
@@ -33,7 +34,7 @@ class Run:
             seed(self.accelerator.process_index)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2))
         self.wrapped, self.optimizer = self.accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-        self.position, self.loss = Position(0), 0.0
+        self.point, self.loss = ResumePoint(0), 0.0
 
     def go_on(self, passes):
         for _ in range(passes):
@@ -46,17 +47,17 @@ class Run:
                     self.loss = 0.0
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            step, part = self.position.step, self.position.part
+            step, part = self.point.step, self.point.passes
             assert ends == (part + 1 == PASSES)
-            self.position = Position(step + 1) if ends else Position(step, part + 1)
+            self.point = ResumePoint(step + 1) if ends else ResumePoint(step, part + 1)
         return self
 
     def save(self, keep=3):
-        save_checkpoint(self.accelerator, self.wrapped, self.output, self.position, keep, loss=self.loss)
+        save_checkpoint(self.accelerator, self.wrapped, self.output, self.point, keep, loss=self.loss)
         return self
 
     def restore(self):
-        self.position, self.loss = restore_newest(self.accelerator, self.wrapped, self.output, self.said.append)
+        self.point, self.loss = restore_newest(self.accelerator, self.wrapped, self.output, self.said.append)
         return self
 
     def state(self):
@@ -70,7 +71,7 @@ class Run:
                 for key, value in one.items()
             },
         }
-        return self.position, self.loss, {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+        return self.point, self.loss, {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_a_restored_run_goes_on_to_the_same_bits(start, before, after):
     # a fresh process is at other random numbers, another rate and another pass
     resumed = start().go_on(after + 1).restore()
     assert resumed.said == []
-    assert resumed.position == Position(before // PASSES, before % PASSES)
+    assert resumed.point == ResumePoint(before // PASSES, before % PASSES)
     assert resumed.go_on(after).state() == whole.state()
 
 
@@ -150,7 +151,7 @@ def test_a_damaged_checkpoint_is_left_out_for_the_one_before(start, output, dama
 
 def of_another_model(output):
     """Whole, by its manifest, and of no use."""
-    from ropecli.training.manifest import write_manifest
+    from ropecli.training.output.training_checkpoints import write_manifest
 
     newest = output / "checkpoints" / names(output)[-1]
     from safetensors.torch import load_file, save_file
@@ -182,14 +183,14 @@ def test_with_all_damaged_the_run_does_not_begin_anew_by_itself(start, output):
     assert "--output" in str(caught.value)
     assert str(caught.value).count("optimizer.bin has") == 2
     assert len(names(output)) == 2
-    assert run.position == Position(0, 2)
+    assert run.point == ResumePoint(0, 2)
 
 
 TWO = """
 import os, pathlib, resource, sys
 from accelerate.utils import gather_object
 from ropecli.errors import OutputError
-from test_state import Position, Run, cut_a_file
+from test_training_checkpoints import ResumePoint, Run, cut_a_file
 
 
 def main():
@@ -199,7 +200,7 @@ def main():
     random_numbers_differ = len(set(gather_object([whole.loss]))) == 2
     whole.go_on(5)
     resumed = Run(output).go_on(1).restore()
-    going_on = resumed.position == Position(1, 2) and resumed.go_on(5).state() == whole.state()
+    going_on = resumed.point == ResumePoint(1, 2) and resumed.go_on(5).state() == whole.state()
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if not first:
@@ -217,7 +218,7 @@ def main():
         (output / "checkpoints" / "000001-002" / "gradients_1.safetensors").unlink()
     accelerator.wait_for_everyone()
     before = Run(output).restore()
-    skipped = before.position == Position(1) and "gradients_1.safetensors is missing" in before.said[0]
+    skipped = before.point == ResumePoint(1) and "gradients_1.safetensors is missing" in before.said[0]
 
     if first:
         cut_a_file(output / "checkpoints" / "000001")
@@ -264,10 +265,10 @@ def asked(**recipe):
 
 
 def test_what_does_not_touch_the_weights_may_change(output):
-    begin(output, asked(), resume=False)
+    begin_run(output, asked(), resume=False)
     other = asked(save_every=1, keep_checkpoints=1, tracker="none", max_loss_rise=1.0, eval_every=2, eval_lengths=[8])
     other["source"]["checkpoint"] = "there"
-    begin(output, other, resume=True)
+    begin_run(output, other, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -284,9 +285,9 @@ def test_what_does_not_touch_the_weights_may_change(output):
     ids=["weight", "fewer", "list", "stage"],
 )
 def test_what_does_is_refused_by_name(output, recipe, line):
-    begin(output, asked(), resume=False)
+    begin_run(output, asked(), resume=False)
     with pytest.raises(RecipeError) as caught:
-        begin(output, asked(**recipe), resume=True)
+        begin_run(output, asked(**recipe), resume=True)
     assert f"  recipe.{line}" in str(caught.value).splitlines()
     assert "save_every" not in str(caught.value)
     assert yaml.safe_load((output / "run.yaml").read_text()) == asked()
@@ -298,7 +299,7 @@ def test_the_log_is_cut_back_to_the_step_whatever_its_lines_are(output):
     for step in (1, 2, 3):
         log.write({"step": step, "loss": 1.0})
         log.write({"step": step, "ppl": 2.0})
-    MetricsLog(output, Position(2, 1).step)
+    MetricsLog(output, ResumePoint(2, 1).step)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": step, key: value} for step in (1, 2) for key, value in (("loss", 1.0), ("ppl", 2.0))]
 
@@ -326,6 +327,6 @@ def test_a_run_whose_settings_cannot_be_read_is_not_resumed(output):
     for text in ("", "a word", "a: {"):
         (output / "run.yaml").write_text(text)
         with pytest.raises(OutputError) as caught:
-            begin(output, asked(), resume=True)
+            begin_run(output, asked(), resume=True)
         assert f"{output / 'run.yaml'} cannot be read as the settings of a run" in str(caught.value)
         assert "--output" in str(caught.value)

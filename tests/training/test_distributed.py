@@ -11,9 +11,9 @@ import yaml
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch
 from ropecli.errors import RecipeError
-from ropecli.training.engine import averaged_over, data_ranks, make_accelerator, sharing
+from ropecli.training.distributed import averaged_over, data_ranks, local_batch, make_accelerator
 from ropecli.training.recipe import make_recipe
-from ropecli.training.unsuitable import refuse_engine, refuse_unsuitable
+from ropecli.training.refusals import refuse_engine, refuse_unsuitable
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
 LENGTH = 48
@@ -220,7 +220,7 @@ def test_what_engines_average_over():
 
 
 def test_a_sequence_is_shared_without_gap_or_overlap(batch):
-    with sharing(ulysses(rank=0), batch) as early, sharing(ulysses(rank=1), batch) as late:
+    with local_batch(ulysses(rank=0), batch) as early, local_batch(ulysses(rank=1), batch) as late:
         assert early.ids.shape == (2, LENGTH // 2)
         for name, whole in (("ids", batch.ids), ("labels", batch.labels)):
             both = torch.cat([getattr(early, name), getattr(late, name)], dim=1)
@@ -230,7 +230,7 @@ def test_a_sequence_is_shared_without_gap_or_overlap(batch):
 
 
 def test_a_smaller_batch_is_filled_with_rows_that_do_not_count(batch):
-    with sharing(ulysses(batch_size=3), batch) as share:
+    with local_batch(ulysses(batch_size=3), batch) as share:
         assert share.ids.shape == share.labels.shape == share.positions.shape == (3, LENGTH // 2)
         assert (share.labels[2] == UNSCORED).all()
         np.testing.assert_array_equal(share.labels[:2], batch.labels[:, : LENGTH // 2])

@@ -1,4 +1,4 @@
-"""The parts of a decoder that adapters are put beside, found by what they are, whatever the architecture calls them."""
+"""Finds the modules that an adapter is put beside, in any architecture: projections, embeddings, norms, a tied head."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ def _is_linear(module: nn.Module) -> bool:
         return False
 
 
-def projections(model: nn.Module, linear: dict[str, nn.Module]) -> list[str]:
+def attention_projections(model: nn.Module, linear: dict[str, nn.Module]) -> list[str]:
     """Those that an attention module holds itself. What stands deeper in it, as an indexer, may have no gradient."""
 
     def in_attention(name: str) -> bool:
@@ -65,14 +65,16 @@ def projections(model: nn.Module, linear: dict[str, nn.Module]) -> list[str]:
     return [name for name in linear if in_attention(name)]
 
 
-def named(linear: dict[str, nn.Module], targets: Iterable[str]) -> list[str]:
-    found = {target: [name for name in linear if as_target(name, target)] for target in targets}
+def find_targets(linear: dict[str, nn.Module], targets: Iterable[str]) -> list[str]:
+    """The modules that `lora_targets` names. Raises RecipeError for names that no module has."""
+    found = {target: [name for name in linear if matches_target(name, target)] for target in targets}
     if missing := [target for target, names in found.items() if not names]:
-        raise RecipeError(f"lora_targets: no linear module is named {', '.join(missing)}. {there(linear)}")
+        raise RecipeError(f"lora_targets: no linear module is named {', '.join(missing)}. {list_names(linear)}")
     return [name for name in linear if any(name in names for names in found.values())]
 
 
-def there(linear: dict[str, nn.Module]) -> str:
+def list_names(linear: dict[str, nn.Module]) -> str:
+    """A sentence for error messages: the names that lora_targets may have."""
     return f"There are: {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}."
 
 
@@ -92,11 +94,12 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and any(True for _ in module.parameters(recurse=False))
 
 
-def as_target(name: str, target: str) -> bool:
+def matches_target(name: str, target: str) -> bool:
+    """peft's rule for target_modules."""
     return name == target or name.endswith(f".{target}")
 
 
-def shortest(names: list[str], model: nn.Module, matches: Callable[[str, str], bool]) -> list[str]:
+def shorten(names: list[str], model: nn.Module, matches: Callable[[str, str], bool]) -> list[str]:
     """The last parts of `names` where peft, by its rule `matches`, finds by them exactly `names`; else `names`."""
     short = sorted({name.rpartition(".")[2] for name in names})
     found = {name for name, _ in model.named_modules() if any(matches(name, part) for part in short)}

@@ -1,6 +1,6 @@
-"""Perplexity on held-out text while a run goes on, at short and long lengths: what it gains, and at what cost.
+"""Validation: perplexity on held-out text during training, at short and long lengths.
 
-Touches neither weights nor random state: a run that is watched ends in the very bits of one that is not.
+It changes neither weights nor random state: a run with validation ends in the same bits as one without.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from ropecli.data.stream import Batch
 from ropecli.errors import DataError, NotFiniteError, RecipeError
 from ropecli.evaluation.protocols import Protocol
 from ropecli.live.rotary import reset_tables, restored, rotary_tables, switches_with_length
-from ropecli.training.engine import data_ranks, sequence_ranks, sharing
-from ropecli.training.memory import within_memory
+from ropecli.training.distributed import data_ranks, local_batch, sequence_ranks
+from ropecli.training.loss import explain_out_of_memory
 from ropecli.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Validation:
     """Perplexity by the protocol `tail`: the same tokens are scored at all lengths, so that they can be compared.
 
     Windows go through the training's own loss, as its batches do: whatever splits weights or sequences between
@@ -56,8 +56,8 @@ class Evaluation:
         wrapped: the NextTokenLoss that Accelerate prepared. To be called by all processes at once, between updates.
         Raises NotFiniteError, and RopecliError where memory does not suffice.
         """
-        with _at_rest(accelerator, wrapped, self.lengths[-1]) as fresh:
-            losses = {length: self._nll(accelerator, wrapped, length, fresh) for length in self.lengths}
+        with _evaluation_mode(accelerator, wrapped, self.lengths[-1]) as reset:
+            losses = {length: self._nll(accelerator, wrapped, length, reset) for length in self.lengths}
         for length, nll in losses.items():
             if not math.isfinite(nll):
                 raise NotFiniteError(
@@ -77,16 +77,19 @@ class Evaluation:
         accelerator: "Accelerator",
         wrapped: torch.nn.Module,
         length: int,
-        fresh: Callable[[], None],
+        reset: Callable[[], None],
     ) -> float:
         """Mean over all documents, nats per token."""
         total = torch.zeros(2, dtype=torch.float64)
         remedy = f"Leave {length} out of eval_lengths."
         for document in self._share(accelerator):
             for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1]):
-                fresh()
+                reset()
                 batch = _batch(window.ids, window.targets)
-                with sharing(accelerator, batch) as part, within_memory(f"Perplexity at {length} tokens", remedy):
+                with (
+                    local_batch(accelerator, batch) as part,
+                    explain_out_of_memory(f"Perplexity at {length} tokens", remedy),
+                ):
                     nll = wrapped(part.ids, part.labels, part.positions, part.packed)
                 total += torch.tensor([float(nll), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
         if accelerator.num_processes > 1:
@@ -103,14 +106,14 @@ class Evaluation:
         return self.documents.kept[rank % parts :: parts]
 
 
-def make_evaluation(
+def make_validation(
     recipe: Recipe,
     checkpoint: Checkpoint,
     tokenizer: Any,
     reach: int,
     accelerator: "Accelerator",
     say: Callable[[str], None] = lambda message: None,
-) -> Evaluation | None:
+) -> Validation | None:
     """What the recipe's eval_ keys ask for; None without eval_data. Reads the text, so that faults show at once.
 
     checkpoint: as it is patched. reach: tokens that the training sequences' positions reach. say: told what is
@@ -128,7 +131,7 @@ def make_evaluation(
     say(
         f"Perplexity on {len(documents.kept)} documents of {recipe.eval_data} at {', '.join(map(str, lengths))} tokens."
     )
-    return Evaluation(documents, lengths, protocol, recipe.eval_every, recipe.steps)
+    return Validation(documents, lengths, protocol, recipe.eval_every, recipe.steps)
 
 
 def _read(
@@ -184,7 +187,9 @@ def _batch(ids: np.ndarray, targets: int) -> Batch:
 
 
 @contextlib.contextmanager
-def _at_rest(accelerator: "Accelerator", wrapped: torch.nn.Module, longest: int) -> Iterator[Callable[[], None]]:
+def _evaluation_mode(
+    accelerator: "Accelerator", wrapped: torch.nn.Module, longest: int
+) -> Iterator[Callable[[], None]]:
     """The model in evaluation mode and without gradients; afterwards all is as before.
 
     Gives what is to be called before each window: rotary tables that follow the length remember the longest.
@@ -193,17 +198,17 @@ def _at_rest(accelerator: "Accelerator", wrapped: torch.nn.Module, longest: int)
     tables = rotary_tables(accelerator.unwrap_model(wrapped).model)
     with torch.no_grad(), restored(tables):
         following = tables if switches_with_length(tables, longest) else []
-        _set_at_rest(wrapped, shared=sequence_ranks(accelerator) > 1)
+        _set_evaluation_mode(wrapped, shared=sequence_ranks(accelerator) > 1)
         try:
             yield lambda: reset_tables(following)
         finally:
             for module in training:
                 module.training = True
-            _share_out_again(wrapped)
+            _reshard(wrapped)
 
 
-def _set_at_rest(wrapped: torch.nn.Module, *, shared: bool) -> None:
-    """Evaluation mode; of the innermost modules alone, dropout among them, where processes share sequences.
+def _set_evaluation_mode(wrapped: torch.nn.Module, *, shared: bool) -> None:
+    """Validation mode; of the innermost modules alone, dropout among them, where processes share sequences.
 
     DeepSpeed's Ulysses attention exchanges nothing for a module in evaluation mode: each process would read its part
     of the sequence as if it were the whole.
@@ -213,7 +218,7 @@ def _set_at_rest(wrapped: torch.nn.Module, *, shared: bool) -> None:
             module.eval()
 
 
-def _share_out_again(wrapped: torch.nn.Module) -> None:
+def _reshard(wrapped: torch.nn.Module) -> None:
     """FSDP2 leaves the outermost weights gathered after a forward pass that no backward pass follows."""
     if torch.distributed.is_available():
         from torch.distributed.fsdp import FSDPModule

@@ -1,0 +1,197 @@
+"""Fine-tunes a checkpoint in one run: prepares data, model and engine, trains, and writes the result.
+
+All processes of a launch run this code; only the main process prints and writes.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan
+from ropecli.checkpoint.state import read_state
+from ropecli.config.fields import section_of
+from ropecli.config.saved_remapping import Carrier
+from ropecli.data import sources
+from ropecli.data.positions import refuse_impossible
+from ropecli.data.stream import Stream, open_stream
+from ropecli.errors import DataError
+from ropecli.evaluation.scoring import refuse_unknown_ids
+from ropecli.live.loading import load_model, load_tokenizer, settle
+from ropecli.training import adapters
+from ropecli.training.distributed import leave_group, make_accelerator, prepare, state_to_save
+from ropecli.training.loop import TrainingLoop, TrainingProgress, stop_on_signals
+from ropecli.training.loss import NextTokenLoss, enable_checkpointing, prove_positions
+from ropecli.training.optimization import make_optimizer
+from ropecli.training.output.finished_weights import clear_finished, finished_step, write_result
+from ropecli.training.output.metrics_log import choose_tracker, open_trackers
+from ropecli.training.output.run_settings import begin_run, lock_output, refuse_foreign
+from ropecli.training.recipe import Recipe
+from ropecli.training.refusals import refuse_method_conflicts, refuse_unsuitable, saved_method
+from ropecli.training.validation import make_validation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Say = Callable[[str], None]
+
+
+def finetune_checkpoint(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    output: Path,
+    *,
+    resume: bool = False,
+    more: bool = False,
+    say: Say = lambda message: None,
+    on_step: Callable[[TrainingProgress], None] = lambda progress: None,
+) -> None:
+    """One run of a recipe without stages, into the folder `output`, which stock transformers then loads.
+
+    say: told in sentences what is used and left out. on_step: called after each step. Both on the main process alone.
+    SIGTERM, SIGHUP and Ctrl-C save and stop: SystemExit 143 and 129, KeyboardInterrupt. One that comes in the last pass
+    lets the run finish; more: another stage follows, and then it stops here. Raises CheckpointError, DataError,
+    OutputError, RecipeError, DivergedError or NotFiniteError for a loss that leaves its best far behind, and
+    RopecliError where memory does not suffice.
+    """
+    if any(source.data == sources.DEMO for source in recipe.sources):
+        raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
+    refuse_foreign(output, resume)
+    choose_tracker(recipe.tracker)
+    length, reach = settle_lengths(recipe, checkpoint)
+    refuse_method_conflicts(recipe, saved_method(checkpoint))
+    accelerator = make_accelerator(recipe)
+    if not accelerator.is_main_process:
+        say, on_step = (lambda message: None), (lambda progress: None)
+    tokenizer = load_tokenizer(checkpoint)
+    stream = open_stream(recipe, tokenizer, length, reach, first=accelerator.local_main_process_first)
+    model = _load(checkpoint, recipe)
+    refuse_unknown_ids(stream.largest_id, model)
+    loss_of = _make_loss(model, recipe, stream)
+    refuse_unsuitable(accelerator, model, recipe, length)
+    optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
+    validation = make_validation(
+        recipe, checkpoint, tokenizer, length if recipe.positions == "full" else reach, accelerator, say
+    )
+    warnings = _warnings(checkpoint, recipe, length, reach)
+    for sentence in [
+        *stream.summary(),
+        *_adapter_summary(model, recipe),
+        *(f"warning: {warning}" for warning in warnings),
+    ]:
+        say(sentence)
+    settings = {
+        "source": checkpoint.origin(),
+        "data": stream.fingerprint(),
+        "length": length,
+        "window": reach,
+        "processes": accelerator.num_processes,
+        "recipe": recipe.model_dump(mode="json", exclude={"stages"}),
+    }
+    main = accelerator.is_main_process
+    with lock_output(output) if main else nullcontext(), stop_on_signals(say) as interrupt:
+        if main:
+            begin_run(output, settings, resume)
+        accelerator.wait_for_everyone()
+        if (steps := finished_step(output)) is not None:
+            say(f"{output} is done already, after {steps} steps.")
+            if main:
+                clear_finished(output)
+            return
+        torch.manual_seed(recipe.seed)
+        wrapped, optimizer = prepare(accelerator, loss_of, optimizer)
+        if recipe.adapter != "none":
+            adapters.save_only_trained(accelerator)
+        with open_trackers(accelerator, recipe, output, settings, say) as trackers:
+            loop = TrainingLoop(
+                accelerator, wrapped, optimizer, recipe, stream, output, validation, trackers, interrupt, say, on_step
+            )
+            loop.train()
+        state = state_to_save(accelerator, wrapped)
+        if state is not None:
+            write_result(checkpoint, model, recipe, output, settings, state)
+        accelerator.wait_for_everyone()
+        if more and interrupt.agreed(accelerator):
+            leave_group(accelerator)
+            interrupt.stop(f"Saved in {output}; the same command with --resume goes on with the next stage.")
+
+
+def _load(checkpoint: Checkpoint, recipe: Recipe) -> "PreTrainedModel":
+    """Weights that are trained in float32, mixed precision being autocast's affair; frozen ones as on its device."""
+    dtype = "float32" if recipe.adapter == "none" else settle()[0]
+    model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=adapters.quantization(recipe))
+    return adapters.attach(model, recipe)
+
+
+def _make_loss(model: "PreTrainedModel", recipe: Recipe, stream: Stream) -> NextTokenLoss:
+    loss_of = NextTokenLoss(model, offload=recipe.offload_activations)
+    if stream.packed or recipe.positions != "full":
+        prove_positions(loss_of, recipe.positions, stream.packed)
+    model.train()
+    if recipe.gradient_checkpointing:
+        enable_checkpointing(model)
+    return loss_of
+
+
+def _adapter_summary(model: "PreTrainedModel", recipe: Recipe) -> list[str]:
+    if recipe.adapter == "none":
+        return []
+    return [
+        f"{recipe.adapter} {adapters.summary(model)}.",
+        *(f"warning: {one}" for one in adapters.warnings(model, recipe)),
+    ]
+
+
+def _warnings(checkpoint: Checkpoint, recipe: Recipe, length: int, reach: int) -> list[str]:
+    warnings = []
+    if recipe.warmup_steps >= recipe.steps:
+        warnings.append(f"{recipe.warmup_steps} warm-up steps of {recipe.steps}: the full rate is not reached.")
+    warnings += beyond_context_length(recipe, length, reach, read_state(checkpoint).context_length)
+    warnings += too_short_for_method(length, saved_method(checkpoint))
+    if recipe.offload_activations and not torch.cuda.is_available():
+        warnings.append("offload_activations changes nothing without a GPU.")
+    if section_of(checkpoint.config).get("router_aux_loss_coef"):
+        warnings.append("the routers' load-balancing loss is left out; only the next-token loss is trained on.")
+    return warnings
+
+
+def settle_lengths(recipe: Recipe, checkpoint: Checkpoint, plan: PatchPlan | None = None) -> tuple[int, int]:
+    """(length of a sequence, how far its positions may reach), tokens.
+
+    The positions reach the context length unless the recipe's `window` says otherwise. A sequence has as many tokens,
+    or, where positions have gaps, those of the pretraining length. plan: the patch in effect when the run begins,
+    where it is not on disk yet. Raises RecipeError for sequences longer than their positions may reach.
+    """
+    context_length = plan.target_length if plan else read_state(checkpoint).context_length
+    reach = recipe.window or context_length
+    if recipe.positions == "full":
+        return recipe.length or context_length, reach
+    length = recipe.length or read_state(checkpoint).pretraining_length
+    refuse_impossible(recipe.positions, length, reach, recipe.pose_chunks)
+    return length, reach
+
+
+def beyond_context_length(recipe: Recipe, length: int, reach: int, context_length: int) -> list[str]:
+    """Warnings of sequences, or of positions with gaps, that exceed the context length. All in tokens."""
+    if recipe.positions != "full" and reach > context_length:
+        return [f"positions up to {reach} exceed the checkpoint's window, {context_length}: patch it for that first."]
+    if length > context_length:
+        return [f"sequences of {length} tokens exceed the checkpoint's window, {context_length}: patch it first."]
+    return []
+
+
+def too_short_for_method(length: int, method: Carrier | None) -> list[str]:
+    """A warning of sequences so short, in tokens, that the relative-position method changes nothing in them."""
+    if method is None:
+        return []
+    last, keys = np.array([length - 1]), np.arange(length)
+    if not np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
+        return []
+    return [
+        f"sequences of {length} tokens are too short for {method.method} to change anything: it is trained as plain "
+        "attention. Give a greater length."
+    ]

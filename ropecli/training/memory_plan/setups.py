@@ -1,0 +1,165 @@
+"""Finds the training setups that fit into a GPU's memory, the smallest change first, and the command that runs one."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ropecli.errors import RecipeError, shown
+from ropecli.scaling.registry import get_method
+from ropecli.training.memory_plan.estimate import Engine, MemoryEstimate, MemoryEstimator
+from ropecli.training.recipe import Recipe
+from ropecli.training.refusals import sharded_weight_faults, shared_sequence_faults
+
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"gradient_checkpointing": True},
+    {"optimizer": "adamw-8bit"},
+    {"gradient_checkpointing": True, "offload_activations": True},
+    {"gradient_checkpointing": True, "optimizer": "adamw-8bit"},
+    {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
+)
+_MOST = 4096
+_BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", 1)}
+_UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", 1)}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to train: a recipe's changes, an engine, and what it takes. refused: why it cannot be, in a sentence."""
+
+    engine: Engine
+    world: int
+    changes: dict[str, Any]
+    recipe: Recipe
+    estimate: MemoryEstimate
+    fits: bool
+    refused: str = ""
+
+    @property
+    def data_ranks(self) -> int:
+        return 1 if self.engine == "ulysses" else self.world
+
+
+def find_setups(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int) -> list[Setup]:
+    """One setup for each way of tuning and each engine: with the fewest changes that fit, or, where none does, the
+    least memory. memory: bytes of one GPU. Raises CheckpointError.
+    """
+    engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses")
+    return [
+        _smallest_change(estimator, recipe, adapter, engine, length, gpus, memory)
+        for adapter in _adapters(recipe)
+        for engine in engines
+    ]
+
+
+def best_setup(found: list[Setup]) -> Setup | None:
+    """Of those that fit, the one with the fewest changes; adapters and engines as they stand in the table."""
+    return min((one for one in found if one.fits), key=lambda one: len(one.changes), default=None)
+
+
+def setup_with_more_gpus(
+    estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int
+) -> Setup | None:
+    """The next setup that fits, with twice, four times ... as many GPUs; None up to 4,096."""
+    count = max(2, 2 * gpus)
+    while count <= _MOST:
+        if fitting := best_setup(find_setups(estimator, recipe, length, count, memory)):
+            return fitting
+        count *= 2
+    return None
+
+
+def _smallest_change(
+    estimator: MemoryEstimator, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int, memory: int
+) -> Setup:
+    own = recipe.model_copy(update={"adapter": adapter})
+    if refused := next(refusals(estimator, own, length, engine, gpus), ""):
+        return Setup(engine, gpus, {}, own, MemoryEstimate(), False, refused)
+    tried = []
+    for change in _CHANGES:
+        if any(refusals(estimator, own.model_copy(update=change), length, engine, gpus)):
+            continue
+        asked = {"adapter": adapter, **change}
+        changes = {key: value for key, value in asked.items() if getattr(recipe, key) != value}
+        changed = recipe.model_copy(update=changes)
+        estimate = estimator.estimate(changed, length, engine, gpus)
+        tried.append(Setup(engine, gpus, changes, changed, estimate, estimate.total <= memory))
+    # sorted() is stable: of as many changes, the first in the list
+    fitting = sorted((one for one in tried if one.fits), key=lambda one: len(one.changes))
+    return fitting[0] if fitting else min(tried, key=lambda one: one.estimate.total)
+
+
+def _adapters(recipe: Recipe) -> tuple[str, ...]:
+    """From the recipe's own way of tuning on to those that take less."""
+    known = ("none", "lora", "qlora")
+    own = recipe.adapter if recipe.adapter in known else "lora"
+    rest = known[known.index(own) + 1 :]
+    return (recipe.adapter, *rest)
+
+
+def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
+    """What `finetune` would refuse, as it says it."""
+    integers = recipe.adapter == "qlora"
+    if engine == "fsdp2":
+        yield from sharded_weight_faults(recipe, "FSDP2", integers=integers)
+    if engine == "ulysses":
+        yield from sharded_weight_faults(recipe, "ZeRO-3", integers=integers)
+        varies = get_method(recipe.patch.method).depends_on_length if recipe.patch else estimator.varies
+        yield from shared_sequence_faults(estimator.model, recipe, length, "sp_size", gpus, varies=varies)
+
+
+def launch_command(setup: Setup, checkpoint: str, length: int, recipe_file: str | None, given: dict[str, Any]) -> str:
+    """The line that starts the training. given: keys of the recipe that the user set. OUTPUT stands for the folder."""
+    words = ["accelerate", "launch", *_launch(setup), "-m", "ropecli", "finetune", checkpoint]
+    if recipe_file:
+        words += ["--recipe", recipe_file]
+    elif "data" not in given:
+        words += ["--data", "DATA"]
+    if not recipe_file or "length" in given:  # else the recipe's, which may differ from stage to stage
+        words += ["--length", str(length)]
+    for key, value in {**given, **setup.changes}.items():
+        if key != "length":
+            words += ["--set", f"{key}={_yaml(value)}"]
+    return shlex.join([*words, "--output", "OUTPUT"])
+
+
+def _launch(setup: Setup) -> Iterator[str]:
+    count = setup.world
+    if setup.engine == "ddp":
+        yield from ("--multi_gpu", "--num_processes", str(count), "--num_machines", "1")
+    else:
+        yield from ("--config_file", f"recipes/accelerate/{_BY_CONFIG[setup.engine]}.yaml")
+        if count not in (1, 8):
+            yield from ("--num_processes", str(count))
+        if setup.engine == "ulysses" and count != 8:
+            yield from ("--parallelism_config_sp_size", str(count))
+    if setup.recipe.mixed_precision == "none":
+        yield from ("--mixed_precision", "no")
+    elif setup.engine == "ddp":
+        yield from ("--mixed_precision", "bf16")
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse_size(text: str, name: str) -> int:
+    """Bytes of a size as people write it: 80GB is 80 × 10⁹ bytes, 80GiB 80 × 2³⁰.
+
+    Raises RecipeError, which calls the value by `name`, for what is no size above zero.
+    """
+    found = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(found[2].upper()) if found else None
+    size = round(float(found[1]) * unit) if found and unit else 0
+    if size <= 0 or (found and not found[2]):
+        raise RecipeError(f"{name} is {shown(text)}; a number with a unit was expected, as 80GB (10⁹ bytes) or 80GiB.")
+    return size
+
+
+def format_gb(size: float) -> str:
+    """Bytes as people read them, in units of 10⁹, or 10⁶ below a tenth of that."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,1 @@
+"""What a training run writes: its settings, metrics, training checkpoints and finished weights."""
