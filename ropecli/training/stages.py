@@ -25,7 +25,7 @@ from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_chec
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import MethodError, OutputError, PatchError, RecipeError, RopecliError
-from ropecli.rope import ScalingSpec
+from ropecli.scaling.spec import make_spec
 from ropecli.training.finetuning import beyond_context_length, finetune_checkpoint, settle_lengths, too_short_for_method
 from ropecli.training.output.finished_weights import clear_finished, finished_step
 from ropecli.training.output.run_settings import RUN, begin_run, lock_output, refuse_foreign

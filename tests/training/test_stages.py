@@ -11,7 +11,6 @@ import yaml
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import MethodError, PatchError, RecipeError
-from ropecli.rope import ScalingSpec
 from ropecli.training.finetuning import settle_lengths
 from ropecli.training.recipe import make_recipe
 from ropecli.training.stages import plan_stages, run_stages
@@ -81,6 +80,7 @@ def test_the_second_stage_is_what_patching_and_training_the_first_by_hand_gives(
 ):
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.patch_plan import make_plan
+    from ropecli.scaling.spec import make_spec
     from ropecli.training.finetuning import finetune_checkpoint
 
     source = llama

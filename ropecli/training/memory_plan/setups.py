@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli.errors import RecipeError, shown
-from ropecli.scaling.registry import get_method
+from ropecli.scaling.registry import find_method
 from ropecli.training.memory_plan.estimate import Engine, MemoryEstimate, MemoryEstimator
 from ropecli.training.recipe import Recipe
 from ropecli.training.refusals import sharded_weight_faults, shared_sequence_faults
@@ -108,7 +108,7 @@ def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: En
         yield from sharded_weight_faults(recipe, "FSDP2", integers=integers)
     if engine == "ulysses":
         yield from sharded_weight_faults(recipe, "ZeRO-3", integers=integers)
-        varies = get_method(recipe.patch.method).depends_on_length if recipe.patch else estimator.varies
+        varies = find_method(recipe.patch.method).depends_on_length if recipe.patch else estimator.varies
         yield from shared_sequence_faults(estimator.model, recipe, length, "sp_size", gpus, varies=varies)
 
 
