@@ -21,9 +21,9 @@ import ropecli
 from ropecli.attention.patching import live_patch
 from ropecli.data.documents import Documents
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.protocols import Protocol
-from ropecli.evaluation.tally import Row, paired_change
+from ropecli.evaluation.results import Row, paired_change
+from ropecli.evaluation.saved_progress import Progress
 from ropecli.tuning.calibration import Calibration, read_calibration
 from ropecli.tuning.judge import Judge
 from ropecli.tuning.run import Evolution, Run, Settings

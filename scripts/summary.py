@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ropecli.evaluation.tally import paired_change
-from ropecli.reporting.reading import read_reports
+from ropecli.evaluation.results import paired_change
+from ropecli.reporting.report_files import read_reports
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The smallest base that supports a context length.
+"""The smallest base that supports a context length, and the context length that a rope supports.
 
 Source: Men et al. 2024, "Base of RoPE Bounds Context Length" (arXiv:2405.14591), section 4, eq. 8: the smallest b with
 Σ_i cos(mθ_i) >= 0 at every distance m up to L. Below it, somewhere in the context, a key like the query can count for
@@ -6,11 +6,13 @@ less than one that is like nothing.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from ropecli.analysis.score import scores
+from ropecli.analysis.score import first_negative, largest_distance, scores
 from ropecli.rope import RopeGeometry
+from ropecli.scaling.spec import ScaledRope
 
 LONGEST = 2**20
 """Tokens up to which the bound is looked for."""
@@ -52,6 +54,34 @@ def smallest_base(geometry: RopeGeometry, length: int) -> float:
         if reached == length or logarithm == math.inf:
             return math.exp(logarithm)
         reached = min(2 * reached, length)
+
+
+class Support(NamedTuple):
+    """needed: the largest distance asked for, tokens. supported: the largest before the first negative score, None
+    where there is none as far as is looked. smallest_base: of `needed`, infinite where no base would do; None where it
+    was not worked out.
+    """
+
+    needed: int
+    supported: int | None
+    smallest_base: float | None
+
+    @property
+    def falls_short(self) -> bool:
+        return self.supported is not None and self.supported < self.needed
+
+
+def support_of(rope: ScaledRope, target: int, longest: int, *, always: bool = False) -> Support:
+    """Of a rope that is to read `target` tokens.
+
+    longest: tokens up to which the smallest base is worked out; where the rope has no need of it, only if `always`.
+    """
+    needed = target if rope.remapping is None else largest_distance(rope, target)
+    negative = first_negative(rope.inv_freq)
+    found = Support(needed, None if negative is None else negative - 1, None)
+    if needed <= longest and (always or found.falls_short):
+        return found._replace(smallest_base=smallest_base(rope.geometry, needed))
+    return found
 
 
 class _Search:

@@ -1,15 +1,20 @@
-"""How the inner product of a query and a key falls with distance, estimated by an integral and summed exactly.
+"""How the inner product of a query and a key falls with distance: summed exactly, and estimated by an integral.
 
 Source: "Position Embeddings: Sinusoidal, RoPE" (blog), section "Decay estimates", after Su et al. 2021
-(arXiv:2104.09864), section 3.4.3; Vaswani et al. 2017 (arXiv:1706.03762), section 3.5, for the sinusoidal embedding.
+(arXiv:2104.09864), section 3.4.3; Vaswani et al. 2017 (arXiv:1706.03762), section 3.5, for the sinusoidal embedding;
+Abramowitz and Stegun 1964, 5.1.11 (series) and 5.1.4 with t = 1 + v/z, for the exponential integral.
 """
+
+from functools import cache
 
 import numpy as np
 
-from ropecli.analysis.special import exponential_integral
-
 _LEVEL = 1e-6
 """Of the logarithm of two frequencies' ratio."""
+_NEAR = 4.0
+"""Up to here the series, whose terms do not grow large yet."""
+_TERMS = 40
+_NODES = 60
 
 
 def mean_rotation(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
@@ -68,3 +73,34 @@ def _pieces(distances: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.nd
     middle = distances * np.sqrt(first * last)
     level = np.exp(1j * middle) * np.sinc(middle * logarithms / (2 * np.pi))
     return np.where(np.abs(logarithms) < _LEVEL, level, falling)
+
+
+def exponential_integral(x: np.ndarray) -> np.ndarray:
+    """E1(-ix) = -Ei(ix) + iπ = ∫_x^∞ e^(iu)/u du for x > 0, complex, of x's shape; to 1e-12.
+
+    Its real part is -Ci(x), its imaginary part π/2 - Si(x).
+    """
+    x = np.asarray(x, dtype=np.float64)
+    near, far = _series(np.minimum(x, _NEAR)), _laguerre(np.maximum(x, _NEAR))
+    return np.where(x <= _NEAR, near, far)
+
+
+def _series(x: np.ndarray) -> np.ndarray:
+    """E1(z) = -γ - ln z - Σ (-z)^k / (k·k!)."""
+    z = -1j * x
+    total, term = np.zeros(x.shape, dtype=complex), np.ones(x.shape, dtype=complex)
+    for k in range(1, _TERMS + 1):
+        term = term * -z / k
+        total += term / k
+    return -np.euler_gamma - np.log(z) - total
+
+
+def _laguerre(x: np.ndarray) -> np.ndarray:
+    """E1(z) = e^(-z) ∫_0^∞ e^(-v) / (z + v) dv, by Gauss and Laguerre."""
+    nodes, weights = _rule()
+    return np.exp(1j * x) * (weights / (np.expand_dims(x, -1) * -1j + nodes)).sum(axis=-1)
+
+
+@cache
+def _rule() -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.laguerre.laggauss(_NODES)

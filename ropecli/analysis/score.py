@@ -1,4 +1,4 @@
-"""The score of a query and a key over their distance, content put aside: both hold ones.
+"""The score of a query and a key over their distance, where both hold ones; and which distances attention sees.
 
 Sources: "embedding and rope" (blog, 5 February 2025); Men et al. 2024 (arXiv:2405.14591), section 4, for the distance
 at which it is first negative.
@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+
+from ropecli.scaling.spec import ScaledRope
 
 LONGEST = 2**22
 """Tokens up to which distances are looked at one by one."""
@@ -67,6 +69,29 @@ def first_negative(inv_freq: np.ndarray, longest: int = LONGEST) -> int | None:
     if 2 * np.count_nonzero(inv_freq) <= len(inv_freq):  # the pairs that stand still outweigh the others
         return None
     return _first(longest, lambda start, stop: scores(inv_freq, start, stop) < 0)
+
+
+def seen_distances(rope: ScaledRope, target: int, distances: np.ndarray | None = None) -> np.ndarray:
+    """The distance ρ that the last of `target` tokens sees in place of each true one; NaN where that is masked.
+
+    distances: whole ones below target, shape (n,); all of them, from 0 on, unless given.
+    """
+    true = np.arange(target) if distances is None else distances
+    if rope.remapping is None:
+        return true.astype(np.float64)
+    return rope.remapping.distances(np.array([target - 1]), target - 1 - true)[0]
+
+
+def largest_distance(rope: ScaledRope, target: int) -> int:
+    """The largest ρ that the last of `target` tokens sees: of the first key in one of its branches, in every method.
+
+    In whole tokens, rounded down: L tokens have distances below L. No token before the last sees a larger one.
+    """
+    if rope.remapping is None:
+        return target - 1
+    last = np.array([target - 1])
+    firsts = [branch.start(last) for branch in rope.remapping.branches if branch.start(last) < branch.stop(last)]
+    return int(max(seen_distances(rope, target, last - first).max() for first in firsts))
 
 
 def _first(longest: int, holds: Callable[[int, int], np.ndarray]) -> int | None:

@@ -1,4 +1,4 @@
-"""Every quantity of this package for one rope, as plain numbers."""
+"""Every quantity of analysis/ for one rope, as plain numbers."""
 
 import math
 from typing import Any
@@ -7,11 +7,15 @@ import numpy as np
 
 from ropecli.analysis import wavelengths
 from ropecli.analysis.decay import decay_bound, decay_estimate, mean_rotation, sinusoidal_embedding
-from ropecli.analysis.distances import largest_distance
-from ropecli.analysis.granularity import exact_limit, granularity, granularity_limit
-from ropecli.analysis.images import closest_images, distance_to_old_images
-from ropecli.analysis.precision import float32_angle_error
-from ropecli.analysis.score import first_negative, first_rise
+from ropecli.analysis.granularity import (
+    closest_images,
+    distance_to_old_images,
+    exact_limit,
+    granularity,
+    granularity_limit,
+)
+from ropecli.analysis.score import first_negative, first_rise, largest_distance
+from ropecli.analysis.wavelengths import float32_angle_error
 from ropecli.scaling.spec import ScaledRope
 
 

@@ -1,4 +1,4 @@
-"""Which pairs turn how often, and how far a whole turn reaches.
+"""The wavelengths of the rotary pairs, how often each rotates, and what float32 loses of its angle.
 
 Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), section 2.3; "embedding and rope" (blog, 5 February 2025) for the
 half wavelength and the effective range; Liu et al. 2023 (arXiv:2310.05209) for the critical dimension.
@@ -76,3 +76,20 @@ def power_law(rope: ScaledRope) -> tuple[float, float] | None:
     if 0 < logarithm < _LARGEST and np.allclose(inv_freq, powers, rtol=1e-9, atol=0):
         return math.exp(logarithm), float(inv_freq[0])
     return None
+
+
+def float32_angle_error(rope: ScaledRope, position: int) -> np.ndarray:
+    """How far each pair's angle at `position` (tokens) is from the exact one, radians, shape (rotary_dim/2,).
+
+    transformers keeps inv_freq in float32 and multiplies it by the position there. So in float32: the powers of the
+    base, what the method makes of them, and the product with the position. Where transformers takes more steps (yarn),
+    its error may be a few times as large or as small.
+    """
+    law = power_law(rope)
+    base = law[0] if law else rope.rope_theta  # dynamic has another base than rope_theta at this length
+    width, one = np.float32(rope.geometry.rotary_dim), np.float32(1)
+    with np.errstate(over="ignore"):  # a pair that hardly rotates: 1 / inf
+        powers = np.float32(base) ** (np.arange(0, width, 2, dtype=np.float32) / width)
+    scaling = (rope.inv_freq / rope.geometry.powers(base)).astype(np.float32)
+    angles = one / powers * scaling * np.float32(position)
+    return np.abs(angles.astype(np.float64) - rope.inv_freq * position)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.analysis.base_bound import LONGEST
-from ropecli.analysis.distances import largest_distance
-from ropecli.analysis.precision import float32_angle_error
+from ropecli.analysis.base_bound import LONGEST, support_of
+from ropecli.analysis.score import largest_distance
 from ropecli.analysis.summary import summarize
-from ropecli.analysis.support import support_of
+from ropecli.analysis.wavelengths import float32_angle_error
 from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan

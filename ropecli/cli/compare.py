@@ -50,9 +50,9 @@ def command(
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
     from ropecli.errors import MethodError
     from ropecli.evaluation.comparison import plan_comparison
-    from ropecli.evaluation.progress import kept_progress, refuse_interrupted, remove_progress
+    from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.sharing import join_workers
+    from ropecli.evaluation.saved_progress import kept_progress, refuse_interrupted, remove_progress
     from ropecli.reporting.figures.style import refuse_unknown_ending
 
     speak_from_first_process()
@@ -148,8 +148,8 @@ def _request(opened, plans, runs) -> dict[str, Any]:
 
 def _give(reports, plot: Path | None, output: Path | None, as_json: bool) -> None:
     from ropecli.cli.terminal import out, print_json
-    from ropecli.evaluation.report import write_report
-    from ropecli.reporting.kinds import draw_reports
+    from ropecli.evaluation.eval_report import write_report
+    from ropecli.reporting.plot_kinds import draw_reports
     from ropecli.reporting.tables import comparison_table
 
     if plot:

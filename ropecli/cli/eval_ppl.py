@@ -46,9 +46,9 @@ def command(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
-    from ropecli.evaluation.progress import refuse_interrupted, remove_progress
+    from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.sharing import join_workers
+    from ropecli.evaluation.saved_progress import refuse_interrupted, remove_progress
 
     speak_from_first_process()
     refuse_outputs(output)
@@ -117,8 +117,8 @@ def _measure(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
     from ropecli.checkpoint.state import read_state
     from ropecli.cli.terminal import warn
     from ropecli.errors import NotFiniteError
-    from ropecli.evaluation.headlines import headlines
-    from ropecli.evaluation.progress import kept_progress
+    from ropecli.evaluation.results import headlines
+    from ropecli.evaluation.saved_progress import kept_progress
 
     with kept_progress(output, _request(run, subject, base), run.workers.rank) as progress:
         report = _measure_one(run, subject, progress, "model")
@@ -166,7 +166,7 @@ def _request(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
 
 def _give(report, output: Path | None, as_json: bool) -> None:
     from ropecli.cli.terminal import out, print_json
-    from ropecli.evaluation.report import write_report
+    from ropecli.evaluation.eval_report import write_report
     from ropecli.reporting.tables import perplexity_table
 
     if output:

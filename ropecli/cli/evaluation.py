@@ -129,7 +129,7 @@ def read_data(
     split: str | None = None,
 ):
     """The documents of `data` that `protocol` can score at these lengths; says how many were left out."""
-    from ropecli.cli.progress import progress_bar
+    from ropecli.cli.progress_bar import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.data.documents import read_documents, special_tokens
     from ropecli.data.sources import read_texts
@@ -172,8 +172,8 @@ def interruptible(output: Path | None) -> Iterator[None]:
     processes ended.
     """
     from ropecli.cli.terminal import warn
-    from ropecli.evaluation.progress import has_progress
-    from ropecli.evaluation.sharing import among_processes
+    from ropecli.evaluation.processes import among_processes
+    from ropecli.evaluation.saved_progress import has_progress
     from ropecli.signals import terminated_by_signals
 
     again = f"Progress is saved beside {output}: run the same command with --resume to continue."
@@ -217,7 +217,7 @@ class Run:
 
     def request(self) -> dict[str, Any]:
         """What must be the same for a run to be gone on with: all that the numbers depend on."""
-        from ropecli.evaluation.report import environment
+        from ropecli.evaluation.eval_report import environment
         from ropecli.live.loading import settle
 
         dtype, device = settle(self.loading["dtype"], self.loading["device"])
@@ -237,7 +237,7 @@ class Run:
     @contextlib.contextmanager
     def scoring(self, progress, switching: Sequence[bool]) -> Iterator[dict[str, Any]]:
         """Options of evaluate_perplexity, while a progress bar stands. switching: of each model or method measured."""
-        from ropecli.cli.progress import progress_bar
+        from ropecli.cli.progress_bar import progress_bar
         from ropecli.cli.terminal import warn
         from ropecli.evaluation.perplexity import count_passes
 
@@ -256,7 +256,7 @@ class Run:
 
     def report(self, checkpoint, spec, rope, model, rows, *, in_memory: bool):
         """spec: the scaling as it was asked for; rope: the one that it gave."""
-        from ropecli.evaluation.report import EvalReport
+        from ropecli.evaluation.eval_report import EvalReport
 
         return EvalReport(
             checkpoint=checkpoint.name,

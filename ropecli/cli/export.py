@@ -16,7 +16,7 @@ def command(
     """Print the command by which an engine serves a checkpoint at its context length, and what it cannot express."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.terminal import err, out, print_json, warn
-    from ropecli.engines.engine import export_checkpoint
+    from ropecli.engines.engine_export import export_checkpoint
 
     export = export_checkpoint(open_checkpoint(checkpoint, revision=revision), engine)
     if as_json:

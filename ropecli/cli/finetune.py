@@ -100,7 +100,7 @@ def _run(opened: "Opened", recipe: "Recipe", output: Path, resume: bool, console
         TimeRemainingColumn,
     )
 
-    from ropecli.evaluation.sharing import among_processes
+    from ropecli.evaluation.processes import among_processes
     from ropecli.training.stages import run_stages
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

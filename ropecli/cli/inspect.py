@@ -70,7 +70,7 @@ def _once(cell: str, columns: int) -> list[str]:
 
 def _print_bound(report: dict[str, Any], named: bool) -> None:
     from ropecli.cli.terminal import out
-    from ropecli.reporting.sentences import window_sentence
+    from ropecli.reporting.theory_sentences import window_sentence
 
     of = f"{report['checkpoint']}: " if named else ""
     out.print(f"{of}{window_sentence(report)}", markup=False)

@@ -92,7 +92,7 @@ def command(
 
 
 def _make_task(request: retrieval.Request, templates, texts, pieces, keys: int) -> Any:
-    from ropecli.cli.progress import progress_bar
+    from ropecli.cli.progress_bar import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.evaluation.retrieval.haystack import read_haystack
     from ropecli.evaluation.retrieval.prompts import Task

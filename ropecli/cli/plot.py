@@ -73,7 +73,7 @@ def command(
     from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import out
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
-    from ropecli.reporting.kinds import STUDY_KINDS, refuse_unknown_kind
+    from ropecli.reporting.plot_kinds import STUDY_KINDS, refuse_unknown_kind
 
     refuse_unknown_kind(kind)
     refuse_unknown_ending(output)
@@ -113,11 +113,10 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, ask
     from ropecli import demo
     from ropecli.cli.terminal import warn
     from ropecli.errors import DataError
-    from ropecli.evaluation.report import EvalReport
-    from ropecli.reporting.kinds import STUDY_KINDS, choose_kind
-    from ropecli.reporting.lines import data_note
-    from ropecli.reporting.metrics import get_metric
-    from ropecli.reporting.reading import read_reports
+    from ropecli.evaluation.eval_report import EvalReport
+    from ropecli.reporting.lines import data_note, get_metric
+    from ropecli.reporting.plot_kinds import STUDY_KINDS, choose_kind
+    from ropecli.reporting.report_files import read_reports
 
     kinds = f"--kind {', '.join(STUDY_KINDS[:-1])} or {STUDY_KINDS[-1]}"
     if asked.named:
@@ -142,7 +141,7 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, asked: _Aske
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.terminal import warn
     from ropecli.errors import DataError, MethodError
-    from ropecli.reporting.kinds import draw_study
+    from ropecli.reporting.plot_kinds import draw_study
 
     if metric is not None:
         raise DataError(f"--metric {metric} is for plots of reports; --kind {kind} has axes of its own. Leave it out.")
@@ -167,7 +166,7 @@ def _default_specs(kind: str, checkpoint, factor: float, at_factor: bool) -> lis
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
-    from ropecli.reporting.kinds import DEFAULT_METHODS
+    from ropecli.reporting.plot_kinds import DEFAULT_METHODS
     from ropecli.scaling.spec import ScalingSpec, check_factor, make_spec
 
     check_factor(factor)

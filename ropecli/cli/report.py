@@ -17,7 +17,7 @@ def command(
     from ropecli.cli.terminal import out
     from ropecli.errors import OutputError
     from ropecli.reporting.page import write_page
-    from ropecli.reporting.reading import read_reports
+    from ropecli.reporting.report_files import read_reports
 
     if output.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"{output} has not the ending of a page, .html.")

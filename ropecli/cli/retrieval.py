@@ -64,7 +64,7 @@ def make_request(
     from ropecli.cli.outputs import refuse_outputs
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process
     from ropecli.errors import MethodError
-    from ropecli.evaluation.retrieval.grid import check_mode
+    from ropecli.evaluation.retrieval.accuracy import check_mode
 
     speak_from_first_process()
     wanted = parse_numbers(lengths, "--lengths", int)
@@ -132,8 +132,8 @@ def run(
 
     Of several processes, the first alone gives it.
     """
-    from ropecli.evaluation.retrieval.pieces import Pieces
-    from ropecli.evaluation.sharing import join_workers
+    from ropecli.evaluation.processes import join_workers
+    from ropecli.evaluation.retrieval.haystack import Pieces
     from ropecli.live.loading import load_tokenizer
 
     scaling.refuse_attention(subject.checkpoint, subject.plan, loading["attn"])
@@ -151,9 +151,9 @@ def run(
 
 
 def _measure(request: Request, subject: scaling.Subject, task, model, workers):
-    from ropecli.cli.progress import progress_bar
+    from ropecli.cli.progress_bar import progress_bar
     from ropecli.cli.terminal import warn
-    from ropecli.evaluation.retrieval.grid import evaluate_retrieval
+    from ropecli.evaluation.retrieval.accuracy import evaluate_retrieval
 
     switching = scaling.patch_in_memory(model, subject.plan)
     prompts = range(len(request.lengths) * len(request.depths) * request.trials)
@@ -174,8 +174,8 @@ def _measure(request: Request, subject: scaling.Subject, task, model, workers):
 
 
 def _report(request: Request, subject: scaling.Subject, source: str, task, model, grid, settings: dict[str, Any]):
-    from ropecli.evaluation.report import RetrievalReport
-    from ropecli.evaluation.retrieval.grid import chance_of
+    from ropecli.evaluation.eval_report import RetrievalReport
+    from ropecli.evaluation.retrieval.accuracy import chance_of
 
     return RetrievalReport(
         checkpoint=subject.checkpoint.name,
@@ -211,13 +211,13 @@ def _report(request: Request, subject: scaling.Subject, source: str, task, model
 
 def _give(request: Request, report) -> None:
     from ropecli.cli.terminal import out, print_json
-    from ropecli.evaluation.report import write_report
+    from ropecli.evaluation.eval_report import write_report
     from ropecli.reporting.tables import retrieval_tables
 
     if request.output:
         write_report(request.output, report.as_json())
     if request.plot:
-        from ropecli.reporting.kinds import draw_reports
+        from ropecli.reporting.plot_kinds import draw_reports
 
         draw_reports([report], request.plot)
     if request.as_json:

@@ -27,7 +27,7 @@ def command(
     from ropecli.checkpoint.inspection import make_study, study_report
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.cli.terminal import out, print_json, warn
-    from ropecli.reporting.theory import theory_tables
+    from ropecli.reporting.theory_tables import theory_tables
 
     opened = open_checkpoint(checkpoint, revision=revision)
     specs = scaling.study_specs(methods, factor, settings, factors_file, original_length)

@@ -71,7 +71,7 @@ def command(
     """
     from ropecli.atomic import refuse_existing
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.cli.progress import progress_bar
+    from ropecli.cli.progress_bar import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
     from ropecli.tuning.request import refuse_request

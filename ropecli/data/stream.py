@@ -10,17 +10,13 @@ from typing import Protocol
 
 import numpy as np
 
-from ropecli.data import layouts
+from ropecli.data import sequence_layouts
 from ropecli.data.documents import special_tokens
-from ropecli.data.draws import generator
-from ropecli.data.identity import source_identity, tokenizer_digest
-from ropecli.data.mixture import Mixture
-from ropecli.data.positions import positions_of, refuse_impossible
-from ropecli.data.selection import Selection, select
-from ropecli.data.sequences import Row, SourceSequences
+from ropecli.data.gapped_positions import positions_of, refuse_impossible
+from ropecli.data.sampling import Mixture, Selection, generator, select
+from ropecli.data.sequences import Row, SourceSequences, none_left, none_long_enough, sentence
 from ropecli.data.sources import TO_TRAIN, Texts, read_texts
-from ropecli.data.store import FORMAT, Store, cache_folder, open_store
-from ropecli.data.wording import none_left, none_long_enough, sentence
+from ropecli.data.token_store import FORMAT, Store, cache_folder, open_store, source_identity, tokenizer_digest
 from ropecli.errors import DataError, RecipeError
 
 
@@ -201,7 +197,7 @@ def _sequences(
     separator: int | None,
     padding: int | None,
 ) -> SourceSequences:
-    least = {"long": length, "packed": layouts.SHORTEST, "concat": 1}[source.sequences]
+    least = {"long": length, "packed": sequence_layouts.SHORTEST, "concat": 1}[source.sequences]
     if not len(store):
         raise DataError(f"{source.data} holds no document.")
     if store.lengths.max() < least:
@@ -232,9 +228,9 @@ def _sequences(
 
 def _lay_out(
     kind: str, selection: Selection, length: int, draw: np.random.Generator, separated: bool
-) -> layouts.Layout:
+) -> sequence_layouts.Layout:
     if kind == "packed":
-        return layouts.pack(selection.lengths, length)
+        return sequence_layouts.pack(selection.lengths, length)
     if kind == "concat":
-        return layouts.concatenate(selection.lengths, length, draw, separated=separated)
-    return layouts.cut_long(selection.lengths, length)
+        return sequence_layouts.concatenate(selection.lengths, length, draw, separated=separated)
+    return sequence_layouts.cut_long(selection.lengths, length)

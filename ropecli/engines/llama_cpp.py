@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.engines.positions import Positions
-from ropecli.engines.table import Case, Engine
+from ropecli.engines.checkpoint_positions import Positions
+from ropecli.engines.engine_table import Case, Engine
 from ropecli.scaling.ntk import ntk_theta
 from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 

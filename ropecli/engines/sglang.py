@@ -12,8 +12,8 @@
 
 from typing import Any
 
-from ropecli.engines.positions import Positions
-from ropecli.engines.table import DROPS_SECTIONS, Case, Engine, with_engine_names
+from ropecli.engines.checkpoint_positions import Positions
+from ropecli.engines.engine_table import DROPS_SECTIONS, Case, Engine, with_engine_names
 
 # Types whose class was read and hands rope_parameters on.
 _HANDED_ON = {"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "granite", "gpt_oss", "internlm2"}

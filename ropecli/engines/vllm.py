@@ -12,8 +12,8 @@
 from typing import Any
 
 from ropecli.config.dialects import Parameters
-from ropecli.engines.positions import Positions
-from ropecli.engines.table import DROPS_SECTIONS, Case, Engine, with_engine_names
+from ropecli.engines.checkpoint_positions import Positions
+from ropecli.engines.engine_table import DROPS_SECTIONS, Case, Engine, with_engine_names
 
 _INTERLEAVED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "helium")
 

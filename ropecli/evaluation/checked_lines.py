@@ -1,8 +1,8 @@
-"""Files of JSON lines, each after its checksum, that a run appends to and a resumed run reads.
+"""Files of JSON lines with checksums, which a run appends to and a resumed run reads.
 
     5b1c9e42 {"part": "model", "document": 0, ...}
 
-A line that is damaged, or that a kill cut short, is skipped: what it held is measured again. The first line, the
+A line that is damaged, or that a kill cut short, is skipped: its document is measured again. The first line, the
 header, says which run the file belongs to, so a file with a damaged header is refused.
 """
 

@@ -1,4 +1,4 @@
-"""Several scaling methods and factors on one model: the weights are loaded once, the rotary tables set in memory."""
+"""Compares scaling methods and factors on one model: the weights are loaded once, each method is patched in memory."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.data.documents import Documents
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.tally import Row
+from ropecli.evaluation.results import Row
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScalingSpec, make_spec
 

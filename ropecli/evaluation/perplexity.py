@@ -10,11 +10,11 @@ import torch
 
 from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError
-from ropecli.evaluation.progress import Progress, Tallies
+from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import YARN_STRIDE, Protocol, Window
+from ropecli.evaluation.results import Row, Tally, summarise
+from ropecli.evaluation.saved_progress import Progress, Tallies
 from ropecli.evaluation.scoring import TokenScorer, refuse_unknown_ids, within_memory
-from ropecli.evaluation.sharing import Workers
-from ropecli.evaluation.tally import Row, Tally, summarise
 from ropecli.live.peak_memory import peak_memory, reset_peak
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
 

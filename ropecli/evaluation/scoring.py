@@ -1,4 +1,4 @@
-"""The negative log-likelihood of tokens: the head applied chunk by chunk, and the decoder too where asked."""
+"""The negative log-likelihood of tokens: the LM head runs chunk by chunk, and the decoder too where asked."""
 
 import contextlib
 from collections.abc import Iterator

@@ -4,10 +4,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ropecli.evaluation.report import Cell, EvalReport, RetrievalReport
-from ropecli.evaluation.tally import Row
-from ropecli.reporting.lines import Line, best_note, best_of, by_checkpoint, data_note, named_lines, numbered, title_of
-from ropecli.reporting.metrics import PPL
+from ropecli.evaluation.eval_report import Cell, EvalReport, RetrievalReport
+from ropecli.evaluation.results import Row
+from ropecli.reporting.lines import (
+    PPL,
+    Line,
+    best_note,
+    best_of,
+    by_checkpoint,
+    data_note,
+    named_lines,
+    numbered,
+    title_of,
+)
 from ropecli.reporting.wording import clean, duration, number, protocol_name, size, told_apart
 from ropecli.tuning.record import TRAINING, Score, TuneReport
 

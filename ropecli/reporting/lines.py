@@ -1,16 +1,71 @@
-"""What a chart draws of perplexity reports: a line each, a baseline once, names that tell them apart, and a metric.
+"""The lines of a chart of perplexity reports: a line for each report, a baseline once, names, and the metric drawn.
 
-Refuses lines of different protocols in one chart: their numbers have different meanings.
+The metric is perplexity, or bits per byte, which is comparable between tokenizers. Refuses lines of different protocols
+in one chart: their numbers have different meanings.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-from ropecli.errors import DataError
-from ropecli.evaluation.report import EvalReport, Measured
-from ropecli.reporting.metrics import AS_GOOD, Metric
-from ropecli.reporting.wording import clean, protocol_name
+from ropecli.errors import DataError, did_you_mean
+from ropecli.evaluation.eval_report import EvalReport, Measured
+from ropecli.evaluation.results import Row
+from ropecli.reporting.wording import clean, number, protocol_name
+
+AS_GOOD = 1 + 1e-5
+"""float32 tells no smaller differences."""
+_MORE_PLACES = 2
+
+
+@dataclass(frozen=True)
+class Metric:
+    """name: as on the command line. axis: with the unit. of: the value of a row, None where it has none.
+
+    interval: the row's 95% interval, None where it has none. logarithmic: how its axis is drawn. places: after the
+    point.
+    """
+
+    name: str
+    axis: str
+    of: Callable[[Row], float | None]
+    interval: Callable[[Row], tuple[float, float] | None]
+    logarithmic: bool
+    places: int
+
+    @property
+    def axis_label(self) -> str:
+        return self.axis + (", logarithmic" if self.logarithmic else "")
+
+    def shown_among(self, values: Iterable[float | None]) -> Callable[[float], str]:
+        """Formats a value with so many places, and up to two more where different values would else look the same."""
+        known = sorted(value for value in values if value is not None)
+        for places in range(self.places, self.places + _MORE_PLACES + 1):
+            if not any(
+                number(low, places) == number(high, places) for low, high in pairwise(known) if high > low * AS_GOOD
+            ):
+                break
+        return lambda value: number(value, places)
+
+
+def _ppl_interval(row: Row) -> tuple[float, float] | None:
+    return None if row.ppl_low is None or row.ppl_high is None else (row.ppl_low, row.ppl_high)
+
+
+PPL = Metric("ppl", "perplexity (lower is better)", lambda row: row.ppl, _ppl_interval, True, 2)
+# no interval: that of perplexity is over tokens, and a document's bytes are not kept
+BITS_PER_BYTE = Metric(
+    "bits-per-byte", "bits per byte (lower is better)", lambda row: row.bits_per_byte, lambda row: None, False, 4
+)
+METRICS = {metric.name: metric for metric in (PPL, BITS_PER_BYTE)}
+
+
+def get_metric(name: str) -> Metric:
+    """Raises DataError for an unknown name."""
+    if name not in METRICS:
+        raise DataError(f"Unknown metric {name!r}. Known: {', '.join(METRICS)}.{did_you_mean(name, METRICS)}")
+    return METRICS[name]
 
 
 @dataclass(frozen=True)
@@ -91,6 +146,23 @@ def best_note(reports: Sequence[EvalReport]) -> str:
     return "the best among those of the same tokens and protocol" if several else "the best"
 
 
+def best_of(reports: Sequence[EvalReport], length: int, metric: Metric) -> set[int]:
+    """Which reports, by index, are the best at a length among those of the same tokens and protocol; of two or more."""
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for index, report in enumerate(reports):
+        for row in report.rows:
+            value = metric.of(row)
+            if row.length == length and value is not None:
+                values.setdefault(comparable(report), {})[index] = value
+    return {
+        index
+        for group in values.values()
+        if len(group) > 1
+        for index, value in group.items()
+        if value <= min(group.values()) * AS_GOOD
+    }
+
+
 def windows_of(reports: Iterable[Measured]) -> list[int]:
     """The pretraining windows, tokens, ascending."""
     return sorted({report.original_max_position_embeddings for report in reports})
@@ -145,6 +217,14 @@ def _with_methods(lines: Sequence[Line]) -> list[Line]:
     return [replace(line, method=method) for line, method in zip(lines, methods, strict=True)]
 
 
+_DIFFERENCES: dict[str, Callable[[Any], str]] = {
+    "checkpoint": lambda report: clean(report.checkpoint, 40),
+    "label": lambda report: report.label,
+    "protocol": protocol_name,
+    "data": lambda report: f"data {clean(report.source, 30)} {report.fingerprint[:6]}",
+}
+
+
 def _names(lines: Sequence[Line]) -> list[str]:
     """Method and factor, and before or after them whatever else is not the same for all."""
     reports = [line.report for line in lines]
@@ -167,28 +247,3 @@ def numbered(names: Iterable[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         unlike.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return unlike
-
-
-_DIFFERENCES: dict[str, Callable[[Any], str]] = {
-    "checkpoint": lambda report: clean(report.checkpoint, 40),
-    "label": lambda report: report.label,
-    "protocol": protocol_name,
-    "data": lambda report: f"data {clean(report.source, 30)} {report.fingerprint[:6]}",
-}
-
-
-def best_of(reports: Sequence[EvalReport], length: int, metric: Metric) -> set[int]:
-    """Which reports, by index, are the best at a length among those of the same tokens and protocol; of two or more."""
-    values: dict[tuple[str, str], dict[int, float]] = {}
-    for index, report in enumerate(reports):
-        for row in report.rows:
-            value = metric.of(row)
-            if row.length == length and value is not None:
-                values.setdefault(comparable(report), {})[index] = value
-    return {
-        index
-        for group in values.values()
-        if len(group) > 1
-        for index, value in group.items()
-        if value <= min(group.values()) * AS_GOOD
-    }

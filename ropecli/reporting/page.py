@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli.atomic import new_file
 from ropecli.errors import DataError
-from ropecli.evaluation.report import EvalReport, RetrievalReport
+from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
 from ropecli.reporting import cells
-from ropecli.reporting.kinds import KINDS
-from ropecli.reporting.lines import data_note, named_lines
-from ropecli.reporting.metrics import METRICS, PPL
-from ropecli.reporting.reading import Report
+from ropecli.reporting.lines import METRICS, PPL, data_note, named_lines
+from ropecli.reporting.plot_kinds import KINDS
+from ropecli.reporting.report_files import Report
 from ropecli.reporting.wording import HEADLINES_NOTE, PROTOCOLS_IN_WORDS, clean, headline_sentence, protocol_name
 from ropecli.tuning.record import TuneReport
 

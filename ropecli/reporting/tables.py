@@ -8,7 +8,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ropecli.evaluation.report import EvalReport, RetrievalReport
+from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
 from ropecli.reporting import cells
 from ropecli.reporting.wording import HEADLINES_NOTE, clean, headline_sentence, protocol_name
 from ropecli.tuning.record import TRAINING, TuneReport

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.headlines import Headline
-    from ropecli.evaluation.report import EvalReport
+    from ropecli.evaluation.eval_report import EvalReport
+    from ropecli.evaluation.results import Headline
 
 LONGEST_NAME = 80
 

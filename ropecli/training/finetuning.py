@@ -17,7 +17,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import Carrier
 from ropecli.data import sources
-from ropecli.data.positions import refuse_impossible
+from ropecli.data.gapped_positions import refuse_impossible
 from ropecli.data.stream import Stream, open_stream
 from ropecli.errors import DataError
 from ropecli.evaluation.scoring import refuse_unknown_ids

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ropecli.data.documents import Documents
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.saved_progress import Progress
 from ropecli.tuning.record import Score
 
 if TYPE_CHECKING:

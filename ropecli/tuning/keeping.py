@@ -16,7 +16,7 @@ from typing import Any
 from ropecli.atomic import is_partial
 from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluation.checked_lines import appending, read_lines
-from ropecli.evaluation.progress import Progress, kept_progress, refuse_interrupted, remove_progress
+from ropecli.evaluation.saved_progress import Progress, kept_progress, refuse_interrupted, remove_progress
 from ropecli.tuning.record import Point, Score
 
 _POINTS = "points.jsonl"

@@ -13,8 +13,8 @@ from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
 from ropecli.config.fields import section_of
 from ropecli.errors import MethodError, PatchError
+from ropecli.evaluation.eval_report import environment
 from ropecli.evaluation.protocols import Protocol
-from ropecli.evaluation.report import environment
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_model, load_tokenizer, settle, vocabulary_mismatch
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec

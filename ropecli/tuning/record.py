@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Interval, Len
 
-from ropecli.evaluation.report import Factor
-from ropecli.evaluation.tally import Amount, Count, Tokens
+from ropecli.evaluation.eval_report import Factor
+from ropecli.evaluation.results import Amount, Count, Tokens
 from ropecli.scaling.spec import label_of
 
 if TYPE_CHECKING:

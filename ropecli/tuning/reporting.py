@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ropecli.checkpoint.files import FACTORS, TUNING
-from ropecli.evaluation.report import environment
+from ropecli.evaluation.eval_report import environment
 from ropecli.tuning.record import Point, Score, TuneReport
 from ropecli.tuning.run import Tuned
 

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ropecli.analysis.granularity import granularity
-from ropecli.analysis.images import closest_images, distance_to_old_images
+from ropecli.analysis.granularity import closest_images, distance_to_old_images, granularity
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ropecli.analysis.precision import float32_angle_error
+from ropecli.analysis.wavelengths import float32_angle_error
 from ropecli.config.encoding import native_parameters
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale

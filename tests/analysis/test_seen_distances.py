@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ropecli.analysis.distances import largest_distance, seen_distances
+from ropecli.analysis.score import largest_distance, seen_distances
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale

@@ -33,7 +33,7 @@ def source(llama, tmp_path) -> Path:
 @pytest.fixture
 def stopping(monkeypatch):
     """with stopping(after, number): a signal comes when so many documents are measured; Ctrl-C, or the given one."""
-    from ropecli.evaluation.progress import Progress
+    from ropecli.evaluation.saved_progress import Progress
 
     @contextlib.contextmanager
     def stop(after: int, number: int = signal.SIGINT) -> Iterator[None]:

@@ -63,7 +63,7 @@ def test_a_stopped_comparison_is_gone_on_with(compare, measured, monkeypatch, tm
     """Within the second checkpoint: 4 documents, 3 methods, 2 checkpoints."""
     after = 14
     from ropecli.evaluation import perplexity
-    from ropecli.evaluation.progress import Progress
+    from ropecli.evaluation.saved_progress import Progress
 
     add, left = Progress.add, [after]
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from ropecli.reporting.kinds import DEFAULT_METHODS, STUDY_KINDS
+from ropecli.reporting.plot_kinds import DEFAULT_METHODS, STUDY_KINDS
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,7 @@ def test_the_end_of_another_process_is_one_message(commands, name):
     ],
 )
 def test_other_errors_are_no_lost_process(monkeypatch, text):
-    from ropecli.evaluation.sharing import among_processes
+    from ropecli.evaluation.processes import among_processes
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match=re.escape(text)), among_processes("Start again."):
@@ -91,9 +91,9 @@ def test_a_signal_ends_an_evaluation_as_ctrl_c_does(ropecli, commands, stopping,
 
 
 def test_a_signal_ends_a_command_without_progress_quietly(ropecli, commands, monkeypatch, tmp_path):
-    from ropecli.evaluation.retrieval import grid
+    from ropecli.evaluation.retrieval import accuracy
 
-    monkeypatch.setattr(grid, "_ask", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(accuracy, "_ask", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
     outcome = ropecli(*commands["passkey"])
     assert (outcome.code, outcome.out) == (143, "")
     assert outcome.err.strip().count("\n") == 0  # the warning about the tokenizer

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ropecli.data.store import Store
+from ropecli.data.token_store import Store
 
 STEP = 1000
 """Document d, token t is d * STEP + t."""

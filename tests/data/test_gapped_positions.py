@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropecli.data.positions import positions_of, refuse_impossible
+from ropecli.data.gapped_positions import positions_of, refuse_impossible
 from ropecli.errors import RecipeError
 
 both = pytest.mark.parametrize("kind", ["pose", "randomized"])

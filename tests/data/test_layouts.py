@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropecli.data.layouts import SHORTEST, concatenate, cut_long, pack
+from ropecli.data.sequence_layouts import SHORTEST, concatenate, cut_long, pack
 
 lengths_of_documents = st.lists(st.integers(1, 40), max_size=30).map(lambda lengths: np.array(lengths, dtype=np.int64))
 lengths_of_sequences = st.integers(2, 17)

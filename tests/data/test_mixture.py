@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropecli.data.mixture import BLOCK, Mixture
+from ropecli.data.sampling import BLOCK, Mixture
 
 
 def test_every_block_holds_the_shares_exactly():

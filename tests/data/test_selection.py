@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropecli.data.selection import select
+from ropecli.data.sampling import select
 
 LENGTHS = np.random.default_rng(0).integers(1, 200, 4000)
 some_lengths = st.lists(st.integers(0, 50), max_size=40).map(lambda lengths: np.array(lengths, dtype=np.int64))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ropecli.data.layouts import concatenate, cut_long, pack
-from ropecli.data.selection import select
+from ropecli.data.sampling import select
+from ropecli.data.sequence_layouts import concatenate, cut_long, pack
 from ropecli.data.sequences import UNSCORED, SourceSequences
 
 LENGTHS = (9, 8, 23, 1, 4, 5, 31, 3)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropecli.data.layouts import concatenate, cut_long, pack
-from ropecli.data.positions import positions_of
-from ropecli.data.selection import select
+from ropecli.data.gapped_positions import positions_of
+from ropecli.data.sampling import select
+from ropecli.data.sequence_layouts import concatenate, cut_long, pack
 from ropecli.data.sequences import UNSCORED, SourceSequences
 
 END = 999_999

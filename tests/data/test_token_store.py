@@ -7,9 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from ropecli.data import store as stores
-from ropecli.data.identity import source_identity, tokenizer_digest
-from ropecli.data.store import Store, cache_folder, open_store
+from ropecli.data import token_store as stores
+from ropecli.data.token_store import Store, cache_folder, open_store, source_identity, tokenizer_digest
 from ropecli.errors import OutputError
 
 TEXTS = [("a", "ba de fi go ku " * 40), ("b", ""), ("c", "ku go " * 25), ("d", "de")]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from letters import Letters, texts
 
-from ropecli.data.store import open_store
+from ropecli.data.token_store import open_store
 from ropecli.errors import OutputError
 
 
 def started(code):
     """A process in which `open_store`, `Letters` and `texts` are there."""
-    names = "from letters import Letters, texts\nfrom ropecli.data.store import open_store\n"
+    names = "from letters import Letters, texts\nfrom ropecli.data.token_store import open_store\n"
     return subprocess.Popen(
         [sys.executable, "-c", names + code],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},

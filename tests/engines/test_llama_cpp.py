@@ -154,7 +154,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def command_of(checkpoint) -> str:
-    from ropecli.engines.engine import export_checkpoint
+    from ropecli.engines.engine_export import export_checkpoint
 
     return export_checkpoint(checkpoint, "llama.cpp").command
 

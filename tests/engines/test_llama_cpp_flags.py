@@ -6,7 +6,7 @@ import shlex
 import numpy as np
 import pytest
 
-from ropecli.engines.engine import export_checkpoint
+from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import PatchError
 
 WINDOW, TARGET = 256, 1024

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from ropecli.engines.engine import ENGINES, export_checkpoint
+from ropecli.engines.engine_export import ENGINES, export_checkpoint
 from ropecli.errors import PatchError
 
 WINDOW, TARGET = 256, 1024

@@ -7,7 +7,7 @@ import shlex
 import numpy as np
 import pytest
 
-from ropecli.engines.engine import export_checkpoint
+from ropecli.engines.engine_export import export_checkpoint
 from ropecli.scaling.yarn import by_parts
 
 WINDOW, TARGET = 256, 1024

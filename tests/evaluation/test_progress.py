@@ -5,8 +5,8 @@ import pytest
 from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluation import perplexity
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.progress import kept_progress
-from ropecli.evaluation.sharing import Workers
+from ropecli.evaluation.processes import Workers
+from ropecli.evaluation.saved_progress import kept_progress
 
 ASKED = {"protocol": "sliding", "lengths": [24, 64], "data": "abc", "factor": 4.0, "baseline": None}
 LENGTHS = [24, 64]

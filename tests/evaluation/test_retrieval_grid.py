@@ -5,12 +5,9 @@ import pytest
 
 from ropecli.demo import FOLDER
 from ropecli.errors import DataError, MethodError, RopecliError
-from ropecli.evaluation.retrieval.generation import generate_answer
-from ropecli.evaluation.retrieval.grid import evaluate_retrieval
-from ropecli.evaluation.retrieval.haystack import read_haystack
-from ropecli.evaluation.retrieval.pieces import Pieces
+from ropecli.evaluation.retrieval.accuracy import evaluate_retrieval, generate_answer, rank_answers
+from ropecli.evaluation.retrieval.haystack import Pieces, read_haystack
 from ropecli.evaluation.retrieval.prompts import Task
-from ropecli.evaluation.retrieval.ranking import rank_answers
 from ropecli.evaluation.retrieval.templates import STYLES
 
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from ropecli.errors import DataError, MethodError
-from ropecli.evaluation.retrieval.haystack import read_haystack, repeated
-from ropecli.evaluation.retrieval.keys import draw_keys, numbers_in
-from ropecli.evaluation.retrieval.pieces import Pieces
-from ropecli.evaluation.retrieval.prompts import Task
+from ropecli.evaluation.retrieval.haystack import Pieces, read_haystack, repeated
+from ropecli.evaluation.retrieval.prompts import Task, draw_keys, numbers_in
 from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER, STYLES, Templates, choose_templates
 
 

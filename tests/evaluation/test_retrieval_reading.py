@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ropecli.evaluation.retrieval import reading
-from ropecli.evaluation.retrieval.reading import PromptReader
+from ropecli.evaluation.retrieval import prompt_reader
+from ropecli.evaluation.retrieval.prompt_reader import PromptReader
 
 ARCHITECTURES = {
     "llama": {"head_dim": 32},
@@ -43,8 +43,8 @@ def test_both_ways_give_what_a_plain_pass_gives(build, loaded, expected, name, m
     folder = build(name, **ARCHITECTURES[name])
     model, wanted = loaded(folder), expected(folder)
     for chunk, at_once in ((None, 2**31), (7, 2**31), (90, 1)):
-        monkeypatch.setattr(reading, "_COPIED_AT_ONCE", at_once)
-        monkeypatch.setattr(reading, "_TOKENS_AT_ONCE", at_once)
+        monkeypatch.setattr(prompt_reader, "_COPIED_AT_ONCE", at_once)
+        monkeypatch.setattr(prompt_reader, "_TOKENS_AT_ONCE", at_once)
         reader = PromptReader(model, TOKENS, chunk=chunk)
         whole = reader.log_probabilities(IDS, ANSWERS)
         reader.settle(IDS)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ropecli.data.documents import Document, Documents, SpecialTokens
 from ropecli.errors import RopecliError
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.tally import Tally, paired_change, summarise
+from ropecli.evaluation.results import Tally, paired_change, summarise
 
 EDGES = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
 

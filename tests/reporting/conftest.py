@@ -4,8 +4,8 @@ import pytest
 @pytest.fixture
 def report():
     """report(ppl at 256, at 512, at 1024, method=..., ...) -> an EvalReport with these numbers."""
-    from ropecli.evaluation.report import EvalReport
-    from ropecli.evaluation.tally import Bucket, Row
+    from ropecli.evaluation.eval_report import EvalReport
+    from ropecli.evaluation.results import Bucket, Row
 
     def make(*ppls, method="none", factor=1.0, params=None, checkpoint="folder", source="demo"):
         import math
@@ -57,8 +57,7 @@ def with_baseline(report):
     """A report with a baseline, a cost of 0% to 2% and a gain, as EvalReports hold them."""
     from dataclasses import replace
 
-    from ropecli.evaluation.headlines import Headline
-    from ropecli.evaluation.tally import Change
+    from ropecli.evaluation.results import Change, Headline
 
     cost = Headline("short-context cost", 256, 256, Change(0.012, 0.003, 0.02))
     gain = Headline("long-context gain", 1024, 256, Change(-0.072, -0.114, -0.037))
@@ -69,7 +68,7 @@ def with_baseline(report):
 @pytest.fixture
 def retrieval():
     """retrieval({(length, depth): hits of 4, ...}, method=..., ...) -> a RetrievalReport."""
-    from ropecli.evaluation.report import Cell, RetrievalReport
+    from ropecli.evaluation.eval_report import Cell, RetrievalReport
 
     def make(hits, method="none", factor=1.0, checkpoint="folder", source="demo", window=256, task="passkey"):
         return RetrievalReport(
@@ -98,7 +97,7 @@ def retrieval():
 @pytest.fixture
 def written(tmp_path):
     """written(report or list of them, name=...) -> the JSON file that holds it."""
-    from ropecli.evaluation.report import write_report
+    from ropecli.evaluation.eval_report import write_report
 
     def write(reports, name="report.json"):
         value = [one.as_json() for one in reports] if isinstance(reports, list) else reports.as_json()

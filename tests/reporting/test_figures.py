@@ -8,12 +8,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ropecli.analysis.images import closest_images, distance_to_old_images
+from ropecli.analysis.granularity import closest_images, distance_to_old_images
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.decay import chosen_pairs
-from ropecli.reporting.kinds import KINDS, STUDY_KINDS, choose_kind, draw_study
-from ropecli.reporting.metrics import BITS_PER_BYTE
+from ropecli.reporting.figures.decay_plot import chosen_pairs
+from ropecli.reporting.lines import BITS_PER_BYTE
+from ropecli.reporting.plot_kinds import KINDS, STUDY_KINDS, choose_kind, draw_study
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 

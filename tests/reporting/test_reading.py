@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ropecli.errors import DataError
-from ropecli.reporting.reading import read_reports
+from ropecli.reporting.report_files import read_reports
 from ropecli.tuning.record import Score
 
 
@@ -20,7 +20,7 @@ def test_reports_come_back_as_they_were(report, with_baseline, retrieval, tuning
 
 
 def test_what_the_tuning_writes_is_read_with_what_overflowed(tuning, tmp_path):
-    from ropecli.evaluation.report import write_report
+    from ropecli.evaluation.eval_report import write_report
     from ropecli.tuning.reporting import files_of
 
     run = tuning("heads")

@@ -25,7 +25,7 @@ def judge(documents):
     """judge(documents=3, progress=...) -> a judge by the first so many of them."""
     from dataclasses import replace
 
-    from ropecli.evaluation.progress import Progress
+    from ropecli.evaluation.saved_progress import Progress
     from ropecli.tuning.judge import Judge
 
     def make(

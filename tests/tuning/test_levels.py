@@ -11,8 +11,8 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import NotFiniteError
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.saved_progress import Progress
 from ropecli.scaling.spec import make_spec
 from ropecli.tuning.judge import Judge
 from ropecli.tuning.proof import difference, logits_of

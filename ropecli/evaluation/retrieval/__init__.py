@@ -1,6 +1,5 @@
-"""A key hidden in a long text, and whether a model finds it: `passkey` and `needle`.
+"""Retrieval tasks: a key hidden in a long text, and whether a model finds it (`passkey`, `needle`).
 
-templates.py the words · haystack.py the text between · keys.py what is hidden · prompts.py all of it, exact to the
-token · reading.py one pass over a prompt and what may follow it · ranking.py, generation.py the two ways to ask ·
-grid.py lengths × depths × trials.
+templates.py the wording · haystack.py the text around the key · prompts.py keys and prompts, exact to the token ·
+prompt_reader.py one pass over a prompt and what may follow it · accuracy.py lengths × depths × trials, in two modes.
 """

@@ -1,24 +1,32 @@
-"""One prompt of exactly N tokens, its answer included: special tokens, introduction, text with needles, question.
+"""Builds prompts of exactly N tokens, answer included: special tokens, introduction, text with needles, question.
 
-Every piece is tokenized by itself, so that the tokens of a needle are whole and its place is exact; the text between
-is cut between two tokens. Pure: the same task, length, depth and seed give the same prompt to every model with the
-same tokenizer.
+The keys are random numbers of five digits. Every piece is tokenized by itself, so that the tokens of a needle are whole
+and its place is exact; the text between is cut between two tokens. Pure: the same task, length, depth and seed give the
+same prompt to every model with the same tokenizer.
 """
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import cache
+from itertools import chain, islice
 
 import numpy as np
 
 from ropecli.errors import DataError
-from ropecli.evaluation.retrieval.haystack import Haystack
-from ropecli.evaluation.retrieval.keys import draw_keys, numbers_in
-from ropecli.evaluation.retrieval.pieces import Pieces, Tokens, common_beginning
+from ropecli.evaluation.retrieval.haystack import Haystack, Pieces, Tokens, common_beginning
 from ropecli.evaluation.retrieval.templates import Templates
 
 _DEPTH_STEPS = 10**6
+_LOWEST_KEY, _HIGHEST_KEY = 10_000, 99_999
+KEY_COUNT = _HIGHEST_KEY - _LOWEST_KEY + 1
+_SAMPLE = 32
+"""Keys whose forms are compared, to find the commonest."""
+_TRIES = 10_000
+"""Keys looked at for that form, before others are taken."""
+_NUMBER = re.compile("(?=([1-9][0-9]{4}))")
 
 
 @dataclass(frozen=True)
@@ -166,3 +174,33 @@ class _Draft:
             ids += needle
         ids += text[read:].tolist()
         return np.array(ids, dtype=np.int64), at
+
+
+def numbers_in(text: str) -> set[str]:
+    """All keys that stand anywhere in the text, as parts of longer numbers too."""
+    return set(_NUMBER.findall(text))
+
+
+def draw_keys(rng: np.random.Generator, taken: set[str], form_of: Callable[[str], Hashable]) -> Iterator[str]:
+    """Different keys, none of them `taken`, in an order that does not depend on how many are drawn.
+
+    form_of: what is to be alike in all, as the number of tokens: log-probabilities are then of sequences of the same
+    length. The commonest form comes first, and others where the tokenizer has not enough numbers of that form. Raises
+    DataError once no number is left.
+    """
+    form_of = cache(form_of)
+    free = (key for key in map(str, (_LOWEST_KEY + rng.permutation(KEY_COUNT)).tolist()) if key not in taken)
+    sample = list(islice(free, _SAMPLE))
+    common = Counter(map(form_of, sample)).most_common(1)[0][0] if sample else None
+    others = []
+    for key in chain(sample, islice(free, _TRIES)):
+        if form_of(key) == common:
+            yield key
+        else:
+            others.append(key)
+    yield from others
+    yield from free
+    raise DataError(
+        f"Too few numbers of five digits are free for keys: {len(taken)} of {KEY_COUNT} stand in the text that is to "
+        "hide them. Give another --data, shorter --lengths or fewer --candidates."
+    )

@@ -1,7 +1,7 @@
-"""The words around a key: introduction, needle and question, of the tasks that are built in and of the user's own.
+"""The wording of a retrieval task: introduction, needle and question, built in or given by the user.
 
-A needle stands on a line of its own; the question is the last line, which the key completes. Refuses templates that
-hide no key, that give it away, or that do not tell several needles apart.
+A needle is a line of its own; the question is the last line, which the key completes. Refuses templates that hide no
+key, that give it away, or that do not tell several needles apart.
 """
 
 from dataclasses import dataclass

@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ropecli.evaluation.report import RetrievalReport
+from ropecli.evaluation.eval_report import RetrievalReport
 from ropecli.reporting.cells import pivot
 from ropecli.reporting.figures import style
-from ropecli.reporting.lines import numbered, windows_of
-from ropecli.reporting.metrics import PPL, Metric
+from ropecli.reporting.lines import PPL, Metric, numbered, windows_of
 from ropecli.reporting.wording import clean
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
-"""What a table of an engine holds: Engine, Case, and what several tables share."""
+"""The form of an engine's table (EngineTable, Case), and what several tables share."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ropecli.config.dialects import Parameters
-from ropecli.engines.positions import Positions
+from ropecli.engines.checkpoint_positions import Positions
 from ropecli.scaling.yarn import yarn_attention_factor
 
 

@@ -1,7 +1,7 @@
-"""How documents fill sequences of one length: from the documents' lengths alone, as pieces of documents.
+"""Lays out documents in sequences of one length, from the documents' lengths alone.
 
-long: consecutive sequences out of documents of at least a sequence; what is left at a document's end is left out.
-concat: documents in a seeded order one after the other, cut wherever a sequence is full, also over their borders.
+long: consecutive sequences from documents of at least a sequence; the rest of a document is skipped.
+concat: documents in a seeded order one after the other, cut wherever a sequence is full, also across documents.
 packed: documents longer than a sequence are cut into sequences; these and the rest are packed whole, each into the
 sequence where the least room is left, longest first (best-fit decreasing: Ding et al. 2024, arXiv:2404.10830,
 section 3). Room that nothing fits is padded.

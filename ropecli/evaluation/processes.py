@@ -1,4 +1,4 @@
-"""Several processes, started by `accelerate launch` or torchrun, that share one evaluation's documents."""
+"""Shares the documents of an evaluation between processes started by `accelerate launch` or torchrun."""
 
 import contextlib
 import os

@@ -1,27 +1,37 @@
-"""Lengths × depths × trials: how often a model finds the key in each cell."""
+"""Measures how often a model finds the key: lengths × depths × trials.
+
+mode rank: the true key is ranked among other candidates by its log-probability. Works for every causal LM, however
+small or untaught. The other candidates are keys of the same form: those of the other needles in the prompt, and some
+that appear nowhere in it. They have as many tokens as the true key, so that sums of log-probabilities are comparable.
+Where a tokenizer has too few such numbers, sums over different numbers of tokens are compared. A tie counts against
+the true key.
+
+mode generate: the model writes the key greedily. It is compared with the beginning of the answer, white space aside. A
+digit after the key makes it another number.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import TYPE_CHECKING
+from itertools import islice, product
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ropecli.errors import MethodError, did_you_mean
-from ropecli.evaluation.report import Cell
-from ropecli.evaluation.retrieval import keys
-from ropecli.evaluation.retrieval.generation import generate_answer
-from ropecli.evaluation.retrieval.prompts import Prompt, Task
-from ropecli.evaluation.retrieval.ranking import Found, rank_answers
-from ropecli.evaluation.retrieval.reading import PromptReader
+from ropecli.errors import MethodError, RopecliError, did_you_mean
+from ropecli.evaluation.eval_report import Cell
+from ropecli.evaluation.processes import Workers
+from ropecli.evaluation.retrieval.haystack import Pieces
+from ropecli.evaluation.retrieval.prompt_reader import PromptReader
+from ropecli.evaluation.retrieval.prompts import KEY_COUNT, Prompt, Task
 from ropecli.evaluation.scoring import refuse_unknown_ids, within_memory
-from ropecli.evaluation.sharing import Workers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MODES = ("rank", "generate")
+_MORE = 4
+"""Tokens beyond the key's own, for white space or a key put in other tokens: these stand beyond the length."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,14 @@ class Grid:
     once: bool
 
 
+class Found(NamedTuple):
+    """One trial. rank: of the true key, 1 the first. margin: its log-probability less the best other's, nats."""
+
+    hit: bool
+    rank: int | None = None
+    margin: float | None = None
+
+
 def check_mode(mode: str) -> None:
     """Raises MethodError for an unknown mode."""
     if mode not in MODES:
@@ -44,7 +62,7 @@ def check_mode(mode: str) -> None:
 
 def chance_of(task: Task, mode: str) -> float:
     """Accuracy of a blind guess: one of the candidates, or any key of five digits."""
-    return 1 / task.candidates if mode == "rank" else 1 / keys.COUNT
+    return 1 / task.candidates if mode == "rank" else 1 / KEY_COUNT
 
 
 def evaluate_retrieval(
@@ -111,3 +129,32 @@ def _cell(length: int, depth: float, found: Sequence[Found]) -> Cell:
         margin=float(np.mean(margins)) if margins else None,
         found=tuple(one.hit for one in found),
     )
+
+
+def rank_answers(reader: PromptReader, prompt: Prompt) -> Found:
+    """Raises RopecliError for a log-probability that is not finite."""
+    values = reader.log_probabilities(prompt.ids, prompt.answers)
+    if not np.isfinite(values).all():
+        tokens = len(prompt.ids) + len(prompt.answers[0])
+        raise RopecliError(
+            f"A log-probability is not finite at length {tokens}: the model overflows there. Another --dtype may help."
+        )
+    true, others = values[0], values[1:]
+    rank = 1 + int((others >= true).sum())
+    return Found(rank == 1, rank, float(true - others.max()))
+
+
+def generate_answer(reader: PromptReader, pieces: Pieces, prompt: Prompt) -> Found:
+    """Whether the answer begins with the key and goes on with no digit, or not at all. Stops once that is decided."""
+    # what is left of the question where the tokenizer joins its end with the key belongs to the answer
+    key = pieces.text(prompt.answers[0]).strip()
+    tokens: list[int] = []
+    said = ""
+    for token in islice(reader.greedy(prompt.ids), len(prompt.answers[0]) + _MORE):
+        tokens.append(token)
+        said = pieces.text(tokens).lstrip()
+        if said.startswith(key) and said != key:
+            return Found(not said[len(key)].isdigit())
+        if not key.startswith(said.rstrip()):
+            break
+    return Found(said == key)

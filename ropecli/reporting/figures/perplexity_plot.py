@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ropecli.errors import DataError
-from ropecli.evaluation.report import EvalReport
+from ropecli.evaluation.eval_report import EvalReport
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import (
+    PPL,
     Line,
+    Metric,
     best_note,
     best_of,
     by_checkpoint,
@@ -19,7 +21,6 @@ from ropecli.reporting.lines import (
     window_marks,
     windows_of,
 )
-from ropecli.reporting.metrics import PPL, Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

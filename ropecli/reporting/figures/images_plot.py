@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ropecli.analysis.images import closest_images, distance_to_old_images, helix
+from ropecli.analysis.granularity import closest_images, distance_to_old_images, helix
 from ropecli.checkpoint.inspection import Study
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.pairs import remapping_notes, subject
+from ropecli.reporting.figures.pairs_plot import remapping_notes, subject
 from ropecli.reporting.wording import clean
 from ropecli.scaling.spec import ScaledRope
 

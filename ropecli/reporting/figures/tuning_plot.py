@@ -10,7 +10,7 @@ import numpy as np
 from ropecli.errors import DataError
 from ropecli.reporting.cells import OVERFLOW, of_same_tokens, ppl_of, ppl_words, subject_of, tuning_names
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.pairs import X_LABEL
+from ropecli.reporting.figures.pairs_plot import X_LABEL
 from ropecli.reporting.wording import clean, number
 from ropecli.tuning.record import TRAINING, LayerGains, Score, TuneReport
 

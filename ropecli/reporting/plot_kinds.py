@@ -1,4 +1,4 @@
-"""The kinds of plot: which function draws each, of what, and which one suits given reports."""
+"""The kinds of plot: which function draws each, from what, and which one suits the given reports."""
 
 import importlib
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, did_you_mean
-from ropecli.evaluation.report import EvalReport, RetrievalReport
-from ropecli.reporting.metrics import PPL, Metric
-from ropecli.reporting.reading import Report
+from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
+from ropecli.reporting.lines import PPL, Metric
+from ropecli.reporting.report_files import Report
 from ropecli.tuning.record import TuneReport
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _MOST_LINES = 8
 
 @dataclass(frozen=True)
 class Kind:
-    """wants: the class of report. module, function: of report.figures. metrics: whether it follows --metric."""
+    """wants: the class of report. module, function: of reporting.figures. metrics: whether it follows --metric."""
 
     wants: type
     module: str
@@ -36,21 +36,21 @@ class Kind:
 
 
 KINDS = {
-    "perplexity": Kind(EvalReport, "perplexity", "draw_perplexity", metrics=True),
-    "context": Kind(EvalReport, "perplexity", "draw_context"),
-    "comparison": Kind(EvalReport, "perplexity", "draw_comparison", metrics=True),
-    "retrieval": Kind(RetrievalReport, "retrieval", "draw_retrieval"),
-    "tuning": Kind(TuneReport, "tuning", "draw_tuning"),
-    "gains": Kind(TuneReport, "tuning", "draw_gains"),
-    "tuned-frequencies": Kind(TuneReport, "pairs", "draw_tuned_frequencies"),
+    "perplexity": Kind(EvalReport, "perplexity_plot", "draw_perplexity", metrics=True),
+    "context": Kind(EvalReport, "perplexity_plot", "draw_context"),
+    "comparison": Kind(EvalReport, "perplexity_plot", "draw_comparison", metrics=True),
+    "retrieval": Kind(RetrievalReport, "retrieval_plot", "draw_retrieval"),
+    "tuning": Kind(TuneReport, "tuning_plot", "draw_tuning"),
+    "gains": Kind(TuneReport, "tuning_plot", "draw_gains"),
+    "tuned-frequencies": Kind(TuneReport, "pairs_plot", "draw_tuned_frequencies"),
 }
 _ABF = {"abf": {"beta": 50.0}}
 _STUDY_MODULES = {
-    "wavelengths": "pairs",
-    "decay": "decay",
-    "helix": "images",
-    "frequencies": "pairs",
-    "tradeoff": "images",
+    "wavelengths": "pairs_plot",
+    "decay": "decay_plot",
+    "helix": "images_plot",
+    "frequencies": "pairs_plot",
+    "tradeoff": "images_plot",
 }
 DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "wavelengths": {"linear": {}, "ntk": {}, "yarn": {}, "llama3": {}},

@@ -1,4 +1,4 @@
-"""Renders an engine's table for a checkpoint, as a command and sentences."""
+"""Renders an engine's table for a checkpoint: a command, and sentences about what the engine does differently."""
 
 import json
 import shlex
@@ -8,8 +8,8 @@ from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.engines import llama_cpp, sglang, vllm
-from ropecli.engines.positions import Positions, read_positions
-from ropecli.engines.table import Case
+from ropecli.engines.checkpoint_positions import Positions, read_positions
+from ropecli.engines.engine_table import Case
 from ropecli.errors import MethodError, PatchError, did_you_mean
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint's positions as an engine gets to know them: the written parameters and the context length."""
+"""A checkpoint's positions as an engine is told them: the written RoPE parameters and the context length."""
 
 import math
 import shlex

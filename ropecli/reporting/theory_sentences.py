@@ -1,4 +1,4 @@
-"""What the quantities mean for a checkpoint and a target, in plain words; nothing that they do not say."""
+"""What the quantities of `ropecli theory` mean for a checkpoint and a target, in plain words."""
 
 import math
 from collections.abc import Sequence

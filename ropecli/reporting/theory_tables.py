@@ -1,7 +1,7 @@
-"""What `ropecli theory` shows in the terminal, of the report that checkpoint.study makes: tables, and sentences.
+"""The terminal output of `ropecli theory`: tables and sentences, from the report of checkpoint/inspection.py.
 
-The methods stand in YaRN's general form f(x, g(m), h(θ_d)) (arXiv:2309.00071, eq. 12); the borders of the bands, 32
-and 1 turns, are its beta_fast and beta_slow (section 3.2).
+The methods appear in YaRN's general form f(x, g(m), h(θ_d)) (arXiv:2309.00071, eq. 12); the limits of the bands, 32
+and 1 rotations, are its beta_fast and beta_slow (section 3.2).
 """
 
 import math
@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ropecli.analysis.score import LONGEST
-from ropecli.reporting.sentences import sentences
 from ropecli.reporting.tables import Fitting
+from ropecli.reporting.theory_sentences import sentences
 from ropecli.reporting.wording import clean, tokens
 
 Rope = dict[str, Any]

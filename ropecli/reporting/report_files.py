@@ -1,4 +1,4 @@
-"""Reports read back from JSON. Files may come from anyone: every value is checked before anything is drawn from it."""
+"""Reads reports from JSON. Files may come from anyone: every value is checked before anything is drawn from it."""
 
 import json
 import math
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, reason_of, shown
+from ropecli.evaluation.eval_report import SCHEMA_VERSION, EvalReport, RetrievalReport
 from ropecli.evaluation.protocols import PROTOCOLS
-from ropecli.evaluation.report import SCHEMA_VERSION, EvalReport, RetrievalReport
 from ropecli.reporting.cells import OVERFLOW
 from ropecli.tuning.record import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
 from ropecli.tuning.record import LayerGains, TuneReport

@@ -1,4 +1,7 @@
-"""What was measured on each document, and the numbers that follow: pure arithmetic, no model."""
+"""The results of an evaluation: sums for each document, perplexity for each length with its interval, changes.
+
+Pure arithmetic, no model.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +12,7 @@ import numpy as np
 from annotated_types import Interval
 
 from ropecli.errors import DataError, NotFiniteError, RopecliError
+from ropecli.evaluation.protocols import Protocol
 
 _RESAMPLES = 1000
 _DRAWN_AT_ONCE = 2**22
@@ -221,3 +225,38 @@ def paired_change(row: Row, base: Row) -> Change:
     low, high = _interval(difference, weights)
     change = math.expm1(min(float(difference.sum() / weights.sum()), _LARGEST_NLL))
     return Change(change, None if low is None else low - 1, None if high is None else high - 1)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A change of perplexity against the baseline, paired by document: -0.07 is 7% lower.
+
+    length: at which the model read; baseline_length: at which the baseline read the same target tokens.
+    """
+
+    name: str
+    length: Tokens
+    baseline_length: Tokens
+    change: Change
+
+
+def headlines(rows: Sequence[Row], baseline: Sequence[Row], protocol: Protocol, window: int) -> list[Headline]:
+    """The short-context cost and the long-context gain.
+
+    window: the baseline's own, tokens. The cost: both at the longest length inside it. The gain: the model at its
+    longest length beyond it, against the baseline at the longest inside its window, where it works; that wants a
+    protocol that scores the same tokens at every length. With the others the two can only be read at the same length,
+    where the baseline does not work: a gain by another name. One that the lengths do not tell is left out.
+    """
+    ours, theirs = ({row.length: row for row in of} for of in (rows, baseline))
+    inside = max((length for length in ours if length <= window), default=None)
+    longest = max(ours)
+    found = []
+    if inside is not None:
+        found.append(Headline("short-context cost", inside, inside, paired_change(ours[inside], theirs[inside])))
+    if longest > window and not protocol.scores_the_same_tokens:
+        change = paired_change(ours[longest], theirs[longest])
+        found.append(Headline("change at the same length beyond the window", longest, longest, change))
+    elif longest > window and inside is not None:
+        found.append(Headline("long-context gain", longest, inside, paired_change(ours[longest], theirs[inside])))
+    return found

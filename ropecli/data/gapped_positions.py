@@ -15,7 +15,7 @@ transformers takes position 0 for the beginning of a document.
 
 import numpy as np
 
-from ropecli.data.draws import generator
+from ropecli.data.sampling import generator
 from ropecli.errors import RecipeError
 
 

@@ -1,31 +1,38 @@
-"""A source's tokens on disk: made once, mapped into memory afterwards, so that no process holds them all.
+"""A source's tokens on disk: written once, then mapped into memory, so that no process holds them all.
 
 `datasets` writes and maps the file; a kill leaves no half of it, and processes that want the same one wait for the
 first. Its folder is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/ropecli. A row holds the documents
 of about a million tokens as bytes, int32 ids and int64 lengths, which Arrow maps without copying; the last one holds
-their digest, by which a damaged file is known and made again.
+their digest, by which a damaged file is detected and written again. The key of a file follows from the source and the
+tokenizer (`source_identity`, `tokenizer_digest`), without reading the text.
 """
 
 import hashlib
+import json
 import logging
 import os
 import shutil
+import sys
+import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ropecli.checkpoint.opening import HUB_ID
 from ropecli.data.documents import tokenize
-from ropecli.data.sources import Texts
+from ropecli.data.sources import DEMO_TRAIN, TABLE_FILES, TEXT_FILES, Texts
+from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
 
 FORMAT = 1
 """Of what is stored; part of every key, so that a file of another format is never read."""
-
 _ROW_TOKENS = 1 << 20
+_HUB_PATIENCE = 10.0
+"""Seconds that the Hub may take to name a dataset's commit."""
 
 
 class Store:
@@ -181,3 +188,64 @@ def _quietly() -> Iterator[None]:
         logger.setLevel(level)
         if not silent:
             enable_progress_bars()
+
+
+def source_identity(source: str, split: str, cache: Path) -> list[Any]:
+    """JSON: the files of a local source with their sizes and times, or the commit of a dataset on the Hub.
+
+    Times are of the last change of content and of attributes: the first can be set back (cp -p, tar, rsync -t).
+    cache: the folder where the commit seen last is kept, which stands in where the Hub cannot be reached.
+    """
+    if source == DEMO_TRAIN:
+        chooses = hashlib.sha256(Path(corpus.__file__).read_bytes()).hexdigest()
+        root = corpus.stdlib_root()
+        return [source, chooses, sys.version, str(root), root.stat().st_mtime_ns]
+    try:
+        path = Path(source).expanduser()
+        if path.is_file():
+            return ["files", _stamp(path)]
+        if path.is_dir() and source:
+            kinds = TEXT_FILES | set(TABLE_FILES)
+            return ["files", *(_stamp(one) for one in sorted(path.rglob("*")) if one.suffix in kinds and one.is_file())]
+        is_hub_id = HUB_ID.fullmatch(source) and not path.parent.is_dir()
+    except (OSError, RuntimeError, ValueError):
+        is_hub_id = None  # whoever reads it says what is wrong
+    return ["hub", source, split, _commit(source, cache) if is_hub_id else None]
+
+
+def _stamp(path: Path) -> list[Any]:
+    status = path.stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _commit(dataset: str, cache: Path) -> str | None:
+    from huggingface_hub import HfApi
+
+    seen = cache / "hub" / dataset.replace("/", "--")
+    try:
+        commit = HfApi().dataset_info(dataset, timeout=_HUB_PATIENCE).sha
+    except Exception:  # the Hub client raises many kinds; reading the source will say what is wrong
+        return seen.read_text(encoding="utf-8") if seen.is_file() else None
+    if commit:
+        with suppress(OSError):  # a cache that cannot be written is told of where the tokens are
+            seen.parent.mkdir(parents=True, exist_ok=True)
+            seen.write_text(commit, encoding="utf-8")
+    return commit
+
+
+def tokenizer_digest(tokenizer) -> str:
+    """sha256 over what a tokenizer makes its tokens by."""
+    sha = hashlib.sha256(type(tokenizer).__name__.encode())
+    if tokenizer.is_fast:
+        backend = json.loads(tokenizer.backend_tokenizer.to_str())
+        # what the last call asked for, not how text becomes tokens
+        backend = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
+        # transformers keeps to itself whether special tokens in the text count as such
+        split = bool(getattr(tokenizer, "split_special_tokens", False))
+        sha.update(json.dumps([backend, split], sort_keys=True).encode())
+        return sha.hexdigest()
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+            sha.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return sha.hexdigest()

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropecli.analysis.decay import decay_estimate
-from ropecli.analysis.distances import seen_distances
-from ropecli.analysis.score import LONGEST, first_negative, score
+from ropecli.analysis.score import LONGEST, first_negative, score, seen_distances
 from ropecli.analysis.wavelengths import effective_range, longest_wavelength
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.pairs import subject
+from ropecli.reporting.figures.pairs_plot import subject
 from ropecli.reporting.wording import clean
 from ropecli.scaling.spec import ScaledRope
 

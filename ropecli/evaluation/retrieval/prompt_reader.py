@@ -1,6 +1,6 @@
-"""A prompt is read once and goes on from its KV cache, or, where a model cannot go on exactly, is read again whole.
+"""Reads a prompt once and continues from its KV cache. Where that is not exact, reads the whole prompt again each time.
 
-Logits are made for the few positions that are asked about, never for the prompt.
+Logits are computed only for the positions that are asked about, never for the prompt.
 """
 
 import copy
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from ropecli.evaluation.retrieval.pieces import Tokens
+from ropecli.evaluation.retrieval.haystack import Tokens
 from ropecli.evaluation.scoring import TokenScorer
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
 

@@ -1,4 +1,4 @@
-"""Reports: what a table or a plot needs to know of an evaluation, and nothing else. Plain JSON on disk."""
+"""The reports of evaluations: everything that a table or a figure needs. Plain JSON on disk."""
 
 import json
 import platform
@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from annotated_types import Interval, Len
 
 from ropecli.atomic import new_file
-from ropecli.evaluation.headlines import Headline
-from ropecli.evaluation.tally import Count, Row, Tokens
+from ropecli.evaluation.results import Count, Headline, Row, Tokens
 from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 

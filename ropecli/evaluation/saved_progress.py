@@ -1,7 +1,7 @@
-"""How far an evaluation came, beside the report that it is to become: a line for each document (checked_lines.py).
+"""Saves and restores the progress of an evaluation, next to its report: a line for each document (checked_lines.py).
 
-OUTPUT.progress-0      of the first process; its first line says what was asked, each other what a document gave
-OUTPUT.progress-1 …    of the others
+OUTPUT.progress-0      of the first process; its first line holds the request, each other line a document's result
+OUTPUT.progress-1 …    of the other processes
 
 A run is resumed only with the same request.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from ropecli.atomic import sole_use
 from ropecli.errors import OutputError, RecipeError, shown
 from ropecli.evaluation.checked_lines import appending, read_lines
-from ropecli.evaluation.tally import Tally
+from ropecli.evaluation.results import Tally
 
 Tallies = dict[int, Tally]
 """By length."""
