@@ -22,8 +22,8 @@ from ropecli.attention.patching import live_patch
 from ropecli.data.documents import Documents
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
-from ropecli.evaluation.results import Row, paired_change
-from ropecli.evaluation.saved_progress import Progress
+from ropecli.evaluation.results import LengthResult, paired_change
+from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.tuning.calibration import Calibration, read_calibration
 from ropecli.tuning.judge import Judge
 from ropecli.tuning.run import Evolution, Run, Settings
@@ -44,7 +44,7 @@ def calibration(tokenizer: Any, target: int, seed: int, sequences: int | None = 
     return read_calibration("demo-train", tokenizer, target, most=sequences or 416, seed=seed)
 
 
-def measured(model: Any, documents: Documents, target: int) -> list[Row]:
+def measured(model: Any, documents: Documents, target: int) -> list[LengthResult]:
     lengths = sorted({WINDOW, target})
     return evaluate_perplexity(model, documents, lengths, protocol=Protocol("tail", targets=TARGETS))
 
@@ -63,7 +63,7 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
         live_patch(model, plain.ropes)
     elif level != "base":
         given = calibration(tokenizer, target, seed, sequences)
-        judge = Judge(given.judged, WINDOW, target, 0.25, TARGETS, Progress())
+        judge = Judge(given.judged, WINDOW, target, 0.25, TARGETS, EvalProgress())
         begun = time.perf_counter()
         if level == "full":
             live_patch(model, plain.ropes)
@@ -163,8 +163,8 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _row(values: dict[str, Any]) -> Row:
-    return Row(**{**values, **{name: tuple(values[name]) for name in ("document_nll", "document_weights")}})
+def _row(values: dict[str, Any]) -> LengthResult:
+    return LengthResult(**{**values, **{name: tuple(values[name]) for name in ("document_nll", "document_weights")}})
 
 
 def main() -> None:

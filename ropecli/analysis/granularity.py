@@ -60,21 +60,21 @@ def exact_limit(rope_theta: float, alpha: float = 1.0) -> float:
     return float((near - far).imag / math.log(rope_theta))
 
 
-class Closest(NamedTuple):
+class ClosestImages(NamedTuple):
     """distance: between the two closest images. gap: how many tokens apart those are."""
 
     distance: float
     gap: int
 
 
-def closest_images(inv_freq: np.ndarray, length: int) -> Closest:
+def closest_images(inv_freq: np.ndarray, length: int) -> ClosestImages:
     """q(f̂): the least distance between the images at two of `length` positions, which are two or more.
 
     The paper takes neighbours for the closest; this looks at every gap, up to 4 million tokens. (It calls q what one
     should prefer "the maximal value of": of several methods, the one that has the largest q.)
     """
     gap = 1 + int(scores(inv_freq, 1, min(length, LONGEST + 1)).argmax())
-    return Closest(float(_apart(gap * inv_freq)), gap)
+    return ClosestImages(float(_apart(gap * inv_freq)), gap)
 
 
 def distance_to_old_images(old: np.ndarray, new: np.ndarray, window: int, target: int) -> float:

@@ -52,7 +52,7 @@ def command(
     from ropecli.evaluation.comparison import plan_comparison
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.saved_progress import kept_progress, refuse_interrupted, remove_progress
+    from ropecli.evaluation.saved_progress import open_progress, refuse_interrupted, remove_progress
     from ropecli.reporting.figures.style import refuse_unknown_ending
 
     speak_from_first_process()
@@ -96,7 +96,7 @@ def command(
         runs.append(run)
     request = _request(opened, plans, runs)
     reports = []
-    with evaluation.interruptible(output), kept_progress(output, request, workers.rank) as progress:
+    with evaluation.interruptible(output), open_progress(output, request, workers.rank) as progress:
         for index, (one, own, run) in enumerate(zip(opened, plans, runs, strict=True)):
             reports += _compare(one, own, run, progress, f"{index}: ")
     if workers.first:

@@ -118,9 +118,9 @@ def _measure(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
     from ropecli.cli.terminal import warn
     from ropecli.errors import NotFiniteError
     from ropecli.evaluation.results import headlines
-    from ropecli.evaluation.saved_progress import kept_progress
+    from ropecli.evaluation.saved_progress import open_progress
 
-    with kept_progress(output, _request(run, subject, base), run.workers.rank) as progress:
+    with open_progress(output, _request(run, subject, base), run.workers.rank) as progress:
         report = _measure_one(run, subject, progress, "model")
         if base is None:
             return report

@@ -70,10 +70,10 @@ def _once(cell: str, columns: int) -> list[str]:
 
 def _print_bound(report: dict[str, Any], named: bool) -> None:
     from ropecli.cli.terminal import out
-    from ropecli.reporting.theory_sentences import window_sentence
+    from ropecli.reporting.theory_sentences import base_bound_sentence
 
     of = f"{report['checkpoint']}: " if named else ""
-    out.print(f"{of}{window_sentence(report)}", markup=False)
+    out.print(f"{of}{base_bound_sentence(report)}", markup=False)
 
 
 def _print_findings(report: dict[str, Any], named: bool) -> None:

@@ -95,10 +95,12 @@ def _make_task(request: retrieval.Request, templates, texts, pieces, keys: int) 
     from ropecli.cli.progress_bar import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.evaluation.retrieval.haystack import read_haystack
-    from ropecli.evaluation.retrieval.prompts import Task
+    from ropecli.evaluation.retrieval.prompts import RetrievalTask
 
     with progress_bar("reading documents", None) as step:
         haystack = read_haystack(texts, pieces, step)
     if len(haystack.ids) < request.lengths[-1]:
         warn(f"The text has {len(haystack.ids)} tokens, and is repeated to fill {request.lengths[-1]}.")
-    return Task("needle", templates, haystack, pieces, keys=keys, candidates=request.candidates, seed=request.seed)
+    return RetrievalTask(
+        "needle", templates, haystack, pieces, keys=keys, candidates=request.candidates, seed=request.seed
+    )

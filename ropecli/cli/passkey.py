@@ -31,8 +31,8 @@ def command(
 
     Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
-    from ropecli.evaluation.retrieval.haystack import repeated
-    from ropecli.evaluation.retrieval.prompts import Task
+    from ropecli.evaluation.retrieval.haystack import repeat_sentences
+    from ropecli.evaluation.retrieval.prompts import RetrievalTask
     from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER
 
     request = retrieval.make_request(
@@ -50,8 +50,8 @@ def command(
     subject = retrieval.open_subject(checkpoint, revision, method, factor, settings, factors_file, original_length)
 
     def make_task(pieces):
-        haystack = repeated(PASSKEY_FILLER, pieces, request.lengths[-1])
-        return Task("passkey", PASSKEY, haystack, pieces, candidates=request.candidates, seed=seed)
+        haystack = repeat_sentences(PASSKEY_FILLER, pieces, request.lengths[-1])
+        return RetrievalTask("passkey", PASSKEY, haystack, pieces, candidates=request.candidates, seed=seed)
 
     filler = {"filler": PASSKEY_FILLER}
     retrieval.run(request, subject, "repeated sentences", make_task, filler, dtype=dtype, device=device, attn=attn)

@@ -128,17 +128,17 @@ def run(
     settings: dict[str, Any],
     **loading: Any,
 ) -> None:
-    """Measures and gives the report. make_task: the task from the tokenizer's Pieces. settings: the task's own.
+    """Measures and gives the report. make_task: the task from the tokenizer's PieceTokenizer. settings: the task's own.
 
     Of several processes, the first alone gives it.
     """
     from ropecli.evaluation.processes import join_workers
-    from ropecli.evaluation.retrieval.haystack import Pieces
+    from ropecli.evaluation.retrieval.haystack import PieceTokenizer
     from ropecli.live.loading import load_tokenizer
 
     scaling.refuse_attention(subject.checkpoint, subject.plan, loading["attn"])
     tokenizer = load_tokenizer(subject.checkpoint)
-    task = make_task(Pieces(tokenizer))
+    task = make_task(PieceTokenizer(tokenizer))
     # what does not fit is known before the weights are loaded
     task.check_room(request.lengths, request.depths, request.trials)
     workers = join_workers()

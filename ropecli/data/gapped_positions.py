@@ -15,11 +15,11 @@ transformers takes position 0 for the beginning of a document.
 
 import numpy as np
 
-from ropecli.data.sampling import generator
+from ropecli.data.sampling import seeded_generator
 from ropecli.errors import RecipeError
 
 
-def refuse_impossible(kind: str, length: int, window: int, chunks: int) -> None:
+def refuse_impossible_positions(kind: str, length: int, window: int, chunks: int) -> None:
     """Raises RecipeError where positions of this kind cannot be drawn. length, window: tokens."""
     if kind == "full":
         return
@@ -37,7 +37,7 @@ def positions_of(kind: str, length: int, window: int, chunks: int, seed: int, at
     that a sequence has other positions in every epoch."""
     if kind == "full":
         return np.arange(length)
-    draw = generator(seed, "positions", at)
+    draw = seeded_generator(seed, "positions", at)
     if kind == "randomized":
         drawn = np.sort(draw.choice(window, length, replace=False, shuffle=False))
         return drawn - drawn[0]

@@ -18,7 +18,7 @@ BLOCK = 1000
 """Positions in which every source has its share exactly."""
 
 
-def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
+def seeded_generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     """Random numbers from the seed, their purpose and numbers alone; independent of what was drawn before."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *numbers])
 
@@ -39,7 +39,7 @@ class Selection:
     cut: bool
 
 
-def select(
+def select_documents(
     lengths: np.ndarray,
     least: int,
     *,
@@ -57,12 +57,12 @@ def select(
     enough = lengths >= least
     drawn = enough
     if long_from is not None and keep_short < 1:
-        chances = generator(seed, "keep short documents", source).random(len(lengths))
+        chances = seeded_generator(seed, "keep short documents", source).random(len(lengths))
         drawn = enough & ((lengths >= long_from) | (chances < keep_short))
     documents = np.flatnonzero(drawn)
     used = lengths[documents]
     if max_tokens is not None:
-        order = generator(seed, "budget of tokens", source).permutation(len(lengths))
+        order = seeded_generator(seed, "budget of tokens", source).permutation(len(lengths))
         by_chance = np.argsort(order[documents], kind="stable")
         before = np.empty_like(used)
         before[by_chance] = np.cumsum(used[by_chance]) - used[by_chance]
@@ -112,7 +112,7 @@ def _shares(weights: np.ndarray, block: int) -> tuple[int, ...]:
 @lru_cache(maxsize=2)
 def _arrange(shares: tuple[int, ...], seed: int, block: int) -> tuple[np.ndarray, np.ndarray]:
     """For each offset in the block: the source, and how many of the same source stand before it in the block."""
-    sources = generator(seed, "mixture", block).permutation(np.repeat(np.arange(len(shares)), shares))
+    sources = seeded_generator(seed, "mixture", block).permutation(np.repeat(np.arange(len(shares)), shares))
     by_source = np.argsort(sources, kind="stable")
     ranks = np.empty(len(sources), dtype=np.int64)
     ranks[by_source] = np.concatenate([np.arange(share) for share in shares])

@@ -18,7 +18,7 @@ SHORTEST = 2
 
 
 @dataclass(frozen=True)
-class Layout:
+class SequenceLayout:
     """Sequence k is the pieces first[k] ≤ p < first[k + 1]: of document[p] the tokens start[p] ≤ t < stop[p].
 
     All int64. A stop of one beyond the document's length stands for the token that separates it from the next.
@@ -40,13 +40,13 @@ class Layout:
         return list(zip(*columns, strict=True))
 
 
-def cut_long(lengths: np.ndarray, length: int) -> Layout:
+def cut_long(lengths: np.ndarray, length: int) -> SequenceLayout:
     """lengths: of the documents, tokens. length: of a sequence."""
     document, start = _whole_sequences(lengths, length)
-    return Layout(document, start, start + length, np.arange(len(document) + 1))
+    return SequenceLayout(document, start, start + length, np.arange(len(document) + 1))
 
 
-def concatenate(lengths: np.ndarray, length: int, draw: np.random.Generator, *, separated: bool) -> Layout:
+def concatenate(lengths: np.ndarray, length: int, draw: np.random.Generator, *, separated: bool) -> SequenceLayout:
     """separated: one more token follows each document. The tokens after the last full sequence are left out."""
     order = draw.permutation(len(lengths))
     sizes = lengths[order] + separated
@@ -56,10 +56,10 @@ def concatenate(lengths: np.ndarray, length: int, draw: np.random.Generator, *, 
     points = np.union1d(starts[starts < end], borders)
     at = np.searchsorted(starts, points[:-1], side="right") - 1
     start = points[:-1] - starts[at]
-    return Layout(order[at], start, start + np.diff(points), np.searchsorted(points, borders))
+    return SequenceLayout(order[at], start, start + np.diff(points), np.searchsorted(points, borders))
 
 
-def pack(lengths: np.ndarray, length: int) -> Layout:
+def pack(lengths: np.ndarray, length: int) -> SequenceLayout:
     """Rests of documents that are shorter than SHORTEST are left out."""
     document, start = _whole_sequences(lengths, length)
     rests = lengths % length
@@ -71,7 +71,7 @@ def pack(lengths: np.ndarray, length: int) -> Layout:
     stop = np.minimum(start + length, lengths[document])
     by_sequence = np.argsort(sequence, kind="stable")
     first = np.searchsorted(sequence[by_sequence], np.arange(sequence.max(initial=-1) + 2))
-    return Layout(document[by_sequence], start[by_sequence], stop[by_sequence], first)
+    return SequenceLayout(document[by_sequence], start[by_sequence], stop[by_sequence], first)
 
 
 def _whole_sequences(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

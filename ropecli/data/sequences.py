@@ -6,15 +6,15 @@ from functools import lru_cache
 import numpy as np
 
 from ropecli.data.sampling import Selection
-from ropecli.data.sequence_layouts import Layout
-from ropecli.data.token_store import Store
+from ropecli.data.sequence_layouts import SequenceLayout
+from ropecli.data.token_store import TokenStore
 
 UNSCORED = -100
 """The label of a token with nothing after it to predict."""
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingSequence:
     """One sequence. ids, labels, positions: shape (length,), int64; labels and positions as a Batch has them."""
 
     ids: np.ndarray
@@ -31,9 +31,9 @@ class SourceSequences:
 
     def __init__(
         self,
-        store: Store,
+        store: TokenStore,
         selection: Selection,
-        layout: Layout,
+        layout: SequenceLayout,
         length: int,
         *,
         separator: int | None = None,
@@ -59,11 +59,11 @@ class SourceSequences:
         """Tokens of each selected document, whatever is used of it."""
         return self._store.lengths[self.selection.documents]
 
-    def at(self, position: int) -> Row:
+    def at(self, position: int) -> TrainingSequence:
         """The sequence at a position of this source's endless stream."""
         return self.row(self._sequence(position))
 
-    def skipping_at(self, position: int, positions: np.ndarray) -> Row:
+    def skipping_at(self, position: int, positions: np.ndarray) -> TrainingSequence:
         """The same at other positions; its text skips as far ahead in its document as they do, or as that reaches.
 
         positions: shape (length,), int64, rising from 0 by one or more. A label is the token that follows in the
@@ -77,13 +77,13 @@ class SourceSequences:
         ahead = np.arange(self.length) + np.minimum(positions - np.arange(self.length), tokens - stop)
         end = min(tokens, start + int(ahead[-1]) + 2)
         text = np.append(self._store.read(int(self.selection.documents[document]), start, end), UNSCORED)
-        return Row(text[ahead], text[ahead + 1], positions)
+        return TrainingSequence(text[ahead], text[ahead + 1], positions)
 
     def _sequence(self, position: int) -> int:
         epoch, index = divmod(position, len(self))
         return int(_order(self._seeds, epoch, len(self))[index])
 
-    def row(self, sequence: int) -> Row:
+    def row(self, sequence: int) -> TrainingSequence:
         """A label is the next token of the same sequence; packed, of the same document."""
         packed = self._padding is not None
         ids = np.full(self.length, self._padding or 0)
@@ -106,7 +106,7 @@ class SourceSequences:
             positions[end:] = np.arange(self.length - end)  # padding is a document of its own
         else:
             labels[:-1] = ids[1:]
-        return Row(ids, labels, positions)
+        return TrainingSequence(ids, labels, positions)
 
 
 @lru_cache(maxsize=32)
@@ -133,7 +133,7 @@ def none_left(name: str, selection: Selection, length: int, max_tokens: int | No
     )
 
 
-def sentence(name: str, part: SourceSequences, kind: str, share: float | None) -> str:
+def describe_source(name: str, part: SourceSequences, kind: str, share: float | None) -> str:
     """share: of the stream's sequences that this source gives; None where it gives all."""
     selection, layout = part.selection, part.layout
     used, cut, tokens = _use(part)

@@ -12,11 +12,11 @@ import numpy as np
 
 from ropecli.data import sequence_layouts
 from ropecli.data.documents import special_tokens
-from ropecli.data.gapped_positions import positions_of, refuse_impossible
-from ropecli.data.sampling import Mixture, Selection, generator, select
-from ropecli.data.sequences import Row, SourceSequences, none_left, none_long_enough, sentence
+from ropecli.data.gapped_positions import positions_of, refuse_impossible_positions
+from ropecli.data.sampling import Mixture, Selection, seeded_generator, select_documents
+from ropecli.data.sequences import SourceSequences, TrainingSequence, describe_source, none_left, none_long_enough
 from ropecli.data.sources import TO_TRAIN, Texts, read_texts
-from ropecli.data.token_store import FORMAT, Store, cache_folder, open_store, source_identity, tokenizer_digest
+from ropecli.data.token_store import FORMAT, TokenStore, cache_folder, open_store, source_identity, tokenizer_digest
 from ropecli.errors import DataError, RecipeError
 
 
@@ -102,7 +102,7 @@ class Stream:
             self.packed,
         )
 
-    def _row(self, at: int) -> Row:
+    def _row(self, at: int) -> TrainingSequence:
         recipe = self._recipe
         source, index = self._mixture.at(at)
         part = self._parts[source]
@@ -128,7 +128,7 @@ class Stream:
         """A sentence per source: sequences, and the documents used, left out and cut, in fractions."""
         shares = self._mixture.shares
         return [
-            sentence(source.data, part, source.sequences, share / sum(shares) if len(shares) > 1 else None)
+            describe_source(source.data, part, source.sequences, share / sum(shares) if len(shares) > 1 else None)
             for source, part, share in zip(self._recipe.sources, self._parts, shares, strict=True)
         ]
 
@@ -147,7 +147,7 @@ def open_stream(
     read: what reads a source, as read_texts does. first: a context under which the main process goes before the
     others, so that one of them tokenizes and the others find the tokens. Raises DataError, RecipeError, OutputError.
     """
-    refuse_impossible(recipe.positions, length, window, recipe.pose_chunks)
+    refuse_impossible_positions(recipe.positions, length, window, recipe.pose_chunks)
     digest = tokenizer_digest(tokenizer)
     parts, made_of = [], []
     for number, source in enumerate(recipe.sources):
@@ -165,7 +165,7 @@ def open_stream(
     return Stream(recipe, length, window, parts, made_of)
 
 
-def _open_store(source: TextSource, tokenizer, digest: str, read: Callable[..., Texts]) -> Store:
+def _open_store(source: TextSource, tokenizer, digest: str, read: Callable[..., Texts]) -> TokenStore:
     identity = [
         FORMAT,
         source_identity(source.data, source.split or TO_TRAIN[0], cache_folder()),
@@ -191,7 +191,7 @@ def _separator(tokenizer) -> int | None:
 def _sequences(
     source: TextSource,
     number: int,
-    store: Store,
+    store: TokenStore,
     length: int,
     seed: int,
     separator: int | None,
@@ -202,7 +202,7 @@ def _sequences(
         raise DataError(f"{source.data} holds no document.")
     if store.lengths.max() < least:
         raise DataError(f"{source.data}: {none_long_enough(least, store.lengths)}")
-    selection = select(
+    selection = select_documents(
         store.lengths,
         least,
         long_from=source.long_from,
@@ -211,7 +211,9 @@ def _sequences(
         seed=seed,
         source=number,
     )
-    layout = _lay_out(source.sequences, selection, length, generator(seed, "concat", number), separator is not None)
+    layout = _lay_out(
+        source.sequences, selection, length, seeded_generator(seed, "concat", number), separator is not None
+    )
     if not len(layout):
         raise DataError(none_left(source.data, selection, length, source.max_tokens))
     return SourceSequences(
@@ -228,7 +230,7 @@ def _sequences(
 
 def _lay_out(
     kind: str, selection: Selection, length: int, draw: np.random.Generator, separated: bool
-) -> sequence_layouts.Layout:
+) -> sequence_layouts.SequenceLayout:
     if kind == "packed":
         return sequence_layouts.pack(selection.lengths, length)
     if kind == "concat":

@@ -35,7 +35,7 @@ _HUB_PATIENCE = 10.0
 """Seconds that the Hub may take to name a dataset's commit."""
 
 
-class Store:
+class TokenStore:
     """Documents of tokens, by number. lengths: shape (documents,), int64. digest: sha256 of all lengths and ids.
 
     largest_id: of all tokens, -1 where there are none.
@@ -67,7 +67,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
 
 
-def open_store(key: str, texts: Callable[[], Texts], tokenizer) -> Store:
+def open_store(key: str, texts: Callable[[], Texts], tokenizer) -> TokenStore:
     """The store of this key; where there is none, or a damaged one, `texts` are tokenized, a batch at a time.
 
     Reads the whole file once, to check it (some 2 GB/s). Raises what `texts` raises, DataError for tokens that
@@ -152,7 +152,7 @@ def _grouped(documents) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield np.array([len(ids) for ids in group], dtype="<i8"), np.concatenate(group)
 
 
-def _load(folder: Path, key: str, writing: _Writing) -> Store:
+def _load(folder: Path, key: str, writing: _Writing) -> TokenStore:
     """Raises many kinds where the files are damaged, ValueError where they are whole and their content is not."""
     from datasets import Dataset, Features, Value
 
@@ -170,7 +170,7 @@ def _load(folder: Path, key: str, writing: _Writing) -> Store:
         digest.add(lengths, ids)
     if not rows or table.column("digest")[-1].as_py() != digest.text():
         raise ValueError("the tokens are not those that were written")
-    return Store(rows[:-1], digest.text())
+    return TokenStore(rows[:-1], digest.text())
 
 
 @contextmanager

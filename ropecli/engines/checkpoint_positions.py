@@ -23,7 +23,7 @@ _DEFAULT_REVISION = "main"
 
 
 @dataclass(frozen=True)
-class Positions:
+class CheckpointPositions:
     """What the engines' tables work from.
 
     checkpoint: its name on a command line, a folder or a Hub id. on_hub: whether it is a Hub id. revision: of a Hub
@@ -106,7 +106,7 @@ class Positions:
         return overrides if self.section is None else {self.section: overrides}
 
 
-def read_positions(checkpoint: Checkpoint) -> Positions:
+def read_positions(checkpoint: Checkpoint) -> CheckpointPositions:
     """Raises CheckpointError for a config without rotary embeddings, PatchError for what no engine can be told."""
     section = section_of(checkpoint.config)
     state = read_state(checkpoint)
@@ -125,7 +125,7 @@ def read_positions(checkpoint: Checkpoint) -> Positions:
         )
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
     names = settings.family.names_of(WINDOW)
-    return Positions(
+    return CheckpointPositions(
         checkpoint=str(demo.FOLDER) if checkpoint.name == demo.NAME else checkpoint.name,
         on_hub=checkpoint.commit is not None,
         revision=None if checkpoint.revision == _DEFAULT_REVISION else checkpoint.revision,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.engines import llama_cpp, sglang, vllm
-from ropecli.engines.checkpoint_positions import Positions, read_positions
+from ropecli.engines.checkpoint_positions import CheckpointPositions, read_positions
 from ropecli.engines.engine_table import Case
 from ropecli.errors import MethodError, PatchError, did_you_mean
 
@@ -58,17 +58,17 @@ def export_checkpoint(checkpoint: Checkpoint, name: str) -> Export:
     alone = alone if positions.raised else _NOT_RAISED
     return Export(
         engine=name,
-        command=command_line(*engine.command(positions)),
+        command=join_command(*engine.command(positions)),
         overrides=engine.overrides(positions),
         cannot=tuple(_said((_ONE_TABLE, *engine.cannot), positions)),
         notes=(*positions.warnings, *_said((Case(lambda p: bool(alone), alone), *engine.notes), positions)),
     )
 
 
-def _said(cases: Iterable[Case], positions: Positions) -> Iterator[str]:
+def _said(cases: Iterable[Case], positions: CheckpointPositions) -> Iterator[str]:
     return (case.said.format(p=positions) for case in cases if case.holds(positions))
 
 
-def command_line(*words: object) -> str:
+def join_command(*words: object) -> str:
     """Words as a shell reads them; mappings as JSON."""
     return shlex.join(json.dumps(word) if isinstance(word, Mapping) else str(word) for word in words)

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ropecli.config.dialects import Parameters
-from ropecli.engines.checkpoint_positions import Positions
+from ropecli.engines.checkpoint_positions import CheckpointPositions
 from ropecli.scaling.yarn import yarn_attention_factor
 
 
 class Case(NamedTuple):
-    """A row of a table: what is said where `holds`. said: a format string, in which p is the Positions."""
+    """A row of a table: what is said where `holds`. said: a format string, in which p is the CheckpointPositions."""
 
-    holds: Callable[[Positions], bool]
+    holds: Callable[[CheckpointPositions], bool]
     said: str
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineTable:
     """An engine's table.
 
     title: name and release. command: words of the command, where a mapping stands for its JSON. overrides: as Export
@@ -26,8 +26,8 @@ class Engine:
     """
 
     title: str
-    command: Callable[[Positions], Iterable[object]]
-    overrides: Callable[[Positions], dict[str, Any]]
+    command: Callable[[CheckpointPositions], Iterable[object]]
+    overrides: Callable[[CheckpointPositions], dict[str, Any]]
     refused: tuple[Case, ...]
     cannot: tuple[Case, ...]
     alone: Mapping[str, str]

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.engines.checkpoint_positions import Positions
-from ropecli.engines.engine_table import Case, Engine
+from ropecli.engines.checkpoint_positions import CheckpointPositions
+from ropecli.engines.engine_table import Case, EngineTable
 from ropecli.scaling.ntk import ntk_theta
 from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 
@@ -32,17 +32,17 @@ _ARCHITECTURES = {
 _SLIDING = ("afmoe", "cohere2", "gemma2", "gpt_oss", "llama4_text", "plamo3", "smallthinker")
 
 
-def _command(p: Positions) -> tuple[object, ...]:
+def _command(p: CheckpointPositions) -> tuple[object, ...]:
     flags = (word for pair in _flags(p).items() for word in pair)
     return ("llama-server", "-m", _MODEL, *flags, *_overridden(p), "-c", p.length, "-np", 1)
 
 
-def _overrides(p: Positions) -> dict[str, Any]:
+def _overrides(p: CheckpointPositions) -> dict[str, Any]:
     words = _overridden(p)
     return {"-c": str(p.length), **_flags(p), **dict(zip(words[::2], words[1::2], strict=True))}
 
 
-def _flags(p: Positions) -> dict[str, str]:
+def _flags(p: CheckpointPositions) -> dict[str, str]:
     if p.rope_type == "linear":
         return _scaling("linear", p.rope.rope_theta, p.factor)
     if p.rope_type == "yarn":
@@ -65,7 +65,7 @@ def _scaling(name: str, rope_theta: float, factor: float | None = None) -> dict[
     return {"--rope-scaling": name, **scale, "--rope-freq-base": _number(rope_theta)}
 
 
-def _overridden(p: Positions) -> list[str]:
+def _overridden(p: CheckpointPositions) -> list[str]:
     """The option that overrides metadata of the file."""
     if p.rope_type == "dynamic":
         item = f"context_length=int:{p.length}"
@@ -81,28 +81,28 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
 
 
-def _betas(p: Positions) -> tuple[float, float]:
+def _betas(p: CheckpointPositions) -> tuple[float, float]:
     return float(p.main.get("beta_fast", 32.0)), float(p.main.get("beta_slow", 1.0))
 
 
-def _usual_yarn_factor(p: Positions) -> bool:
+def _usual_yarn_factor(p: CheckpointPositions) -> bool:
     return math.isclose(p.rope.attention_factor, yarn_attention_factor(p.factor), rel_tol=1e-9)
 
 
-def _unrounded_ramp(p: Positions) -> bool:
+def _unrounded_ramp(p: CheckpointPositions) -> bool:
     if p.rope_type != "yarn":
         return False
     rounded = by_parts(p.rope.geometry, p.factor, *_betas(p), True)
     return not np.allclose(rounded, p.rope.inv_freq, rtol=1e-6, atol=0)
 
 
-def _phi3_stores_it(p: Positions) -> bool:
+def _phi3_stores_it(p: CheckpointPositions) -> bool:
     """Whether phi3's file holds longrope's factors with this attention factor."""
     return p.model_type == "phi3" and math.isclose(p.rope.attention_factor, p.usual_longrope_factor, rel_tol=1e-6)
 
 
 _CARRIED = f"{_MODEL} carries the positions itself: llama.cpp does the same without --rope options."
-ENGINE = Engine(
+ENGINE = EngineTable(
     title="llama.cpp",
     command=_command,
     overrides=_overrides,

@@ -12,8 +12,8 @@
 
 from typing import Any
 
-from ropecli.engines.checkpoint_positions import Positions
-from ropecli.engines.engine_table import DROPS_SECTIONS, Case, Engine, with_engine_names
+from ropecli.engines.checkpoint_positions import CheckpointPositions
+from ropecli.engines.engine_table import DROPS_SECTIONS, Case, EngineTable, with_engine_names
 
 # Types whose class was read and hands rope_parameters on.
 _HANDED_ON = {"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "granite", "gpt_oss", "internlm2"}
@@ -24,19 +24,19 @@ _DROPPED = {
 }
 
 
-def _overrides(p: Positions) -> dict[str, Any]:
+def _overrides(p: CheckpointPositions) -> dict[str, Any]:
     # dynamic is worked out from the pretraining length there, as in transformers
     length = p.original_length if p.rope_type == "dynamic" else p.length
     return p.in_section({"rope_parameters": with_engine_names(p.main), p.length_key: length})
 
 
-def _command(p: Positions) -> tuple[object, ...]:
+def _command(p: CheckpointPositions) -> tuple[object, ...]:
     model = ("python", "-m", "sglang.launch_server", "--model-path", p.checkpoint, *p.at_revision)
     return (*model, "--json-model-override-args", _overrides(p), "--context-length", p.length)
 
 
 _SAME = "SGLang does the same without the options: config.json carries them."
-ENGINE = Engine(
+ENGINE = EngineTable(
     title="SGLang 0.5.23",
     command=_command,
     overrides=_overrides,

@@ -12,31 +12,31 @@
 from typing import Any
 
 from ropecli.config.dialects import Parameters
-from ropecli.engines.checkpoint_positions import Positions
-from ropecli.engines.engine_table import DROPS_SECTIONS, Case, Engine, with_engine_names
+from ropecli.engines.checkpoint_positions import CheckpointPositions
+from ropecli.engines.engine_table import DROPS_SECTIONS, Case, EngineTable, with_engine_names
 
 _INTERLEAVED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "helium")
 
 
-def _overrides(p: Positions) -> dict[str, Any]:
+def _overrides(p: CheckpointPositions) -> dict[str, Any]:
     told: dict[Any, Any] = {label: one and _told(one, p) for label, one in p.parameters.items()}
     return p.in_section({"rope_parameters": told if p.nested else told[None] or {}, p.length_key: p.length})
 
 
-def _told(parameters: Parameters, p: Positions) -> Parameters:
+def _told(parameters: Parameters, p: CheckpointPositions) -> Parameters:
     told = with_engine_names(parameters)
     if told["rope_type"] == "dynamic":
         told["max_trained_positions"] = p.original_length
     return told
 
 
-def _command(p: Positions) -> tuple[object, ...]:
+def _command(p: CheckpointPositions) -> tuple[object, ...]:
     model = ("vllm", "serve", p.checkpoint, *p.at_revision)
     return (*model, "--hf-overrides", _overrides(p), "--max-model-len", p.length)
 
 
 _SAME = "vLLM does the same without the options: config.json carries them."
-ENGINE = Engine(
+ENGINE = EngineTable(
     title="vLLM 0.33.0",
     command=_command,
     overrides=_overrides,

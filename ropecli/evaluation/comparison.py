@@ -8,7 +8,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.data.documents import Documents
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.results import Row
+from ropecli.evaluation.results import LengthResult
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScalingSpec, make_spec
 
@@ -39,7 +39,7 @@ def compare_methods(
     *,
     part: str = "",
     **options: Any,
-) -> list[list[Row]]:
+) -> list[list[LengthResult]]:
     """Rows by length for each plan, in the plans' order; None measures the model as it is, which it is left as.
 
     part, options: of evaluate_perplexity; each plan is a part of its own. Raises PatchError for a plan that the model

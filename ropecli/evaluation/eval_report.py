@@ -9,13 +9,13 @@ from typing import Annotated, Any
 from annotated_types import Interval, Len
 
 from ropecli.atomic import new_file
-from ropecli.evaluation.results import Count, Headline, Row, Tokens
+from ropecli.evaluation.results import Count, Headline, LengthResult, TokenCount
 from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 
 SCHEMA_VERSION = 2
 Factor = Annotated[float, Interval(gt=0, le=1e12)]
-Share = Annotated[float, Interval(ge=0, le=1)]
+Fraction = Annotated[float, Interval(ge=0, le=1)]
 
 
 def environment() -> dict[str, str]:
@@ -27,7 +27,7 @@ def environment() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class BaseReport:
     """What was measured on what, in any evaluation.
 
     digest: of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether the model was patched
@@ -41,7 +41,7 @@ class Measured:
     factor: Factor
     params: dict[str, Any]
     in_memory: bool
-    original_max_position_embeddings: Tokens
+    original_max_position_embeddings: TokenCount
     source: str
     dtype: str
     device: str
@@ -53,7 +53,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class EvalReport(Measured):
+class EvalReport(BaseReport):
     """One model's perplexity by length, with the protocol, the data and the versions that gave it.
 
     settings: the protocol's stride and targets, and how the passes were made. fingerprint: sha256 of the token ids
@@ -65,7 +65,7 @@ class EvalReport(Measured):
     settings: dict[str, Any]
     fingerprint: str
     too_short: int
-    rows: Annotated[list[Row], Len(1, 10_000)]
+    rows: Annotated[list[LengthResult], Len(1, 10_000)]
     document_names: list[str]
     baseline: "EvalReport | None" = None
     headlines: list[Headline] = field(default_factory=list)
@@ -78,7 +78,7 @@ class EvalReport(Measured):
 
 
 @dataclass(frozen=True)
-class Cell:
+class RetrievalCell:
     """Keys looked for at one length and depth. trials: prompts. hits: of these, how many gave the true key.
 
     depth: where the key stood, 0 for the beginning of the text, 1 for its end. found: the hits trial by trial; the
@@ -87,9 +87,9 @@ class Cell:
     both None where the answer was generated.
     """
 
-    length: Tokens
-    depth: Share
-    trials: Tokens
+    length: TokenCount
+    depth: Fraction
+    trials: TokenCount
     hits: Count
     rank: float | None = None
     margin: float | None = None
@@ -101,7 +101,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class RetrievalReport(Measured):
+class RetrievalReport(BaseReport):
     """How often a model finds a key in a long text. task: passkey or needle. mode: generate or rank.
 
     settings: the needle, the question, the number of keys and candidates, the seed. fingerprint: sha256 of all prompts
@@ -112,8 +112,8 @@ class RetrievalReport(Measured):
     mode: str
     settings: dict[str, Any]
     fingerprint: str
-    chance: Share
-    cells: Annotated[list[Cell], Len(1, 10_000)]
+    chance: Fraction
+    cells: Annotated[list[RetrievalCell], Len(1, 10_000)]
     environment: dict[str, str] = field(default_factory=environment)
     kind: str = "retrieval"
     schema_version: int = SCHEMA_VERSION

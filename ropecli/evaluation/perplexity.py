@@ -12,8 +12,8 @@ from ropecli.data.documents import Document, Documents
 from ropecli.errors import DataError
 from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import YARN_STRIDE, Protocol, Window
-from ropecli.evaluation.results import Row, Tally, summarise
-from ropecli.evaluation.saved_progress import Progress, Tallies
+from ropecli.evaluation.results import LengthResult, Tally, summarise
+from ropecli.evaluation.saved_progress import EvalProgress, Tallies
 from ropecli.evaluation.scoring import TokenScorer, refuse_unknown_ids, within_memory
 from ropecli.live.peak_memory import peak_memory, reset_peak
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
@@ -31,13 +31,13 @@ def evaluate_perplexity(
     switching: bool = False,
     chunk: int | None = None,
     batch_size: int = 1,
-    progress: Progress | None = None,
+    progress: EvalProgress | None = None,
     part: str = "",
     workers: Workers | None = None,
     advance: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda message: None,
-) -> list[Row]:
-    """One Row per length, over the documents, which all have at least max(lengths) tokens for `prefix` and `tail`.
+) -> list[LengthResult]:
+    """One result per length, over the documents, which all have at least max(lengths) tokens for `prefix` and `tail`.
 
     switching: whether the model was patched in memory so that its frequencies follow the length, and each length needs
     a pass of its own; found for itself where the model's own tables do so. chunk: tokens that the model reads at once,
@@ -55,7 +55,7 @@ def evaluate_perplexity(
     _check_documents(model, documents, lengths[-1], protocol)
     if protocol.name == "yarn" and lengths[0] <= YARN_STRIDE:
         say(f"At {lengths[0]} tokens the protocol yarn skips tokens between its windows, as YaRN's script does.")
-    progress = Progress() if progress is None else progress
+    progress = EvalProgress() if progress is None else progress
     meter = _Meter(model, documents, lengths, protocol, switching, batch_size)
     workers = workers or Workers()
     mine = workers.share(range(len(documents.kept)))

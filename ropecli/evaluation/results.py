@@ -67,7 +67,7 @@ class Tally:
 
 
 # What a report that is read back may hold; pydantic checks it then, and nothing does otherwise.
-Tokens = Annotated[int, Interval(gt=0, le=10**12)]
+TokenCount = Annotated[int, Interval(gt=0, le=10**12)]
 Count = Annotated[int, Interval(ge=0, le=10**18)]
 Amount = Annotated[float, Interval(ge=0, le=1e15)]
 Perplexity = Annotated[float, Interval(ge=0.5, le=1e305)]  # one of 1 may be a little less for rounding
@@ -77,14 +77,14 @@ Perplexity = Annotated[float, Interval(ge=0.5, le=1e305)]  # one of 1 may be a l
 class Bucket:
     """Scored tokens with start ≤ context < stop tokens before them. nll: their mean, nats."""
 
-    start: Tokens
+    start: TokenCount
     stop: Annotated[int, Interval(gt=1, le=10**12)]
-    tokens: Tokens
+    tokens: TokenCount
     nll: float
 
 
 @dataclass(frozen=True)
-class Row:
+class LengthResult:
     """Perplexity at one length. nll: mean, nats; of the scored tokens, for the protocol `yarn` of the windows' means.
 
     ppl_low, ppl_high: 95% bootstrap interval over documents; None for a single one, which tells of no spread.
@@ -94,14 +94,14 @@ class Row:
     of the process on a CPU, of torch on a GPU. by_context: the mean loss by how much the model had read.
     """
 
-    length: Tokens
+    length: TokenCount
     ppl: Perplexity
     nll: float
     ppl_low: Perplexity | None
     ppl_high: Perplexity | None
     bits_per_byte: Amount | None
-    tokens: Tokens
-    documents: Tokens
+    tokens: TokenCount
+    documents: TokenCount
     document_nll: tuple[float, ...]
     document_weights: tuple[float, ...]
     by_context: tuple[Bucket, ...] = ()
@@ -111,7 +111,7 @@ class Row:
     peak_memory: Count = field(default=0, compare=False)
 
 
-def summarise(length: int, tallies: Sequence[Tally], names: Sequence[str], *, by_windows: bool = False) -> Row:
+def summarise(length: int, tallies: Sequence[Tally], names: Sequence[str], *, by_windows: bool = False) -> LengthResult:
     """The row of one length. by_windows: the unweighted mean over windows, as YaRN's script has it.
 
     Raises NotFiniteError for a loss that is not finite, DataError for no token.
@@ -130,7 +130,7 @@ def summarise(length: int, tallies: Sequence[Tally], names: Sequence[str], *, by
     seconds = sum(one.seconds for one in tallies)
     text = [one.bytes for one in tallies if one.bytes is not None]
     known = len(text) == len(tallies) and sum(text) > 0
-    return Row(
+    return LengthResult(
         length=length,
         ppl=math.exp(nll),
         nll=nll,
@@ -208,7 +208,7 @@ def _student_t(freedom: int) -> float:
 
 
 @dataclass(frozen=True)
-class Change:
+class PerplexityChange:
     """Of perplexity, against another row on the same tokens: 0.05 is 5% higher. low, high: 95% interval, paired."""
 
     change: float
@@ -216,7 +216,7 @@ class Change:
     high: float | None
 
 
-def paired_change(row: Row, base: Row) -> Change:
+def paired_change(row: LengthResult, base: LengthResult) -> PerplexityChange:
     """From `base` to `row`, documents resampled in pairs. Raises RopecliError for rows of other tokens."""
     if row.document_weights != base.document_weights:
         raise RopecliError("Two perplexities of different tokens cannot be paired.")
@@ -224,7 +224,7 @@ def paired_change(row: Row, base: Row) -> Change:
     difference = np.array(row.document_nll) - np.array(base.document_nll)
     low, high = _interval(difference, weights)
     change = math.expm1(min(float(difference.sum() / weights.sum()), _LARGEST_NLL))
-    return Change(change, None if low is None else low - 1, None if high is None else high - 1)
+    return PerplexityChange(change, None if low is None else low - 1, None if high is None else high - 1)
 
 
 @dataclass(frozen=True)
@@ -235,12 +235,14 @@ class Headline:
     """
 
     name: str
-    length: Tokens
-    baseline_length: Tokens
-    change: Change
+    length: TokenCount
+    baseline_length: TokenCount
+    change: PerplexityChange
 
 
-def headlines(rows: Sequence[Row], baseline: Sequence[Row], protocol: Protocol, window: int) -> list[Headline]:
+def headlines(
+    rows: Sequence[LengthResult], baseline: Sequence[LengthResult], protocol: Protocol, window: int
+) -> list[Headline]:
     """The short-context cost and the long-context gain.
 
     window: the baseline's own, tokens. The cost: both at the longest length inside it. The gain: the model at its

@@ -23,7 +23,7 @@ Tallies = dict[int, Tally]
 """By length."""
 
 
-class Progress:
+class EvalProgress:
     """What was measured, by part and document; a part is one of the models or methods that a run measures.
 
     append: keeps a line in a file; without it all is kept in memory alone.
@@ -56,21 +56,21 @@ class Progress:
 
 
 @contextlib.contextmanager
-def kept_progress(output: Path | None, asked: dict[str, Any], rank: int = 0) -> Iterator[Progress]:
+def open_progress(output: Path | None, asked: dict[str, Any], rank: int = 0) -> Iterator[EvalProgress]:
     """The progress beside `output`, with what an earlier run of the same request left there.
 
     Removed at the end where nothing was measured. Raises RecipeError for another request, OutputError where another
     run has it or the disk refuses.
     """
     if output is None:
-        yield Progress()
+        yield EvalProgress()
         return
     asked = json.loads(json.dumps(asked))
     own = output.with_name(f"{output.name}.progress-{rank}")
     with sole_use(_lock_file(own), own):
         lines = [line for path in _files(output) for line in _read(path, asked)]
         with appending(own, asked) as append:
-            progress = Progress(append)
+            progress = EvalProgress(append)
             for line in lines:
                 progress.take(line)
             try:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ropecli.evaluation.eval_report import Cell, EvalReport, RetrievalReport
-from ropecli.evaluation.results import Row
+from ropecli.evaluation.eval_report import EvalReport, RetrievalCell, RetrievalReport
+from ropecli.evaluation.results import LengthResult
 from ropecli.reporting.lines import (
     PPL,
     Line,
@@ -27,20 +27,20 @@ OVERFLOW = 700.0
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """rows: a cell under each of the heads."""
 
     heads: list[str]
     rows: list[list[str]]
 
 
-def _interval(row: Row) -> str:
+def _interval(row: LengthResult) -> str:
     if row.ppl_low is None or row.ppl_high is None:
         return "one document"
     return f"{number(row.ppl_low)} to {number(row.ppl_high)}"
 
 
-_COLUMNS: dict[str, Callable[[Row], str]] = {
+_COLUMNS: dict[str, Callable[[LengthResult], str]] = {
     "length": lambda row: f"{row.length}",
     "ppl": lambda row: number(row.ppl),
     "95% interval": _interval,
@@ -54,9 +54,9 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 
-def measured_rows(report: EvalReport) -> Table:
+def measured_rows(report: EvalReport) -> TextTable:
     """A row a length, with the baseline's perplexity beside the report's own, where there is one."""
-    table = Table(list(_COLUMNS), [[of(row) for of in _COLUMNS.values()] for row in report.rows])
+    table = TextTable(list(_COLUMNS), [[of(row) for of in _COLUMNS.values()] for row in report.rows])
     if report.baseline is not None:
         theirs = {row.length: number(row.ppl) for row in report.baseline.rows}
         table.heads.insert(2, "baseline ppl")
@@ -77,7 +77,7 @@ class ComparedLine:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonTable:
     """heads: of the columns before the lengths. notes: what a reader must know."""
 
     title: str
@@ -87,7 +87,7 @@ class Comparison:
     notes: list[str]
 
 
-def compare(reports: Sequence[EvalReport]) -> Comparison:
+def compare(reports: Sequence[EvalReport]) -> ComparisonTable:
     """A line a report and a baseline, by checkpoint. The best of each column is so among those of the same tokens and
     protocol.
     """
@@ -107,7 +107,9 @@ def compare(reports: Sequence[EvalReport]) -> Comparison:
         rows.append(ComparedLine([_HEADS[head](line) for head in heads], cells, section))
     by = "checkpoint, method and length" if "checkpoint" in heads else "method and length"
     notes = [data_note(compared, PPL), f"bold: {best_note(compared)}" if len(compared) > 1 else None]
-    return Comparison(title_of(reports, f": perplexity by {by}"), heads, lengths, rows, [one for one in notes if one])
+    return ComparisonTable(
+        title_of(reports, f": perplexity by {by}"), heads, lengths, rows, [one for one in notes if one]
+    )
 
 
 _HEADS: dict[str, Callable[[Line], str]] = {
@@ -123,7 +125,7 @@ class Pivot:
     """A retrieval report by depth and length. rows: (depth in words, its cell at each length, None for no cell)."""
 
     lengths: list[int]
-    rows: list[tuple[str, list[Cell | None]]]
+    rows: list[tuple[str, list[RetrievalCell | None]]]
 
 
 def pivot(report: RetrievalReport) -> Pivot:
@@ -137,7 +139,7 @@ def pivot(report: RetrievalReport) -> Pivot:
     )
 
 
-def length_summary(report: RetrievalReport) -> Table:
+def length_summary(report: RetrievalReport) -> TextTable:
     """A row a length, over all depths; with mean rank and margin where answers were ranked."""
     ranked = report.mode == "rank"
     rows = []
@@ -150,7 +152,7 @@ def length_summary(report: RetrievalReport) -> Table:
         interval = f"{100 * low:.0f} to {100 * high:.0f}%"
         rows.append([f"{length}", f"{100 * hits / trials:.0f}%", interval, f"{trials}", *means, window])
     heads = ["length", "found", "95% (Wilson)", "prompts"]
-    return Table([*heads, *(("mean rank", "margin (nats)") if ranked else ()), "window"], rows)
+    return TextTable([*heads, *(("mean rank", "margin (nats)") if ranked else ()), "window"], rows)
 
 
 def wilson(hits: int, trials: int) -> tuple[float, float]:
@@ -161,7 +163,7 @@ def wilson(hits: int, trials: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _mean(cells: Sequence[Cell], field: str, form: str) -> str:
+def _mean(cells: Sequence[RetrievalCell], field: str, form: str) -> str:
     """Over the prompts of some cells."""
     values = [(getattr(cell, field), cell.trials) for cell in cells if getattr(cell, field) is not None]
     if not values:
@@ -169,35 +171,35 @@ def _mean(cells: Sequence[Cell], field: str, form: str) -> str:
     return format(sum(value * trials for value, trials in values) / sum(trials for _, trials in values), form)
 
 
-def tuning_states(report: TuneReport) -> Table:
+def tuning_states(report: TuneReport) -> TextTable:
     """The model before, by its method's own constants, by the best ones, and as it was left."""
     window, target = report.original_max_position_embeddings, report.target_length
     heads = ["model", f"perplexity at {window}", f"at {target}", "documents", "numbers learned", "time"]
     rows = [_state("as pretrained", report.base), _state(clean(report.plain_name, 60), report.plain)]
     if report.level in TRAINING:
         spent = sum(point.seconds for point in report.points if point.level not in TRAINING)
-        rows.append(_state(f"{method_of(report)}, the best constants", report.begun, "0", duration(spent)))
+        rows.append(_state(f"{tuned_method(report)}, the best constants", report.begun, "0", duration(spent)))
     rows.append(_state(_result_name(report), report.score, f"{report.learned:,}", duration(report.seconds)))
     if window == target:  # factor 1
         heads, rows = [*heads[:2], *heads[3:]], [[*row[:2], *row[3:]] for row in rows]
-    return Table(heads, rows)
+    return TextTable(heads, rows)
 
 
-def tuning_runs(reports: Sequence[TuneReport]) -> Table:
+def tuning_runs(reports: Sequence[TuneReport]) -> TextTable:
     """A line a run: its result."""
     heads = ["run", "perplexity at the window", "at the target", "documents", "numbers learned", "time"]
     rows = [
         _state(name, report.score, f"{report.learned:,}", duration(report.seconds))
         for name, report in zip(tuning_names(reports), reports, strict=True)
     ]
-    return Table(heads, rows)
+    return TextTable(heads, rows)
 
 
 def _result_name(report: TuneReport) -> str:
     level = clean(report.level, 20)
     if report.level in TRAINING and not report.step:
-        return f"{method_of(report)}, {level} found nothing better"
-    return f"{method_of(report)}, tuned ({level}{f', step {report.step}' if report.level in TRAINING else ''})"
+        return f"{tuned_method(report)}, {level} found nothing better"
+    return f"{tuned_method(report)}, tuned ({level}{f', step {report.step}' if report.level in TRAINING else ''})"
 
 
 def _state(name: str, score: Score, learned: str = "–", spent: str = "–") -> list[str]:
@@ -220,15 +222,15 @@ def tuning_names(reports: Sequence[TuneReport]) -> list[str]:
     for report in reports:
         before = f"{clean(report.checkpoint, 40)}, " if several else ""
         learned = f", {report.learned:,} number{'s'[: report.learned != 1]} learned" if report.learned else ""
-        names.append(clean(f"{before}{clean(report.level, 20)}, {method_of(report)}{learned}", 120))
+        names.append(clean(f"{before}{clean(report.level, 20)}, {tuned_method(report)}{learned}", 120))
     return numbered(names)
 
 
-def method_of(report: TuneReport) -> str:
+def tuned_method(report: TuneReport) -> str:
     return f"{clean(report.method, 30)} ×{report.factor:g}"
 
 
-def subject_of(reports: Sequence[TuneReport]) -> str:
+def tuning_subject(reports: Sequence[TuneReport]) -> str:
     """Which checkpoint, on which data; where these are several, how many."""
     checkpoints = list(dict.fromkeys(clean(report.checkpoint) for report in reports))
     sources = list(dict.fromkeys(clean(report.source) for report in reports))

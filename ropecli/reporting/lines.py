@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from ropecli.errors import DataError, did_you_mean
-from ropecli.evaluation.eval_report import EvalReport, Measured
-from ropecli.evaluation.results import Row
+from ropecli.evaluation.eval_report import BaseReport, EvalReport
+from ropecli.evaluation.results import LengthResult
 from ropecli.reporting.wording import clean, number, protocol_name
 
 AS_GOOD = 1 + 1e-5
@@ -29,8 +29,8 @@ class Metric:
 
     name: str
     axis: str
-    of: Callable[[Row], float | None]
-    interval: Callable[[Row], tuple[float, float] | None]
+    of: Callable[[LengthResult], float | None]
+    interval: Callable[[LengthResult], tuple[float, float] | None]
     logarithmic: bool
     places: int
 
@@ -49,7 +49,7 @@ class Metric:
         return lambda value: number(value, places)
 
 
-def _ppl_interval(row: Row) -> tuple[float, float] | None:
+def _ppl_interval(row: LengthResult) -> tuple[float, float] | None:
     return None if row.ppl_low is None or row.ppl_high is None else (row.ppl_low, row.ppl_high)
 
 
@@ -163,14 +163,14 @@ def best_of(reports: Sequence[EvalReport], length: int, metric: Metric) -> set[i
     }
 
 
-def windows_of(reports: Iterable[Measured]) -> list[int]:
+def original_lengths_of(reports: Iterable[BaseReport]) -> list[int]:
     """The pretraining windows, tokens, ascending."""
     return sorted({report.original_max_position_embeddings for report in reports})
 
 
-def window_marks(reports: Iterable[Measured], lengths: Sequence[float]) -> tuple[list[int], list[str]]:
+def original_length_marks(reports: Iterable[BaseReport], lengths: Sequence[float]) -> tuple[list[int], list[str]]:
     """(the windows to mark beside these lengths, notes of the others): a distant one would squeeze the data."""
-    windows = windows_of(reports)
+    windows = original_lengths_of(reports)
     near = [window for window in windows if min(lengths) <= 2 * window and window <= 2 * max(lengths)]
     notes = [
         f"all lengths lie {'inside' if window > max(lengths) else 'beyond'} the window of {window} tokens"

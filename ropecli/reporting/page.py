@@ -38,13 +38,13 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Part:
+class PageSection:
     """What several reports say together, or one tuning run. left_out: plots, and why. reports: whose facts follow."""
 
     title: str
     words: str
-    comparison: cells.Comparison | None
-    table: cells.Table | None
+    comparison: cells.ComparisonTable | None
+    table: cells.TextTable | None
     pictures: list[Picture]
     notes: list[str]
     reports: Sequence[Report] = ()
@@ -99,7 +99,7 @@ def _title(reports: Sequence[Report]) -> str:
     return what + ", ".join(clean(name, 60) for name in names[:3]) + more
 
 
-def _protocol(reports: list[EvalReport]) -> Part:
+def _protocol(reports: list[EvalReport]) -> PageSection:
     """The reports of one protocol: what it is, and what they say together."""
     name = reports[0].protocol
     metrics = ["ppl"]
@@ -110,21 +110,21 @@ def _protocol(reports: list[EvalReport]) -> Part:
     pictures, left_out = _drawn([*wanted, ("context", "ppl")], reports)
     compared = cells.compare(reports)
     title = f"Perplexity, protocol {name}"
-    return Part(title, PROTOCOLS_IN_WORDS[name], compared, None, pictures, left_out)
+    return PageSection(title, PROTOCOLS_IN_WORDS[name], compared, None, pictures, left_out)
 
 
-def _tuning_runs(reports: Sequence[TuneReport]) -> Part:
+def _tuning_runs(reports: Sequence[TuneReport]) -> PageSection:
     pictures, left_out = _drawn([("tuning", "ppl"), ("tuned-frequencies", "ppl")], reports)
     other = "Different checkpoints, data or lengths: these perplexities are not of the same tokens."
     notes = left_out if cells.of_same_tokens(reports) else [other, *left_out]
-    return Part("Tuning runs side by side", "", None, cells.tuning_runs(reports), pictures, notes)
+    return PageSection("Tuning runs side by side", "", None, cells.tuning_runs(reports), pictures, notes)
 
 
-def _tuning(report: TuneReport) -> Part:
+def _tuning(report: TuneReport) -> PageSection:
     kinds = ["tuning", *(["gains"] if report.gains else []), "tuned-frequencies"]
     pictures, left_out = _drawn([(kind, "ppl") for kind in kinds], [report])
-    title = f"{report.checkpoint}, {cells.method_of(report)}: tuning ({report.level})"
-    return Part(title, "", None, cells.tuning_states(report), pictures, left_out, [report])
+    title = f"{report.checkpoint}, {cells.tuned_method(report)}: tuning ({report.level})"
+    return PageSection(title, "", None, cells.tuning_states(report), pictures, left_out, [report])
 
 
 def _drawn(wanted: Iterable[tuple[str, str]], reports: Sequence[Report]) -> tuple[list[Picture], list[str]]:

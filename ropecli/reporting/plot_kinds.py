@@ -22,7 +22,7 @@ _MOST_LINES = 8
 
 
 @dataclass(frozen=True)
-class Kind:
+class PlotKind:
     """wants: the class of report. module, function: of reporting.figures. metrics: whether it follows --metric."""
 
     wants: type
@@ -36,21 +36,21 @@ class Kind:
 
 
 KINDS = {
-    "perplexity": Kind(EvalReport, "perplexity_plot", "draw_perplexity", metrics=True),
-    "context": Kind(EvalReport, "perplexity_plot", "draw_context"),
-    "comparison": Kind(EvalReport, "perplexity_plot", "draw_comparison", metrics=True),
-    "retrieval": Kind(RetrievalReport, "retrieval_plot", "draw_retrieval"),
-    "tuning": Kind(TuneReport, "tuning_plot", "draw_tuning"),
-    "gains": Kind(TuneReport, "tuning_plot", "draw_gains"),
-    "tuned-frequencies": Kind(TuneReport, "pairs_plot", "draw_tuned_frequencies"),
+    "perplexity": PlotKind(EvalReport, "perplexity_plot", "draw_perplexity", metrics=True),
+    "context": PlotKind(EvalReport, "perplexity_plot", "draw_context"),
+    "comparison": PlotKind(EvalReport, "perplexity_plot", "draw_comparison", metrics=True),
+    "retrieval": PlotKind(RetrievalReport, "retrieval_plot", "draw_retrieval"),
+    "tuning": PlotKind(TuneReport, "tuning_plot", "draw_tuning"),
+    "gains": PlotKind(TuneReport, "tuning_plot", "draw_gains"),
+    "tuned-frequencies": PlotKind(TuneReport, "frequencies_plot", "draw_tuned_frequencies"),
 }
 _ABF = {"abf": {"beta": 50.0}}
 _STUDY_MODULES = {
-    "wavelengths": "pairs_plot",
+    "wavelengths": "frequencies_plot",
     "decay": "decay_plot",
-    "helix": "images_plot",
-    "frequencies": "pairs_plot",
-    "tradeoff": "images_plot",
+    "helix": "granularity_plot",
+    "frequencies": "frequencies_plot",
+    "tradeoff": "granularity_plot",
 }
 DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "wavelengths": {"linear": {}, "ntk": {}, "yarn": {}, "llama3": {}},
@@ -88,7 +88,7 @@ def refuse_unknown_kind(name: str | None) -> None:
         )
 
 
-def choose_kind(reports: Sequence[Report], name: str | None = None) -> Kind:
+def choose_kind(reports: Sequence[Report], name: str | None = None) -> PlotKind:
     """The kind asked for, or the one that suits the reports. Raises DataError for reports that it does not draw."""
     found = {report.kind for report in reports}
     if name is None and len(found) > 1:

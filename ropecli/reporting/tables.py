@@ -16,7 +16,7 @@ from ropecli.tuning.record import TRAINING, TuneReport
 _UNBOUNDED = 10**4
 
 
-class Fitting:
+class FittingTable:
     """A table whose columns stand in as many blocks below each other as the terminal's width asks for.
 
     names: heads of the columns that every block has. columns: heads of the others. rows: a cell for each of all these.
@@ -66,8 +66,8 @@ class Fitting:
         return table
 
 
-def _numbers(table: cells.Table) -> Fitting:
-    return Fitting(table.heads[:1], table.heads[1:], table.rows, justify="right")
+def _numbers(table: cells.TextTable) -> FittingTable:
+    return FittingTable(table.heads[:1], table.heads[1:], table.rows, justify="right")
 
 
 def perplexity_table(report: EvalReport) -> Group:
@@ -97,7 +97,7 @@ def comparison_table(reports: Sequence[EvalReport]) -> Group:
         for line in comparison.lines
     ]
     sections = [index for index, line in enumerate(comparison.lines) if line.section]
-    fitting = Fitting(comparison.heads, [f"{length}" for length in comparison.lengths], rows, sections)
+    fitting = FittingTable(comparison.heads, [f"{length}" for length in comparison.lengths], rows, sections)
     return Group(Text(comparison.title), fitting, *map(Text, comparison.notes))
 
 
@@ -115,7 +115,7 @@ def retrieval_tables(report: RetrievalReport) -> Group:
         [name, *("–" if cell is None else f"{100 * cell.accuracy:.0f}" for cell in own)] for name, own in found.rows
     ]
     note = Text("keys found, percent", "italic")
-    return Group(Text(title), note, _numbers(cells.Table(heads, rows)), _numbers(cells.length_summary(report)))
+    return Group(Text(title), note, _numbers(cells.TextTable(heads, rows)), _numbers(cells.length_summary(report)))
 
 
 def tuning_table(report: TuneReport) -> Group:

@@ -14,7 +14,7 @@ _BOUND = "by the bound of Men et al. 2024"
 _SCALE = "(0: the same, 2: opposite)"
 
 
-def sentences(report: dict[str, Any]) -> list[str]:
+def theory_sentences(report: dict[str, Any]) -> list[str]:
     """report: of study_report."""
     pretrained, *methods = report["ropes"]
     remapped = [rope for rope in methods if find_method(rope["method"]).remaps]
@@ -30,7 +30,7 @@ def sentences(report: dict[str, Any]) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
-def window_sentence(report: dict[str, Any]) -> str:
+def base_bound_sentence(report: dict[str, Any]) -> str:
     """The base bound of a checkpoint as it is. report: of inspect_checkpoint."""
     supported, window = report["supported_length"], report["target_length"]
     what = f"rope_theta {report['rope_theta']:,.10g} supports"

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ropecli.analysis.score import LONGEST
-from ropecli.reporting.tables import Fitting
-from ropecli.reporting.theory_sentences import sentences
+from ropecli.reporting.tables import FittingTable
+from ropecli.reporting.theory_sentences import theory_sentences
 from ropecli.reporting.wording import clean, tokens
 
 Rope = dict[str, Any]
@@ -41,7 +41,7 @@ def theory_tables(report: dict[str, Any]) -> Group:
     if len(ropes) > 1:
         parts += _forms_table(ropes[1:])
     parts += [Text("\nquantities"), _quantities_table(ropes), *_bands_table(ropes), *_decay_table(ropes[-1])]
-    for sentence in sentences(report):
+    for sentence in theory_sentences(report):
         parts += [Text(), Text(sentence)]
     return Group(*parts)
 
@@ -61,11 +61,11 @@ def _forms_table(ropes: Sequence[Rope]) -> list[RenderableType]:
     return [Text("what becomes of a position m and of a pair's frequency θ_d: f(x, g(m), h(θ_d))"), table]
 
 
-def _quantities_table(ropes: Sequence[Rope]) -> Fitting:
+def _quantities_table(ropes: Sequence[Rope]) -> FittingTable:
     """A column for each rope."""
     rows = [[name, *(show(rope) for rope in ropes)] for group in _ROWS for name, show in group]
     sections = list(accumulate(map(len, _ROWS[:-1])))
-    return Fitting([""], [clean(rope["name"]) for rope in ropes], rows, sections)
+    return FittingTable([""], [clean(rope["name"]) for rope in ropes], rows, sections)
 
 
 def _tokens(key: str) -> Callable[[Rope], str]:
@@ -145,7 +145,7 @@ def _bands_table(ropes: Sequence[dict[str, Any]]) -> list[RenderableType]:
     title = "\npairs by their turns in the pretraining window, r = L/λ"
     title += "; by method, their frequency over the pretrained one" if methods else ""
     names = ["turns r", "pairs", "wavelength, tokens"]
-    return [Text(title), Fitting(names, [clean(rope["name"]) for rope in methods], rows)]
+    return [Text(title), FittingTable(names, [clean(rope["name"]) for rope in methods], rows)]
 
 
 def _known(rope: dict[str, Any]) -> list[float]:

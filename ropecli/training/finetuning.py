@@ -17,7 +17,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import Carrier
 from ropecli.data import sources
-from ropecli.data.gapped_positions import refuse_impossible
+from ropecli.data.gapped_positions import refuse_impossible_positions
 from ropecli.data.stream import Stream, open_stream
 from ropecli.errors import DataError
 from ropecli.evaluation.scoring import refuse_unknown_ids
@@ -171,7 +171,7 @@ def settle_lengths(recipe: Recipe, checkpoint: Checkpoint, plan: PatchPlan | Non
     if recipe.positions == "full":
         return recipe.length or context_length, reach
     length = recipe.length or read_state(checkpoint).pretraining_length
-    refuse_impossible(recipe.positions, length, reach, recipe.pose_chunks)
+    refuse_impossible_positions(recipe.positions, length, reach, recipe.pose_chunks)
     return length, reach
 
 

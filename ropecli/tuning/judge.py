@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ropecli.data.documents import Documents
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
-from ropecli.evaluation.saved_progress import Progress
+from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.tuning.record import Score
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Judge:
     target: int
     short_weight: float
     targets: int
-    progress: Progress
+    progress: EvalProgress
 
     def score(self, model: "PreTrainedModel", part: str, count: int | None = None) -> Score:
         """By the first `count` documents, or all. part: names the model's state, for the progress.

@@ -16,7 +16,7 @@ from typing import Any
 from ropecli.atomic import is_partial
 from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluation.checked_lines import appending, read_lines
-from ropecli.evaluation.saved_progress import Progress, kept_progress, refuse_interrupted, remove_progress
+from ropecli.evaluation.saved_progress import EvalProgress, open_progress, refuse_interrupted, remove_progress
 from ropecli.tuning.record import Point, Score
 
 _POINTS = "points.jsonl"
@@ -52,7 +52,7 @@ class Points:
 class Kept:
     """progress: of the judge. points: what was tried. state: the file for what learns; None: kept nowhere."""
 
-    progress: Progress = field(default_factory=Progress)
+    progress: EvalProgress = field(default_factory=EvalProgress)
     points: Points = field(default_factory=Points)
     state: Path | None = None
 
@@ -65,7 +65,7 @@ def kept_run(output: Path, request: dict[str, Any]) -> Iterator[Kept]:
     has it or the disk refuses.
     """
     folder = _folder(output)
-    with kept_progress(output, request) as progress:
+    with open_progress(output, request) as progress:
         found = folder.exists()
         try:
             header = {_REQUEST: hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()}

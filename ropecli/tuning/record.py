@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge, Interval, Len
 
 from ropecli.evaluation.eval_report import Factor
-from ropecli.evaluation.results import Amount, Count, Tokens
+from ropecli.evaluation.results import Amount, Count, TokenCount
 from ropecli.scaling.spec import label_of
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class TuneReport:
     digest: str
     level: str
     factor: Factor
-    original_max_position_embeddings: Tokens
-    target_length: Tokens
+    original_max_position_embeddings: TokenCount
+    target_length: TokenCount
     source: str
     fingerprint: str
     dtype: str

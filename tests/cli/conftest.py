@@ -33,11 +33,11 @@ def source(llama, tmp_path) -> Path:
 @pytest.fixture
 def stopping(monkeypatch):
     """with stopping(after, number): a signal comes when so many documents are measured; Ctrl-C, or the given one."""
-    from ropecli.evaluation.saved_progress import Progress
+    from ropecli.evaluation.saved_progress import EvalProgress
 
     @contextlib.contextmanager
     def stop(after: int, number: int = signal.SIGINT) -> Iterator[None]:
-        add = Progress.add
+        add = EvalProgress.add
 
         def adding(self, *values):
             add(self, *values)
@@ -47,7 +47,7 @@ def stopping(monkeypatch):
                 os.kill(os.getpid(), number)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Progress, "add", adding)
+            patch.setattr(EvalProgress, "add", adding)
             yield
 
     return stop

@@ -63,9 +63,9 @@ def test_a_stopped_comparison_is_gone_on_with(compare, measured, monkeypatch, tm
     """Within the second checkpoint: 4 documents, 3 methods, 2 checkpoints."""
     after = 14
     from ropecli.evaluation import perplexity
-    from ropecli.evaluation.saved_progress import Progress
+    from ropecli.evaluation.saved_progress import EvalProgress
 
-    add, left = Progress.add, [after]
+    add, left = EvalProgress.add, [after]
 
     def adding(self, *values):
         add(self, *values)
@@ -75,7 +75,7 @@ def test_a_stopped_comparison_is_gone_on_with(compare, measured, monkeypatch, tm
 
     output = tmp_path / "reports.json"
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "add", adding)
+        patch.setattr(EvalProgress, "add", adding)
         outcome = compare("--output", output)
     assert outcome.code == 130
     assert "--resume" in outcome.err

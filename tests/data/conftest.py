@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ropecli.data.token_store import Store
+from ropecli.data.token_store import TokenStore
 
 STEP = 1000
 """Document d, token t is d * STEP + t."""
@@ -15,13 +15,13 @@ STEP = 1000
 def numbered():
     """numbered(8, 23, ...) -> a store of documents of these lengths; document d, token t is d * 1000 + t."""
 
-    def make(*lengths: int, per_row: int = 2) -> Store:
+    def make(*lengths: int, per_row: int = 2) -> TokenStore:
         rows = []
         for first in range(0, len(lengths), per_row):
             part = lengths[first : first + per_row]
             ids = [(first + at) * STEP + np.arange(length, dtype=np.int32) for at, length in enumerate(part)]
             rows.append((np.array(part, dtype=np.int64), np.concatenate(ids)))
-        return Store(rows, digest="of " + str(lengths))
+        return TokenStore(rows, digest="of " + str(lengths))
 
     return make
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropecli.data.gapped_positions import positions_of, refuse_impossible
+from ropecli.data.gapped_positions import positions_of, refuse_impossible_positions
 from ropecli.errors import RecipeError
 
 both = pytest.mark.parametrize("kind", ["pose", "randomized"])
@@ -61,13 +61,13 @@ def test_randomized_positions_are_a_sample_without_replacement():
 @both
 def test_a_window_shorter_than_the_sequence_is_refused(kind):
     with pytest.raises(RecipeError, match=rf"{kind} cannot fit sequences of 64 tokens into a window of 48"):
-        refuse_impossible(kind, 64, 48, 2)
-    refuse_impossible(kind, 64, 64, 2)
-    refuse_impossible("full", 64, 48, 2)
+        refuse_impossible_positions(kind, 64, 48, 2)
+    refuse_impossible_positions(kind, 64, 64, 2)
+    refuse_impossible_positions("full", 64, 48, 2)
 
 
 def test_more_chunks_than_tokens_are_refused():
     with pytest.raises(RecipeError, match="9 chunks need 9 tokens; a sequence has 8"):
-        refuse_impossible("pose", 8, 64, 9)
-    refuse_impossible("pose", 8, 64, 8)
+        refuse_impossible_positions("pose", 8, 64, 9)
+    refuse_impossible_positions("pose", 8, 64, 8)
     np.testing.assert_array_equal(np.diff(positions_of("pose", 8, 8, 8, 0, 0)), 1)

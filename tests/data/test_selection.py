@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropecli.data.sampling import select
+from ropecli.data.sampling import select_documents
 
 LENGTHS = np.random.default_rng(0).integers(1, 200, 4000)
 some_lengths = st.lists(st.integers(0, 50), max_size=40).map(lambda lengths: np.array(lengths, dtype=np.int64))
 
 
 def test_long_documents_are_kept_and_of_short_ones_the_share():
-    chosen = select(LENGTHS, 1, long_from=100, keep_short=0.3)
+    chosen = select_documents(LENGTHS, 1, long_from=100, keep_short=0.3)
     long = np.flatnonzero(LENGTHS >= 100)
     assert set(long) <= set(chosen.documents)
     short = (LENGTHS < 100).sum()
@@ -22,8 +22,8 @@ def test_long_documents_are_kept_and_of_short_ones_the_share():
 
 def test_whether_a_document_is_kept_hangs_on_itself_alone():
     """More documents behind it, another bound on the length: a kept short one stays kept."""
-    before = select(LENGTHS[:1000], 1, long_from=100, keep_short=0.3)
-    after = select(LENGTHS, 1, long_from=150, keep_short=0.3)
+    before = select_documents(LENGTHS[:1000], 1, long_from=100, keep_short=0.3)
+    after = select_documents(LENGTHS, 1, long_from=150, keep_short=0.3)
     kept_short = before.documents[LENGTHS[before.documents] < 100]
     assert set(kept_short) <= set(after.documents)
 
@@ -32,7 +32,7 @@ def test_the_seed_and_the_source_decide_the_draw():
     for asked in ({"long_from": 100, "keep_short": 0.3}, {"max_tokens": 20_000}):
 
         def drawn(asked=asked, **keys):
-            return set(select(LENGTHS, 1, **asked, **keys).documents.tolist())
+            return set(select_documents(LENGTHS, 1, **asked, **keys).documents.tolist())
 
         assert drawn(seed=1) == drawn(seed=1)
         assert drawn(seed=1) != drawn(seed=2)
@@ -41,7 +41,7 @@ def test_the_seed_and_the_source_decide_the_draw():
 
 @given(some_lengths, st.integers(1, 60), st.integers(1, 400), st.integers(0, 9))
 def test_the_budget_is_used_up_and_the_last_document_cut(lengths, least, budget, seed):
-    chosen = select(lengths, least, max_tokens=budget, seed=seed)
+    chosen = select_documents(lengths, least, max_tokens=budget, seed=seed)
     there = int(lengths[lengths >= least].sum())
     assert chosen.lengths.sum() == min(budget, there)
     assert (np.diff(chosen.documents) > 0).all()
@@ -54,5 +54,5 @@ def test_the_budget_is_used_up_and_the_last_document_cut(lengths, least, budget,
 
 
 def test_the_budget_does_not_take_the_first_documents():
-    chosen = select(LENGTHS, 1, max_tokens=20_000).documents
+    chosen = select_documents(LENGTHS, 1, max_tokens=20_000).documents
     assert 1500 < chosen.mean() < 2500

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ropecli.data.sampling import select
+from ropecli.data.sampling import select_documents
 from ropecli.data.sequence_layouts import concatenate, cut_long, pack
 from ropecli.data.sequences import UNSCORED, SourceSequences
 
@@ -12,17 +12,17 @@ END = 999_999
 
 
 def long(store, length=8, **options):
-    chosen = select(store.lengths, length)
+    chosen = select_documents(store.lengths, length)
     return SourceSequences(store, chosen, cut_long(chosen.lengths, length), length, **options)
 
 
 def packed(store, length=8, **options):
-    chosen = select(store.lengths, 2)
+    chosen = select_documents(store.lengths, 2)
     return SourceSequences(store, chosen, pack(chosen.lengths, length), length, padding=END, **options)
 
 
 def concat(store, length=8, separator=END):
-    chosen = select(store.lengths, 1)
+    chosen = select_documents(store.lengths, 1)
     draw = np.random.default_rng(0)
     layout = concatenate(chosen.lengths, length, draw, separated=separator is not None)
     return SourceSequences(store, chosen, layout, length, separator=separator)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropecli.data.gapped_positions import positions_of
-from ropecli.data.sampling import select
+from ropecli.data.sampling import select_documents
 from ropecli.data.sequence_layouts import concatenate, cut_long, pack
 from ropecli.data.sequences import UNSCORED, SourceSequences
 
@@ -15,12 +15,12 @@ documents = st.lists(st.integers(1, 60), min_size=1, max_size=8).filter(lambda l
 
 
 def long(store, length=8, **budget):
-    chosen = select(store.lengths, length, **budget)
+    chosen = select_documents(store.lengths, length, **budget)
     return SourceSequences(store, chosen, cut_long(chosen.lengths, length), length)
 
 
 def concat(store, separator, length=8):
-    chosen = select(store.lengths, 1)
+    chosen = select_documents(store.lengths, 1)
     layout = concatenate(chosen.lengths, length, np.random.default_rng(0), separated=separator is not None)
     return SourceSequences(store, chosen, layout, length, separator=separator)
 
@@ -87,7 +87,7 @@ def test_the_last_label_is_unscored_at_the_documents_end_alone(numbered):
 
 def test_what_is_padded_is_not_skipped(numbered):
     store = numbered(5)
-    chosen = select(store.lengths, 2)
+    chosen = select_documents(store.lengths, 2)
     part = SourceSequences(store, chosen, pack(chosen.lengths, 8), 8, padding=END)
     row = part.skipping_at(0, np.arange(8) * 3)
     assert row.ids.tolist() == [0, 1, 2, 3, 4, END, END, END]

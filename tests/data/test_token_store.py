@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ropecli.data import token_store as stores
-from ropecli.data.token_store import Store, cache_folder, open_store, source_identity, tokenizer_digest
+from ropecli.data.token_store import TokenStore, cache_folder, open_store, source_identity, tokenizer_digest
 from ropecli.errors import OutputError
 
 TEXTS = [("a", "ba de fi go ku " * 40), ("b", ""), ("c", "ku go " * 25), ("d", "de")]
@@ -33,7 +33,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def rows_of(store: Store):
+def rows_of(store: TokenStore):
     return [store.read(document, 0, int(length)).tolist() for document, length in enumerate(store.lengths)]
 
 

@@ -6,7 +6,7 @@ from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluation import perplexity
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.processes import Workers
-from ropecli.evaluation.saved_progress import kept_progress
+from ropecli.evaluation.saved_progress import open_progress
 
 ASKED = {"protocol": "sliding", "lengths": [24, 64], "data": "abc", "factor": 4.0, "baseline": None}
 LENGTHS = [24, 64]
@@ -50,7 +50,7 @@ def evaluate(model, documents, output):
     """evaluate(stop_after=3, ...) -> rows, or StoppedError after so many documents are kept."""
 
     def call(protocol="sliding", stop_after=None, asked=ASKED, rank=0, **options):
-        with kept_progress(output, asked, rank) as progress:
+        with open_progress(output, asked, rank) as progress:
             if stop_after is not None:
                 add = progress.add
 

@@ -6,15 +6,17 @@ import pytest
 from ropecli.demo import FOLDER
 from ropecli.errors import DataError, MethodError, RopecliError
 from ropecli.evaluation.retrieval.accuracy import evaluate_retrieval, generate_answer, rank_answers
-from ropecli.evaluation.retrieval.haystack import Pieces, read_haystack
-from ropecli.evaluation.retrieval.prompts import Task
+from ropecli.evaluation.retrieval.haystack import PieceTokenizer, read_haystack
+from ropecli.evaluation.retrieval.prompts import RetrievalTask
 from ropecli.evaluation.retrieval.templates import STYLES
 
 
 @pytest.fixture(scope="module")
 def task(tokenizer, corpus):
-    pieces = Pieces(tokenizer)
-    return Task("needle", STYLES["code"], read_haystack([("a", (corpus / "text00.txt").read_text())], pieces), pieces)
+    pieces = PieceTokenizer(tokenizer)
+    return RetrievalTask(
+        "needle", STYLES["code"], read_haystack([("a", (corpus / "text00.txt").read_text())], pieces), pieces
+    )
 
 
 class Knows:
@@ -95,7 +97,7 @@ def test_what_does_not_fit_is_refused(task, llama, loaded, build):
     with pytest.raises(DataError, match="do not match"):
         evaluate_retrieval(loaded(build("llama", head_dim=32, vocab_size=60)), task, [80], [0.5])
     with pytest.raises(DataError, match="at least 5"):
-        Task("needle", STYLES["code"], task.haystack, task.pieces, keys=4, candidates=4)
+        RetrievalTask("needle", STYLES["code"], task.haystack, task.pieces, keys=4, candidates=4)
 
 
 @pytest.mark.skipif(not (FOLDER / "model.safetensors").is_file(), reason="no demo checkpoint here")
@@ -109,9 +111,9 @@ def test_the_demo_finds_a_key_inside_its_window_and_patched_beyond_it(loaded):
     from ropecli.data.sources import read_texts
     from ropecli.scaling.spec import make_spec
 
-    pieces = Pieces(AutoTokenizer.from_pretrained(FOLDER))
+    pieces = PieceTokenizer(AutoTokenizer.from_pretrained(FOLDER))
     texts = list(read_texts("demo"))[:4] or [(str(path), path.read_text()) for path in FOLDER.parent.rglob("*.py")]
-    task = Task("needle", STYLES["code"], read_haystack(texts, pieces), pieces)
+    task = RetrievalTask("needle", STYLES["code"], read_haystack(texts, pieces), pieces)
     model = loaded(FOLDER)
     base = evaluate_retrieval(model, task, [128, 512], [0.5], trials=3)
     live_patch(model, make_plan(open_checkpoint("demo"), make_spec("yarn", 4.0, {})).ropes)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ropecli.errors import DataError, MethodError
-from ropecli.evaluation.retrieval.haystack import Pieces, read_haystack, repeated
-from ropecli.evaluation.retrieval.prompts import Task, draw_keys, numbers_in
+from ropecli.evaluation.retrieval.haystack import PieceTokenizer, read_haystack, repeat_sentences
+from ropecli.evaluation.retrieval.prompts import RetrievalTask, draw_keys, numbers_in
 from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER, STYLES, Templates, choose_templates
 
 
@@ -22,17 +22,19 @@ def pieces(request, tokenizer):
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single="<s> $A <s>", special_tokens=[("<s>", 0)]
         )
-    return Pieces(tokenizer)
+    return PieceTokenizer(tokenizer)
 
 
 @pytest.fixture(scope="module")
 def tasks(pieces, corpus):
     haystack = read_haystack([(path.name, path.read_text()) for path in sorted(corpus.iterdir())], pieces)
     return {
-        "passkey": Task("passkey", PASSKEY, repeated(PASSKEY_FILLER, pieces, 900), pieces),
-        "code": Task("needle", STYLES["code"], haystack, pieces),
-        "prose": Task("needle", STYLES["prose"], haystack, pieces, keys=4, candidates=6),
-        "quoted": Task("needle", Templates('word = "{key}"', 'assert word == "'), haystack, pieces, candidates=2),
+        "passkey": RetrievalTask("passkey", PASSKEY, repeat_sentences(PASSKEY_FILLER, pieces, 900), pieces),
+        "code": RetrievalTask("needle", STYLES["code"], haystack, pieces),
+        "prose": RetrievalTask("needle", STYLES["prose"], haystack, pieces, keys=4, candidates=6),
+        "quoted": RetrievalTask(
+            "needle", Templates('word = "{key}"', 'assert word == "'), haystack, pieces, candidates=2
+        ),
     }
 
 
@@ -104,7 +106,7 @@ def test_at_the_length_that_is_advised_every_prompt_has_room(tasks, name):
 def test_the_number_of_candidates_does_not_change_a_prompt(tasks):
     task = tasks["code"]
     prompts = [
-        Task(task.name, task.templates, task.haystack, task.pieces, candidates=count).prompt(600, 0.5, 3)
+        RetrievalTask(task.name, task.templates, task.haystack, task.pieces, candidates=count).prompt(600, 0.5, 3)
         for count in (2, 10, 100)
     ]
     for prompt in prompts[1:]:

@@ -5,13 +5,13 @@ import pytest
 def report():
     """report(ppl at 256, at 512, at 1024, method=..., ...) -> an EvalReport with these numbers."""
     from ropecli.evaluation.eval_report import EvalReport
-    from ropecli.evaluation.results import Bucket, Row
+    from ropecli.evaluation.results import Bucket, LengthResult
 
     def make(*ppls, method="none", factor=1.0, params=None, checkpoint="folder", source="demo"):
         import math
 
         rows = [
-            Row(
+            LengthResult(
                 length=length,
                 ppl=ppl,
                 nll=math.log(ppl),
@@ -57,10 +57,10 @@ def with_baseline(report):
     """A report with a baseline, a cost of 0% to 2% and a gain, as EvalReports hold them."""
     from dataclasses import replace
 
-    from ropecli.evaluation.results import Change, Headline
+    from ropecli.evaluation.results import Headline, PerplexityChange
 
-    cost = Headline("short-context cost", 256, 256, Change(0.012, 0.003, 0.02))
-    gain = Headline("long-context gain", 1024, 256, Change(-0.072, -0.114, -0.037))
+    cost = Headline("short-context cost", 256, 256, PerplexityChange(0.012, 0.003, 0.02))
+    gain = Headline("long-context gain", 1024, 256, PerplexityChange(-0.072, -0.114, -0.037))
     own = report(20.0, 19.0, 18.5, method="yarn", factor=4.0, checkpoint="extended")
     return replace(own, baseline=report(18.0, 25.0, 47.0, checkpoint="base"), headlines=[cost, gain])
 
@@ -68,7 +68,7 @@ def with_baseline(report):
 @pytest.fixture
 def retrieval():
     """retrieval({(length, depth): hits of 4, ...}, method=..., ...) -> a RetrievalReport."""
-    from ropecli.evaluation.eval_report import Cell, RetrievalReport
+    from ropecli.evaluation.eval_report import RetrievalCell, RetrievalReport
 
     def make(hits, method="none", factor=1.0, checkpoint="folder", source="demo", window=256, task="passkey"):
         return RetrievalReport(
@@ -88,7 +88,7 @@ def retrieval():
             settings={"seed": 0},
             fingerprint="2" * 64,
             chance=0.1,
-            cells=[Cell(length, depth, 4, count) for (length, depth), count in hits.items()],
+            cells=[RetrievalCell(length, depth, 4, count) for (length, depth), count in hits.items()],
         )
 
     return make

@@ -25,14 +25,14 @@ def judge(documents):
     """judge(documents=3, progress=...) -> a judge by the first so many of them."""
     from dataclasses import replace
 
-    from ropecli.evaluation.saved_progress import Progress
+    from ropecli.evaluation.saved_progress import EvalProgress
     from ropecli.tuning.judge import Judge
 
     def make(
-        count: int = 3, target: int = TARGET, progress: Progress | None = None, short_weight: float = 0.25
+        count: int = 3, target: int = TARGET, progress: EvalProgress | None = None, short_weight: float = 0.25
     ) -> Judge:
         few = replace(documents, kept=documents.kept[:count])
-        return Judge(few, WINDOW, target, short_weight, 32, progress or Progress())
+        return Judge(few, WINDOW, target, short_weight, 32, progress or EvalProgress())
 
     return make
 

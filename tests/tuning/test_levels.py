@@ -12,7 +12,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.errors import NotFiniteError
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
-from ropecli.evaluation.saved_progress import Progress
+from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.scaling.spec import make_spec
 from ropecli.tuning.judge import Judge
 from ropecli.tuning.proof import difference, logits_of
@@ -108,7 +108,7 @@ def test_the_grid_finds_the_best_of_several_methods(llama, make_run):
 
 
 def test_what_the_progress_knows_is_not_measured_again(llama, make_run, monkeypatch):
-    progress = Progress()
+    progress = EvalProgress()
     one = tune(make_run(llama, level="search", progress=progress, **SETTINGS["search"]))
 
     def refuse(*arguments):

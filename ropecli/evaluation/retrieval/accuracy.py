@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ropecli.errors import MethodError, RopecliError, did_you_mean
-from ropecli.evaluation.eval_report import Cell
+from ropecli.evaluation.eval_report import RetrievalCell
 from ropecli.evaluation.processes import Workers
-from ropecli.evaluation.retrieval.haystack import Pieces
+from ropecli.evaluation.retrieval.haystack import PieceTokenizer
 from ropecli.evaluation.retrieval.prompt_reader import PromptReader
-from ropecli.evaluation.retrieval.prompts import KEY_COUNT, Prompt, Task
+from ropecli.evaluation.retrieval.prompts import KEY_COUNT, Prompt, RetrievalTask
 from ropecli.evaluation.scoring import refuse_unknown_ids, within_memory
 
 if TYPE_CHECKING:
@@ -35,18 +35,18 @@ _MORE = 4
 
 
 @dataclass(frozen=True)
-class Grid:
+class RetrievalResult:
     """cells: by length, then depth. fingerprint: sha256 of all prompts and true keys, whatever the mode.
 
     once: whether each prompt was read once, or for each answer anew.
     """
 
-    cells: list[Cell]
+    cells: list[RetrievalCell]
     fingerprint: str
     once: bool
 
 
-class Found(NamedTuple):
+class TrialResult(NamedTuple):
     """One trial. rank: of the true key, 1 the first. margin: its log-probability less the best other's, nats."""
 
     hit: bool
@@ -60,14 +60,14 @@ def check_mode(mode: str) -> None:
         raise MethodError(f"Unknown mode {mode!r}. Known: {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
 
 
-def chance_of(task: Task, mode: str) -> float:
+def chance_of(task: RetrievalTask, mode: str) -> float:
     """Accuracy of a blind guess: one of the candidates, or any key of five digits."""
     return 1 / task.candidates if mode == "rank" else 1 / KEY_COUNT
 
 
 def evaluate_retrieval(
     model: "PreTrainedModel",
-    task: Task,
+    task: RetrievalTask,
     lengths: Sequence[int],
     depths: Sequence[float],
     *,
@@ -78,8 +78,8 @@ def evaluate_retrieval(
     workers: Workers | None = None,
     advance: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda message: None,
-) -> Grid:
-    """One Cell per length and depth, of `trials` prompts each.
+) -> RetrievalResult:
+    """One RetrievalCell per length and depth, of `trials` prompts each.
 
     length: tokens of prompt and answer together, in both modes. depth: 0 puts the needle right after the introduction,
     1 right before the question. mode: 'rank' or 'generate'. switching, chunk: of PromptReader. workers: the processes
@@ -107,20 +107,20 @@ def evaluate_retrieval(
         _cell(length, depth, found[first * trials : (first + 1) * trials])
         for first, (length, depth) in enumerate(product(lengths, depths))
     ]
-    return Grid(cells, hashlib.sha256(b"".join(prints)).hexdigest(), reader.once)
+    return RetrievalResult(cells, hashlib.sha256(b"".join(prints)).hexdigest(), reader.once)
 
 
-def _ask(reader: PromptReader, task: Task, prompt: Prompt, mode: str) -> Found:
+def _ask(reader: PromptReader, task: RetrievalTask, prompt: Prompt, mode: str) -> TrialResult:
     largest = max(int(prompt.ids.max()), max(max(answer) for answer in prompt.answers))
     refuse_unknown_ids(largest, reader.split.model)
     with within_memory(1, len(prompt.ids)):
         return rank_answers(reader, prompt) if mode == "rank" else generate_answer(reader, task.pieces, prompt)
 
 
-def _cell(length: int, depth: float, found: Sequence[Found]) -> Cell:
+def _cell(length: int, depth: float, found: Sequence[TrialResult]) -> RetrievalCell:
     ranks = [one.rank for one in found if one.rank is not None]
     margins = [one.margin for one in found if one.margin is not None]
-    return Cell(
+    return RetrievalCell(
         length=length,
         depth=depth,
         trials=len(found),
@@ -131,7 +131,7 @@ def _cell(length: int, depth: float, found: Sequence[Found]) -> Cell:
     )
 
 
-def rank_answers(reader: PromptReader, prompt: Prompt) -> Found:
+def rank_answers(reader: PromptReader, prompt: Prompt) -> TrialResult:
     """Raises RopecliError for a log-probability that is not finite."""
     values = reader.log_probabilities(prompt.ids, prompt.answers)
     if not np.isfinite(values).all():
@@ -141,10 +141,10 @@ def rank_answers(reader: PromptReader, prompt: Prompt) -> Found:
         )
     true, others = values[0], values[1:]
     rank = 1 + int((others >= true).sum())
-    return Found(rank == 1, rank, float(true - others.max()))
+    return TrialResult(rank == 1, rank, float(true - others.max()))
 
 
-def generate_answer(reader: PromptReader, pieces: Pieces, prompt: Prompt) -> Found:
+def generate_answer(reader: PromptReader, pieces: PieceTokenizer, prompt: Prompt) -> TrialResult:
     """Whether the answer begins with the key and goes on with no digit, or not at all. Stops once that is decided."""
     # what is left of the question where the tokenizer joins its end with the key belongs to the answer
     key = pieces.text(prompt.answers[0]).strip()
@@ -154,7 +154,7 @@ def generate_answer(reader: PromptReader, pieces: Pieces, prompt: Prompt) -> Fou
         tokens.append(token)
         said = pieces.text(tokens).lstrip()
         if said.startswith(key) and said != key:
-            return Found(not said[len(key)].isdigit())
+            return TrialResult(not said[len(key)].isdigit())
         if not key.startswith(said.rstrip()):
             break
-    return Found(said == key)
+    return TrialResult(said == key)

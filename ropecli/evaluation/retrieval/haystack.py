@@ -15,10 +15,10 @@ _CHARACTERS = 2**18
 """Of a document that are tokenized at once."""
 
 
-Tokens = tuple[int, ...]
+TokenIds = tuple[int, ...]
 
 
-class Pieces:
+class PieceTokenizer:
     """A tokenizer, asked for pieces. prefix: the special tokens that it puts before every text."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -26,11 +26,11 @@ class Pieces:
         self.prefix = special_tokens(tokenizer).prefix
         self._line_break = self.opening("\n")
 
-    def opening(self, text: str) -> Tokens:
+    def opening(self, text: str) -> TokenIds:
         """Of a piece that begins the text."""
         return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def inside(self, text: str) -> Tokens:
+    def inside(self, text: str) -> TokenIds:
         """Of a piece that others precede: SentencePiece would put a space before it if it were alone."""
         before, both = self._line_break, self.opening(f"\n{text}")
         return both[len(before) :] if both[: len(before)] == before else self.opening(text)
@@ -39,7 +39,7 @@ class Pieces:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def common_beginning(sequences: Sequence[Tokens]) -> int:
+def common_beginning(sequences: Sequence[TokenIds]) -> int:
     """How many tokens all sequences begin with alike."""
     shortest = min(sequences, key=len)
     return next((i for i, token in enumerate(shortest) if any(one[i] != token for one in sequences)), len(shortest))
@@ -58,14 +58,14 @@ class Haystack:
         return self.ids.take(np.arange(start, start + tokens), mode="wrap")
 
 
-def repeated(sentences: str, pieces: Pieces, tokens: int) -> Haystack:
+def repeat_sentences(sentences: str, pieces: PieceTokenizer, tokens: int) -> Haystack:
     """The same sentences again and again, at least `tokens` tokens long."""
     times = 2 + tokens // len(pieces.inside(f" {sentences}"))
     return Haystack(np.array(pieces.inside(" ".join([sentences] * times)), dtype=np.int64), anywhere=False)
 
 
 def read_haystack(
-    texts: Iterable[tuple[str, str]], pieces: Pieces, advance: Callable[[], None] = lambda: None
+    texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, advance: Callable[[], None] = lambda: None
 ) -> Haystack:
     """The documents of a source, joined by empty lines, up to a million tokens. Raises DataError for none.
 

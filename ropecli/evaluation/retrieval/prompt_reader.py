@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from ropecli.evaluation.retrieval.haystack import Tokens
+from ropecli.evaluation.retrieval.haystack import TokenIds
 from ropecli.evaluation.scoring import TokenScorer
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
 
@@ -69,7 +69,7 @@ class PromptReader:
             say(f"The model is not read in chunks of {self.chunk} tokens, but in one pass: {reason}.")
 
     @torch.inference_mode()
-    def log_probabilities(self, ids: np.ndarray, answers: Sequence[Tokens]) -> np.ndarray:
+    def log_probabilities(self, ids: np.ndarray, answers: Sequence[TokenIds]) -> np.ndarray:
         """ln p(answer | ids) of each answer, summed over its tokens; shape (answers,), float64, nats."""
         values = np.empty(len(answers))
         read = self._read(self._tensor(ids)) if self.once else None
@@ -149,7 +149,7 @@ class PromptReader:
         self._on_cache(self._read(tokens), tokens.expand(2, -1))
 
 
-def _of_same_length(answers: Sequence[Tokens]) -> list[list[int]]:
+def _of_same_length(answers: Sequence[TokenIds]) -> list[list[int]]:
     """The indices of the answers, those of as many tokens together."""
     groups: dict[int, list[int]] = {}
     for index, answer in enumerate(answers):

@@ -16,7 +16,7 @@ from itertools import chain, islice
 import numpy as np
 
 from ropecli.errors import DataError
-from ropecli.evaluation.retrieval.haystack import Haystack, Pieces, Tokens, common_beginning
+from ropecli.evaluation.retrieval.haystack import Haystack, PieceTokenizer, TokenIds, common_beginning
 from ropecli.evaluation.retrieval.templates import Templates
 
 _DEPTH_STEPS = 10**6
@@ -30,7 +30,7 @@ _NUMBER = re.compile("(?=([1-9][0-9]{4}))")
 
 
 @dataclass(frozen=True)
-class Task:
+class RetrievalTask:
     """name: passkey or needle. keys: needles in a prompt, of which one is asked for. candidates: answers to rank, the
     true key and those of the other needles among them.
     """
@@ -38,7 +38,7 @@ class Task:
     name: str
     templates: Templates
     haystack: Haystack
-    pieces: Pieces
+    pieces: PieceTokenizer
     keys: int = 1
     candidates: int = 10
     seed: int = 0
@@ -98,7 +98,7 @@ class Prompt:
 
     ids: np.ndarray
     keys: tuple[str, ...]
-    answers: tuple[Tokens, ...]
+    answers: tuple[TokenIds, ...]
     needle: int
 
     def fingerprint(self) -> bytes:
@@ -109,7 +109,7 @@ class Prompt:
 class _Draft:
     """A prompt in the making. words: tokens of all but the text between."""
 
-    def __init__(self, task: Task, rng: np.random.Generator, length: int, depth: float) -> None:
+    def __init__(self, task: RetrievalTask, rng: np.random.Generator, length: int, depth: float) -> None:
         self.task = task
         self.length = length
         self.depth = depth
@@ -137,7 +137,7 @@ class _Draft:
         others = (key for key in drawn if key not in beside)
         return (*hidden, *islice(others, task.candidates - task.keys))
 
-    def _completed(self, key: str) -> Tokens:
+    def _completed(self, key: str) -> TokenIds:
         return self.task.pieces.inside(self.line + key)
 
     def _form(self, key: str) -> tuple[int, int]:
@@ -155,14 +155,14 @@ class _Draft:
     def _lines(self, keys: Sequence[str]) -> list[str]:
         return [self.task.templates.needle_line(*pair) for pair in zip(self.names, keys, strict=False)]
 
-    def _needles(self) -> list[tuple[float, Tokens]]:
+    def _needles(self) -> list[tuple[float, TokenIds]]:
         """(depth, tokens) of each: first the one that is asked for; the others spread evenly inside the text."""
         others = self.task.keys - 1
         depths = [self.depth, *((index + 0.5) / others for index in range(others))]
         lines = self._lines(self.keys)
         return [(depth, self.task.pieces.inside(line)) for depth, line in zip(depths, lines, strict=True)]
 
-    def _weave(self, needles: list[tuple[float, Tokens]], text: np.ndarray) -> tuple[np.ndarray, int]:
+    def _weave(self, needles: list[tuple[float, TokenIds]], text: np.ndarray) -> tuple[np.ndarray, int]:
         """The head and the text with its needles; and where the needle stands that is asked for."""
         ids, at, read = list(self.head), 0, 0
         for depth, needle in sorted(needles, key=lambda pair: pair[0]):

@@ -1,4 +1,4 @@
-"""The score of a query and a key over their distance, and the single pairs' cosines that it is the sum of.
+"""Draws the score of a query and a key over their distance, and the single pairs' cosines that it is the sum of.
 
 Source: "embedding and rope" (blog, 5 February 2025), its figure of frequencies, here for any rope.
 """
@@ -14,7 +14,7 @@ from ropecli.analysis.score import LONGEST, first_negative, score, seen_distance
 from ropecli.analysis.wavelengths import effective_range, longest_wavelength
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.pairs_plot import subject
+from ropecli.reporting.figures.frequencies_plot import study_subject
 from ropecli.reporting.wording import clean
 from ropecli.scaling.spec import ScaledRope
 
@@ -64,7 +64,7 @@ def draw_decay(study: Study) -> "Figure":
         style.legend(pairs)
         style.title(
             figure,
-            f"The score of a query and a key that both hold ones over their distance, {subject(study)}",
+            f"The score of a query and a key that both hold ones over their distance, {study_subject(study)}",
             ["; ".join(_notes(study, near_stop, far_stop))],
         )
     return figure

@@ -1,4 +1,4 @@
-"""Evaluations of perplexity: against length, against how much was read, and many methods side by side."""
+"""Draws evaluations of perplexity: over length, over the tokens read before, and many methods side by side."""
 
 import math
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from ropecli.reporting.lines import (
     by_checkpoint,
     data_note,
     lines_of,
+    original_length_marks,
+    original_lengths_of,
     refuse_without,
     title_of,
-    window_marks,
-    windows_of,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def draw_perplexity(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
     ends = [end for line in lines for row in line.report.rows for end in metric.interval(row) or ()]
     whiskers = bool(ends) and len(lines) <= _MOST_WHISKERS
     lengths = sorted({length for line in lines for length, _ in line.points(metric)})
-    windows, notes = window_marks(reports, lengths)
+    windows, notes = original_length_marks(reports, lengths)
     with style.drawing():
         figure, (axes,) = style.line_figure([line.name for line in lines])
         for index, line in enumerate(lines):
@@ -90,7 +90,7 @@ def draw_context(reports: Sequence[EvalReport], metric: Metric = PPL) -> "Figure
         [(math.sqrt(one.start * (one.stop - 1)), one.nll) for one in line.report.rows[-1].by_context] for line in lines
     ]
     contexts = [context for own in points for context, _ in own]
-    windows, notes = window_marks(reports, contexts)
+    windows, notes = original_length_marks(reports, contexts)
     lengths = sorted({report.rows[-1].length for report in reports})
     with style.drawing():
         figure, (axes,) = style.line_figure([line.name for line in lines])
@@ -121,7 +121,7 @@ def draw_comparison(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
     names = [style.wrap(line.name, _LONGEST_NAME) for line in lines]
     widest = max(len(part) for name in names for part in name.split("\n"))
     deepest = max(name.count("\n") + 1 for name in names)
-    windows = windows_of(line.report for line in lines)
+    windows = original_lengths_of(line.report for line in lines)
     with style.drawing():
         figure = style.new_figure(
             max(5.0, 0.6 + 0.075 * widest + 2.1 * len(lengths)), 1.8 + (0.1 + 0.16 * deepest) * len(lines)

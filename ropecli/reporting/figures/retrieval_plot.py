@@ -1,4 +1,4 @@
-"""How often a key was found, by length and depth: a panel a report, grey, with the number in each cell."""
+"""Draws how often a key was found, by length and depth: a panel for each report, with the number in each cell."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ropecli.evaluation.eval_report import RetrievalReport
 from ropecli.reporting.cells import pivot
 from ropecli.reporting.figures import style
-from ropecli.reporting.lines import PPL, Metric, numbered, windows_of
+from ropecli.reporting.lines import PPL, Metric, numbered, original_lengths_of
 from ropecli.reporting.wording import clean
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def draw_retrieval(reports: Sequence[RetrievalReport], metric: Metric = PPL) -> 
         guess = f", a guess finds {100 * chances.pop():.3g}%" if len(chances) == 1 else ""
         trials = sorted({cell.trials for report in reports for cell in report.cells})
         prompts = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
-        window = f"dashed: the pretraining window ({' or '.join(map(str, windows_of(reports)))} tokens)"
+        window = f"dashed: the pretraining window ({' or '.join(map(str, original_lengths_of(reports)))} tokens)"
         style.title(
             figure,
             f"{' and '.join(tasks)}: keys found, in percent{guess}; data {sources}",

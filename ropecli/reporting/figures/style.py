@@ -1,4 +1,4 @@
-"""What all figures share: looks that differ without colour, axes in round numbers, legends beside the data, saving.
+"""What all figures share: line styles that differ without colour, axes in round numbers, legends, saving.
 
 Names come cleaned (wording.clean), and are no formulas, whatever dollars they hold.
 """

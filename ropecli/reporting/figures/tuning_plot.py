@@ -1,4 +1,4 @@
-"""How a tuning run went, or several: perplexity at the target and at the window against what it cost; learned gains."""
+"""Draws tuning runs: perplexity at the target and at the pretraining length over time spent, and learned gains."""
 
 import math
 import re
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropecli.errors import DataError
-from ropecli.reporting.cells import OVERFLOW, of_same_tokens, ppl_of, ppl_words, subject_of, tuning_names
+from ropecli.reporting.cells import OVERFLOW, of_same_tokens, ppl_of, ppl_words, tuning_names, tuning_subject
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.pairs_plot import X_LABEL
+from ropecli.reporting.figures.frequencies_plot import X_LABEL
 from ropecli.reporting.wording import clean, number
 from ropecli.tuning.record import TRAINING, LayerGains, Score, TuneReport
 
@@ -64,7 +64,7 @@ def draw_tuning(reports: Sequence[TuneReport]) -> "Figure":
         panels[-1].set_xlim(left=0)
         several = f"{len(reports)} tuning runs, the best so far and the result"
         what = several if len(reports) > 1 else f"Tuning, {names[0]}"
-        style.title(figure, f"{what}: {subject_of(reports)}", _notes(reports, above))
+        style.title(figure, f"{what}: {tuning_subject(reports)}", _notes(reports, above))
     return figure
 
 
@@ -194,7 +194,7 @@ def draw_gains(reports: Sequence[TuneReport]) -> "Figure":
         if phases:
             phase = max(_LEAST, *(np.abs(layer.phase).max() for layer in report.gains if any(layer.phase)))
             _draw_maps(list(panels[:, 1]), [layer.phase for layer in layers], phase, "phase, radians", np.asarray)
-        style.title(figure, f"Learned gains and phases, {tuning_names(reports)[0]}: {subject_of(reports)}", notes)
+        style.title(figure, f"Learned gains and phases, {tuning_names(reports)[0]}: {tuning_subject(reports)}", notes)
     return figure
 
 

@@ -1,7 +1,8 @@
-"""A value for each rotary pair: wavelengths, and frequencies over the pretrained ones, by method or as tuned.
+"""Draws a value for each rotary pair: wavelengths, and frequencies over the pretrained ones, by method or as tuned.
 
-Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), sections 2.3 (pairs that turn inside the window have shown all their
-angles in pretraining) and 3 (h(θ_d)/θ_d); Liu et al. 2023 (arXiv:2310.05209), section 4.1, for the critical dimension.
+Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), sections 2.3 (pairs that rotate once inside the pretraining length
+have shown all their angles) and 3 (h(θ_d)/θ_d); Liu et al. 2023 (arXiv:2310.05209), section 4.1, for the critical
+dimension.
 """
 
 import math
@@ -13,7 +14,7 @@ import numpy as np
 from ropecli.analysis.wavelengths import critical_dimension, turns
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError, MethodError
-from ropecli.reporting.cells import method_of, subject_of, tuning_names
+from ropecli.reporting.cells import tuned_method, tuning_names, tuning_subject
 from ropecli.reporting.figures import style
 from ropecli.reporting.wording import clean
 from ropecli.rope import RopeGeometry
@@ -51,7 +52,7 @@ def draw_wavelengths(study: Study) -> "Figure":
         *remapping_notes(study, "the wavelengths are the pretrained ones"),
     ]
     label = "wavelength (tokens for a turn), logarithmic"
-    return _draw(f"Wavelength of each pair, {subject(study)}", label, lines, windows, {}, notes)
+    return _draw(f"Wavelength of each pair, {study_subject(study)}", label, lines, windows, {}, notes)
 
 
 def draw_frequencies(study: Study) -> "Figure":
@@ -76,7 +77,7 @@ def draw_frequencies(study: Study) -> "Figure":
             f"{'every pair that turns' if dimension else 'no pair'} completes a turn inside the pretraining window"
         )
     return _draw(
-        f"Frequency of each pair over the pretrained one, {subject(study)}",
+        f"Frequency of each pair over the pretrained one, {study_subject(study)}",
         _OVER_PRETRAINED,
         {name: _over(rope.inv_freq, pretrained) for name, rope in methods.items()},
         _levels(rope.spec.factor for rope in methods.values() if rope.remapping is None),
@@ -100,9 +101,9 @@ def draw_tuned_frequencies(reports: Sequence[TuneReport]) -> "Figure":
         for one in reports
     }
     turning = sum(one > 0 for one in reports[0].pretrained_inv_freq)
-    which = method_of(reports[0]) if len(reports) == 1 else f"{len(reports)} tuning runs"
+    which = tuned_method(reports[0]) if len(reports) == 1 else f"{len(reports)} tuning runs"
     return _draw(
-        f"Frequency of each pair over the pretrained one, chosen by tuning, {which}: {subject_of(reports)}",
+        f"Frequency of each pair over the pretrained one, chosen by tuning, {which}: {tuning_subject(reports)}",
         _OVER_PRETRAINED,
         {**lines, **own},
         _levels(report.factor for report in reports),
@@ -111,7 +112,7 @@ def draw_tuned_frequencies(reports: Sequence[TuneReport]) -> "Figure":
     )
 
 
-def subject(study: Study) -> str:
+def study_subject(study: Study) -> str:
     """Which checkpoint, and what its rotary embedding was pretrained with."""
     rope = study.geometry
     part = f" of head_dim {rope.head_dim}" if rope.rotary_dim != rope.head_dim else ""

@@ -1,4 +1,4 @@
-"""What a scaling does to the images of positions: the embedding as a helix, and how near images lie to each other.
+"""Draws what a scaling does to the granularity of positions: the embedding as a helix, and distances between images.
 
 Source: Xiong et al. 2023 (arXiv:2309.16039), appendix B: figure 8, and "Multi-Objective Decision".
 """
@@ -12,7 +12,7 @@ from ropecli.analysis.granularity import closest_images, distance_to_old_images,
 from ropecli.checkpoint.inspection import Study
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
-from ropecli.reporting.figures.pairs_plot import remapping_notes, subject
+from ropecli.reporting.figures.frequencies_plot import remapping_notes, study_subject
 from ropecli.reporting.wording import clean
 from ropecli.scaling.spec import ScaledRope
 
@@ -54,7 +54,7 @@ def draw_helix(study: Study) -> "Figure":
             f"pair {pair} is the one whose frequency abf with beta = {_BETA:g} takes nearest to half",
             *remapping_notes(study, "the helix is the pretrained one"),
         ]
-        style.title(figure, f"The embedding as a helix, {subject(study)}", notes)
+        style.title(figure, f"The embedding as a helix, {study_subject(study)}", notes)
     return figure
 
 
@@ -112,5 +112,7 @@ def draw_tradeoff(study: Study) -> "Figure":
             "extrapolated to the target",
             *remapping_notes(study, "no images of their own, and no point"),
         ]
-        style.title(figure, f"Images near to the old ones against images far from each other, {subject(study)}", notes)
+        style.title(
+            figure, f"Images near to the old ones against images far from each other, {study_subject(study)}", notes
+        )
     return figure
