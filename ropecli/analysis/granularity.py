@@ -23,17 +23,8 @@ _WIDEST = 2**18
 _BLOCK = 4096
 
 
-def sine_similarity(inv_freq: np.ndarray, x: np.ndarray, gap: int = 1) -> float:
-    """sin∠(f(x, n + gap), f(x, n)) = Im⟨·,·⟩/‖x‖²: Σ_j (x_2j² + x_2j+1²)·sin(gap·θ_j) / Σ_k x_k², for any n.
-
-    x: shape (rotary_dim,), neighbours paired.
-    """
-    squares = x**2
-    return float(squares.reshape(-1, 2).sum(axis=1) @ np.sin(gap * inv_freq) / squares.sum())
-
-
 def granularity(inv_freq: np.ndarray) -> float:
-    """C_d/(d/2), the mean of sin θ_j: the sine similarity of consecutive images of a vector of ones.
+    """C_d/(d/2), the mean of sin θ_j: the sine of the angle between consecutive images of a vector of ones.
 
     The paper's C_d is the sum, for which it gives the limits 1/(ln b + ln β) and α/ln b. A sum of d/2 terms grows
     with d; the limits are those of the mean (the closed forms are right, their limits leave out the factor 2/d).
