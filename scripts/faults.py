@@ -64,7 +64,7 @@ FAULTS: list[tuple[str, str]] = [
     ("one.window_means if by_windows else one.nll", "one.nll"),
     ("np.quantile(_resampled_means(sums, weights), (0.025, 0.975))", "np.quantile(_resampled_means(sums, weights), (0.05, 0.95))"),
     ("difference = np.array(row.document_nll) - np.array(base.document_nll)", "difference = np.array(base.document_nll) - np.array(row.document_nll)"),
-    ("length for length in ours if length <= window", "length for length in ours if length < window"),
+    ("length for length in ours if length <= original_length", "length for length in ours if length < original_length"),
     ("cache = outputs.past_key_values", "cache = None"),
     ("rank = 1 + int((others >= true).sum())", "rank = 1 + int((others > true).sum())"),
     # data
@@ -73,7 +73,7 @@ FAULTS: list[tuple[str, str]] = [
     ("at = bisect_left(rooms, size)", "at = min(bisect_left(rooms, size) + 1, len(rooms))"),
     ("shares[by_remainder[: free - shares.sum()]] += 1", "shares[by_remainder[: free - shares.sum() - 1]] += 1"),
     ("(lengths >= long_from) | (chances < keep_short)", "(lengths >= long_from) | (chances > keep_short)"),
-    ("draw.integers(bias, window - length, endpoint=True)", "draw.integers(0, window - length, endpoint=True)"),
+    ("draw.integers(bias, context_length - length, endpoint=True)", "draw.integers(0, context_length - length, endpoint=True)"),
     # finetune
     ("scale = averaged_over(self.accelerator) * len(batches) / targets", "scale = averaged_over(self.accelerator) / targets"),
     ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),
@@ -101,7 +101,7 @@ FAULTS: list[tuple[str, str]] = [
     ("if original_length and original_length > window:", "if False:"),
     ("name not in self.local_layers and not any(word in name for word in _LOCAL_WORDS)", "name not in self.local_layers"),
     # theory
-    ("(turns(inv_freq, length) >= 1 - _SAME).mean()", "(turns(inv_freq, length) >= 2).mean()"),
+    ("(rotations(inv_freq, length) >= 1 - _SAME).mean()", "(rotations(inv_freq, length) >= 2).mean()"),
     ("-4 * np.sin(inv_freq / 2)", "-4 * np.sin(inv_freq)"),
     ("return alpha / math.log(rope_theta)", "return alpha / math.log2(rope_theta)"),
     ("np.minimum(1.0, 2 * rope_theta /", "np.minimum(1.0, rope_theta /"),

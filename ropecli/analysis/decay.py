@@ -32,9 +32,9 @@ def decay_estimate(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
     e^(itu)/u du = (E1(-it/b) - E1(-it)) / ln b, the blog's; other tables take a sum of such pieces.
 
     The blog concludes O(1/t). That is right of the integral, but begins where t exceeds b, about a sixth of the longest
-    wavelength: inside a window its real part falls as (ln(b/t) - γ) / ln b, by a logarithm. And it is not true of the
-    sum, which is almost periodic: its magnitude's square has the mean 2/d over all distances. (Where the blog has
-    E'(u) = e^(-itu)/u the sign is wrong; nothing follows from it.)
+    wavelength: inside a pretraining length its real part falls as (ln(b/t) - γ) / ln b, by a logarithm. And it is not
+    true of the sum, which is almost periodic: its magnitude's square has the mean 2/d over all distances. (Where the
+    blog has E'(u) = e^(-itu)/u the sign is wrong; nothing follows from it.)
     """
     turning = inv_freq[inv_freq > 0]
     distances = np.asarray(distances, dtype=np.float64)

@@ -18,8 +18,8 @@ _PRODUCTS = 2**23
 """Pairs of positions that are compared, about: some tenths of a second at most."""
 _FEWEST, _MOST = 64, 4096
 """Positions of a target that stand for all."""
-_WIDEST = 2**18
-"""Tokens of a pretraining window whose images are looked through."""
+_LONGEST_COMPARED = 2**18
+"""Tokens of a pretraining length whose images are all compared."""
 _BLOCK = 4096
 
 
@@ -68,20 +68,21 @@ def closest_images(inv_freq: np.ndarray, length: int) -> ClosestImages:
     return ClosestImages(float(_apart(gap * inv_freq)), gap)
 
 
-def distance_to_old_images(old: np.ndarray, new: np.ndarray, window: int, target: int) -> float:
+def distance_to_old_images(old: np.ndarray, new: np.ndarray, original_length: int, target: int) -> float:
     """d(f, f̂): how far the image farthest from all pretrained ones is from the nearest of them.
 
-    old, new: inv_freq before and after; window, target: tokens before and after. As printed, with a minimum over both
-    positions, it is 0 for every method: position 0 turns nothing. What is meant, and computed, is max over the new
-    positions j of min over the old ones k of dist[f(x, k), f̂(x, j)]. Of long targets, positions evenly apart stand for
-    all, with the last, so that the true maximum may be a little larger. NaN for windows above 262,144 tokens, which
-    are not looked through.
+    old, new: inv_freq before and after. original_length, target: tokens before and after.
+
+    As printed, with a minimum over both positions, it is 0 for every method: position 0 rotates nothing. What is meant,
+    and computed, is max over the new positions j of min over the old ones k of dist[f(x, k), f̂(x, j)]. Of long targets,
+    positions evenly apart stand for all, with the last, so that the true maximum may be a little larger. NaN for
+    pretraining lengths above 262,144 tokens, whose images are too many to compare.
     """
-    if window > _WIDEST:
+    if original_length > _LONGEST_COMPARED:
         return math.nan
-    count = min(target, _MOST, max(_FEWEST, _PRODUCTS // window))
+    count = min(target, _MOST, max(_FEWEST, _PRODUCTS // original_length))
     places = np.unique(np.linspace(0, target - 1, count).round())
-    nearest = _nearest(_images(new, places), old, window)
+    nearest = _nearest(_images(new, places), old, original_length)
     return float(_apart(np.multiply.outer(places, new) - np.multiply.outer(nearest, old)).max())
 
 
@@ -94,11 +95,11 @@ def helix(inv_freq: np.ndarray, pair: int, positions: np.ndarray) -> np.ndarray:
     return np.stack([np.cos(fast), np.sin(fast), np.sin(slow)], axis=-1)
 
 
-def _nearest(images: np.ndarray, old: np.ndarray, window: int) -> np.ndarray:
-    """The position, of `window` pretrained ones, whose image is nearest to each of `images`."""
+def _nearest(images: np.ndarray, old: np.ndarray, original_length: int) -> np.ndarray:
+    """The position, of `original_length` pretrained ones, whose image is nearest to each of `images`."""
     best, nearest = np.full(len(images), -np.inf), np.zeros(len(images))
-    for start in range(0, window, _BLOCK):
-        similar = images @ _images(old, np.arange(start, min(start + _BLOCK, window))).T
+    for start in range(0, original_length, _BLOCK):
+        similar = images @ _images(old, np.arange(start, min(start + _BLOCK, original_length))).T
         found = similar.argmax(axis=1)
         highest = similar[np.arange(len(images)), found]
         nearest = np.where(highest > best, start + found, nearest)

@@ -55,26 +55,26 @@ def _turning(rope: ScaledRope, length: int) -> dict[str, Any]:
     inv_freq, geometry = rope.inv_freq, rope.geometry
     longest = wavelengths.longest_wavelength(inv_freq)
     effective = wavelengths.effective_range(inv_freq)
-    window = geometry.original_max_position_embeddings
+    original_length = geometry.original_max_position_embeddings
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = inv_freq / geometry.inv_freq()
     return {
         "wavelength": rope.wavelength.tolist(),
-        "turns_in_window": wavelengths.turns(inv_freq, window).tolist(),
-        "turns_in_target": wavelengths.turns(inv_freq, length).tolist(),
+        "turns_in_window": wavelengths.rotations(inv_freq, original_length).tolist(),
+        "turns_in_target": wavelengths.rotations(inv_freq, length).tolist(),
         "frequency_over_pretrained": kept.tolist(),
         "critical_dimension": wavelengths.critical_dimension(geometry),
         "longest_wavelength": longest,
         "half_wavelength": wavelengths.half_wavelength(inv_freq),
         "effective_range": effective,
-        "share_turned_in_effective_range": wavelengths.share_turned(inv_freq, effective),
+        "share_turned_in_effective_range": wavelengths.share_rotated(inv_freq, effective),
         "unique_by_slowest_pair": None if math.isnan(longest) else length <= longest,
     }
 
 
 def _granular(rope: ScaledRope, target: int) -> dict[str, Any]:
     """Images are of positions: a method that remaps distances has none of its own."""
-    inv_freq, window = rope.inv_freq, rope.geometry.original_max_position_embeddings
+    inv_freq, original_length = rope.inv_freq, rope.geometry.original_max_position_embeddings
     found: dict[str, Any] = {
         "granularity": granularity(inv_freq),
         "granularity_limit": None,
@@ -90,7 +90,7 @@ def _granular(rope: ScaledRope, target: int) -> dict[str, Any]:
         distance, gap = closest_images(inv_freq, target)
         found |= {"closest_images": distance, "closest_images_gap": gap}
         old = rope.geometry.inv_freq()
-        found["distance_to_old_images"] = distance_to_old_images(old, inv_freq, window, target)
+        found["distance_to_old_images"] = distance_to_old_images(old, inv_freq, original_length, target)
     return found
 
 

@@ -17,14 +17,14 @@ _SAME = 1e-9
 """Relative: wavelengths that are equal on paper differ by a rounding."""
 
 
-def turns(inv_freq: np.ndarray, length: float) -> np.ndarray:
-    """r = L/λ_d: how often each pair turns in so many tokens, shape (rotary_dim/2,)."""
+def rotations(inv_freq: np.ndarray, length: float) -> np.ndarray:
+    """r = L/λ_d: how often each pair rotates in so many tokens, shape (rotary_dim/2,)."""
     return inv_freq * length / (2 * math.pi)
 
 
-def share_turned(inv_freq: np.ndarray, length: float) -> float:
-    """The share of the pairs, 0..1, that complete a turn in so many tokens; NaN where those are NaN."""
-    return math.nan if math.isnan(length) else float((turns(inv_freq, length) >= 1 - _SAME).mean())
+def share_rotated(inv_freq: np.ndarray, length: float) -> float:
+    """The share of the pairs, 0..1, that complete a rotation in so many tokens; NaN where those are NaN."""
+    return math.nan if math.isnan(length) else float((rotations(inv_freq, length) >= 1 - _SAME).mean())
 
 
 def longest_wavelength(inv_freq: np.ndarray) -> float:
@@ -55,14 +55,14 @@ def effective_range(inv_freq: np.ndarray) -> float:
 def critical_dimension(geometry: RopeGeometry) -> int:
     """2⌈(d/2)·log_b(L/2π)⌉: how many dimensions belong to pairs that complete a turn in pretraining; from 0 to d.
 
-    Those above have never been seen at all their angles, and are what fails beyond the window (Liu et al. 2023,
-    section 4.1).
+    Those above have never been seen at all their angles, and are what fails beyond the pretraining length (Liu et
+    al. 2023, section 4.1).
     """
-    window = geometry.original_max_position_embeddings / (2 * math.pi)
+    limit = geometry.original_max_position_embeddings / (2 * math.pi)
     if geometry.rope_theta <= 1:
-        turning = geometry.pairs if window >= 1 else 0
+        turning = geometry.pairs if limit >= 1 else 0
     else:
-        turning = math.ceil(geometry.pairs * math.log(window) / math.log(geometry.rope_theta))
+        turning = math.ceil(geometry.pairs * math.log(limit) / math.log(geometry.rope_theta))
     return 2 * min(max(turning, 0), geometry.pairs - geometry.still_pairs)
 
 

@@ -73,13 +73,13 @@ class Stream:
         self,
         recipe: StreamRecipe,
         length: int,
-        window: int,
+        context_length: int,
         parts: Sequence[SourceSequences],
         made_of: Sequence[object],
     ) -> None:
         self.length = length
         self.packed = any(source.sequences == "packed" for source in recipe.sources)
-        self._recipe, self._window, self._parts, self._made_of = recipe, window, parts, made_of
+        self._recipe, self._context_length, self._parts, self._made_of = recipe, context_length, parts, made_of
         self._mixture = Mixture([source.weight for source in recipe.sources], recipe.seed)
 
     def __len__(self) -> int:
@@ -108,7 +108,9 @@ class Stream:
         part = self._parts[source]
         if recipe.positions == "full":
             return part.at(index)
-        positions = positions_of(recipe.positions, self.length, self._window, recipe.pose_chunks, recipe.seed, at)
+        positions = positions_of(
+            recipe.positions, self.length, self._context_length, recipe.pose_chunks, recipe.seed, at
+        )
         if recipe.positions == "pose":
             return part.skipping_at(index, positions)
         return replace(part.at(index), positions=positions)
@@ -119,7 +121,7 @@ class Stream:
         Two streams of one fingerprint give the same batches, wherever the text and the cache lie.
         """
         recipe = self._recipe
-        gaps = None if recipe.positions == "full" else [recipe.positions, self._window]
+        gaps = None if recipe.positions == "full" else [recipe.positions, self._context_length]
         chunks = recipe.pose_chunks if recipe.positions == "pose" else None
         whole = [FORMAT, self.length, recipe.seed, gaps, chunks, self._mixture.shares, list(self._made_of)]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
@@ -137,17 +139,17 @@ def open_stream(
     recipe: StreamRecipe,
     tokenizer,
     length: int,
-    window: int,
+    context_length: int,
     *,
     read: Callable[..., Texts] = read_texts,
     first: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Stream:
-    """length: of a sequence, tokens. window: positions that `pose` and `randomized` reach.
+    """length: of a sequence, tokens. context_length: positions that `pose` and `randomized` reach.
 
     read: what reads a source, as read_texts does. first: a context under which the main process goes before the
     others, so that one of them tokenizes and the others find the tokens. Raises DataError, RecipeError, OutputError.
     """
-    refuse_impossible_positions(recipe.positions, length, window, recipe.pose_chunks)
+    refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
     digest = tokenizer_digest(tokenizer)
     parts, made_of = [], []
     for number, source in enumerate(recipe.sources):
@@ -162,7 +164,7 @@ def open_stream(
         parts.append(_sequences(source, number, store, length, recipe.seed, separator, padding))
         chosen = [source.sequences, source.long_from, source.keep_short, source.max_tokens]
         made_of.append([store.digest, separator, padding, *chosen])
-    return Stream(recipe, length, window, parts, made_of)
+    return Stream(recipe, length, context_length, parts, made_of)
 
 
 def _open_store(source: TextSource, tokenizer, digest: str, read: Callable[..., Texts]) -> TokenStore:

@@ -31,7 +31,7 @@ class BaseReport:
     """What was measured on what, in any evaluation.
 
     digest: of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether the model was patched
-    in memory. original_max_position_embeddings: the pretraining window, tokens. source: the data. command: what made
+    in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data. command: what made
     the report, word by word.
     """
 

@@ -241,24 +241,24 @@ class Headline:
 
 
 def headlines(
-    rows: Sequence[LengthResult], baseline: Sequence[LengthResult], protocol: Protocol, window: int
+    rows: Sequence[LengthResult], baseline: Sequence[LengthResult], protocol: Protocol, original_length: int
 ) -> list[Headline]:
     """The short-context cost and the long-context gain.
 
-    window: the baseline's own, tokens. The cost: both at the longest length inside it. The gain: the model at its
-    longest length beyond it, against the baseline at the longest inside its window, where it works; that wants a
-    protocol that scores the same tokens at every length. With the others the two can only be read at the same length,
-    where the baseline does not work: a gain by another name. One that the lengths do not tell is left out.
+    original_length: what the baseline was pretrained with, tokens. The cost: both at the longest length inside it. The
+    gain: the model at its longest length beyond it, against the baseline at its longest inside, where it works. That
+    needs a protocol that scores the same tokens at every length. With the others the two can only be compared at the
+    same length, where the baseline does not work: a gain by another name. One that the lengths do not tell is left out.
     """
     ours, theirs = ({row.length: row for row in of} for of in (rows, baseline))
-    inside = max((length for length in ours if length <= window), default=None)
+    inside = max((length for length in ours if length <= original_length), default=None)
     longest = max(ours)
     found = []
     if inside is not None:
         found.append(Headline("short-context cost", inside, inside, paired_change(ours[inside], theirs[inside])))
-    if longest > window and not protocol.scores_the_same_tokens:
+    if longest > original_length and not protocol.scores_the_same_tokens:
         change = paired_change(ours[longest], theirs[longest])
         found.append(Headline("change at the same length beyond the window", longest, longest, change))
-    elif longest > window and inside is not None:
+    elif longest > original_length and inside is not None:
         found.append(Headline("long-context gain", longest, inside, paired_change(ours[longest], theirs[inside])))
     return found

@@ -148,9 +148,9 @@ def length_summary(report: RetrievalReport) -> TextTable:
         hits, trials = sum(cell.hits for cell in cells), sum(cell.trials for cell in cells)
         low, high = wilson(hits, trials)
         means = [_mean(cells, "rank", ".1f"), _mean(cells, "margin", "+.2f")] if ranked else []
-        window = "inside" if length <= report.original_max_position_embeddings else "beyond"
+        place = "inside" if length <= report.original_max_position_embeddings else "beyond"
         interval = f"{100 * low:.0f} to {100 * high:.0f}%"
-        rows.append([f"{length}", f"{100 * hits / trials:.0f}%", interval, f"{trials}", *means, window])
+        rows.append([f"{length}", f"{100 * hits / trials:.0f}%", interval, f"{trials}", *means, place])
     heads = ["length", "found", "95% (Wilson)", "prompts"]
     return TextTable([*heads, *(("mean rank", "margin (nats)") if ranked else ()), "window"], rows)
 
@@ -173,14 +173,14 @@ def _mean(cells: Sequence[RetrievalCell], field: str, form: str) -> str:
 
 def tuning_states(report: TuneReport) -> TextTable:
     """The model before, by its method's own constants, by the best ones, and as it was left."""
-    window, target = report.original_max_position_embeddings, report.target_length
-    heads = ["model", f"perplexity at {window}", f"at {target}", "documents", "numbers learned", "time"]
+    original_length, target = report.original_max_position_embeddings, report.target_length
+    heads = ["model", f"perplexity at {original_length}", f"at {target}", "documents", "numbers learned", "time"]
     rows = [_state("as pretrained", report.base), _state(clean(report.plain_name, 60), report.plain)]
     if report.level in TRAINING:
         spent = sum(point.seconds for point in report.points if point.level not in TRAINING)
         rows.append(_state(f"{tuned_method(report)}, the best constants", report.begun, "0", duration(spent)))
     rows.append(_state(_result_name(report), report.score, f"{report.learned:,}", duration(report.seconds)))
-    if window == target:  # factor 1
+    if original_length == target:  # factor 1
         heads, rows = [*heads[:2], *heads[3:]], [[*row[:2], *row[3:]] for row in rows]
     return TextTable(heads, rows)
 
@@ -240,6 +240,5 @@ def tuning_subject(reports: Sequence[TuneReport]) -> str:
 
 def of_same_tokens(reports: Sequence[TuneReport]) -> bool:
     """Whether all were scored on the same tokens at the same lengths, so that one perplexity means one thing."""
-    window = "original_max_position_embeddings"
-    facts = ("digest", "fingerprint", "target_length", window)
-    return len({(*(getattr(one, fact) for fact in facts), one.score.documents) for one in reports}) == 1
+    keys = ("digest", "fingerprint", "target_length", "original_max_position_embeddings")
+    return len({(*(getattr(one, key) for key in keys), one.score.documents) for one in reports}) == 1

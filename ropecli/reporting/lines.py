@@ -164,18 +164,18 @@ def best_of(reports: Sequence[EvalReport], length: int, metric: Metric) -> set[i
 
 
 def original_lengths_of(reports: Iterable[BaseReport]) -> list[int]:
-    """The pretraining windows, tokens, ascending."""
+    """The pretraining lengths, tokens, ascending."""
     return sorted({report.original_max_position_embeddings for report in reports})
 
 
 def original_length_marks(reports: Iterable[BaseReport], lengths: Sequence[float]) -> tuple[list[int], list[str]]:
-    """(the windows to mark beside these lengths, notes of the others): a distant one would squeeze the data."""
-    windows = original_lengths_of(reports)
-    near = [window for window in windows if min(lengths) <= 2 * window and window <= 2 * max(lengths)]
+    """(pretraining lengths to mark beside these lengths, notes on the others): a distant one would squeeze the data."""
+    originals = original_lengths_of(reports)
+    near = [original for original in originals if min(lengths) <= 2 * original and original <= 2 * max(lengths)]
     notes = [
-        f"all lengths lie {'inside' if window > max(lengths) else 'beyond'} the window of {window} tokens"
-        for window in windows
-        if window not in near
+        f"all lengths lie {'inside' if original > max(lengths) else 'beyond'} the window of {original} tokens"
+        for original in originals
+        if original not in near
     ]
     return near, notes
 

@@ -32,7 +32,7 @@ def theory_sentences(report: dict[str, Any]) -> list[str]:
 
 def base_bound_sentence(report: dict[str, Any]) -> str:
     """The base bound of a checkpoint as it is. report: of inspect_checkpoint."""
-    supported, window = report["supported_length"], report["target_length"]
+    supported, length = report["supported_length"], report["target_length"]
     what = f"rope_theta {report['rope_theta']:,.10g} supports"
     needs = "needs"
     if report["method"] != "none":
@@ -40,15 +40,15 @@ def base_bound_sentence(report: dict[str, Any]) -> str:
         needs = "needs an unscaled base of"
     said = f"{what} {_supported(supported)} {_BOUND}"
     if report["remaps"]:
-        return f"{said}; attention sees distances of up to {report['largest_distance']:,} at its window of {window:,}."
-    if supported is None or supported >= window:
-        return f"{said}, which covers its window of {window:,}."
+        return f"{said}; attention sees distances of up to {report['largest_distance']:,} at its window of {length:,}."
+    if supported is None or supported >= length:
+        return f"{said}, which covers its window of {length:,}."
     smallest = report["smallest_base"]
     if smallest is None:
-        return f"{said}; `ropecli theory CHECKPOINT` says what its window of {window:,} needs."
+        return f"{said}; `ropecli theory CHECKPOINT` says what its window of {length:,} needs."
     if math.isinf(smallest):
-        return f"{said}; no base would support its window of {window:,}."
-    return f"{said}; its window of {window:,} {needs} at least {smallest:,.0f}."
+        return f"{said}; no base would support its window of {length:,}."
+    return f"{said}; its window of {length:,} {needs} at least {smallest:,.0f}."
 
 
 def _supported(length: int | None) -> str:
@@ -81,15 +81,15 @@ def _farthest(remapped: Sequence[Rope]) -> str:
 def _unseen(pretrained: Rope, methods: Sequence[Rope]) -> str:
     """Of the pairs that turn, those that do not turn once."""
     width, seen = pretrained["rotary_dim"], pretrained["turns_in_window"]
-    window, target = pretrained["original_max_position_embeddings"], pretrained["target_length"]
+    original_length, target = pretrained["original_max_position_embeddings"], pretrained["target_length"]
     slow = [pair for pair, turns in enumerate(seen) if 0 < turns < 1 - _SAME]
     if not slow:
-        return f"Every pair that turns completes a turn in {window:,} tokens: no angle is new beyond them."
+        return f"Every pair that turns completes a turn in {original_length:,} tokens: no angle is new beyond them."
     said = (
         f"{2 * len(slow)} of {width} rotary dimensions ({2 * len(slow) / width:.0%}) never complete a turn in the "
-        f"{window:,} tokens of pretraining; beyond these they come to angles that training has not shown."
+        f"{original_length:,} tokens of pretraining; beyond these they come to angles that training has not shown."
     )
-    if target <= window or not methods:
+    if target <= original_length or not methods:
         return said
     kept = _each(methods, "keeps", [f"{_inside(rope, seen, slow)}" for rope in methods])
     return f"{said} Of their {len(slow)} pairs {kept} within what was shown up to {target:,}."
@@ -113,7 +113,7 @@ def _neighbours(pretrained: Rope, changed: Sequence[Rope]) -> str:
 
 
 def _old_images(pretrained: Rope, changed: Sequence[Rope]) -> str:
-    """Where the target is beyond the pretraining window, which is not too long to be looked through."""
+    """Where the target is beyond the pretraining length, which is not too long to compare all its images."""
     before = pretrained["distance_to_old_images"]
     if not before or math.isnan(before):
         return ""

@@ -35,8 +35,8 @@ def theory_tables(report: dict[str, Any]) -> Group:
     """report: of study_report."""
     ropes = report["ropes"]
     layers = f" (layers of type {clean(ropes[0]['layer_type'])})" if ropes[0]["layer_type"] else ""
-    window, target = report["original_max_position_embeddings"], report["target_length"]
-    title = f"{clean(report['checkpoint'])}{layers}: pretrained with {window:,} tokens, to read {target:,}"
+    original_length, target = report["original_max_position_embeddings"], report["target_length"]
+    title = f"{clean(report['checkpoint'])}{layers}: pretrained with {original_length:,} tokens, to read {target:,}"
     parts: list[RenderableType] = [Text(title, "bold")]
     if len(ropes) > 1:
         parts += _forms_table(ropes[1:])

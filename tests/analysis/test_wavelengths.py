@@ -10,8 +10,8 @@ from ropecli.analysis.wavelengths import (
     effective_range,
     half_wavelength,
     longest_wavelength,
-    share_turned,
-    turns,
+    rotations,
+    share_rotated,
 )
 from ropecli.rope import RopeGeometry
 
@@ -33,23 +33,23 @@ def test_the_blogs_wavelengths():
 def test_three_quarters_of_the_blogs_pairs_turn_within_the_effective_range():
     turned = [2 * math.pi / one <= effective_range(BLOG) * (1 + 1e-9) for one in BLOG]
     assert turned == [True] * 96 + [False] * 32
-    assert share_turned(BLOG, effective_range(BLOG)) == 0.75
+    assert share_rotated(BLOG, effective_range(BLOG)) == 0.75
 
 
 def test_turns_are_the_length_over_the_wavelength():
     """YaRN, eq. 13: λ_d = 2π·b^(2d/|D|)."""
     by_hand = [4096 / (2 * math.pi * 10_000 ** (2 * pair / 128)) for pair in range(64)]
-    np.testing.assert_allclose(turns(LLAMA_2.inv_freq(), 4096), by_hand, rtol=1e-12)
-    assert share_turned(LLAMA_2.inv_freq(), 4096) == sum(one >= 1 for one in by_hand) / 64 == 46 / 64
+    np.testing.assert_allclose(rotations(LLAMA_2.inv_freq(), 4096), by_hand, rtol=1e-12)
+    assert share_rotated(LLAMA_2.inv_freq(), 4096) == sum(one >= 1 for one in by_hand) / 64 == 46 / 64
 
 
 def test_pairs_that_stand_still_have_no_wavelength():
     with_still = np.array([1.0, 0.1, 0.0, 0.0])
     assert longest_wavelength(with_still) == pytest.approx(20 * math.pi)
-    assert share_turned(with_still, 1e12) == 0.5
+    assert share_rotated(with_still, 1e12) == 0.5
     for quantity in (longest_wavelength, half_wavelength, effective_range):
         assert math.isnan(quantity(STILL))
-    assert math.isnan(share_turned(STILL, effective_range(STILL)))
+    assert math.isnan(share_rotated(STILL, effective_range(STILL)))
 
 
 def test_llama_2s_critical_dimension():

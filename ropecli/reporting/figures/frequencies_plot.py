@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ropecli.analysis.wavelengths import critical_dimension, turns
+from ropecli.analysis.wavelengths import critical_dimension, rotations
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError, MethodError
 from ropecli.reporting.cells import tuned_method, tuning_names, tuning_subject
@@ -38,21 +38,21 @@ _INSTEAD = "yarn"
 
 
 def draw_wavelengths(study: Study) -> "Figure":
-    """Tokens that each pair takes for a turn, against the pretraining window and the target."""
+    """Tokens that each pair takes for a rotation, against the pretraining length and the target."""
     lines = {}
     for name, rope in study.ropes.items():
-        inside = int((turns(rope.inv_freq, study.window) >= 1).sum())
+        inside = int((rotations(rope.inv_freq, study.window) >= 1).sum())
         lines[f"{clean(name)} ({inside})"] = np.where(rope.inv_freq > 0, rope.wavelength, np.inf)
-    windows = {f"pretraining window: {study.window}": study.window}
+    levels = {f"pretraining window: {study.window}": study.window}
     if study.target != study.window:
-        windows[f"target: {study.target}"] = study.target
+        levels[f"target: {study.target}"] = study.target
     notes = [
         "in brackets: how many pairs complete a turn inside the pretraining window",
         *_still_notes(study, "∞"),
         *remapping_notes(study, "the wavelengths are the pretrained ones"),
     ]
     label = "wavelength (tokens for a turn), logarithmic"
-    return _draw(f"Wavelength of each pair, {study_subject(study)}", label, lines, windows, {}, notes)
+    return _draw(f"Wavelength of each pair, {study_subject(study)}", label, lines, levels, {}, notes)
 
 
 def draw_frequencies(study: Study) -> "Figure":
@@ -97,7 +97,7 @@ def draw_tuned_frequencies(reports: Sequence[TuneReport]) -> "Figure":
         notes.append(f"{name}: attention factor {report.attention_factor:.4g}")
         own |= _untuned(report)
     pairs = {
-        int((turns(np.array(one.pretrained_inv_freq), one.original_max_position_embeddings) >= 1).sum())
+        int((rotations(np.array(one.pretrained_inv_freq), one.original_max_position_embeddings) >= 1).sum())
         for one in reports
     }
     turning = sum(one > 0 for one in reports[0].pretrained_inv_freq)
@@ -163,7 +163,7 @@ def _levels(factors: Iterable[float]) -> dict[str, float]:
 
 
 def _border(inside: int, turning: int, name: str = "") -> dict[str, float]:
-    """Between the pairs that turn inside the pretraining window and those that do not, where there are both."""
+    """Between the pairs that rotate once inside the pretraining length and those that do not, where there are both."""
     if inside in (0, turning):
         return {}
     last = f"pairs 0 to {inside - 1} turn" if inside > 1 else "pair 0 turns"
@@ -176,8 +176,8 @@ def _untuned(report: TuneReport) -> dict[str, np.ndarray]:
     pairs, still = len(pretrained), int((pretrained == 0).sum())
     if pairs - still < 2 or not 1e-30 < pretrained[1] ** pairs < 1:
         return {}
-    base, window = float(pretrained[1] ** -float(pairs)), report.original_max_position_embeddings
-    geometry = RopeGeometry(2 * pairs, 2 * pairs, base, window, still_pairs=still)
+    base, original_length = float(pretrained[1] ** -float(pairs)), report.original_max_position_embeddings
+    geometry = RopeGeometry(2 * pairs, 2 * pairs, base, original_length, still_pairs=still)
     if not np.allclose(geometry.inv_freq(), pretrained, rtol=1e-4, atol=0):
         return {}
     for method in (report.method, _INSTEAD):

@@ -85,7 +85,7 @@ def _draw_helix(axes: Any, name: str, rope: ScaledRope, pair: int) -> None:
 def draw_tradeoff(study: Study) -> "Figure":
     """Images near to the learned ones, d(f, f̂), against images far from each other, q(f̂): a point a rope.
 
-    Raises DataError for a window so long that the images of all its positions are not looked through.
+    Raises DataError for a pretraining length with too many images to compare.
     """
     old, target = study.geometry.inv_freq(), max(2, study.target)
     ropes = {clean(name): rope for name, rope in study.ropes.items() if rope.remapping is None}

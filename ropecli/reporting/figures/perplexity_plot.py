@@ -42,7 +42,7 @@ def draw_perplexity(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
     ends = [end for line in lines for row in line.report.rows for end in metric.interval(row) or ()]
     whiskers = bool(ends) and len(lines) <= _MOST_WHISKERS
     lengths = sorted({length for line in lines for length, _ in line.points(metric)})
-    windows, notes = original_length_marks(reports, lengths)
+    originals, notes = original_length_marks(reports, lengths)
     with style.drawing():
         figure, (axes,) = style.line_figure([line.name for line in lines])
         for index, line in enumerate(lines):
@@ -54,7 +54,7 @@ def draw_perplexity(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
         if metric.logarithmic:
             values = [value for line in lines for _, value in line.points(metric)]
             style.log_axis(axes.yaxis, values + (ends if whiskers else []))
-        style.mark_windows(axes, windows)
+        style.mark_original_lengths(axes, originals)
         axes.set_xlabel("context length (tokens), logarithmic")
         axes.set_ylabel(metric.axis_label)
         style.legend(axes)
@@ -90,7 +90,7 @@ def draw_context(reports: Sequence[EvalReport], metric: Metric = PPL) -> "Figure
         [(math.sqrt(one.start * (one.stop - 1)), one.nll) for one in line.report.rows[-1].by_context] for line in lines
     ]
     contexts = [context for own in points for context, _ in own]
-    windows, notes = original_length_marks(reports, contexts)
+    originals, notes = original_length_marks(reports, contexts)
     lengths = sorted({report.rows[-1].length for report in reports})
     with style.drawing():
         figure, (axes,) = style.line_figure([line.name for line in lines])
@@ -99,7 +99,7 @@ def draw_context(reports: Sequence[EvalReport], metric: Metric = PPL) -> "Figure
             # markers apart from one line to the next, so that lines that lie on each other are seen
             axes.plot(*zip(*own, strict=True), label=line.name, markevery=(index % 3, 3), **look)
         style.length_axis(axes, [2**power for power in range(math.ceil(math.log2(max(contexts))) + 1)])
-        style.mark_windows(axes, windows)
+        style.mark_original_lengths(axes, originals)
         axes.set_xlabel("tokens before the scored one, logarithmic")
         axes.set_ylabel("mean loss (nats per token, lower is better)")
         style.legend(axes)
@@ -121,7 +121,7 @@ def draw_comparison(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
     names = [style.wrap(line.name, _LONGEST_NAME) for line in lines]
     widest = max(len(part) for name in names for part in name.split("\n"))
     deepest = max(name.count("\n") + 1 for name in names)
-    windows = original_lengths_of(line.report for line in lines)
+    originals = original_lengths_of(line.report for line in lines)
     with style.drawing():
         figure = style.new_figure(
             max(5.0, 0.6 + 0.075 * widest + 2.1 * len(lengths)), 1.8 + (0.1 + 0.16 * deepest) * len(lines)
@@ -129,7 +129,7 @@ def draw_comparison(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
         panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
         for axes, length in zip(panels, lengths, strict=True):
             _draw_panel(axes, lines, length, metric)
-            beyond = "\nbeyond the window" if len(windows) == 1 and length > windows[0] else ""
+            beyond = "\nbeyond the window" if len(originals) == 1 and length > originals[0] else ""
             axes.set_title(f"{length} tokens{beyond}", fontsize=9)
         panels[0].set_yticks(range(len(lines)), names)
         panels[0].set_ylim(len(lines) - 0.5, -0.5)
@@ -137,9 +137,9 @@ def draw_comparison(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
         words = (
             f"{metric.axis_label}; filled: {best_note(reports)}{'; bars: 95% interval over documents' if bars else ''}"
         )
-        differ = f"the pretraining windows differ ({windows[0]} to {windows[-1]} tokens): no length is marked"
+        differ = f"the pretraining windows differ ({originals[0]} to {originals[-1]} tokens): no length is marked"
         style.title(
-            figure, title_of(reports), [words, differ if len(windows) > 1 else None, data_note(reports, metric)]
+            figure, title_of(reports), [words, differ if len(originals) > 1 else None, data_note(reports, metric)]
         )
     return figure
 

@@ -168,10 +168,10 @@ def log_axis(axis: "Axis", values: Sequence[float], most: int = 10, room: float 
     axis.set_minor_locator(NullLocator())
 
 
-def mark_windows(axes: "Axes", windows: Sequence[int]) -> None:
-    """A vertical line at each pretraining window, tokens."""
-    for window in windows:
-        axes.axvline(window, color=GREY, linewidth=1, linestyle=(0, (6, 3)), label=f"pretraining window ({window})")
+def mark_original_lengths(axes: "Axes", lengths: Sequence[int]) -> None:
+    """A vertical line at each pretraining length, tokens."""
+    for length in lengths:
+        axes.axvline(length, color=GREY, linewidth=1, linestyle=(0, (6, 3)), label=f"pretraining window ({length})")
 
 
 def title(figure: "Figure", text: str, notes: Sequence[str | None] = ()) -> None:

@@ -114,13 +114,13 @@ def _draw_way(axes: "Axes", report: TuneReport, at: str, unit: float, name: str,
 def _levels(reports: Sequence[TuneReport], at: str) -> dict[str, float]:
     """By name, the states that the points are held against; of several runs those that all share.
 
-    The pretrained model at its window stands in both panels: what an extension is held against.
+    The pretrained model at its pretraining length is in both panels: what an extension is held against.
     """
     of_each = []
     for report in reports:
-        window, target = report.original_max_position_embeddings, report.target_length
-        states = [(f"as pretrained, at {window} tokens", report.base.window)]
-        if at == "target" and target != window:
+        original_length, target = report.original_max_position_embeddings, report.target_length
+        states = [(f"as pretrained, at {original_length} tokens", report.base.window)]
+        if at == "target" and target != original_length:
             states.append((f"as pretrained, at {target} tokens", report.base.target))
         states.append((clean(report.plain_name, 60), getattr(report.plain, at)))
         if len(reports) == 1:
