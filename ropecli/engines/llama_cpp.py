@@ -4,9 +4,10 @@
   its ends always rounded (ggml.c, ggml_rope_yarn_corr_dims); cos and sin times attn_factor·(1 + 0.1·ln s).
 - Context (llama-context.cpp): with YaRN, --yarn-attn-factor is overwritten, so that the product is 1 + 0.1·ln s;
   the file's `rope.scaling.attn_factor` still multiplies it, and --override-kv sets that, in older builds too.
-- Converter (conversion/{base,llama,phi}.py): stores base, linear's factor, and YaRN's factor and original length; llama3
-  as the tensor rope_freqs (architecture llama); longrope's factors for phi3 alone, for others silently none; nothing
-  for dynamic. What it stores of YaRN's betas and attention factor, the loader does not read back (but grok, mistral3).
+- Converter (conversion/{base,llama,phi}.py): stores base, linear's factor, and YaRN's factor and original length;
+  llama3 as the tensor rope_freqs (architecture llama); longrope's factors for phi3 alone, for others silently none;
+  nothing for dynamic. What it stores of YaRN's betas and attention factor, the loader does not read
+  (except grok, mistral3).
 - The server caps a request at the file's context_length.
 """
 

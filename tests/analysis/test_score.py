@@ -1,12 +1,15 @@
-"""The score over distance: every way of computing it against the sum as it is written."""
+"""The score over distance, and the distances that attention sees: each way to compute them against their definition."""
 
 import math
 
 import numpy as np
 import pytest
 
-from ropecli.analysis.score import changes, first_negative, first_rise, score, scores
+from ropecli.analysis.score import changes, first_negative, first_rise, largest_distance, score, scores, seen_distances
 from ropecli.rope import RopeGeometry
+from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.scale import scale
+from ropecli.scaling.spec import make_spec
 
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096).inv_freq()
 TABLES = {
@@ -72,3 +75,27 @@ def test_pairs_that_stand_still_hold_the_score_up():
     assert first_negative(np.zeros(8)) is None
     assert first_negative(np.array([1.0, 0.1, 0.0, 0.0])) is None
     assert first_negative(np.array([1.0, 0.1, 0.01, 0.0])) is not None
+
+
+GEOMETRY = RopeGeometry(32, 32, 10_000.0, 64)
+REMAPPING = [name for name, method in scaling_methods().items() if method.remaps]
+
+
+@pytest.mark.parametrize("method", REMAPPING)
+@pytest.mark.parametrize("factor", [1.0, 3.3])
+def test_they_are_the_last_tokens(method, factor):
+    rope, target = scale(GEOMETRY, make_spec(method, factor)), round(64 * factor)
+    seen = seen_distances(rope, target)
+    rows = rope.remapping.distances(np.arange(target), np.arange(target))
+    assert seen.shape == (target,)
+    for distance in range(target):
+        np.testing.assert_equal(seen[distance], rows[target - 1, target - 1 - distance])
+    some = np.array([0, 5, target - 1])
+    np.testing.assert_array_equal(seen_distances(rope, target, some), seen[some])
+
+
+def test_plain_attention_sees_all_as_they_are():
+    rope = scale(GEOMETRY, make_spec("yarn", 8.0))
+    np.testing.assert_array_equal(seen_distances(rope, 512), np.arange(512))
+    assert seen_distances(rope, 10**9, np.array([0, 10**9 - 1])).tolist() == [0, 10**9 - 1]
+    assert largest_distance(rope, 10**9) == 10**9 - 1

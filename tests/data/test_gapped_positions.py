@@ -1,4 +1,4 @@
-"""Positions with gaps: rising, inside the window, from 0, and drawn as the papers say."""
+"""Positions with gaps: rising, inside the context length, from 0, and drawn as the papers say."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ both = pytest.mark.parametrize("kind", ["pose", "randomized"])
 
 @both
 @given(st.integers(4, 40), st.integers(0, 200), st.integers(2, 4), st.integers(0, 10**6))
-def test_positions_rise_from_zero_and_stay_in_the_window(kind, length, more, chunks, at):
+def test_positions_rise_from_zero_and_stay_in_the_context_length(kind, length, more, chunks, at):
     positions = positions_of(kind, length, length + more, chunks, 0, at)
     assert positions.shape == (length,)
     assert positions.dtype == np.int64
@@ -25,12 +25,12 @@ def test_positions_rise_from_zero_and_stay_in_the_window(kind, length, more, chu
 
 
 @both
-def test_a_window_of_the_length_leaves_no_gap(kind):
+def test_a_context_of_the_length_leaves_no_gap(kind):
     np.testing.assert_array_equal(positions_of(kind, 50, 50, 3, 0, 1), np.arange(50))
 
 
 def test_two_chunks_are_drawn_evenly():
-    """Of 4 tokens in a window of 6: three ways to cut, three biases, each of the nine as often as the others."""
+    """Of 4 tokens in a context of 6: three ways to cut, three biases, each of the nine as often as the others."""
     drawn = [tuple(positions_of("pose", 4, 6, 2, 0, at).tolist()) for at in range(9000)]
     for cut in (1, 2, 3):
         for bias in (1, 2):
@@ -40,7 +40,7 @@ def test_two_chunks_are_drawn_evenly():
 
 
 def test_every_next_bias_is_drawn_from_the_last_one_on():
-    """Three chunks: the second bias evenly from 0 to window − length, the third evenly from the second on."""
+    """Three chunks: the second bias evenly from 0 to context length − length, the third evenly from the second on."""
     gaps = []
     for at in range(6000):
         positions = positions_of("pose", 3, 5, 3, 0, at)  # chunks of one token
@@ -52,14 +52,14 @@ def test_every_next_bias_is_drawn_from_the_last_one_on():
 
 
 def test_randomized_positions_are_a_sample_without_replacement():
-    """Of 2 tokens in a window of 5: the distance d is as frequent as its pairs, 5 − d of 10."""
+    """Of 2 tokens in a context of 5: the distance d is as frequent as its pairs, 5 − d of 10."""
     distances = [int(positions_of("randomized", 2, 5, 2, 0, at)[1]) for at in range(10_000)]
     for distance in (1, 2, 3, 4):
         assert abs(distances.count(distance) - 1000 * (5 - distance)) < 200
 
 
 @both
-def test_a_window_shorter_than_the_sequence_is_refused(kind):
+def test_a_context_shorter_than_the_sequence_is_refused(kind):
     with pytest.raises(RecipeError, match=rf"{kind} cannot fit sequences of 64 tokens into a window of 48"):
         refuse_impossible_positions(kind, 64, 48, 2)
     refuse_impossible_positions(kind, 64, 64, 2)
