@@ -32,7 +32,7 @@ def longest_wavelength(inv_freq: np.ndarray) -> float:
 
     The blog takes it for the length up to which a rotation is unique. That holds of the slowest pair alone. No two
     positions at all have the same rotation of every pair, since a pair of θ_0 = 1 radian per token never comes back
-    to where it was: π is irrational. What there is to lose is the distance between images (see `images`).
+    to where it was: π is irrational. What there is to lose is the distance between images (see `granularity`).
     """
     turning = inv_freq[inv_freq > 0]
     return 2 * math.pi / float(turning.min()) if turning.size else math.nan

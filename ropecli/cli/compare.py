@@ -118,11 +118,11 @@ def _warnings(checkpoint, plans) -> list[str]:
 
 def _compare(checkpoint, plans, run, progress, part: str) -> list:
     """The reports of one checkpoint by every plan."""
-    from ropecli.evaluation.comparison import compare_methods, switches
+    from ropecli.evaluation.comparison import compare_methods, plan_varies_with_length
     from ropecli.live.rotary import follows_length
 
     model = evaluation.load(checkpoint, run.tokenizer, **run.loading)
-    follows = [switches(plan) if plan else follows_length(model, run.lengths[-1]) for plan in plans]
+    follows = [plan_varies_with_length(plan) if plan else follows_length(model, run.lengths[-1]) for plan in plans]
     with run.scoring(progress, follows) as options:
         results = compare_methods(model, plans, run.documents, run.lengths, part=part, **options)
     return [_report(checkpoint, plan, run, model, rows) for plan, rows in zip(plans, results, strict=True)]

@@ -196,12 +196,12 @@ def fingerprint(plan) -> str | None:
 def patch_in_memory(model, plan) -> bool:
     """Whether the frequencies then follow the length. plan: None leaves the model as it is."""
     from ropecli.attention.patching import live_patch
-    from ropecli.evaluation.comparison import switches
+    from ropecli.evaluation.comparison import plan_varies_with_length
 
     if plan is None:
         return False
     live_patch(model, plan.ropes)
-    return switches(plan)
+    return plan_varies_with_length(plan)
 
 
 def _read_factors(method: str, path: Path | None) -> dict[str, Any]:

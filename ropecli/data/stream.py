@@ -21,7 +21,7 @@ from ropecli.errors import DataError, RecipeError
 
 
 class TextSource(Protocol):
-    """What the recipe says about one source; `finetune/recipe.py` has the meaning of each."""
+    """What the recipe says about one source; `training/recipe.py` has the meaning of each."""
 
     @property
     def data(self) -> str: ...

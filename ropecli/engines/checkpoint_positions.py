@@ -92,7 +92,7 @@ class CheckpointPositions:
         return self.written_length == self.length
 
     @property
-    def switches(self) -> bool:
+    def has_two_factor_lists(self) -> bool:
         """Whether longrope has one list of factors for short inputs and another for long ones."""
         return self.main.get("short_factor") != self.main.get("long_factor")
 

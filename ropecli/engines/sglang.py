@@ -55,7 +55,7 @@ ENGINE = EngineTable(
     ),
     cannot=(
         Case(
-            lambda p: p.switches,
+            lambda p: p.has_two_factor_lists,
             "SGLang chooses short_factor or long_factor anew for every batch, whatever the cache was made with.",
         ),
     ),

@@ -49,7 +49,7 @@ ENGINE = EngineTable(
     ),
     cannot=(
         Case(
-            lambda p: p.switches,
+            lambda p: p.has_two_factor_lists,
             "vLLM uses long_factor for every request, short ones too, once --max-model-len is above "
             "{p.original_length}.",
         ),

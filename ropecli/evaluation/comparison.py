@@ -26,8 +26,8 @@ def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec | None])
     return [make_plan(checkpoint, spec) if spec else None for spec in wanted]
 
 
-def switches(plan: PatchPlan) -> bool:
-    """Whether any of the plan's ropes turn at other frequencies for other lengths."""
+def plan_varies_with_length(plan: PatchPlan) -> bool:
+    """Whether any of the plan's ropes has other frequencies at other lengths."""
     return any(varies_with_length(rope) for rope in plan.ropes.values())
 
 
@@ -40,7 +40,7 @@ def compare_methods(
     part: str = "",
     **options: Any,
 ) -> list[list[LengthResult]]:
-    """Rows by length for each plan, in the plans' order; None measures the model as it is, which it is left as.
+    """Results by length for each plan, in the plans' order. None measures the model as it is.
 
     part, options: of evaluate_perplexity; each plan is a part of its own. Raises PatchError for a plan that the model
     does not allow, before anything is measured.
@@ -53,6 +53,9 @@ def compare_methods(
         with unpatched_after(model):
             if plan:
                 live_patch(model, plan.ropes)
-            own: dict[str, Any] = {"switching": plan is not None and switches(plan), "part": f"{part}{index}"}
+            own: dict[str, Any] = {
+                "switching": plan is not None and plan_varies_with_length(plan),
+                "part": f"{part}{index}",
+            }
             results.append(evaluate_perplexity(model, documents, lengths, **own, **options))
     return results

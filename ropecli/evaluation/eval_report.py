@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class BaseReport:
-    """What was measured on what, in any evaluation.
+    """What every report of an evaluation holds: the checkpoint, its scaling, the data and the machine.
 
     digest: of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether the model was patched
     in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data. command: what made

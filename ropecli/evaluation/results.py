@@ -112,7 +112,7 @@ class LengthResult:
 
 
 def summarise(length: int, tallies: Sequence[Tally], names: Sequence[str], *, by_windows: bool = False) -> LengthResult:
-    """The row of one length. by_windows: the unweighted mean over windows, as YaRN's script has it.
+    """The result at one length. by_windows: the unweighted mean over windows, as YaRN's script has it.
 
     Raises NotFiniteError for a loss that is not finite, DataError for no token.
     """
@@ -209,7 +209,7 @@ def _student_t(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class PerplexityChange:
-    """Of perplexity, against another row on the same tokens: 0.05 is 5% higher. low, high: 95% interval, paired."""
+    """Relative to another result on the same tokens: 0.05 is 5% higher. low, high: 95% interval, paired."""
 
     change: float
     low: float | None
@@ -217,7 +217,7 @@ class PerplexityChange:
 
 
 def paired_change(row: LengthResult, base: LengthResult) -> PerplexityChange:
-    """From `base` to `row`, documents resampled in pairs. Raises RopecliError for rows of other tokens."""
+    """From `base` to `row`, documents resampled in pairs. Raises RopecliError for results on other tokens."""
     if row.document_weights != base.document_weights:
         raise RopecliError("Two perplexities of different tokens cannot be paired.")
     weights = np.array(row.document_weights)

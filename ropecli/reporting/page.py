@@ -39,7 +39,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class PageSection:
-    """What several reports say together, or one tuning run. left_out: plots, and why. reports: whose facts follow."""
+    """What several reports say together, or one tuning run. left_out: plots, and why. reports: whose details follow."""
 
     title: str
     words: str
@@ -61,7 +61,7 @@ def render_page(reports: Sequence[Report]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True)
-    environment.globals.update(sentence=headline_sentence, headlines_note=HEADLINES_NOTE, facts=_facts)
+    environment.globals.update(sentence=headline_sentence, headlines_note=HEADLINES_NOTE, details=_details)
     environment.globals.update(
         measured_rows=cells.measured_rows, pivot=cells.pivot, length_summary=cells.length_summary
     )
@@ -144,10 +144,10 @@ def _picture(figure: "Figure") -> Picture:
     return Picture(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode())
 
 
-def _facts(report: Report) -> list[tuple[str, str]]:
+def _details(report: Report) -> list[tuple[str, str]]:
     """(what, value) of whatever a reader needs to judge the numbers, or to make them again."""
     patched = ", patched in memory" if not isinstance(report, TuneReport) and report.in_memory else ""
-    facts = [
+    details = [
         ("checkpoint", report.checkpoint + patched),
         ("checkpoint digest", report.digest),
         ("scaling", f"{report.method} ×{report.factor:g}"),
@@ -155,16 +155,16 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("pretraining window", f"{report.original_max_position_embeddings} tokens"),
         ("data", report.source),
         ("fingerprint of the tokens", report.fingerprint),
-        *_own_facts(report),
+        *_kind_details(report),
     ]
     settings = {name: value for name, value in report.settings.items() if value is not None}
-    facts += [("settings", _json(settings)), ("computed in", f"{report.dtype} on {report.device}")]
+    details += [("settings", _json(settings)), ("computed in", f"{report.dtype} on {report.device}")]
     versions = ", ".join(f"{name} {version}" for name, version in report.environment.items())
-    facts.append(("versions", versions))
-    return [*facts, ("command", shlex.join(report.command))]
+    details.append(("versions", versions))
+    return [*details, ("command", shlex.join(report.command))]
 
 
-def _own_facts(report: Report) -> list[tuple[str, str]]:
+def _kind_details(report: Report) -> list[tuple[str, str]]:
     """Of one kind of report alone."""
     if isinstance(report, EvalReport):
         return [

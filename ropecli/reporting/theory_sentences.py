@@ -9,6 +9,7 @@ from ropecli.reporting.wording import clean
 from ropecli.scaling.registry import find_method
 
 Rope = dict[str, Any]
+"""One of the report's ropes: what analysis/summary.py says of it, with its name and form."""
 _SAME = 1e-9
 _BOUND = "by the bound of Men et al. 2024"
 _SCALE = "(0: the same, 2: opposite)"

@@ -15,10 +15,8 @@ from rich.text import Text
 
 from ropecli.analysis.score import LONGEST
 from ropecli.reporting.tables import FittingTable
-from ropecli.reporting.theory_sentences import theory_sentences
+from ropecli.reporting.theory_sentences import Rope, theory_sentences
 from ropecli.reporting.wording import clean, tokens
-
-Rope = dict[str, Any]
 
 _BANDS = {"32 or more": (32, math.inf), "8 to 32": (8, 32), "1 to 8": (1, 8), "below 1": (0, 1)}
 _SAME = 1e-9

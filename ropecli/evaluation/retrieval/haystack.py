@@ -19,7 +19,10 @@ TokenIds = tuple[int, ...]
 
 
 class PieceTokenizer:
-    """A tokenizer, asked for pieces. prefix: the special tokens that it puts before every text."""
+    """Gives pieces of text the tokens that they have inside a longer text, for any tokenizer.
+
+    prefix: the special tokens that it puts before every text.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
