@@ -42,10 +42,10 @@ _API = {
     "plan_stages": "ropecli.training.stages",
     "run_stages": "ropecli.training.stages",
     "merge_to": "ropecli.training.output.finished_weights",
-    "tune_settings": "ropecli.tuning.procedure",
+    "tune_settings": "ropecli.tuning.tuning_settings",
     "tune_checkpoint": "ropecli.tuning.procedure",
     "write_tuned": "ropecli.tuning.procedure",
-    "TuneReport": "ropecli.tuning.record",
+    "TuneReport": "ropecli.tuning.tune_report",
 }
 __all__ = list(_API)
 
@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _register_attention() -> None:
-    from ropecli.attention.hook import register
+    from ropecli.attention.attention_function import register
 
     register()
 

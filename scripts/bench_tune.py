@@ -24,11 +24,11 @@ from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.tally import Row, paired_change
-from ropecli.tuning.calibration import Calibration, read_calibration
-from ropecli.tuning.judge import Judge
-from ropecli.tuning.run import Evolution, Run, Settings
-from ropecli.tuning.training import Schedule, learn
-from ropecli.tuning.tuning import tune
+from ropecli.tuning.calibration import Calibration, Judge, read_calibration
+from ropecli.tuning.learning import learn
+from ropecli.tuning.procedure import tune
+from ropecli.tuning.tuning_run import Run
+from ropecli.tuning.tuning_settings import Evolution, Schedule, Settings
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
 LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ropecli.attention import hook
-from ropecli.attention.layout import find_layout
+from ropecli.attention import attention_function
+from ropecli.attention.head_layout import find_layout
 from ropecli.attention.small_model import make_twin
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.writing import write_patch
@@ -148,7 +148,7 @@ def remember_attention(model: "PreTrainedModel") -> Callable[[], None]:
 
 
 def _set_attention(model: "PreTrainedModel", name: str) -> None:
-    hook.register()
+    attention_function.register()
     config = model.config.get_text_config()
     if config._attn_implementation == name:
         return
@@ -172,7 +172,7 @@ def prove_on_twin(config: Any, carrier: Carrier) -> Carrier:
 
 def _check_frequencies(model: "PreTrainedModel") -> None:
     """What the attention turns further by is what the model turns by; the former it reads from the config alone."""
-    known = hook.frequencies_of(model.config.get_text_config())
+    known = attention_function.frequencies_of(model.config.get_text_config())
     for table in rotary_tables(model):
         own = known.get(table.layer_type or "", [])
         if len(own) != table.inv_freq.size or not np.allclose(own, table.inv_freq, rtol=_SAME, atol=_STILL):

@@ -1,4 +1,4 @@
-"""How a model turns its heads, and turning them further, to other positions.
+"""How a model rotates its heads, and rotating them further, to other positions; with tables of the angles.
 
 Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2: pair i of a head at position p is turned by p·θ_i. Turns by
 two positions one after the other are one turn by their sum, so that a head at n turned by ρ - n is one at ρ.
@@ -10,6 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from ropecli.rope import Positions
+
+_SMALLEST = 512
 
 
 class Turn(NamedTuple):
@@ -69,3 +73,42 @@ class Rotation:
 def computing_dtype(states: Tensor) -> torch.dtype:
     """float64 for such states, float32 for all others."""
     return torch.float64 if states.dtype == torch.float64 else torch.float32
+
+
+class _Place(NamedTuple):
+    device: torch.device
+    dtype: torch.dtype
+
+
+class TurnTable:
+    """How far one side of a branch, its queries or its keys, is turned at each position: by positions(p) - p."""
+
+    def __init__(self, positions: Positions, rotation: Rotation) -> None:
+        self._positions = positions
+        self._rotation = rotation
+        self._known: dict[_Place, Turn] = {}
+
+    def turn(self, states: Tensor, first: int) -> Tensor:
+        """states: shape (..., tokens, head_dim), of contiguous positions from `first` on."""
+        stop = first + states.shape[-2]
+        return self._rotation.apply(states, self._rows(states, first, stop))
+
+    def _rows(self, states: Tensor, first: int, stop: int) -> Turn:
+        place = _Place(states.device, computing_dtype(states))
+        if type(states) is not Tensor:  # without storage, as in the foresight of a training step: not to be kept
+            return self._make(first, stop, place)
+        known = self._known.get(place)
+        if known is None or len(known.cos) < stop:
+            known = self._known[place] = self._make(0, max(_SMALLEST, 1 << int(stop - 1).bit_length()), place)
+        return known.rows(first, stop)
+
+    def _make(self, first: int, stop: int, place: _Place) -> Turn:
+        positions = np.arange(first, stop)
+        return self._rotation.make_turn(self._positions(positions) - positions, *place)
+
+
+class Sides(NamedTuple):
+    """How the queries and the keys of a branch are turned; None for as they are."""
+
+    query: TurnTable | None
+    key: TurnTable | None

@@ -8,7 +8,8 @@ import typer
 from ropecli.cli import evaluation, options, scaling
 
 if TYPE_CHECKING:
-    from ropecli.tuning.procedure import Task, TuneResult
+    from ropecli.tuning.procedure import TuneResult
+    from ropecli.tuning.tuning_task import Task
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -74,7 +75,7 @@ def command(
     from ropecli.cli.progress import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
-    from ropecli.tuning.request import refuse_request
+    from ropecli.tuning.tuning_settings import refuse_request
 
     if weights not in ("link", "copy"):
         raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
@@ -83,8 +84,10 @@ def command(
     refuse_existing(output)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
 
-    from ropecli.tuning.keeping import kept_run, refuse_kept, remove_kept
-    from ropecli.tuning.procedure import make_task, tune_settings, write_tuned
+    from ropecli.tuning.procedure import write_tuned
+    from ropecli.tuning.tuning_settings import tune_settings
+    from ropecli.tuning.tuning_state import kept_run, refuse_kept, remove_kept
+    from ropecli.tuning.tuning_task import make_task
 
     refuse_kept(output, resume)
     settings = tune_settings(

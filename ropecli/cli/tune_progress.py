@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ropecli.cli.terminal import err
-from ropecli.tuning.record import TRAINING, Point
+from ropecli.tuning.tune_report import TRAINING, Point
 
 if TYPE_CHECKING:
-    from ropecli.tuning.procedure import Task
+    from ropecli.tuning.tuning_task import Task
 
 
 @contextlib.contextmanager
@@ -94,8 +94,7 @@ class _Watch:
 
 def expected(task: "Task") -> dict[str, int]:
     """By level, at most how many measurements."""
-    from ropecli.tuning.evolution import BEGINNINGS
-    from ropecli.tuning.halving import rounds
+    from ropecli.tuning.parameter_search import BEGINNINGS, rounds
 
     settings, documents = task.settings, len(task.calibration.judged.kept)
     schedule, evolution = settings.schedule, settings.evolution

@@ -9,7 +9,7 @@ from ropecli.evaluation.tally import Row
 from ropecli.reporting.lines import Line, best_note, best_of, by_checkpoint, data_note, named_lines, numbered, title_of
 from ropecli.reporting.metrics import PPL
 from ropecli.reporting.wording import clean, duration, number, protocol_name, size, told_apart
-from ropecli.tuning.record import TRAINING, Score, TuneReport
+from ropecli.tuning.tune_report import TRAINING, Score, TuneReport
 
 _Z = 1.959964
 """Of 95%."""

@@ -10,7 +10,7 @@ from ropecli.errors import DataError, did_you_mean
 from ropecli.evaluation.report import EvalReport, RetrievalReport
 from ropecli.reporting.metrics import PPL, Metric
 from ropecli.reporting.reading import Report
-from ropecli.tuning.record import TuneReport
+from ropecli.tuning.tune_report import TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,9 +1,14 @@
-"""Calibration documents, parted: sequences to learn from, and documents to judge by that are never learned from."""
+"""Calibration documents, and the score of a model on them.
+
+Some documents are sequences to learn from; the others are never learned from, and give the score. The `tail` protocol
+scores the same last tokens of every document, once with the target's context and once with the pretraining length's:
+the first says what the extension is worth, the second what it costs at the pretraining length.
+"""
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +17,14 @@ from torch import Tensor
 from ropecli.data.documents import Documents, read_documents
 from ropecli.data.sources import TO_TRAIN, read_texts
 from ropecli.errors import DataError
-from ropecli.tuning.request import refuse_held_out
+from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.progress import Progress
+from ropecli.evaluation.protocols import Protocol
+from ropecli.tuning.tune_report import Score
+from ropecli.tuning.tuning_settings import refuse_held_out
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MOST_JUDGED = 16
 """Documents for the judge."""
@@ -64,3 +76,36 @@ def read_calibration(
     count = min(MOST_JUDGED, max(2, len(shuffled) // _SHARE))
     judged = replace(documents, kept=tuple(shuffled[:count]))
     return Calibration(judged, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
+
+
+@dataclass(frozen=True)
+class Judge:
+    """window, target: tokens. short_weight: what a nat at the window counts, held against one at the target.
+
+    targets: tokens scored of each document. progress: keeps what was measured, so that it is not measured again.
+    """
+
+    documents: Documents
+    window: int
+    target: int
+    short_weight: float
+    targets: int
+    progress: Progress
+
+    def score(self, model: "PreTrainedModel", part: str, count: int | None = None) -> Score:
+        """By the first `count` documents, or all. part: names the model's state, for the progress.
+
+        Raises RopecliError for a loss that is not finite.
+        """
+        documents = replace(self.documents, kept=self.documents.kept[:count])
+        lengths = sorted({self.window, self.target})
+        rows = evaluate_perplexity(
+            model,
+            documents,
+            lengths,
+            protocol=Protocol("tail", targets=self.targets),
+            progress=self.progress,
+            part=part,
+        )
+        window, target = rows[0].nll, rows[-1].nll
+        return Score(target, window, target + self.short_weight * window, len(documents.kept))

@@ -9,7 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.llama import modeling_llama
 from uneven import load_uneven
 
-from ropecli.attention.layout import Layout, find_layout
+from ropecli.attention.head_layout import Layout, find_layout
 from ropecli.errors import PatchError
 from ropecli.live.rotary import rotary_tables
 

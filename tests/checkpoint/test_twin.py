@@ -7,7 +7,7 @@ import pytest
 import scripts_by_path
 from transformers import CONFIG_MAPPING
 
-from ropecli.attention.layout import Layout
+from ropecli.attention.head_layout import Layout
 from ropecli.attention.patching import settle_layout
 from ropecli.attention.small_model import make_twin
 from ropecli.checkpoint.opening import open_checkpoint

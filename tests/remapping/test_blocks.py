@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from ropecli.attention import blocks
-from ropecli.attention.blocks import BlockAttention
-from ropecli.attention.flex import attend_by_flex, make_block_masks
+from ropecli.attention import block_attention
+from ropecli.attention.block_attention import BlockAttention
+from ropecli.attention.flex_kernels import attend_by_flex, make_block_masks
 from ropecli.attention.rotation import Rotation
 from ropecli.rope import Branch, Remapping
 
@@ -50,9 +50,9 @@ REMAPPINGS = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """So that even these sizes come in many blocks, of few heads each."""
-    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 400)
-    monkeypatch.setattr(blocks, "_FEWEST", 3)
+    """So that even these sizes come in many block_attention, of few heads each."""
+    monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", 400)
+    monkeypatch.setattr(block_attention, "_FEWEST", 3)
 
 
 def brute_force(remapping, rotation, query, key, value, first_query, first_key, scaling, softcap=None, sinks=None):
@@ -121,8 +121,8 @@ def test_equals_brute_force_at_random_sizes(seed, monkeypatch):
             ]
         )
     )
-    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", int(draw.integers(1, 5000)))
-    monkeypatch.setattr(blocks, "_FEWEST", int(draw.integers(1, 20)))
+    monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", int(draw.integers(1, 5000)))
+    monkeypatch.setattr(block_attention, "_FEWEST", int(draw.integers(1, 20)))
     kv_heads, group = (int(draw.integers(1, 4)) for _ in range(2))
     query, key, value = make_heads(seed=seed, heads=kv_heads * group, kv_heads=kv_heads, batch=int(draw.integers(1, 3)))
     query, key, value = query[:, :, first : stop + 1], key[:, :, limit : stop + 1], value[:, :, limit : stop + 1]
@@ -194,7 +194,7 @@ def kept_for_backward(remapping, tokens: int) -> int:
 
 def test_no_scores_are_kept_for_the_backward_pass(monkeypatch):
     remapping = REMAPPINGS["far at one distance"]
-    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 8192)
+    monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", 8192)
     assert kept_for_backward(remapping, 1024) < 2.2 * kept_for_backward(remapping, 512) < 2 * 512**2 / 2
 
 
@@ -212,7 +212,7 @@ def test_blocks_of_scores_stay_small(monkeypatch):
                     self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
             return result
 
-    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 2**14)
+    monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", 2**14)
     largest = {}
     for tokens in (512, 2048):
         heads = [torch.randn(1, 8, tokens, 8) for _ in range(3)]
@@ -225,7 +225,7 @@ def test_blocks_of_scores_stay_small(monkeypatch):
 
 @pytest.mark.parametrize("recording", [False, True])
 def test_dropout_is_of_probabilities_and_right_on_average(recording, monkeypatch):
-    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 2**16)
+    monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", 2**16)
     torch.manual_seed(0)
     heads = [one.repeat(64, 1, 1, 1).requires_grad_(recording) for one in make_heads(batch=1)]
     kernel = BlockAttention(REMAPPINGS["far in groups"], HALVES)
@@ -282,13 +282,13 @@ def test_cuda_equals_brute_force_forward_and_backward(remapping, dtype, error):
 def test_a_kernel_that_does_not_compile_is_done_without(monkeypatch):
     heads, kernel = make_heads(), BlockAttention(REMAPPINGS["chunks"], HALVES)
     expected = attend(kernel, HALVES, *heads)
-    monkeypatch.setattr(blocks, "suits_flex", lambda *_: True)
+    monkeypatch.setattr(block_attention, "suits_flex", lambda *_: True)
 
     def fails(error):
         def attend_by_flex(*_, **__):
             raise error
 
-        monkeypatch.setattr(blocks, "attend_by_flex", attend_by_flex)
+        monkeypatch.setattr(block_attention, "attend_by_flex", attend_by_flex)
 
     for error in (torch._dynamo.exc.FailOnRecompileLimitHit("limit"), torch._dynamo.exc.TorchDynamoException("limit")):
         fails(error)

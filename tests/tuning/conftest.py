@@ -26,7 +26,7 @@ def judge(documents):
     from dataclasses import replace
 
     from ropecli.evaluation.progress import Progress
-    from ropecli.tuning.judge import Judge
+    from ropecli.tuning.calibration import Judge
 
     def make(
         count: int = 3, target: int = TARGET, progress: Progress | None = None, short_weight: float = 0.25
@@ -48,8 +48,9 @@ def make_run(judge, sequences):
     """make_run(folder, level="grid", points=4, ...) -> a run on the model in the folder, freshly loaded, at ×2."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.live.loading import load_model
-    from ropecli.tuning.run import Run, Settings
-    from ropecli.tuning.training import Schedule
+    from ropecli.tuning.learning import Schedule
+    from ropecli.tuning.tuning_run import Run
+    from ropecli.tuning.tuning_settings import Settings
 
     def make(
         folder: Path,

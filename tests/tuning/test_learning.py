@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from ropecli.errors import NotFiniteError, OutputError, RecipeError
 from ropecli.training.loss import NextTokenLoss
-from ropecli.tuning.gains import HeadGains
-from ropecli.tuning.record import Score
-from ropecli.tuning.training import Schedule, learn
+from ropecli.tuning.learning import Schedule, learn
+from ropecli.tuning.levels import HeadGains
+from ropecli.tuning.tune_report import Score
 
 BEGUN = Score(100.0, 100.0, 125.0, 3)
 SCHEDULE = Schedule(steps=6, batch_size=2, rates=(0.03, 0.003), judge_every=2)

@@ -14,11 +14,11 @@ from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.progress import Progress
 from ropecli.evaluation.protocols import Protocol
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning.judge import Judge
-from ropecli.tuning.proof import difference, logits_of
-from ropecli.tuning.record import Point, Score
-from ropecli.tuning.run import Evolution, probe_of
-from ropecli.tuning.tuning import tune, tuned_to
+from ropecli.tuning.calibration import Judge
+from ropecli.tuning.procedure import tune, tuned_to
+from ropecli.tuning.tune_report import Point, Score
+from ropecli.tuning.tuning_run import difference, logits_of, probe_of
+from ropecli.tuning.tuning_settings import Evolution
 
 FEW = Evolution(population=4, iterations=2, mutations=2, crossovers=2, parents=2, documents=2)
 SETTINGS = {
@@ -80,7 +80,7 @@ def test_lora_that_is_interrupted_leaves_the_model_itself(llama, make_run):
 
 def test_what_nothing_improves_is_left_alone(llama, make_run, tmp_path, monkeypatch):
     """Rates that only do harm: the judge keeps the start, and no weight is written."""
-    monkeypatch.setattr("ropecli.tuning.matrices._RATE", 1.0)
+    monkeypatch.setattr("ropecli.tuning.levels._RATE", 1.0)
     run = make_run(llama, level="lora", points=1)
     before = state_of(run.model)
     tuned = tune(run)

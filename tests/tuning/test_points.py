@@ -9,8 +9,7 @@ from ropecli.scaling.method import SearchRange
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning.halving import halve, rounds
-from ropecli.tuning.space import points
+from ropecli.tuning.parameter_search import halve, points, rounds
 
 GEOMETRY = RopeGeometry(64, 64, 10000.0, 2048)
 

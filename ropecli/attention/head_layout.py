@@ -7,16 +7,15 @@ states, and whatever else goes by the positions shows in the model's output.
 Source of the rotation: Su et al. 2021 (arXiv:2104.09864), section 3.2.2.
 """
 
-import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ropecli.attention.attention_probe import AttentionCall, AttentionProbe, attending_by, in_evaluation
 from ropecli.attention.rotation import Rotation
-from ropecli.attention.sdpa_calls import answering_sdpa
 from ropecli.errors import NotFiniteError, PatchError, reason_of
 from ropecli.live.rotary import RotaryTable, restored, rotary_tables
 from ropecli.live.stock import quiet_transformers
@@ -24,15 +23,10 @@ from ropecli.live.stock import quiet_transformers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_NAME = "ropecli:layout"
+
 _TOKENS = 24
 # of a head's norm. Rounding of cos, sin and states leaves 1e-7, 5e-4 and 4e-3 of it, a wrong layout some 0.5
 _ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-# what models hand to an attention function that does not change the attention, or that the methods compute too
-_UNDERSTOOD = {
-    *("sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
-    *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_cache", "deterministic"),
-}
 
 
 class Layout(NamedTuple):
@@ -43,18 +37,8 @@ class Layout(NamedTuple):
     neighbours: bool
 
 
-class _Call(NamedTuple):
-    """What one layer gave its attention function; query, key and value: shape (batch, heads, tokens, width)."""
-
-    module: Any
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    slides: bool
-
-
 class _Pass(NamedTuple):
-    calls: list[_Call]
+    calls: list[AttentionCall]
     output: Tensor
 
 
@@ -99,10 +83,10 @@ def find_turning(model: "PreTrainedModel", labels: Collection[str | None]) -> tu
 
 def _two_passes(
     model: "PreTrainedModel", own_code: bool = False
-) -> tuple[list[tuple["_Call", "_Call"]], dict[str | None, np.ndarray]]:
+) -> tuple[list[tuple["AttentionCall", "AttentionCall"]], dict[str | None, np.ndarray]]:
     """What every layer gave at the model's positions and at twice these; and the frequencies by rope label."""
     tables = rotary_tables(model)
-    probe = _Probe()
+    probe = AttentionProbe()
     attending = attending_by(model, probe, own_code)
     with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending:
         first = _run(model, probe)
@@ -131,140 +115,7 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
     )
 
 
-class _Probe:
-    """An attention function that keeps what it gets, and a mask function whose mask it must get."""
-
-    def __init__(self) -> None:
-        self.calls: list[_Call] = []
-        self._given: list[Tensor] = []  # outputs, by call
-        self._replays = False
-        self._plain: list[bool] = []  # of each mask, whether it is causal and no more
-
-    def replaying(self) -> "_Probe":
-        self._replays, self.calls, self._plain = True, [], []
-        return self
-
-    def mask(self, *, batch_size: int, mask_function: Any = None, **others: Any) -> Tensor:
-        """The mask function. Its masks carry no mask but a number, by which they are known where they arrive."""
-        from transformers.masking_utils import causal_mask_function
-
-        number = len(self._plain)
-        self._plain.append(mask_function is causal_mask_function)
-        return torch.full((batch_size, 1, 1, 3), number)
-
-    def __call__(
-        self,
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        **others: Any,
-    ) -> tuple[Tensor, None]:
-        """The attention function."""
-        slides = others.get("sliding_window") is not None
-        if not self._replays:
-            self._check(module, query, key, attention_mask, slides, others)
-        return self.keep(module, query, key, value, scaling, slides)
-
-    def keep(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, slides: bool = False
-    ) -> tuple[Tensor, None]:
-        """Plain causal attention, or what it was at the same call of the first pass."""
-        if not self._replays:
-            self._given.append(attend(query, key, value, scaling))
-        elif len(self.calls) >= len(self._given):
-            raise PatchError("How often the model attends depends on the positions.")
-        output = self._given[len(self.calls)]
-        self.calls.append(_Call(module, query.clone(), key.clone(), value.clone(), slides))
-        return output, None
-
-    def _check(self, module: Any, query: Tensor, key: Tensor, mask: Any, slides: bool, others: dict[str, Any]) -> None:
-        name = type(module).__name__
-        unknown = sorted(key for key, value in others.items() if value is not None and key not in _UNDERSTOOD)
-        if unknown:
-            raise PatchError(f"{name} wants of its attention what no other function than its own gives: {unknown}.")
-        if others.get("is_causal") is False or not getattr(module, "is_causal", True):
-            raise PatchError(f"{name} attends in both directions; distances are remapped in causal attention alone.")
-        if query.shape[2] != key.shape[2]:
-            raise PatchError(f"{name} has {key.shape[2]} keys for {query.shape[2]} queries: not causal self-attention.")
-        if mask is None:
-            raise PatchError(f"{name} gives its attention function no mask: padding would be attended to.")
-        if mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, 3) or mask.unique().numel() != 1:
-            raise PatchError(f"{name} changes the mask on its way to the attention, as sparse attention does.")
-        plain = self._plain[mask.flatten()[0]]
-        if not (slides or plain):
-            raise PatchError(f"{name} does not see the whole context, by its mask, and names no sliding_window.")
-        if slides and plain:
-            raise PatchError(f"{name} names a sliding_window, and sees the whole context, by its mask.")
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Causal attention; the output's shape is (batch, tokens, heads, width), as transformers wants it."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-    return output.transpose(1, 2).contiguous()
-
-
-@contextlib.contextmanager
-def attending_by(model: "PreTrainedModel", probe: Any, own_code: bool = False) -> Iterator[None]:
-    """The model's attention is the probe's, a callable with a mask function; at the end what it was.
-
-    own_code: where a model attends by code of its own, the probe's `keep` is its attention (see own_attention).
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    before, unset = _implementations(model.config), _unset(model.config)
-    AttentionInterface.register(_NAME, probe)
-    AttentionMaskInterface.register(_NAME, probe.mask)
-    try:
-        model.set_attn_implementation(_NAME)
-        by_code = own_code and model.config.get_text_config()._attn_implementation != _NAME
-        with answering_sdpa(model, probe.keep) if by_code else contextlib.nullcontext():
-            yield
-    finally:
-        model.set_attn_implementation(before)
-        for part in unset:
-            part._attn_implementation = None
-        # the interface registers for all models, and takes away for one; this is where it registers
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(_NAME)
-
-
-def _implementations(config: Any) -> Any:
-    """The attention of a config and of its parts, as set_attn_implementation takes them."""
-    found = {key: _implementations(part) for key, part in _parts(config).items()}
-    known = {key: value for key, value in found.items() if value is not None}
-    return {"": config._attn_implementation, **known} if known else config._attn_implementation
-
-
-def _unset(config: Any) -> list[Any]:
-    """The parts that name no attention, as where no model is made of them; set_attn_implementation takes no None."""
-    parts = _parts(config).values()
-    return [part for part in parts if part._attn_implementation is None] + [
-        one for part in parts for one in _unset(part)
-    ]
-
-
-def _parts(config: Any) -> dict[str, Any]:
-    return {key: part for key in config.sub_configs if (part := getattr(config, key, None)) is not None}
-
-
-@contextlib.contextmanager
-def in_evaluation(model: torch.nn.Module) -> Iterator[None]:
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was in training:
-            module.training = was
-
-
-def _run(model: "PreTrainedModel", probe: _Probe) -> _Pass:
+def _run(model: "PreTrainedModel", probe: AttentionProbe) -> _Pass:
     embeddings: Any = model.get_input_embeddings()
     ids = torch.arange(_TOKENS, device=embeddings.weight.device)[None] % embeddings.weight.shape[0]
     try:
@@ -326,7 +177,7 @@ def _check_same(first: _Pass, second: _Pass) -> None:
         )
 
 
-def _common(pairs: list[tuple[_Call, _Call]], frequencies: dict[str | None, np.ndarray]) -> Layout:
+def _common(pairs: list[tuple[AttentionCall, AttentionCall]], frequencies: dict[str | None, np.ndarray]) -> Layout:
     """The one layout by which all these layers turn."""
     found = [_fitting(before, after, frequencies) for before, after in pairs]
     for (before, _), layouts in zip(pairs, found, strict=True):
@@ -341,7 +192,9 @@ def _common(pairs: list[tuple[_Call, _Call]], frequencies: dict[str | None, np.n
     return min(common, key=lambda layout: max(others[layout] for others in found))
 
 
-def _fitting(before: _Call, after: _Call, frequencies: dict[str | None, np.ndarray]) -> dict[Layout, float]:
+def _fitting(
+    before: AttentionCall, after: AttentionCall, frequencies: dict[str | None, np.ndarray]
+) -> dict[Layout, float]:
     """The layouts by which a layer may turn, and by how much each of them is off."""
     inv_freq = frequencies[layer_label(before.module, frequencies)]
     by = np.arange(before.query.shape[2], dtype=np.float64)
@@ -351,12 +204,12 @@ def _fitting(before: _Call, after: _Call, frequencies: dict[str | None, np.ndarr
     return {layout: error for layout, error in errors.items() if error <= _allowed(before.query)}
 
 
-def _error(before: _Call, after: _Call, rotation: Rotation, by: np.ndarray) -> float:
+def _error(before: AttentionCall, after: AttentionCall, rotation: Rotation, by: np.ndarray) -> float:
     pairs = ((before.query, after.query), (before.key, after.key))
     return max(_difference(rotation.turn(one, by), other) for one, other in pairs)
 
 
-def _stands_still(before: _Call, after: _Call) -> bool:
+def _stands_still(before: AttentionCall, after: AttentionCall) -> bool:
     return all(
         _difference(one, other) <= _allowed(one)
         for one, other in ((before.query, after.query), (before.key, after.key))
@@ -373,6 +226,6 @@ def _allowed(states: Tensor) -> float:
     return _ALLOWED[states.dtype]
 
 
-def _name(call: _Call) -> str:
+def _name(call: AttentionCall) -> str:
     index = getattr(call.module, "layer_idx", None)
     return type(call.module).__name__ if index is None else f"Layer {index} ({type(call.module).__name__})"

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from ropecli.attention.key_ranges import Range, find_ranges
-from ropecli.attention.rotation_tables import Sides
+from ropecli.attention.rotation import Sides
 from ropecli.rope import Remapping
 
 _BLOCK = 128

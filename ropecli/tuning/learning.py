@@ -1,4 +1,4 @@
-"""Learns a few numbers on calibration sequences, the weights frozen; keeps the best of what the judge was shown.
+"""Learns a few numbers on calibration sequences, the weights frozen; keeps those with the best score.
 
 Deterministic: what a step reads and drops follows from the seed and its number, so that a resumed run goes the same
 way.
@@ -18,41 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from ropecli.atomic import new_file
-from ropecli.attention.layout import in_evaluation
+from ropecli.attention.attention_probe import in_evaluation
 from ropecli.data.sequences import UNSCORED
-from ropecli.errors import MethodError, NotFiniteError, OutputError, RecipeError
+from ropecli.errors import NotFiniteError, OutputError, RecipeError
 from ropecli.live.rotary import rotary_tables
 from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing, is_checkpointing
-from ropecli.tuning.judge import Judge
-from ropecli.tuning.record import Score
+from ropecli.tuning.calibration import Judge
+from ropecli.tuning.tune_report import Score
+from ropecli.tuning.tuning_settings import Schedule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
 _DIGEST_BYTES = 32
 """Of sha256, at the end of a saved state."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """batch_size: sequences a step. rates: of each group of parameters at the start; they fall by a cosine to zero.
-
-    judge_every: steps between two looks of the judge. patience: looks without a better score that end the training.
-    Raises MethodError for a count below 1.
-    """
-
-    steps: int = 100
-    batch_size: int = 4
-    rates: tuple[float, ...] = ()
-    judge_every: int = 10
-    patience: int = 4
-    max_grad_norm: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "judge_every", "patience"):
-            if (value := getattr(self, name)) < 1:
-                raise MethodError(f"{name} is {value}; it must be at least 1.")
 
 
 @dataclass(frozen=True)

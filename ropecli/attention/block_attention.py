@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropecli.attention.block_loop import Loop
-from ropecli.attention.block_scores import Softmax
-from ropecli.attention.flex import attend_by_flex, is_failed_compilation, make_block_masks, suits_flex
+from ropecli.attention.block_loop import Loop, Softmax
+from ropecli.attention.flex_kernels import attend_by_flex, is_failed_compilation, make_block_masks, suits_flex
 from ropecli.attention.key_ranges import count_keys, find_ranges
-from ropecli.attention.rotation import Rotation, computing_dtype
-from ropecli.attention.rotation_tables import Sides, TurnTable
+from ropecli.attention.rotation import Rotation, Sides, TurnTable, computing_dtype
 from ropecli.rope import Positions, Remapping
 
 _SCORES_ON_CPU = 2**21

@@ -1,87 +1,37 @@
-"""What the levels of tuning share: the settings, a run's parts, how a plan is tried, and how what was learned ends."""
+"""What all levels of tuning share: a run's parts, how a plan is tried, and the proof of what was learned.
 
+The proof compares logits of a few tokens: the folded weights must give those of the model that was tuned.
+"""
+
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ropecli.attention.patching import live_patch, unpatched_after
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.errors import MethodError, NotFiniteError
-from ropecli.rope import RopeGeometry
-from ropecli.scaling.spec import ScalingSpec, make_spec
+from ropecli.checkpoint.patch_plan import PatchPlan
+from ropecli.errors import NotFiniteError, ProofError
+from ropecli.tuning.calibration import Judge
 from ropecli.tuning.folding import find_stored
-from ropecli.tuning.judge import Judge
-from ropecli.tuning.proof import Logits, difference, in_float32, logits_of, refuse_other
-from ropecli.tuning.record import LayerGains, Point, Score
-from ropecli.tuning.request import refuse_unknown_level
-from ropecli.tuning.training import Learned, Schedule, learn
+from ropecli.tuning.learning import Learned, learn
+from ropecli.tuning.tune_report import LayerGains, Point, Score
+from ropecli.tuning.tuning_settings import Settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
 _PROBED = 64
 """Tokens whose logits the written checkpoint must give."""
-
-
-@dataclass(frozen=True)
-class Evolution:
-    """The sizes of LongRoPE's search, as published (arXiv:2402.13753, section 4 and appendix A). documents: read for
-    each, our choice. Raises MethodError.
-    """
-
-    population: int = 64
-    iterations: int = 40
-    mutations: int = 16
-    crossovers: int = 16
-    parents: int = 32
-    documents: int = 4
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            least = 1 if name in ("population", "parents", "documents") else 0
-            if value < least:
-                raise MethodError(f"The search's {name} are {value}; they must be at least {least}.")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """level: grid, heads, lora or search. methods: whose constants are searched; points: how many in all.
-
-    rank: of LoRA's matrices. schedule: of what learns. evolution: of the evolutionary search. original_length: the true
-    pretraining window, tokens, where config.json names another. Raises MethodError.
-    """
-
-    level: str = "heads"
-    methods: tuple[str, ...] = ("yarn",)
-    points: int = 24
-    rank: int = 4
-    schedule: Schedule = field(default_factory=Schedule)
-    evolution: Evolution = field(default_factory=Evolution)
-    seed: int = 0
-    original_length: int | None = None
-
-    def __post_init__(self) -> None:
-        refuse_unknown_level(self.level)
-        if not 1 <= self.rank <= 8:
-            raise MethodError(f"--rank is {self.rank}; it must be from 1 to 8. Larger ones are for `ropecli finetune`.")
-        if not 1 <= len(self.methods) <= self.points:
-            raise MethodError(f"--points is {self.points} for {len(self.methods)} methods; each needs one at least.")
-
-    def plan(self, checkpoint: Checkpoint, spec: ScalingSpec) -> PatchPlan:
-        """The patch by a spec. Raises as make_plan does."""
-        return make_plan(checkpoint, spec, original_length=self.original_length)
-
-    def geometry(self, checkpoint: Checkpoint) -> RopeGeometry:
-        """Of the layers that a plan scales, before any scaling. Raises PatchError."""
-        plan = self.plan(checkpoint, make_spec("none"))
-        return plan.ropes[plan.scaled[0]].geometry
+_ALLOWED = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Of a logit, relative to the largest: what a dtype's rounding leaves between two ways to compute the same."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +48,13 @@ class Run:
     settings: Settings
     state: Path | None = None
     on_point: Callable[[Point], None] = lambda point: None
+
+
+class Logits(NamedTuple):
+    """values: float32, on the CPU, shape (1, tokens, vocabulary). dtype: what they were computed in."""
+
+    values: Tensor
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -215,3 +172,50 @@ def probe_of(run: Run) -> Tensor:
 def put(model: "PreTrainedModel", values: Mapping[str, Tensor]) -> None:
     for name, value in values.items():
         model.get_parameter(name).copy_(value)
+
+
+@torch.inference_mode()
+def logits_of(model: "PreTrainedModel", probe: Tensor) -> Logits:
+    values = model(input_ids=probe.to(model.device), use_cache=False).logits.float().cpu()
+    return Logits(values, model.dtype)
+
+
+@contextlib.contextmanager
+def in_float32(model: "PreTrainedModel", probe: Tensor) -> Iterator[None]:
+    """A model in half precision computes in float32, if there is room and it can; at the end its weights are as before.
+
+    Rounding would hide in half precision whether weights are folded right, and make right ones look wrong.
+    """
+    before = [(one, one.data) for one in model.parameters() if one.dtype in (torch.float16, torch.bfloat16)]
+
+    def put_back() -> None:
+        for parameter, values in before:
+            parameter.data = values
+
+    try:
+        try:
+            for parameter, values in before:
+                parameter.data = values.float()
+            if before:
+                logits_of(model, probe)
+        except RuntimeError:  # out of memory, or a kernel that wants half precision
+            put_back()
+        yield
+    finally:
+        put_back()
+
+
+def difference(one: Logits, other: Logits) -> float:
+    """The largest of a logit, relative to the largest of all."""
+    return float((one.values - other.values).abs().max() / other.values.abs().max().clamp_min(1e-6))
+
+
+def refuse_other(found: Logits, tuned: Logits, what: str) -> None:
+    """what: how the message begins. Raises ProofError, for NaN too."""
+    off = difference(found, tuned)
+    allowed, dtype = max((_ALLOWED[one.dtype], str(one.dtype)) for one in (found, tuned))
+    if not off <= allowed:
+        raise ProofError(
+            f"{what} other logits than the tuned model (off by {off:.2g} of the largest, where {allowed:g} is "
+            f"{dtype.removeprefix('torch.')}'s rounding): nothing is written."
+        )

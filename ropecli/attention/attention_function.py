@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.attention.blocks import BlockAttention
-from ropecli.attention.layout import layer_label
-from ropecli.attention.mask import Row, describe_rows, read_rows, refuse_other_positions
+from ropecli.attention.block_attention import BlockAttention
+from ropecli.attention.head_layout import layer_label
 from ropecli.attention.rotation import Rotation
+from ropecli.attention.row_padding import Row, describe_rows, read_rows, refuse_other_positions
 from ropecli.config.saved_remapping import KEY, PREFIX, Carrier, method_of, parse_carrier
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.remapping.branches import sliding

@@ -1,6 +1,6 @@
-"""How far a tuning came, beside the folder that it is to become; gone on with by the same request alone.
+"""Saves and restores the progress of a tuning run, beside its output; only the same request can resume it.
 
-OUTPUT.progress-0           what the judge measured, document by document (evaluate/progress.py); its lock is the run's
+OUTPUT.progress-0           what was measured, by document (evaluation/progress.py); its lock is the run's
 OUTPUT.state/points.jsonl   every point that was tried, with the seconds that it took then
 OUTPUT.state/training.pt    the numbers that are learned, and their optimizer
 """
@@ -17,7 +17,7 @@ from ropecli.atomic import is_partial
 from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluation.checked_lines import appending, read_lines
 from ropecli.evaluation.progress import Progress, kept_progress, refuse_interrupted, remove_progress
-from ropecli.tuning.record import Point, Score
+from ropecli.tuning.tune_report import Point, Score
 
 _POINTS = "points.jsonl"
 _TRAINING = "training.pt"
