@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ropecli.attention import load_model
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.state import read_state
@@ -21,7 +22,7 @@ from ropecli.data.positions import refuse_impossible
 from ropecli.data.stream import Stream, open_stream
 from ropecli.errors import DataError
 from ropecli.evaluation.scoring import refuse_unknown_ids
-from ropecli.live.loading import load_model, load_tokenizer, settle
+from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
 from ropecli.training.distributed import leave_group, make_accelerator, prepare, state_to_save
 from ropecli.training.loop import TrainingLoop, TrainingProgress, stop_on_signals

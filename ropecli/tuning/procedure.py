@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ropecli.attention import load_model
 from ropecli.attention.patching import live_patch, patch_to, unpatched_after
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.writing import write_json
 from ropecli.errors import PatchError
 from ropecli.evaluation.scoring import refuse_unknown_ids
-from ropecli.live.loading import load_model, vocabulary_mismatch
+from ropecli.live.loading import vocabulary_mismatch
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
 from ropecli.tuning.calibration import Judge
 from ropecli.tuning.folding import find_stored, refuse_unwritten, rewrite_shard

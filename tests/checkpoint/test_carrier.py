@@ -1,4 +1,4 @@
-"""config.json carries a relative-position method: stock transformers runs it with ropecli, and refuses it without."""
+"""config.json names a distance method: transformers runs it after `import ropecli.attention`, and refuses it before."""
 
 import json
 import subprocess
@@ -65,7 +65,7 @@ except ValueError as error:
     assert "ropecli:rerope" in str(error)
 else:
     raise AssertionError("plain attention was run")
-import ropecli
+import ropecli.attention
 import torch
 ids = (torch.arange(1, 141)[None] * 37) % 512
 with torch.no_grad():
@@ -73,12 +73,34 @@ with torch.no_grad():
 """
 
 
-def test_transformers_refuses_it_without_ropecli_and_runs_it_with(llama, patched, tmp_path):
-    """ropecli is imported after transformers there, and before it in most of these tests."""
-    folder = patched(llama, "rerope")
-    process = subprocess.run([sys.executable, "-c", SCRIPT, folder, tmp_path / "logits"], capture_output=True)
+def run(script, *arguments):
+    process = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True)
     assert process.returncode == 0, process.stderr.decode()
+
+
+def test_transformers_refuses_it_before_the_import_and_runs_it_after(llama, patched, tmp_path):
+    folder = patched(llama, "rerope")
+    run(SCRIPT, folder, tmp_path / "logits")
     torch.testing.assert_close(torch.load(tmp_path / "logits"), logits(load(folder)))
+
+
+LOADING = """
+import sys
+import pytest
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.errors import CheckpointError
+from ropecli.live.loading import load_model
+checkpoint = open_checkpoint(sys.argv[1])
+with pytest.raises(CheckpointError, match="import ropecli.attention"):
+    load_model(checkpoint, device="cpu")
+import ropecli
+ropecli.load_model(checkpoint, device="cpu")
+load_model(checkpoint, device="cpu")
+"""
+
+
+def test_load_model_of_the_api_needs_no_other_import(llama, patched):
+    run(LOADING, patched(llama, "rerope"))
 
 
 def test_it_names_the_attention_and_all_that_this_needs(llama, patched, config_of):
