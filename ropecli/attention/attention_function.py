@@ -16,7 +16,7 @@ from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.head_layout import layer_label
 from ropecli.attention.rotation import Rotation
 from ropecli.attention.row_padding import Row, describe_rows, read_rows, refuse_other_positions
-from ropecli.config.saved_remapping import KEY, PREFIX, Carrier, method_of, parse_carrier
+from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.remapping.branches import sliding
 from ropecli.scaling.registry import scaling_methods
@@ -130,30 +130,30 @@ def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None, 
             f"The attention {name} was asked for, and config.json has no {KEY} that says with which parameters. "
             "Write the checkpoint with `ropecli patch`."
         )
-    carrier = parse_carrier(block, method)
-    if carrier.rotary_start is None or carrier.neighbours is None:
+    saved = parse_saved_remapping(block, method)
+    if saved.rotary_start is None or saved.neighbours is None:
         raise CheckpointError(
             f"{KEY} in config.json does not say which dimensions of a head turn. Write the patch anew from the "
             "original checkpoint."
         )
-    inv_freq = carrier.inv_freq or frequencies_of(module.config)
+    inv_freq = saved.inv_freq or frequencies_of(module.config)
     label = layer_label(module, {name or None for name in inv_freq})
     numbers = np.asarray(inv_freq[label or ""], dtype=np.float64)
-    if (stop := carrier.rotary_start + 2 * len(numbers)) > head_dim:
+    if (stop := saved.rotary_start + 2 * len(numbers)) > head_dim:
         raise CheckpointError(
-            f"{KEY} in config.json has dimensions {carrier.rotary_start} to {stop - 1} of a head turn, which is "
+            f"{KEY} in config.json has dimensions {saved.rotary_start} to {stop - 1} of a head turn, which is "
             f"{head_dim} wide. Write the patch anew from the original checkpoint."
         )
-    parameters = tuple(sorted(carrier.params.items()))
-    windows = (carrier.pretrained, carrier.target)
-    return _shared(method, parameters, windows, numbers.tobytes(), carrier.rotary_start, carrier.neighbours)
+    parameters = tuple(sorted(saved.params.items()))
+    windows = (saved.pretrained, saved.target)
+    return _shared(method, parameters, windows, numbers.tobytes(), saved.rotary_start, saved.neighbours)
 
 
 @lru_cache(maxsize=16)
 def _shared(
     method: str, params: tuple[tuple[str, Any], ...], windows: tuple[int, int], inv_freq: bytes, start: int, pairs: bool
 ) -> BlockAttention:
-    remapping = Carrier(method, dict(params), *windows).remapping()
+    remapping = SavedRemapping(method, dict(params), *windows).remapping()
     return BlockAttention(remapping, Rotation(np.frombuffer(inv_freq), start, pairs))
 
 

@@ -41,7 +41,7 @@ _OTHER_LAYERS = dict.fromkeys(("num_hidden_layers", "num_blocks", "encoder_layer
 _INDICES = ("layer_ids", "layer_indices", "_idxs", "only_layers")
 
 
-def make_twin(config: Any) -> "PreTrainedModel":
+def make_small_model(config: Any) -> "PreTrainedModel":
     """A model of the same architecture and head geometry with random weights, in float32, on the CPU.
 
     config: as transformers' AutoConfig reads it; it is left as it is. Of a model with other parts than text the text

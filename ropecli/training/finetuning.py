@@ -16,7 +16,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import Carrier
+from ropecli.config.saved_remapping import SavedRemapping
 from ropecli.data import sources
 from ropecli.data.positions import refuse_impossible
 from ropecli.data.stream import Stream, open_stream
@@ -185,7 +185,7 @@ def beyond_context_length(recipe: Recipe, length: int, reach: int, context_lengt
     return []
 
 
-def too_short_for_method(length: int, method: Carrier | None) -> list[str]:
+def too_short_for_method(length: int, method: SavedRemapping | None) -> list[str]:
     """A warning of sequences so short, in tokens, that the relative-position method changes nothing in them."""
     if method is None:
         return []

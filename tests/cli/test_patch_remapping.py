@@ -94,7 +94,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_carrier_that_is_off_is_one_message_wherever_it_is_read(wrong, ropecli, rerope, edited, corpus, tmp_path):
+def test_a_saved_remapping_that_is_off_is_one_message_wherever_it_is_read(
+    wrong, ropecli, rerope, edited, corpus, tmp_path
+):
     change, expected = WRONG[wrong]
     folder = edited(rerope, **change)
     (folder / "ropecli.yaml").unlink()
