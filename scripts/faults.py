@@ -50,7 +50,7 @@ FAULTS: list[tuple[str, str]] = [
     ("shift = window - window // group", "shift = window // group"),
     ("np.minimum(n % stride + stride, chunk)", "np.minimum(n % stride, chunk)"),
     ("last = sinks + window - 1", "last = sinks + window"),
-    ("torch.mul(one, turn.cos).addcmul_(two, turn.sin, value=-1)", "torch.mul(one, turn.cos).addcmul_(two, turn.sin)"),
+    ("torch.mul(one, cos_sin.cos).addcmul_(two, cos_sin.sin, value=-1)", "torch.mul(one, cos_sin.cos).addcmul_(two, cos_sin.sin)"),
     ("query = query.to(computing_dtype(query)) * self._scaling", "query = query.to(computing_dtype(query))"),
     # evaluate
     ('ids = _begun(special.prefix, document.ids[longest - length : longest])', 'ids = _begun(special.prefix, document.ids[:length])'),

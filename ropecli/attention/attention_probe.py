@@ -43,18 +43,18 @@ class AttentionProbe:
         self.calls: list[AttentionCall] = []
         self._given: list[Tensor] = []  # outputs, by call
         self._replays = False
-        self._plain: list[bool] = []  # of each mask, whether it is causal and no more
+        self._causal: list[bool] = []  # of each mask, whether it is causal and no more
 
     def replaying(self) -> "AttentionProbe":
-        self._replays, self.calls, self._plain = True, [], []
+        self._replays, self.calls, self._causal = True, [], []
         return self
 
     def mask(self, *, batch_size: int, mask_function: Any = None, **others: Any) -> Tensor:
         """The mask function. Its masks carry no mask but a number, by which they are known where they arrive."""
         from transformers.masking_utils import causal_mask_function
 
-        number = len(self._plain)
-        self._plain.append(mask_function is causal_mask_function)
+        number = len(self._causal)
+        self._causal.append(mask_function is causal_mask_function)
         return torch.full((batch_size, 1, 1, 3), number)
 
     def __call__(
@@ -77,9 +77,9 @@ class AttentionProbe:
     def keep(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, slides: bool = False
     ) -> tuple[Tensor, None]:
-        """Plain causal attention, or what it was at the same call of the first pass."""
+        """Causal attention, or what it was at the same call of the first pass."""
         if not self._replays:
-            self._given.append(attend(query, key, value, scaling))
+            self._given.append(causal_attention(query, key, value, scaling))
         elif len(self.calls) >= len(self._given):
             raise PatchError("How often the model attends depends on the positions.")
         output = self._given[len(self.calls)]
@@ -99,14 +99,14 @@ class AttentionProbe:
             raise PatchError(f"{name} gives its attention function no mask: padding would be attended to.")
         if mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, 3) or mask.unique().numel() != 1:
             raise PatchError(f"{name} changes the mask on its way to the attention, as sparse attention does.")
-        plain = self._plain[mask.flatten()[0]]
-        if not (slides or plain):
+        causal = self._causal[mask.flatten()[0]]
+        if not (slides or causal):
             raise PatchError(f"{name} does not see the whole context, by its mask, and names no sliding_window.")
-        if slides and plain:
+        if slides and causal:
             raise PatchError(f"{name} names a sliding_window, and sees the whole context, by its mask.")
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     """Causal attention; the output's shape is (batch, tokens, heads, width), as transformers wants it."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

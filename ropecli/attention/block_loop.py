@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from ropecli.attention.key_ranges import Range
-from ropecli.attention.rotation import Sides, computing_dtype
+from ropecli.attention.key_ranges import KeyRange
+from ropecli.attention.rotation import BranchRotation, computing_dtype
 
 
 class Hidden(NamedTuple):
@@ -28,7 +28,7 @@ class Hidden(NamedTuple):
     mask: Tensor
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """What a block sees by one branch: a unit is a head of keys, and the group of query heads that share it.
 
     query: shape (units, group, rows, head_dim); key: (units, keys, head_dim); value: (units, keys, width).
@@ -48,7 +48,7 @@ class Softmax(NamedTuple):
     dropout: float
 
 
-def attend_block(parts: Sequence[Part], softmax: Softmax, workspace: Tensor | None) -> Tensor:
+def attend_block(parts: Sequence[BlockPart], softmax: Softmax, workspace: Tensor | None) -> Tensor:
     """Shape (units, group, rows, width).
 
     workspace: shape (2, numbers), where scores and probabilities are put, which spares fresh memory for each block.
@@ -71,7 +71,7 @@ def attend_block(parts: Sequence[Part], softmax: Softmax, workspace: Tensor | No
     return result.unflatten(1, (group, rows))
 
 
-def _join(parts: Sequence[Part], softmax: Softmax) -> Tensor:
+def _join(parts: Sequence[BlockPart], softmax: Softmax) -> Tensor:
     """Scores, shape (units, group·rows, keys of all parts, and one more where there are sinks)."""
     scores = [torch.bmm(part.query.flatten(1, 2), part.key.mT) for part in parts]
     if softmax.softcap:
@@ -81,7 +81,7 @@ def _join(parts: Sequence[Part], softmax: Softmax) -> Tensor:
     return torch.cat(scores, -1)
 
 
-def _write(parts: Sequence[Part], stops: Sequence[int], softmax: Softmax, space: Tensor) -> Tensor:
+def _write(parts: Sequence[BlockPart], stops: Sequence[int], softmax: Softmax, space: Tensor) -> Tensor:
     """The same as _join, in `space`."""
     units, group, rows, _ = parts[0].query.shape
     width = stops[-1] + (softmax.sinks is not None)
@@ -99,7 +99,7 @@ def _column(sinks: Tensor, rows: int) -> Tensor:
     return sinks[..., None].expand(-1, -1, rows).flatten(1)[..., None]
 
 
-def _mask(scores: Tensor, parts: Sequence[Part], stops: Sequence[int]) -> None:
+def _mask(scores: Tensor, parts: Sequence[BlockPart], stops: Sequence[int]) -> None:
     """scores: shape (units, group, rows, keys)."""
     lowest = torch.finfo(scores.dtype).min  # not -inf: a row of nothing else would become NaN, and so its gradients
     for part, stop in zip(parts, stops, strict=True):
@@ -124,13 +124,13 @@ class _Block(NamedTuple):
         return sum(one.keys.stop - one.keys.start for one in self.seen)
 
 
-class Loop:
+class BlockLoop:
     """The blocks of a call to BlockAttention, whose arguments these are; rows: queries of a block."""
 
     def __init__(
         self,
-        sides: Sequence[Sides],
-        ranges: Sequence[Range],
+        sides: Sequence[BranchRotation],
+        ranges: Sequence[KeyRange],
         rows: int,
         first_query: int,
         first_key: int,
@@ -146,17 +146,17 @@ class Loop:
     def run(self, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
         """query: shape (units, group, queries, head_dim); key, value: (units, keys, ...): a unit is a head of keys, and
         the group of query heads that share it. Returns value's dtype."""
-        seen = [self._turn_keys(key, value, index) for index in range(len(self._ranges))]
+        seen = [self._rotate_keys(key, value, index) for index in range(len(self._ranges))]
         options = softmax._replace(sinks=None)  # what a function holds on to, a checkpoint around it cannot let go of
         return _AllBlocks.apply(self, options, value.dtype, query, softmax.sinks, *chain.from_iterable(seen))
 
-    def _turn_keys(self, key: Tensor, value: Tensor, index: int) -> tuple[Tensor, Tensor]:
+    def _rotate_keys(self, key: Tensor, value: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """As far as any query sees them by the range of this index."""
         keys, table = self._ranges[index].whole, self._sides[index].key
         dtype = computing_dtype(key)
         own = key[:, keys].to(dtype)
         if table is not None:
-            own = table.turn(own, self._first_key + keys.start)
+            own = table.rotate(own, self._first_key + keys.start)
         return own, value[:, keys].to(dtype)
 
     def workspace(self, query: Tensor) -> Tensor:
@@ -173,8 +173,8 @@ class Loop:
         parts = []
         for one, key, value in zip(block.seen, seen[0::2], seen[1::2], strict=True):
             table = self._sides[one.range].query
-            turned = query if table is None else table.turn(query, self._first_query + block.rows.start)
-            parts.append(Part(turned, key, value, _hidden(self._ranges[one.range], block.rows, key.device)))
+            rotated = query if table is None else table.rotate(query, self._first_query + block.rows.start)
+            parts.append(BlockPart(rotated, key, value, _hidden(self._ranges[one.range], block.rows, key.device)))
         return attend_block(parts, softmax, workspace)
 
 
@@ -188,7 +188,7 @@ class _AllBlocks(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        loop: Loop,
+        loop: BlockLoop,
         softmax: Softmax,
         dtype: torch.dtype,
         query: Tensor,
@@ -253,7 +253,7 @@ def _again(random: Any, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _blocks(ranges: Sequence[Range], rows: int) -> list[_Block]:
+def _blocks(ranges: Sequence[KeyRange], rows: int) -> list[_Block]:
     """Those that see any key."""
     queries = len(ranges[0].first)
     blocks = []
@@ -268,9 +268,9 @@ def _blocks(ranges: Sequence[Range], rows: int) -> list[_Block]:
     return blocks
 
 
-def _hidden(range_: Range, rows: slice, device: torch.device) -> list[Hidden]:
+def _hidden(keys_of_branch: KeyRange, rows: slice, device: torch.device) -> list[Hidden]:
     """Made when the block is gone through: masks of all blocks are many times those of one."""
-    span = range_.span(rows)
+    span = keys_of_branch.span(rows)
     if span is None:
         return []
     return [

@@ -1,9 +1,8 @@
-"""Which dimensions of a head turn, and in which pairs, as an attention function of transformers' interface gets them;
-and the proof that turning q and k further there is the same as turning them by other positions in the first place.
+"""Finds which dimensions of a head rotate, and in which pairs, and proves that the attention can rotate them further.
 
-Two passes over the same tokens, the second at twice the positions: it must give q and k turned once more by their own.
-The attention's outputs of the first pass are given again in the second, so that every layer sees the same hidden
-states, and whatever else goes by the positions shows in the model's output.
+The proof: two passes over the same tokens, the second at twice the positions, must give queries and keys that differ by
+one more rotation by the positions. The attention's outputs of the first pass are given again in the second, so that
+every layer sees the same hidden states, and whatever else depends on positions shows in the model's output.
 Source of the rotation: Su et al. 2021 (arXiv:2104.09864), section 3.2.2.
 """
 
@@ -29,9 +28,9 @@ _TOKENS = 24
 _ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
-class Layout(NamedTuple):
-    """rotary_start: the first dimension of a head that turns. neighbours: pair i is dimensions (2i, 2i + 1) of what
-    turns, in place of (i, i + pairs)."""
+class HeadLayout(NamedTuple):
+    """rotary_start: the first dimension of a head that rotates. neighbours: pair i is dimensions (2i, 2i + 1) of what
+    rotates, in place of (i, i + pairs)."""
 
     rotary_start: int
     neighbours: bool
@@ -42,10 +41,10 @@ class _Pass(NamedTuple):
     output: Tensor
 
 
-def find_layout(model: "PreTrainedModel") -> Layout:
-    """How q and k turn in every layer that sees the whole context, proved on this model's own weights.
+def find_layout(model: "PreTrainedModel") -> HeadLayout:
+    """How q and k rotate in every layer that sees the whole context, proved on this model's own weights.
 
-    The model is afterwards what it was. Raises PatchError with the reason where turning q and k in the attention
+    The model is afterwards what it was. Raises PatchError with the reason where rotating q and k in the attention
     function is not exact, and where some of the model's positions do not come by there.
     """
     calls, frequencies = _two_passes(model)
@@ -63,22 +62,22 @@ def find_layout(model: "PreTrainedModel") -> Layout:
     return _common(far, frequencies)
 
 
-def find_turning(model: "PreTrainedModel", labels: Collection[str | None]) -> tuple[Layout, list[Any]]:
-    """How q and k turn by the ropes of these labels (layer types; None where all share one), and the attention modules
-    that do, whatever they see. Layers without positions are passed over.
+def find_rotating_layers(model: "PreTrainedModel", labels: Collection[str | None]) -> tuple[HeadLayout, list[Any]]:
+    """How q and k rotate by the ropes of these labels (layer types; None where all share one); and the attention
+    modules that rotate, whatever they see. Layers without positions are skipped.
 
-    The model is afterwards what it was. Raises PatchError as find_layout does, and where no layer turns.
+    The model is afterwards what it was. Raises PatchError as find_layout does, and where no layer rotates.
     """
     calls, frequencies = _two_passes(model, own_code=True)
-    turning = [
+    rotating = [
         (before, after)
         for before, after in calls
         if not _stands_still(before, after) and layer_label(before.module, frequencies) in labels
     ]
-    if not turning:
+    if not rotating:
         raise PatchError(f"No layer turns by the rotary table of {', '.join(map(str, labels))}.")
-    modules = {id(before.module): before.module for before, _ in turning}  # some attend several times
-    return _common(turning, frequencies), list(modules.values())
+    modules = {id(before.module): before.module for before, _ in rotating}  # some attend several times
+    return _common(rotating, frequencies), list(modules.values())
 
 
 def _two_passes(
@@ -97,7 +96,7 @@ def _two_passes(
 
 
 def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
-    """Which of the rope labels (layer types; {None} where all layers share one) this attention module turns by.
+    """Which of the rope labels (layer types; {None} where all layers share one) this attention module rotates by.
 
     Raises PatchError where its layer type is none of them.
     """
@@ -133,7 +132,7 @@ def _run(model: "PreTrainedModel", probe: AttentionProbe) -> _Pass:
 
 
 def _double(tables: list[RotaryTable]) -> None:
-    """Gives every rotary module twice the positions: some do not turn by their table, but by the same numbers."""
+    """Gives every rotary module twice the positions: some do not rotate by their table, but by the same numbers."""
 
     def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if "position_ids" in named:
@@ -145,7 +144,7 @@ def _double(tables: list[RotaryTable]) -> None:
 
 
 def _frequencies(tables: list[RotaryTable]) -> dict[str | None, np.ndarray]:
-    """By rope label. Raises PatchError where two tables of one label turn differently."""
+    """By rope label. Raises PatchError where two tables of one label rotate differently."""
     known: dict[str | None, np.ndarray] = {}
     for table in tables:
         if not np.array_equal(known.setdefault(table.layer_type, table.inv_freq), table.inv_freq):
@@ -177,8 +176,8 @@ def _check_same(first: _Pass, second: _Pass) -> None:
         )
 
 
-def _common(pairs: list[tuple[AttentionCall, AttentionCall]], frequencies: dict[str | None, np.ndarray]) -> Layout:
-    """The one layout by which all these layers turn."""
+def _common(pairs: list[tuple[AttentionCall, AttentionCall]], frequencies: dict[str | None, np.ndarray]) -> HeadLayout:
+    """The one layout by which all these layers rotate."""
     found = [_fitting(before, after, frequencies) for before, after in pairs]
     for (before, _), layouts in zip(pairs, found, strict=True):
         if not layouts:
@@ -194,19 +193,19 @@ def _common(pairs: list[tuple[AttentionCall, AttentionCall]], frequencies: dict[
 
 def _fitting(
     before: AttentionCall, after: AttentionCall, frequencies: dict[str | None, np.ndarray]
-) -> dict[Layout, float]:
-    """The layouts by which a layer may turn, and by how much each of them is off."""
+) -> dict[HeadLayout, float]:
+    """The layouts by which a layer may rotate, and by how much each of them is off."""
     inv_freq = frequencies[layer_label(before.module, frequencies)]
     by = np.arange(before.query.shape[2], dtype=np.float64)
     starts = sorted({0, before.query.shape[3] - 2 * inv_freq.size})
-    layouts = [Layout(start, neighbours) for start in starts for neighbours in (False, True)]
+    layouts = [HeadLayout(start, neighbours) for start in starts for neighbours in (False, True)]
     errors = {layout: _error(before, after, Rotation(inv_freq, *layout), by) for layout in layouts}
     return {layout: error for layout, error in errors.items() if error <= _allowed(before.query)}
 
 
 def _error(before: AttentionCall, after: AttentionCall, rotation: Rotation, by: np.ndarray) -> float:
     pairs = ((before.query, after.query), (before.key, after.key))
-    return max(_difference(rotation.turn(one, by), other) for one, other in pairs)
+    return max(_difference(rotation.rotate(one, by), other) for one, other in pairs)
 
 
 def _stands_still(before: AttentionCall, after: AttentionCall) -> bool:

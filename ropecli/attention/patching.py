@@ -1,7 +1,7 @@
-"""A plan carried out: written to a folder with its proof, or put on a live model and taken off again.
+"""Patches a checkpoint or a live model, with the proof of a distance method.
 
-A distance method is proved on the spot: rotating queries and keys further does what rotating them further in the model
-does (layout.py); and a short text, on which every method is plain attention, gives what the model gives without it.
+The proof of a distance method: rotating queries and keys further does what other positions in the model do
+(head_layout.py); and a short text, on which every method is plain attention, gives what the model gives without it.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _SAME = 1e-4
 _SAME_IN_HALF = 5e-2
 """Of the largest number of an output, between two ways of computing it."""
 _STILL = 1e-25
-"""Radians per token: less turns nothing."""
+"""Radians per token: less rotates nothing."""
 
 
 def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True, **options: Any) -> int:
@@ -53,7 +53,7 @@ def with_layout(plan: PatchPlan) -> PatchPlan:
 
 
 def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with what its relative-position method must know of the model: which dimensions of a head turn.
+    """`config` with what its relative-position method must know of the model: which dimensions of a head rotate.
 
     It is found on a small model of the architecture with random weights, and proved there. A config that carries no
     such method, or knows it already, is given back as it is. Raises PatchError where the architecture does not allow
@@ -71,18 +71,18 @@ def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
 def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
     """Patches a model in memory, by the ropes of a plan (plan.ropes), in place of any patch that it has.
 
-    Methods that depend on the length follow it: every forward pass turns by its own largest position, whatever
+    Methods that depend on the length follow it: every forward pass rotates by its own largest position, whatever
     passes came before. Keys that lie in a KV cache keep the rotation they got. Relative-position methods are proved on
     the spot. `unpatched_after` takes it back. Raises PatchError for layer types without a rope, for a model that does
-    not turn by its tables, for DeepSeek's mscale_all_dim, which is not in the tables, and for an attention that a
+    not rotate by its tables, for DeepSeek's mscale_all_dim, which is not in the tables, and for an attention that a
     relative-position method would not do right; the model is then as it was.
     """
     put_back, saved = _remember(model), SavedRemapping.of(ropes.values())
     try:
-        plain_live(model)
+        remove_remapping(model)
         turn_by(model, ropes)
         if saved is not None:
-            remap_live(model, saved, ropes)
+            set_remapping(model, saved, ropes)
     except BaseException:  # all of it or nothing
         put_back()
         raise
@@ -108,12 +108,12 @@ def _remember(model: "PreTrainedModel") -> Callable[[], None]:
     return put_back
 
 
-def remap_live(
+def set_remapping(
     model: "PreTrainedModel", saved: SavedRemapping, ropes: Mapping[str | None, ScaledRope]
 ) -> SavedRemapping:
     """Makes a model attend as `saved` says, in memory; returns it with the layout that was found.
 
-    ropes: what the model's tables turn by, by layer type; none where its config's RoPE fields say it. Raises
+    ropes: what the model's tables rotate by, by layer type; none where its config's RoPE fields say it. Raises
     PatchError where its architecture does not allow the method.
     """
     layout = find_layout(model)
@@ -127,7 +127,7 @@ def remap_live(
     return complete
 
 
-def plain_live(model: "PreTrainedModel") -> None:
+def remove_remapping(model: "PreTrainedModel") -> None:
     """Takes a relative-position method away from a model; nothing where it has none."""
     config = model.config.get_text_config()
     if getattr(config, KEY, None) is not None:
@@ -169,11 +169,11 @@ def prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
         raise ProofError("Stock transformers does not take the attention that config.json asks for.")
     model = make_small_model(config)
     _check_frequencies(model)
-    return remap_live(model, saved, ropes={})
+    return set_remapping(model, saved, ropes={})
 
 
 def _check_frequencies(model: "PreTrainedModel") -> None:
-    """What the attention turns further by is what the model turns by; the former it reads from the config alone."""
+    """What the attention rotates further by is what the model rotates by; the former it reads from the config alone."""
     known = attention_function.frequencies_of(model.config.get_text_config())
     for table in rotary_tables(model):
         own = known.get(table.layer_type or "", [])
@@ -185,7 +185,7 @@ def _check_frequencies(model: "PreTrainedModel") -> None:
 def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
     """For some tokens, no more than the method leaves at their distances: the logits, of a model that gives them."""
     rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
-    ids = torch.arange(plain_reach(saved), device=model.device)[None] * 7 % rows
+    ids = torch.arange(unchanged_length(saved), device=model.device)[None] * 7 % rows
     training = model.training
     model.eval()
     try:
@@ -194,7 +194,7 @@ def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
         model.train(training)
 
 
-def plain_reach(saved: SavedRemapping, most: int = _TOKENS) -> int:
+def unchanged_length(saved: SavedRemapping, most: int = _TOKENS) -> int:
     """Tokens up to which the method is plain attention, at most `most`."""
     at = np.arange(most)
     distances = saved.remapping().distances(at, at)

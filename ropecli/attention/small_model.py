@@ -1,4 +1,4 @@
-"""A small model with the attention of a large one: what is proved of how its heads turn holds for the large one too.
+"""A small model with the attention of a large one: what is proved of how its heads rotate holds for the large one too.
 
 Keeps what the attention depends on: the width, the heads, their norms, the RoPE fields, one layer of each kind. Shrinks
 the vocabulary, the feed-forward parts, the experts and the number of layers.
@@ -165,8 +165,8 @@ def _lists(module: nn.Module) -> list[nn.ModuleList]:
 
 
 def _notes(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """The plain values that a module keeps, as its layer type and whether it turns (0 or 1, in some). Of other numbers
-    only that they are there: a window, or the layer's own number, which is another in each."""
+    """The plain values that a module keeps, as its layer type and whether it rotates (0 or 1, in some). Of other
+    numbers only that they are there: a sliding window, or the layer's own number, which is another in each."""
     return tuple(
         (key, type(value) if isinstance(value, int | float) and value not in (0, 1) else value)
         for key, value in sorted(vars(module).items())

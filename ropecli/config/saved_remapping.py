@@ -1,6 +1,6 @@
 """How config.json carries a relative-position method: the name of its attention, and what that needs to know beside it.
 
-Stock transformers refuses the name where ropecli is not imported, in place of running plain attention.
+Stock transformers refuses the name before `import ropecli.attention`, in place of running plain attention.
 """
 
 import json
@@ -29,10 +29,10 @@ _OVERRULES = "_attn_implementation"
 class SavedRemapping:
     """A relative-position method as config.json holds it.
 
-    params: every parameter of the method, as it was settled. pretrained: the window that the model was trained to
-    read; target: the one to read, tokens. rotary_start, neighbours: which dimensions of a head turn, as
-    remapping.attention.turning.Rotation has them; None where it was not found out yet. inv_freq: by layer type, "" for
-    all, of a model patched in memory; else the config's RoPE fields say how the model turns.
+    params: every parameter of the method, as it was settled. pretrained: the pretraining length; target: the length
+    to read, tokens. rotary_start, neighbours: which dimensions of a head rotate, as
+    attention.rotation.Rotation has them; None where it was not found out yet. inv_freq: by layer type, "" for
+    all, of a model patched in memory; else the config's RoPE fields say how the model rotates.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -51,7 +51,7 @@ class SavedRemapping:
 
     @property
     def spec(self) -> ScalingSpec:
-        """As a user would name it, but for the factor, which is of the target over the pretraining window."""
+        """As a user would name it, but for the factor, which is of the target over the pretraining length."""
         return ScalingSpec(find_method(self.method), self.target / self.pretrained, self.params)
 
     def remapping(self) -> Remapping:

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ropecli.attention.attention_probe import attend, attending_by, in_evaluation
-from ropecli.attention.head_layout import Layout, find_turning, layer_label
+from ropecli.attention.attention_probe import attending_by, causal_attention, in_evaluation
+from ropecli.attention.head_layout import HeadLayout, find_rotating_layers, layer_label
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, PatchError, ProofError
 from ropecli.live.rotary import restored, rotary_tables
@@ -38,7 +38,7 @@ _SAME = 1e-2
 class Queries(NamedTuple):
     """The last producer of a layer's queries. name: the module's, in the model. rows: shape (2, heads, pairs), where in
     the last dimension of its output the first and the second dimension of each pair are. projection: whether it is a
-    linear map; otherwise a norm, whose weight can make a pair longer, not turn it.
+    linear map; otherwise a norm, whose weight can make a pair longer, not rotate it.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Queries(NamedTuple):
 
 
 def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> list[Queries]:
-    """Of every layer that turns by a rope of these labels (layer types; None where all share one).
+    """Of every layer that rotates by a rope of these labels (layer types; None where all share one).
 
     The model is afterwards what it was. Raises PatchError with the reason where a layer's queries come from no module
-    with a weight of its own, or turn in a way that is not understood (see layout.find_turning).
+    with a weight of its own, or rotate in a way that is not understood (see head_layout.find_rotating_layers).
     """
     tables = rotary_tables(model)
     pairs = {table.layer_type: len(table.inv_freq) for table in tables}
-    layout, layers = find_turning(model, labels)
+    layout, layers = find_rotating_layers(model, labels)
     capture, names = _Capture(), {module: name for name, module in model.named_modules()}
     found: dict[int, Queries] = {}
     attending = attending_by(model, capture, own_code=True)
@@ -84,7 +84,7 @@ def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> li
     return [found[index] for index in range(len(layers))]
 
 
-def _rows(numbers: Tensor, layout: Layout, pairs: int) -> Tensor:
+def _rows(numbers: Tensor, layout: HeadLayout, pairs: int) -> Tensor:
     """numbers: by head and dimension. As Queries.rows."""
     at = layout.rotary_start + (2 if layout.neighbours else 1) * torch.arange(pairs)
     return torch.stack([numbers[:, at], numbers[:, at + (1 if layout.neighbours else pairs)]])
@@ -108,7 +108,7 @@ class _Capture:
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
     ) -> tuple[Tensor, None]:
         self.calls.append((module, query[:, :, 0].float()))
-        return attend(query, key, value, scaling), None
+        return causal_attention(query, key, value, scaling), None
 
     def run(self, model: "PreTrainedModel") -> None:
         """A pass over one token in `_DIGITS` sequences."""

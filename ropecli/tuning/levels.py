@@ -57,7 +57,7 @@ class HeadGains(nn.Module):
     """
 
     def __init__(self, model: "PreTrainedModel", labels: Sequence[str | None]) -> None:
-        """For the layers that turn by the ropes of these labels. Raises PatchError where nothing could be folded."""
+        """For the layers that rotate by the ropes of these labels. Raises PatchError where nothing could be folded."""
         super().__init__()
         self.queries, device = find_queries(model, labels), model.device
         self._offsets = [0.0 if one.projection else _offset(model.get_submodule(one.name)) for one in self.queries]
@@ -121,7 +121,7 @@ class HeadGains(nn.Module):
         return changed
 
     def _fold(self, layer: int, values: Tensor) -> Tensor:
-        """values: shape (rows, ...). The two rows of each pair, turned and multiplied."""
+        """values: shape (rows, ...). The two rows of each pair, rotated and multiplied."""
         rows = self._rows(layer)
         shape = (*rows.shape[1:], *[1] * (values.ndim - 1))
         log_gain, phase = (one[layer].double().cpu() for one in (self.log_gain, self.phase))

@@ -65,8 +65,8 @@ def test_an_attention_that_does_something_else_is_found_out(llama, monkeypatch, 
     def another(*arguments, **options):
         return attend(*arguments, **{**options, "scaling": 0.5 * options["scaling"]})
 
-    attend = attention_function.attend
-    monkeypatch.setattr(attention_function, "attend", another)
+    attend = attention_function.remapped_attention
+    monkeypatch.setattr(attention_function, "remapped_attention", another)
     with pytest.raises(PatchError, match=r"Where rerope changes nothing, the model's output differs by 0\.\d+ of the"):
         patch_to(plan(llama), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

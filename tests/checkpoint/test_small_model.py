@@ -7,7 +7,7 @@ import pytest
 import scripts_by_path
 from transformers import CONFIG_MAPPING
 
-from ropecli.attention.head_layout import Layout
+from ropecli.attention.head_layout import HeadLayout
 from ropecli.attention.patching import settle_layout
 from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.opening import open_checkpoint
@@ -84,7 +84,7 @@ def test_every_type_is_proved_or_refused_with_its_reason(model_type, tmp_path):
             settled(tmp_path)
         assert REFUSED[model_type] in str(caught.value)
         return
-    assert settled(tmp_path) == Layout(LATER_START.get(model_type, 0), model_type in NEIGHBOURS)
+    assert settled(tmp_path) == HeadLayout(LATER_START.get(model_type, 0), model_type in NEIGHBOURS)
 
 
 def settled(folder):
@@ -93,7 +93,7 @@ def settled(folder):
     if plan.unwritable:
         raise PatchError(plan.unwritable)
     saved = read_saved_remapping(settle_layout(plan.config))
-    return Layout(saved.rotary_start, saved.neighbours)
+    return HeadLayout(saved.rotary_start, saved.neighbours)
 
 
 @pytest.mark.skipif(

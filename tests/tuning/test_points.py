@@ -57,7 +57,7 @@ def test_a_method_without_ranges_has_one_point():
 
 
 def test_points_that_do_not_fit_are_left_out_and_a_method_that_never_does_is_refused():
-    quick = RopeGeometry(8, 8, 10.0, 5650)  # its slowest pair makes 28 turns: nothing lies below a beta_fast of 9
+    quick = RopeGeometry(8, 8, 10.0, 5650)  # its slowest pair makes 28 rotations: nothing lies below a beta_fast of 9
     found = points(quick, "yarn", 4.0, 12, 0)
     assert len(found) == 12
     for spec in found:
