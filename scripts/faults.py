@@ -86,7 +86,7 @@ FAULTS: list[tuple[str, str]] = [
     # tune
     ("return cos * first - sin * second, sin * first + cos * second", "return cos * first + sin * second, cos * second - sin * first"),
     ("changed[f\"{one.name}.{name}\"] = folded - offset", "changed[f\"{one.name}.{name}\"] = folded"),
-    ("target + self.short_weight * window, len", "target + window, len"),
+    ("target + self.short_weight * short, len", "target + short, len"),
     ("points, read = (points + 1) // 2, min(2 * read, documents)", "points, read = points // 2, min(2 * read, documents)"),
     ("if not off <= allowed:", "if off > 1000 * allowed:"),
     ("torch.equal(file.get_tensor(name), missing[name])", "True"),

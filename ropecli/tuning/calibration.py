@@ -26,23 +26,23 @@ from ropecli.tuning.tuning_settings import refuse_held_out
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MOST_JUDGED = 16
-"""Documents for the judge."""
+MOST_EVALUATED = 16
+"""Documents for the score, at most."""
 _SHARE = 4
-"""Of few documents one in so many is for the judge."""
+"""Of few documents one in so many is for the score."""
 _FEWEST = 4
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """judged: documents of the target's length. sequences: token ids, shape (sequences, target), of others."""
+    """evaluated: documents of the target's length. sequences: token ids, shape (sequences, target), of others."""
 
-    judged: Documents
+    evaluated: Documents
     sequences: Tensor
 
     def fingerprint(self) -> str:
         """sha256 of all that is read."""
-        return hashlib.sha256(self.judged.fingerprint().encode() + self.sequences.numpy().tobytes()).hexdigest()
+        return hashlib.sha256(self.evaluated.fingerprint().encode() + self.sequences.numpy().tobytes()).hexdigest()
 
 
 def read_calibration(
@@ -58,8 +58,8 @@ def read_calibration(
 ) -> Calibration:
     """The documents of `source` that have `target` tokens, the first so many of each, in an order drawn by the seed.
 
-    Those that begin alike count as one: else one might be judged by that was learned from. most: read at most so many;
-    None for all. advance: called after each document. Raises DataError where there are fewer than four.
+    Those that begin alike count as one: else the score could read one that was learned from. most: read at most so
+    many; None for all. advance: called after each document. Raises DataError where there are fewer than four.
     """
     refuse_held_out(source)
     texts = read_texts(source, text_column=text_column, split=split, splits=TO_TRAIN)
@@ -73,21 +73,24 @@ def read_calibration(
         )
     order = np.random.default_rng(seed).permutation(len(different))
     shuffled = [different[index] for index in order]
-    count = min(MOST_JUDGED, max(2, len(shuffled) // _SHARE))
-    judged = replace(documents, kept=tuple(shuffled[:count]))
-    return Calibration(judged, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
+    count = min(MOST_EVALUATED, max(2, len(shuffled) // _SHARE))
+    evaluated = replace(documents, kept=tuple(shuffled[:count]))
+    return Calibration(evaluated, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
 
 
 @dataclass(frozen=True)
-class Judge:
-    """window, target: tokens. short_weight: what a nat at the window counts, held against one at the target.
+class Evaluator:
+    """Gives the score of a model on documents: one number, by which points are compared.
+
+    original_length, target_length: tokens. short_weight: what a nat at the pretraining length counts, held against one
+    at the target length.
 
     targets: tokens scored of each document. progress: keeps what was measured, so that it is not measured again.
     """
 
     documents: Documents
-    window: int
-    target: int
+    original_length: int
+    target_length: int
     short_weight: float
     targets: int
     progress: Progress
@@ -98,7 +101,7 @@ class Judge:
         Raises RopecliError for a loss that is not finite.
         """
         documents = replace(self.documents, kept=self.documents.kept[:count])
-        lengths = sorted({self.window, self.target})
+        lengths = sorted({self.original_length, self.target_length})
         rows = evaluate_perplexity(
             model,
             documents,
@@ -107,5 +110,5 @@ class Judge:
             progress=self.progress,
             part=part,
         )
-        window, target = rows[0].nll, rows[-1].nll
-        return Score(target, window, target + self.short_weight * window, len(documents.kept))
+        short, target = rows[0].nll, rows[-1].nll
+        return Score(target, short, target + self.short_weight * short, len(documents.kept))

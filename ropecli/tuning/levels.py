@@ -24,29 +24,29 @@ from ropecli.training.recipe import make_recipe
 from ropecli.training.target_modules import attention_projections, linear_modules
 from ropecli.tuning.folding import find_queries
 from ropecli.tuning.tune_report import LayerGains, Score
-from ropecli.tuning.tuning_run import Run, Tuned, finish_learned, train
+from ropecli.tuning.tuning_run import Tuned, TuningRun, finish_learned, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 _SAME = 1e-4
-_RATES = (0.03, 0.003)
+_HEADS_RATES = (0.03, 0.003)
 """Of gains and phases, and of the temperature."""
-_RATE = 3e-3
+_LORA_RATE = 3e-3
 """On the demo checkpoint 1e-3 learns less in as many steps, 1e-2 a little more; few sequences want a smaller one."""
-_LETTERS = ("q", "k", "wq", "wk")
+_PREFIXES = ("q", "k", "wq", "wk")
 """What the name of a projection of queries or keys begins with; fused ones too."""
 
 
-def tune_heads(run: Run, plan: PatchPlan, begun: Score) -> Tuned:
+def tune_heads(run: TuningRun, plan: PatchPlan, start: Score) -> Tuned:
     """Raises PatchError where nothing could be folded."""
     gains = HeadGains(run.model, plan.scaled)
     groups = [[*gains.log_gain, *(phase for phase in gains.phase if phase.numel())], [gains.log_temperature]]
     with gains.live(run.model):
-        best, live = train(run, plan, begun, groups, _RATES)
+        best, live = train(run, plan, start, groups, _HEADS_RATES)
     learned = {"gains": gains.as_record(), "log_temperature": float(gains.log_temperature.detach())}
-    return finish_learned(run, plan, begun, best, live, gains.folded(run.model), **learned)
+    return finish_learned(run, plan, start, best, live, gains.folded(run.model), **learned)
 
 
 class HeadGains(nn.Module):
@@ -69,10 +69,10 @@ class HeadGains(nn.Module):
         )
         self.log_temperature = nn.Parameter(torch.zeros((), device=device))
 
-    def turned(self, layer: int, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    def rotated(self, layer: int, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """A pair's two dimensions with the layer's gains and phases; shape (..., heads, pairs), float32 or more."""
         cos, sin = (one.to(first) for one in self._factors(self.log_gain[layer], self.phase[layer]))
-        return _turn(first, second, cos, sin)
+        return _rotate(first, second, cos, sin)
 
     def as_record(self) -> tuple[LayerGains, ...]:
         return tuple(
@@ -99,7 +99,7 @@ class HeadGains(nn.Module):
         def after(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
             at = rows.to(output.device)
             wide = torch.promote_types(output.dtype, torch.float32)
-            first, second = self.turned(layer, output[..., at[0]].to(wide), output[..., at[1]].to(wide))
+            first, second = self.rotated(layer, output[..., at[0]].to(wide), output[..., at[1]].to(wide))
             changed = output.clone()
             changed[..., at[0]], changed[..., at[1]] = first.to(output.dtype), second.to(output.dtype)
             return changed
@@ -127,7 +127,7 @@ class HeadGains(nn.Module):
         log_gain, phase = (one[layer].double().cpu() for one in (self.log_gain, self.phase))
         cos, sin = (one.reshape(shape) for one in self._factors(log_gain, phase))
         folded = values.clone()
-        folded[rows[0]], folded[rows[1]] = _turn(values[rows[0]], values[rows[1]], cos, sin)
+        folded[rows[0]], folded[rows[1]] = _rotate(values[rows[0]], values[rows[1]], cos, sin)
         return folded
 
     def _rows(self, layer: int) -> Tensor:
@@ -142,7 +142,7 @@ class HeadGains(nn.Module):
         return gain * phase.cos(), gain * phase.sin()
 
 
-def _turn(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return cos * first - sin * second, sin * first + cos * second
 
 
@@ -165,7 +165,7 @@ def _offset(norm: nn.Module) -> float:
     raise PatchError(f"{type(norm).__name__} is a norm of its own kind; gains cannot be folded into its weight.")
 
 
-def tune_matrices(run: Run, plan: PatchPlan, begun: Score) -> Tuned:
+def tune_lora(run: TuningRun, plan: PatchPlan, start: Score) -> Tuned:
     """LoRA's matrices of the settings' rank, and 2 × rank for alpha. Raises PatchError for a model without such
     projections.
     """
@@ -176,18 +176,18 @@ def tune_matrices(run: Run, plan: PatchPlan, begun: Score) -> Tuned:
     adapters.attach(run.model, make_recipe(None, {"data": "calibration", "seed": run.settings.seed, **keys}))
     try:
         parameters = [parameter for _, parameter in adapters.trainable(run.model)]
-        best, live = train(run, plan, begun, [parameters], (_RATE,))
+        best, live = train(run, plan, start, [parameters], (_LORA_RATE,))
     finally:  # the model is itself again, whatever ended the training
         merged = _unwrap(run.model)
         for name, parameter in run.model.named_parameters():
             parameter.requires_grad_(required[name])
-    return finish_learned(run, plan, begun, best, live, merged)
+    return finish_learned(run, plan, start, best, live, merged)
 
 
 def projections_to_train(model: Any) -> list[str]:
     """The modules that give queries and keys, by their names. Raises PatchError where there is none."""
     found = attention_projections(model, linear_modules(model))
-    names = [name for name in found if name.rpartition(".")[2].lower().startswith(_LETTERS)]
+    names = [name for name in found if name.rpartition(".")[2].lower().startswith(_PREFIXES)]
     if not names:
         raise PatchError(f"{type(model).__name__} has no linear projection of queries or keys that LoRA could train.")
     return names

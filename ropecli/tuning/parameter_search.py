@@ -19,47 +19,47 @@ from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.tuning_run import Run, try_plan
+from ropecli.tuning.tuning_run import TuningRun, try_plan
 from ropecli.tuning.tuning_settings import tunable
 
 _DIGITS = 3
 """Significant digits of a constant: nobody wants to read more in a config.json."""
 _DRAWS_PER_POINT = 8
 """Draws for each point wanted: some do not fit the geometry."""
-_FIRST_ROUND = 2
+_FIRST_ROUND_DOCUMENTS = 2
 """Documents of the first round."""
-BEGINNINGS = ("linear", "ntk", "yarn")
+START_METHODS = ("linear", "ntk", "yarn")
 """The methods whose factors the first population is made of."""
-_FURTHEST = 1.25
-_STEP = 0.01
-_CHANGED = 0.3
+_LARGEST_FACTOR = 1.25
+_FACTOR_STEP = 0.01
+_MUTATED_SHARE = 0.3
 """The share of its factors that a mutation draws anew."""
 _CROSSOVER_TRIES = 100
 T = TypeVar("T")
 Factors = tuple[float, ...]
 
 
-def search_constants(run: Run) -> PatchPlan:
-    """The plan that the judge likes best, of all methods, each with its share of the points; the model stays as it was.
+def search_constants(run: TuningRun) -> PatchPlan:
+    """The plan with the best score, of all methods, each with its share of the points; the model stays as it was.
 
     The first constants that are a method's own are measured on all documents whatever becomes of them: what the others
     are held against. Raises MethodError, PatchError.
     """
     settings, geometry = run.settings, run.settings.geometry(run.checkpoint)
     share = settings.points // len(settings.methods)
-    specs = [spec for one in settings.methods for spec in points(geometry, one, run.factor, share, settings.seed)]
+    specs = [spec for one in settings.methods for spec in grid_points(geometry, one, run.factor, share, settings.seed)]
     plans = [settings.plan(run.checkpoint, spec) for spec in specs]
 
     @cache
     def measure(index: int, count: int) -> float:
         return try_plan(run, plans[index], f"grid {specs[index]}", count, level="grid")
 
-    count = len(run.judge.documents.kept)
+    count = len(run.evaluator.documents.kept)
     best = halve(range(len(plans)), count, measure)[0]
     return plans[min((best, own_constants(specs)), key=lambda index: measure(index, count))]
 
 
-def points(geometry: RopeGeometry, method: str, factor: float, count: int, seed: int) -> list[ScalingSpec]:
+def grid_points(geometry: RopeGeometry, method: str, factor: float, count: int, seed: int) -> list[ScalingSpec]:
     """Up to `count`, the method's defaults first where it runs by them, the others evenly spread over the ranges.
 
     Raises MethodError for a method that changes distances, and where nothing fits the geometry.
@@ -106,7 +106,7 @@ def _spread(ranges: dict[str, Any], count: int, seed: int) -> list[dict[str, flo
 def rounds(points: int, documents: int) -> list[tuple[int, int]]:
     """(points, documents) of each round: every one halves the points and doubles the documents; the last reads all."""
     plan = []
-    read = min(_FIRST_ROUND, documents)
+    read = min(_FIRST_ROUND_DOCUMENTS, documents)
     while points > 2 and read < documents:
         plan.append((points, read))
         points, read = (points + 1) // 2, min(2 * read, documents)
@@ -121,25 +121,25 @@ def halve(points: Sequence[T], documents: int, measure: Callable[[T, int], float
     return left
 
 
-def evolve(run: Run) -> PatchPlan:
+def evolve(run: TuningRun) -> PatchPlan:
     """The plan of the best factors that were found. The model is left as it was. Raises MethodError, PatchError.
 
     The evolution reads few documents; all of them decide between its best and the known methods it began with.
     """
     settings, sizes, factor = run.settings, run.settings.evolution, run.factor
-    drawing = np.random.default_rng(settings.seed)
-    known = _known(settings.geometry(run.checkpoint), factor)
-    population = _first(known, factor, sizes.population, drawing)
+    rng = np.random.default_rng(settings.seed)
+    known = _known_methods(settings.geometry(run.checkpoint), factor)
+    population = _first_population(known, factor, sizes.population, rng)
     measured: dict[Factors, float] = {}
     for iteration in range(sizes.iterations + 1):
         for one in population:
             if one not in measured:
                 measured[one] = _measure(run, one, iteration, sizes.documents)
         parents = sorted(measured, key=lambda one: measured[one])[: sizes.parents]
-        mutants = [_mutated(parents[drawing.integers(len(parents))], factor, drawing) for _ in range(sizes.mutations)]
-        crossed = [_crossed(parents, factor, drawing) for _ in range(sizes.crossovers)]
+        mutants = [_mutated(parents[rng.integers(len(parents))], factor, rng) for _ in range(sizes.mutations)]
+        crossed = [_crossed(parents, factor, rng) for _ in range(sizes.crossovers)]
         population = [*mutants, *crossed]
-    count = len(run.judge.documents.kept)
+    count = len(run.evaluator.documents.kept)
     best = min(dict.fromkeys((parents[0], *known)), key=lambda one: _measure(run, one, sizes.iterations, count))
     return settings.plan(run.checkpoint, _spec(best, factor))
 
@@ -148,53 +148,53 @@ def _spec(factors: Factors, factor: float) -> ScalingSpec:
     return make_spec("longrope", factor, {"long_factor": list(factors)})
 
 
-def _known(geometry: RopeGeometry, factor: float) -> list[Factors]:
+def _known_methods(geometry: RopeGeometry, factor: float) -> list[Factors]:
     """The factors of known methods."""
     known = []
-    for method in BEGINNINGS:
+    for method in START_METHODS:
         try:
             inv_freq = scale(geometry, make_spec(method, factor)).inv_freq
         except MethodError:  # as yarn, where no pair lies between its ends
             continue
-        known.append(_allowed(geometry.inv_freq() / inv_freq, factor))
+        known.append(_within_bounds(geometry.inv_freq() / inv_freq, factor))
     return known
 
 
-def _first(known: Sequence[Factors], factor: float, size: int, drawing: np.random.Generator) -> list[Factors]:
+def _first_population(known: Sequence[Factors], factor: float, size: int, rng: np.random.Generator) -> list[Factors]:
     """The known ones, as many as there is room for, and their mutants."""
     return [*known[:size]] + [
-        _mutated(known[index % len(known)], factor, drawing) for index in range(max(0, size - len(known)))
+        _mutated(known[index % len(known)], factor, rng) for index in range(max(0, size - len(known)))
     ]
 
 
-def _allowed(factors: np.ndarray, factor: float) -> Factors:
+def _within_bounds(factors: np.ndarray, factor: float) -> Factors:
     """In steps, within the bounds, and never falling."""
-    stepped = np.round(np.clip(factors, 1.0, _FURTHEST * factor) / _STEP) * _STEP
+    stepped = np.round(np.clip(factors, 1.0, _LARGEST_FACTOR * factor) / _FACTOR_STEP) * _FACTOR_STEP
     return tuple(float(f"{value:.2f}") for value in np.maximum.accumulate(stepped))
 
 
-def _mutated(parent: Factors, factor: float, drawing: np.random.Generator) -> Factors:
+def _mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors:
     """Some factors drawn anew, each between its neighbours."""
     child = np.array(parent)
-    for place in np.flatnonzero(drawing.random(len(child)) < _CHANGED):
+    for place in np.flatnonzero(rng.random(len(child)) < _MUTATED_SHARE):
         low = child[place - 1] if place else 1.0
-        high = child[place + 1] if place + 1 < len(child) else _FURTHEST * factor
-        child[place] = drawing.uniform(low, max(low, high))
-    return _allowed(child, factor)
+        high = child[place + 1] if place + 1 < len(child) else _LARGEST_FACTOR * factor
+        child[place] = rng.uniform(low, max(low, high))
+    return _within_bounds(child, factor)
 
 
-def _crossed(parents: Sequence[Factors], factor: float, drawing: np.random.Generator) -> Factors:
+def _crossed(parents: Sequence[Factors], factor: float, rng: np.random.Generator) -> Factors:
     """Every factor from one of two parents; drawn again until they never fall, and at last raised where they do."""
     for _ in range(_CROSSOVER_TRIES):
-        pair = drawing.choice(len(parents), size=2, replace=len(parents) < 2)
+        pair = rng.choice(len(parents), size=2, replace=len(parents) < 2)
         one, other = (np.array(parents[index]) for index in pair)
-        child = np.where(drawing.random(len(one)) < 0.5, one, other)
+        child = np.where(rng.random(len(one)) < 0.5, one, other)
         if (np.diff(child) >= 0).all():
             break
-    return _allowed(child, factor)
+    return _within_bounds(child, factor)
 
 
-def _measure(run: Run, factors: Factors, iteration: int, count: int) -> float:
+def _measure(run: TuningRun, factors: Factors, iteration: int, count: int) -> float:
     """On so many documents."""
     plan = run.settings.plan(run.checkpoint, _spec(factors, run.factor))
     return try_plan(run, plan, f"search {factors}", count, level="search", step=iteration)

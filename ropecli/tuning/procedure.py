@@ -20,20 +20,20 @@ from ropecli.errors import PatchError
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import vocabulary_mismatch
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
-from ropecli.tuning.calibration import Judge
+from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.folding import find_stored, refuse_unwritten, rewrite_shard
-from ropecli.tuning.levels import HeadGains, projections_to_train, tune_heads, tune_matrices
+from ropecli.tuning.levels import HeadGains, projections_to_train, tune_heads, tune_lora
 from ropecli.tuning.parameter_search import evolve, search_constants
 from ropecli.tuning.tune_report import TRAINING, Point, Score, TuneReport, files_of, make_report, notes_of
-from ropecli.tuning.tuning_run import Run, Tuned, finish, logits_of, refuse_other
-from ropecli.tuning.tuning_state import Kept
+from ropecli.tuning.tuning_run import Tuned, TuningRun, finish, logits_of, refuse_other
+from ropecli.tuning.tuning_state import TuningState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 from ropecli.tuning.tuning_settings import Settings, tune_settings
-from ropecli.tuning.tuning_task import Task, make_task
+from ropecli.tuning.tuning_task import TuningTask, make_task
 
-_LEARNING = {"heads": tune_heads, "lora": tune_matrices}
+_LEVELS_THAT_LEARN = {"heads": tune_heads, "lora": tune_lora}
 
 
 @dataclass(frozen=True)
@@ -74,50 +74,61 @@ def tune_checkpoint(
 
 
 def run_task(
-    task: Task,
+    task: TuningTask,
     model: "PreTrainedModel",
     *,
-    kept: Kept | None = None,
+    state: TuningState | None = None,
     command: Sequence[str] = (),
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> TuneResult:
-    """Measures the model as pretrained and by the plain patch, and tunes it; it is left as it was tuned.
+    """Measures the model as pretrained and by the baseline patch, and tunes it; it is left as it was tuned.
 
-    kept: what an earlier run of the same request left, and where this one leaves its own. command: for the report.
+    state: what an earlier run of the same request left, and where this one leaves its own. command: for the report.
     on_point: told of every measurement. Raises as tune does.
     """
-    kept, settings = kept or Kept(), task.settings
-    documents, sequences = task.calibration.judged, task.calibration.sequences
-    # the judge looks after his own
+    state, settings = state or TuningState(), task.settings
+    documents, sequences = task.calibration.evaluated, task.calibration.sequences
+    # the evaluator refuses unknown ids of its own documents
     refuse_unknown_ids(int(sequences.max()), model)
     _refuse_unwritable(task, model)
-    judge = Judge(documents, task.window, task.target, task.short_weight, task.targets, kept.progress)
-    base = _measured(model, settings.plan(task.checkpoint, make_spec("none")), judge, "base")
-    plain = _measured(model, task.plain, judge, "plain")
+    evaluator = Evaluator(
+        documents, task.original_length, task.target_length, task.short_weight, task.targets, state.progress
+    )
+    base = _measured(model, settings.plan(task.checkpoint, make_spec("none")), evaluator, "base")
+    baseline = _measured(model, task.baseline, evaluator, "plain")
 
     def keep(point: Point) -> None:
-        kept.points.add(point)
+        state.points.add(point)
         on_point(point)
 
-    run = Run(task.checkpoint, model, task.factor, judge, sequences, settings, state=kept.state, on_point=keep)
+    run = TuningRun(
+        task.checkpoint,
+        model,
+        task.factor,
+        evaluator,
+        sequences,
+        settings,
+        state_file=state.learning_file,
+        on_point=keep,
+    )
     tuned = tune(run)
     report = make_report(
         tuned,
         source=task.source,
         fingerprint=task.calibration.fingerprint(),
-        settings=task.asked(),
+        settings=task.settings_values(),
         command=command,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         base=base,
-        plain=plain,
-        plain_name=_plain_name(task.plain.spec),
-        points=kept.points.all,
+        plain=baseline,
+        plain_name=_baseline_name(task.baseline.spec),
+        points=state.points.all,
     )
     return TuneResult(tuned, report)
 
 
-def _refuse_unwritable(task: Task, model: "PreTrainedModel") -> None:
+def _refuse_unwritable(task: TuningTask, model: "PreTrainedModel") -> None:
     """Before anything is searched. Raises PatchError where what is learned could not be written into the weights."""
     level = task.settings.level
     if level not in TRAINING:
@@ -125,7 +136,7 @@ def _refuse_unwritable(task: Task, model: "PreTrainedModel") -> None:
     coarse = torch.finfo(model.dtype).eps
     try:
         if level == "heads":
-            weights = list(HeadGains(model, task.plain.scaled).folded(model))
+            weights = list(HeadGains(model, task.baseline.scaled).folded(model))
         else:
             weights = [f"{name}.weight" for name in projections_to_train(model)]
         stored = find_stored(task.checkpoint, model, weights)
@@ -142,18 +153,18 @@ def _refuse_unwritable(task: Task, model: "PreTrainedModel") -> None:
         )
 
 
-def _measured(model: "PreTrainedModel", plan: PatchPlan, judge: Judge, part: str) -> Score:
+def _measured(model: "PreTrainedModel", plan: PatchPlan, evaluator: Evaluator, part: str) -> Score:
     with unpatched_after(model):
         live_patch(model, plan.ropes)
-        return judge.score(model, part)
+        return evaluator.score(model, part)
 
 
-def _plain_name(spec: ScalingSpec) -> str:
+def _baseline_name(spec: ScalingSpec) -> str:
     chosen = label_of(spec.method.name, spec.factor, spec.params)
     return f"{chosen}, nothing tuned" if chosen == label_of(spec.method.name, spec.factor, {}) else f"{chosen}, a point"
 
 
-def tune(run: Run) -> Tuned:
+def tune(run: TuningRun) -> Tuned:
     """Runs the level that the settings ask for. The model is left as it was tuned.
 
     Raises MethodError for a method that cannot be tuned, PatchError for a model whose weights cannot hold what would be
@@ -162,8 +173,8 @@ def tune(run: Run) -> Tuned:
     level = run.settings.level
     plan = evolve(run) if level == "search" else search_constants(run)
     live_patch(run.model, plan.ropes)
-    begun = run.judge.score(run.model, f"{level} 0")
-    return _LEARNING[level](run, plan, begun) if level in _LEARNING else finish(run, plan, begun)
+    start = run.evaluator.score(run.model, f"{level} 0")
+    return _LEVELS_THAT_LEARN[level](run, plan, start) if level in _LEVELS_THAT_LEARN else finish(run, plan, start)
 
 
 def write_tuned(

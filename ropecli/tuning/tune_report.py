@@ -28,7 +28,7 @@ Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0,
 
 @dataclass(frozen=True)
 class Score:
-    """target, window: mean nats per token of the same tokens, read at the target and at the pretraining window.
+    """target, window: mean nats per token of the same tokens, read at the target and at the pretraining length.
 
     objective: target + short_weight × window, the smaller the better. documents: how many were read.
     """
@@ -79,7 +79,7 @@ class TuneReport:
     """One run of `ropecli tune`. checkpoint, digest: what was tuned. source, fingerprint: the calibration data.
 
     settings: as they were asked for. base: the checkpoint as pretrained; plain: what plain_name says, a method by its
-    own constants; begun: the best constants; score: of the result: all on the judge's documents. method, params: of the
+    own constants; begun: the best constants; score: of the result: all on the same documents. method, params: of the
     result. points: every measurement. inv_freq, pretrained_inv_freq: radians per token. rounding: by how much a logit
     moves when the weights are rounded to the files' dtype. seconds: of all points, in whichever run they were measured.
     """
@@ -163,7 +163,7 @@ def make_report(
         base=base,
         plain=plain,
         plain_name=plain_name,
-        begun=tuned.begun,
+        begun=tuned.start,
         score=tuned.score,
         learned=tuned.learned,
         step=tuned.step,

@@ -18,7 +18,7 @@ from ropecli.attention.patching import live_patch, unpatched_after
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.errors import NotFiniteError, ProofError
-from ropecli.tuning.calibration import Judge
+from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.folding import find_stored
 from ropecli.tuning.learning import Learned, learn
 from ropecli.tuning.tune_report import LayerGains, Point, Score
@@ -28,25 +28,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_PROBED = 64
+_PROBE_TOKENS = 64
 """Tokens whose logits the written checkpoint must give."""
-_ALLOWED = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of a logit, relative to the largest: what a dtype's rounding leaves between two ways to compute the same."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """sequences: token ids to learn from, shape (sequences, target). state: a file for how far a level came; None: kept
-    nowhere. on_point: told of every measurement.
+class TuningRun:
+    """What a level works on.
+
+    sequences: token ids to learn from, shape (sequences, target). state_file: saves the progress of a level that
+    learns; None: not saved. on_point: told of every measurement.
     """
 
     checkpoint: Checkpoint
     model: "PreTrainedModel"
     factor: float
-    judge: Judge
+    evaluator: Evaluator
     sequences: Tensor
     settings: Settings
-    state: Path | None = None
+    state_file: Path | None = None
     on_point: Callable[[Point], None] = lambda point: None
 
 
@@ -59,7 +61,7 @@ class Logits(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuned:
-    """plan: the patch. score: the judge's, of the tuned model; begun: of the plan alone. probe, logits: tokens, shape
+    """plan: the patch. score: of the tuned model; start: of the plan alone. probe, logits: tokens, shape
     (1, tokens), and what the written checkpoint must make of them. changed: weights to be written beside the patch, by
     their names in the files and in their dtype there; empty where constants alone were found.
     learned: how many numbers. step: after how many updates. rounding: by how much a logit moves when the weights are
@@ -67,7 +69,7 @@ class Tuned:
     """
 
     plan: PatchPlan
-    begun: Score
+    start: Score
     score: Score
     probe: Tensor
     logits: Logits
@@ -79,57 +81,67 @@ class Tuned:
     log_temperature: float = 0.0
 
 
-def try_plan(run: Run, plan: PatchPlan, part: str, count: int, **others: Any) -> float:
-    """The objective of a plan on the judge's first `count` documents; infinite where a loss is not finite.
+def try_plan(run: TuningRun, plan: PatchPlan, part: str, count: int, **others: Any) -> float:
+    """The objective of a plan on the evaluator's first `count` documents; infinite where a loss is not finite.
 
     others: of the Point that on_point is told. The model is left as it was.
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with unpatched_after(run.model):
         live_patch(run.model, plan.ropes)
         try:
-            score = run.judge.score(run.model, part, count)
+            score = run.evaluator.score(run.model, part, count)
         except NotFiniteError:
             score = Score(math.inf, math.inf, math.inf, count)
-    run.on_point(Point.of(plan, score, time.perf_counter() - begun, **others))
+    run.on_point(Point.of(plan, score, time.perf_counter() - started, **others))
     return score.objective
 
 
 def train(
-    run: Run, plan: PatchPlan, begun: Score, groups: Sequence[Sequence[torch.nn.Parameter]], rates: tuple[float, ...]
+    run: TuningRun,
+    plan: PatchPlan,
+    start: Score,
+    groups: Sequence[Sequence[torch.nn.Parameter]],
+    rates: tuple[float, ...],
 ) -> tuple[Learned, Logits]:
     """Learns the groups of parameters at these rates; and the logits that the model then gives for the probe, in
     float32 where it can.
     """
     level, learned = run.settings.level, sum(one.numel() for group in groups for one in group)
 
-    def look(step: int, score: Score, seconds: float) -> None:
+    def on_score(step: int, score: Score, seconds: float) -> None:
         run.on_point(Point.of(plan, score, seconds, level, step=step, learned=learned))
 
     best = learn(
         run.model,
         groups,
         run.sequences,
-        run.judge,
+        run.evaluator,
         replace(run.settings.schedule, rates=rates),
         name=level,
-        begun=begun,
-        state=run.state,
-        on_look=look,
+        start=start,
+        state_file=run.state_file,
+        on_score=on_score,
     )
     probe = probe_of(run)
     with in_float32(run.model, probe):
         return replace(best, numbers=learned), logits_of(run.model, probe)
 
 
-def finish(run: Run, plan: PatchPlan, begun: Score) -> Tuned:
+def finish(run: TuningRun, plan: PatchPlan, start: Score) -> Tuned:
     """What is found by constants alone."""
     probe = probe_of(run)
-    return Tuned(plan, begun, begun, probe, logits_of(run.model, probe))
+    return Tuned(plan, start, start, probe, logits_of(run.model, probe))
 
 
 def finish_learned(
-    run: Run, plan: PatchPlan, begun: Score, best: Learned, live: Logits, folded: Mapping[str, Tensor], **others: Any
+    run: TuningRun,
+    plan: PatchPlan,
+    start: Score,
+    best: Learned,
+    live: Logits,
+    folded: Mapping[str, Tensor],
+    **others: Any,
 ) -> Tuned:
     """Puts the folded weights into the model, and proves that it is the one that was tuned.
 
@@ -143,15 +155,15 @@ def finish_learned(
         changed = {one.name: folded[name].to(one.dtype) for name, one in stored.items()}
         rounded = {name: changed[one.name] for name, one in stored.items()}
         with in_float32(run.model, probe):
-            put(run.model, folded)
+            set_parameters(run.model, folded)
             exact = logits_of(run.model, probe)
             refuse_other(exact, live, "The folded weights give")
-            put(run.model, rounded)
+            set_parameters(run.model, rounded)
             rounding = difference(logits_of(run.model, probe), exact)
-        put(run.model, rounded)
+        set_parameters(run.model, rounded)
     return Tuned(
         plan,
-        begun,
+        start,
         best.score,
         probe,
         logits_of(run.model, probe),
@@ -163,13 +175,13 @@ def finish_learned(
     )
 
 
-def probe_of(run: Run) -> Tensor:
-    """Tokens of the first document that the judge reads."""
-    return torch.from_numpy(run.judge.documents.kept[0].ids[:_PROBED])[None]
+def probe_of(run: TuningRun) -> Tensor:
+    """Tokens of the first document that the evaluator reads."""
+    return torch.from_numpy(run.evaluator.documents.kept[0].ids[:_PROBE_TOKENS])[None]
 
 
 @torch.no_grad()
-def put(model: "PreTrainedModel", values: Mapping[str, Tensor]) -> None:
+def set_parameters(model: "PreTrainedModel", values: Mapping[str, Tensor]) -> None:
     for name, value in values.items():
         model.get_parameter(name).copy_(value)
 
@@ -213,7 +225,7 @@ def difference(one: Logits, other: Logits) -> float:
 def refuse_other(found: Logits, tuned: Logits, what: str) -> None:
     """what: how the message begins. Raises ProofError, for NaN too."""
     off = difference(found, tuned)
-    allowed, dtype = max((_ALLOWED[one.dtype], str(one.dtype)) for one in (found, tuned))
+    allowed, dtype = max((_ROUNDING[one.dtype], str(one.dtype)) for one in (found, tuned))
     if not off <= allowed:
         raise ProofError(
             f"{what} other logits than the tuned model (off by {off:.2g} of the largest, where {allowed:g} is "

@@ -18,20 +18,20 @@ from ropecli.tuning.tune_report import LEVELS
 class Schedule:
     """batch_size: sequences a step. rates: of each group of parameters at the start; they fall by a cosine to zero.
 
-    judge_every: steps between two looks of the judge. patience: looks without a better score that end the training.
+    evaluate_every: steps between two scores. patience: scores in a row that are no better, and end the training.
     Raises MethodError for a count below 1.
     """
 
     steps: int = 100
     batch_size: int = 4
     rates: tuple[float, ...] = ()
-    judge_every: int = 10
+    evaluate_every: int = 10
     patience: int = 4
     max_grad_norm: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "judge_every", "patience"):
+        for name in ("steps", "batch_size", "evaluate_every", "patience"):
             if (value := getattr(self, name)) < 1:
                 raise MethodError(f"{name} is {value}; it must be at least 1.")
 
@@ -61,7 +61,7 @@ class Settings:
     """level: grid, heads, lora or search. methods: whose constants are searched; points: how many in all.
 
     rank: of LoRA's matrices. schedule: of what learns. evolution: of the evolutionary search. original_length: the true
-    pretraining window, tokens, where config.json names another. Raises MethodError.
+    pretraining length, tokens, where config.json names another. Raises MethodError.
     """
 
     level: str = "heads"
@@ -104,7 +104,7 @@ def tune_settings(
     original_length: int | None = None,
 ) -> Settings:
     """level: grid, heads, lora or search. points: of all methods together. steps, batch_size: of heads and lora; rank:
-    of lora; population, iterations: of search. original_length: the true pretraining window, tokens, where config.json
+    of lora; population, iterations: of search. original_length: the true pretraining length, tokens, where config.json
     names another. Raises MethodError.
     """
     schedule = Schedule(steps=steps, batch_size=batch_size, seed=seed)

@@ -24,7 +24,7 @@ _TRAINING = "training.pt"
 _REQUEST = "request"
 
 
-class Points:
+class TriedPoints:
     """Every measurement, in the order of the first time.
 
     append: keeps a line in a file; without it all is kept in memory alone.
@@ -49,16 +49,16 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """progress: of the judge. points: what was tried. state: the file for what learns; None: kept nowhere."""
+class TuningState:
+    """progress: of the evaluator. points: what was tried. learning_file: for what is learned; None: not saved."""
 
     progress: Progress = field(default_factory=Progress)
-    points: Points = field(default_factory=Points)
-    state: Path | None = None
+    points: TriedPoints = field(default_factory=TriedPoints)
+    learning_file: Path | None = None
 
 
 @contextlib.contextmanager
-def kept_run(output: Path, request: dict[str, Any]) -> Iterator[Kept]:
+def saved_tuning_state(output: Path, request: dict[str, Any]) -> Iterator[TuningState]:
     """What an earlier run of the same request left beside `output`, and where this one leaves its own.
 
     Nothing is left where nothing was measured. Raises RecipeError for another request, OutputError where another run
@@ -71,13 +71,13 @@ def kept_run(output: Path, request: dict[str, Any]) -> Iterator[Kept]:
             header = {_REQUEST: hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()}
             earlier = _read(folder, header)
             with appending(folder / _POINTS, header) as append:
-                yield Kept(progress, Points(append, earlier), folder / _TRAINING)
+                yield TuningState(progress, TriedPoints(append, earlier), folder / _TRAINING)
         finally:
             if progress.empty and not found:  # else it may be another request's
                 _remove(folder)
 
 
-def refuse_kept(output: Path, resume: bool) -> None:
+def refuse_saved_state(output: Path, resume: bool) -> None:
     """Raises OutputError where a run was interrupted and is not to be resumed, and for a user's file in its place."""
     refuse_interrupted(output, resume)
     folder = _folder(output)
@@ -91,7 +91,7 @@ def refuse_kept(output: Path, resume: bool) -> None:
         )
 
 
-def remove_kept(output: Path) -> None:
+def remove_saved_state(output: Path) -> None:
     """When the checkpoint is written."""
     _remove(_folder(output))
     remove_progress(output)

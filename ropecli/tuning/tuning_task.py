@@ -13,26 +13,26 @@ from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.report import environment
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning.calibration import MOST_JUDGED, Calibration, read_calibration
-from ropecli.tuning.parameter_search import own_constants, points
+from ropecli.tuning.calibration import MOST_EVALUATED, Calibration, read_calibration
+from ropecli.tuning.parameter_search import grid_points, own_constants
 from ropecli.tuning.tune_report import TRAINING
 from ropecli.tuning.tuning_settings import Settings, refuse_request
 
-_HEAVIEST = 1e6
-"""Of weights for the window: with more the target would be lost in the rounding, and the sum overflow."""
+_LARGEST_SHORT_WEIGHT = 1e6
+"""With more the score at the target length would be lost in the rounding, and the sum overflow."""
 
 
 @dataclass(frozen=True)
-class Task:
+class TuningTask:
     """What is to be tuned, and on what.
 
-    plain: the patch by a method's own constants, the first method's that has some. short_weight, targets: of the judge;
-    targets are tokens. loading: dtype, device and attn, as load_model takes them.
+    baseline: the patch by a method's own constants, the first method's that has some. short_weight, targets: of the
+    evaluator; targets are tokens. loading: dtype, device and attn, as load_model takes them.
     """
 
     checkpoint: Checkpoint
     tokenizer: Any
-    plain: PatchPlan
+    baseline: PatchPlan
     settings: Settings
     source: str
     calibration: Calibration
@@ -42,19 +42,19 @@ class Task:
 
     @property
     def factor(self) -> float:
-        return self.plain.spec.factor
+        return self.baseline.spec.factor
 
     @property
-    def window(self) -> int:
-        """The pretraining window, tokens."""
-        return self.plain.ropes[self.plain.scaled[0]].geometry.original_max_position_embeddings
+    def original_length(self) -> int:
+        """The pretraining length, tokens."""
+        return self.baseline.ropes[self.baseline.scaled[0]].geometry.original_max_position_embeddings
 
     @property
-    def target(self) -> int:
+    def target_length(self) -> int:
         """Tokens."""
-        return self.plain.target_length
+        return self.baseline.target_length
 
-    def asked(self) -> dict[str, Any]:
+    def settings_values(self) -> dict[str, Any]:
         """The settings as plain values."""
         own, schedule, evolution = self.settings, self.settings.schedule, self.settings.evolution
         return {
@@ -63,7 +63,7 @@ class Task:
             "points": own.points,
             "short_weight": self.short_weight,
             "targets": self.targets,
-            "judged": len(self.calibration.judged.kept),
+            "judged": len(self.calibration.evaluated.kept),
             "sequences": len(self.calibration.sequences),
             "steps": schedule.steps,
             "batch_size": schedule.batch_size,
@@ -79,9 +79,9 @@ class Task:
         return {
             "checkpoint": self.checkpoint.digest(),
             "factor": self.factor,
-            "window": self.window,
-            "target": self.target,
-            **self.asked(),
+            "window": self.original_length,
+            "target": self.target_length,
+            **self.settings_values(),
             "data": self.calibration.fingerprint(),
             "dtype": dtype,
             "device": device.partition(":")[0],
@@ -103,41 +103,46 @@ def make_task(
     split: str | None = None,
     loading: dict[str, str] | None = None,
     advance: Callable[[], None] = lambda: None,
-) -> Task:
+) -> TuningTask:
     """Reads the calibration documents, once nothing else stands against the tuning.
 
-    targets: tokens scored of each document; None: half the window. max_documents: read at most so many; None: as many
-    as are learned from and judged by. advance: called after each document. Raises MethodError, PatchError,
+    targets: tokens scored of each document; None: half the
+    pretraining length. max_documents: read at most so many; None: as many
+    as are learned from and scored. advance: called after each document. Raises MethodError, PatchError,
     CheckpointError, DataError.
     """
     refuse_request(settings.level, settings.methods, factor, source)
-    if not 0 <= short_weight <= _HEAVIEST:
-        raise MethodError(f"--short-weight is {short_weight:g}; it must be a number from 0 to {_HEAVIEST:,.0f}.")
-    plain = _plain(checkpoint, factor, settings)
+    if not 0 <= short_weight <= _LARGEST_SHORT_WEIGHT:
+        raise MethodError(
+            f"--short-weight is {short_weight:g}; it must be a number from 0 to {_LARGEST_SHORT_WEIGHT:,.0f}."
+        )
+    baseline = _baseline_plan(checkpoint, factor, settings)
     _refuse_weights(checkpoint, settings.level)
     # after the plan: transformers reads config.json for it, and says less of what is wrong there
     tokenizer = load_tokenizer(checkpoint)
-    most = max_documents or MOST_JUDGED + settings.schedule.steps * settings.schedule.batch_size
+    most = max_documents or MOST_EVALUATED + settings.schedule.steps * settings.schedule.batch_size
     calibration = read_calibration(
         source,
         tokenizer,
-        plain.target_length,
+        baseline.target_length,
         most=most,
         seed=settings.seed,
         text_column=text_column,
         split=split,
         advance=advance,
     )
-    task = Task(checkpoint, tokenizer, plain, settings, source, calibration, short_weight, loading=dict(loading or {}))
-    lengths = sorted({task.window, task.target})
-    settled = Protocol("tail", targets=targets).settled(lengths, calibration.judged.special)
+    task = TuningTask(
+        checkpoint, tokenizer, baseline, settings, source, calibration, short_weight, loading=dict(loading or {})
+    )
+    lengths = sorted({task.original_length, task.target_length})
+    settled = Protocol("tail", targets=targets).settled(lengths, calibration.evaluated.special)
     return replace(task, targets=settled.targets or 1)
 
 
-def _plain(checkpoint: Checkpoint, factor: float, settings: Settings) -> PatchPlan:
+def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: Settings) -> PatchPlan:
     """What tuning is held against. Raises MethodError and PatchError for what could not be written in the end."""
     geometry = settings.geometry(checkpoint)
-    specs = [points(geometry, method, factor, 1, settings.seed)[0] for method in settings.methods]
+    specs = [grid_points(geometry, method, factor, 1, settings.seed)[0] for method in settings.methods]
     if settings.level == "search":
         ones = make_spec("longrope", factor, {"long_factor": [1.0] * (geometry.rotary_dim // 2)})
         specs.append(ones)

@@ -8,7 +8,7 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 from ropecli.tuning import parameter_search
-from ropecli.tuning.calibration import Judge
+from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.parameter_search import evolve
 from ropecli.tuning.tune_report import Score
 from ropecli.tuning.tuning_settings import Evolution, Settings
@@ -29,7 +29,7 @@ def sound(factors, factor):
 @pytest.mark.parametrize("factor", [1.0, 7.3])
 def test_all_that_is_drawn_never_falls_and_keeps_its_bounds(factor):
     drawing = np.random.default_rng(0)
-    first = parameter_search._first(parameter_search._known(GEOMETRY, factor), factor, 24, drawing)
+    first = parameter_search._first_population(parameter_search._known_methods(GEOMETRY, factor), factor, 24, drawing)
     assert len(first) == 24
     everyone = [*first]
     for _ in range(40):
@@ -41,7 +41,9 @@ def test_all_that_is_drawn_never_falls_and_keeps_its_bounds(factor):
 
 
 def test_it_begins_with_interpolation_ntk_and_yarn():
-    first = parameter_search._first(parameter_search._known(GEOMETRY, 4.0), 4.0, 64, np.random.default_rng(0))
+    first = parameter_search._first_population(
+        parameter_search._known_methods(GEOMETRY, 4.0), 4.0, 64, np.random.default_rng(0)
+    )
     assert first[0] == (4.0,) * 64
     for one, method in zip(first[1:3], ("ntk", "yarn"), strict=True):
         known = GEOMETRY.inv_freq() / scale(GEOMETRY, make_spec(method, 4.0)).inv_freq
@@ -87,14 +89,14 @@ def test_it_finds_the_best_that_it_measured(llama, make_run, sizes, most):
 
 
 def test_what_is_best_on_few_documents_alone_is_not_chosen(llama, make_run, monkeypatch):
-    known = parameter_search._known(Settings().geometry(open_checkpoint(llama)), 2.0)
+    known = parameter_search._known_methods(Settings().geometry(open_checkpoint(llama)), 2.0)
 
     def score(self, model, part, count=None):
         """On two documents the known methods are the worst, on all three the best."""
         good = any(part == f"search {one}" for one in known) == (count == 3)
         return Score(1.0, 1.0, 1.0 if good else 2.0, count)
 
-    monkeypatch.setattr(Judge, "score", score)
+    monkeypatch.setattr(Evaluator, "score", score)
     sizes = Evolution(population=8, iterations=1, documents=2)
     plan = evolve(make_run(llama, level="search", evolution=sizes))
     assert tuple(plan.spec.params["long_factor"]) in known
