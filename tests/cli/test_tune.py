@@ -195,7 +195,7 @@ def test_where_nothing_better_is_learned_the_constants_alone_are_written(
     report = read_report(tmp_path / "out")
     assert (report["step"], report["learned"], report["gains"]) == (0, 0, [])
     drawn = ropecli("plot", tmp_path / "out" / "tune.json", "--kind", "gains", "-o", tmp_path / "gains.png")
-    refused(drawn, "has no gains: levels found nothing better than none. Use --kind tuning.")
+    refused(drawn, "has no gains: heads found nothing better than none. Use --kind tuning.")
     assert (tmp_path / "out" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
 
 
@@ -301,7 +301,7 @@ def test_quantised_weights_can_hold_nothing_more(ropecli, arguments, edited, lla
 
 def test_heads_that_cannot_be_folded_are_refused_before_the_search(ropecli, arguments, build, tmp_path):
     outcome = ropecli(*arguments(tmp_path / "out", checkpoint=build("gpt_neox_japanese")))
-    refused(outcome, "--level levels cannot be had", "code of its own", "--level grid", "--level lora")
+    refused(outcome, "--level heads cannot be had", "code of its own", "--level grid", "--level lora")
     assert "documents" not in outcome.err
     assert names(tmp_path) == []
 

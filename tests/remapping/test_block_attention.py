@@ -50,7 +50,7 @@ REMAPPINGS = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """So that even these sizes come in many block_attention, of few heads each."""
+    """So that even these sizes come in many blocks, of few heads each."""
     monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", 400)
     monkeypatch.setattr(block_attention, "_FEWEST_QUERIES", 3)
 
