@@ -1,4 +1,4 @@
-"""The attention that transformers runs for a checkpoint whose config.json names a relative-position method.
+"""The attention that transformers runs for a checkpoint whose config.json names a distance method.
 
 transformers rotates queries and keys as it always does; here they are rotated further, to the distances of the method.
 What it would do wrong in silence is refused here and in row_padding.py.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ropecli.attention import attention_function
+from ropecli.attention.attention_function import frequencies_of
 from ropecli.attention.head_layout import find_layout
 from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.patch_plan import PatchPlan
@@ -53,7 +53,7 @@ def with_layout(plan: PatchPlan) -> PatchPlan:
 
 
 def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with what its relative-position method must know of the model: which dimensions of a head rotate.
+    """`config` with what its distance method must know of the model: which dimensions of a head rotate.
 
     It is found on a small model of the architecture with random weights, and proved there. A config that carries no
     such method, or knows it already, is given back as it is. Raises PatchError where the architecture does not allow
@@ -72,10 +72,10 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
     """Patches a model in memory, by the ropes of a plan (plan.ropes), in place of any patch that it has.
 
     Methods that depend on the length follow it: every forward pass rotates by its own largest position, whatever
-    passes came before. Keys that lie in a KV cache keep the rotation they got. Relative-position methods are proved on
+    passes came before. Keys that lie in a KV cache keep the rotation they got. Distance methods are proved on
     the spot. `unpatched_after` takes it back. Raises PatchError for layer types without a rope, for a model that does
     not rotate by its tables, for DeepSeek's mscale_all_dim, which is not in the tables, and for an attention that a
-    relative-position method would not do right; the model is then as it was.
+    distance method would not do right; the model is then as it was.
     """
     put_back, saved = _remember(model), SavedRemapping.of(ropes.values())
     try:
@@ -128,7 +128,7 @@ def set_remapping(
 
 
 def remove_remapping(model: "PreTrainedModel") -> None:
-    """Takes a relative-position method away from a model; nothing where it has none."""
+    """Takes a distance method away from a model; nothing where it has none."""
     config = model.config.get_text_config()
     if getattr(config, KEY, None) is not None:
         delattr(config, KEY)
@@ -150,7 +150,6 @@ def remember_attention(model: "PreTrainedModel") -> Callable[[], None]:
 
 
 def _set_attention(model: "PreTrainedModel", name: str) -> None:
-    attention_function.register()
     config = model.config.get_text_config()
     if config._attn_implementation == name:
         return
@@ -163,7 +162,7 @@ def _set_attention(model: "PreTrainedModel", name: str) -> None:
 def prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
     """Has a small model of the architecture attend as `config` asks for, which stock transformers has read.
 
-    Returns the saved with the layout that was found. Raises ProofError, PatchError, CheckpointError.
+    Returns it with the layout that was found. Raises ProofError, PatchError, CheckpointError.
     """
     if config.get_text_config()._attn_implementation != saved.attention:
         raise ProofError("Stock transformers does not take the attention that config.json asks for.")
@@ -174,7 +173,7 @@ def prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
 
 def _check_frequencies(model: "PreTrainedModel") -> None:
     """What the attention rotates further by is what the model rotates by; the former it reads from the config alone."""
-    known = attention_function.frequencies_of(model.config.get_text_config())
+    known = frequencies_of(model.config.get_text_config())
     for table in rotary_tables(model):
         own = known.get(table.layer_type or "", [])
         if len(own) != table.inv_freq.size or not np.allclose(own, table.inv_freq, rtol=_SAME, atol=_STILL):

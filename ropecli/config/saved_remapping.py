@@ -1,4 +1,4 @@
-"""How config.json carries a relative-position method: the name of its attention, and what that needs to know beside it.
+"""How config.json holds a distance method: the name of its attention, and the parameters beside it.
 
 Stock transformers refuses the name before `import ropecli.attention`, in place of running plain attention.
 """
@@ -27,7 +27,7 @@ _OVERRULES = "_attn_implementation"
 
 @dataclass(frozen=True)
 class SavedRemapping:
-    """A relative-position method as config.json holds it.
+    """A distance method as config.json holds it.
 
     params: every parameter of the method, as it was settled. pretrained: the pretraining length; target: the length
     to read, tokens. rotary_start, neighbours: which dimensions of a head rotate, as
@@ -73,7 +73,7 @@ class SavedRemapping:
 
 
 def method_of(attention: object) -> str | None:
-    """The relative-position method that an attention's name stands for. Raises CheckpointError for one not known."""
+    """The distance method that an attention's name stands for. Raises CheckpointError for one not known."""
     if not isinstance(attention, str) or not attention.startswith(PREFIX):
         return None
     name = attention.removeprefix(PREFIX)
@@ -85,7 +85,7 @@ def method_of(attention: object) -> str | None:
 
 
 def read_saved_remapping(config: dict[str, Any]) -> SavedRemapping | None:
-    """None where config.json carries no relative-position method. Raises CheckpointError for half of one."""
+    """None where config.json carries no distance method. Raises CheckpointError for half of one."""
     section, attention = section_of(config), config.get(ATTENTION)
     if isinstance(attention, dict):
         attention = attention.get("" if section is config else "text_config")

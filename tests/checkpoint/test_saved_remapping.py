@@ -144,11 +144,11 @@ def test_of_a_composite_model_the_text_part_alone_gets_it(composite, patched, co
     ],
 )
 def test_a_scaling_that_a_checkpoint_came_with_stays_and_its_whole_window_is_trained(model_type, rope, build, patched):
-    """As Llama 3.1: trained to read 131,072 tokens, from a pretraining window of 8,192, by a factor of 8."""
+    """As Llama 3.1: trained to read 131,072 tokens, from a pretraining length of 8,192, by a factor of 8."""
     rope = {**rope, "rope_theta": 1e4, "original_max_position_embeddings": 64}
     settings = {"head_dim": 32} if model_type == "llama" else {"original_max_position_embeddings": 64}
     folder = build(model_type, max_position_embeddings=256, rope_parameters=rope, **settings)
-    output = patched(folder, "rerope", 8.0)  # of the pretraining window: 512 tokens
+    output = patched(folder, "rerope", 8.0)  # of the pretraining length: 512 tokens
     saved = read_saved_remapping(open_checkpoint(output).config)
     assert (saved.pretrained, saved.target, saved.params) == (256, 512, {"window": 128})
     assert_is_the_patch_in_memory(output, folder, factor=8.0)
