@@ -1,13 +1,11 @@
 """ropecli: extends the context window of Hugging Face checkpoints with rotary position embeddings.
 
-The Python API; each name is imported when it is first used, so that `import ropecli` costs nothing. It also makes the
-relative-position methods known to transformers, so that `from_pretrained` loads what `ropecli patch` wrote with them.
+The Python API; each name is imported when it is first used, so that `import ropecli` costs nothing. For transformers'
+own `from_pretrained`, `import ropecli.attention` registers the attention that distance methods need.
 """
 
 import importlib
 from typing import Any
-
-from ropecli.on_import import after_import
 
 _API = {
     "RopeGeometry": "ropecli.rope",
@@ -30,7 +28,7 @@ _API = {
     "export_checkpoint": "ropecli.engines.engine_export",
     "read_texts": "ropecli.data.sources",
     "read_documents": "ropecli.data.documents",
-    "load_model": "ropecli.live.loading",
+    "load_model": "ropecli.attention",
     "load_tokenizer": "ropecli.live.loading",
     "evaluate_perplexity": "ropecli.evaluation.perplexity",
     "Protocol": "ropecli.evaluation.protocols",
@@ -42,10 +40,10 @@ _API = {
     "plan_stages": "ropecli.training.stages",
     "run_stages": "ropecli.training.stages",
     "merge_to": "ropecli.training.output.finished_weights",
-    "tune_settings": "ropecli.tuning.procedure",
+    "tune_settings": "ropecli.tuning.tuning_settings",
     "tune_checkpoint": "ropecli.tuning.procedure",
     "write_tuned": "ropecli.tuning.procedure",
-    "TuneReport": "ropecli.tuning.record",
+    "TuneReport": "ropecli.tuning.tune_report",
 }
 __all__ = list(_API)
 
@@ -54,15 +52,6 @@ def __getattr__(name: str) -> Any:
     if name in _API:
         return getattr(importlib.import_module(_API[name]), name)
     raise AttributeError(f"module 'ropecli' has no attribute {name!r}")
-
-
-def _register_attention() -> None:
-    from ropecli.attention.hook import register
-
-    register()
-
-
-after_import("transformers.modeling_utils", _register_attention)
 
 
 def __dir__() -> list[str]:

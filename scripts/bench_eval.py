@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ropecli import evaluate_perplexity, open_checkpoint, read_documents
+from ropecli.attention import load_model
 from ropecli.data.documents import Document, Documents
 from ropecli.data.sources import read_texts
-from ropecli.live.loading import load_model, load_tokenizer
+from ropecli.live.loading import load_tokenizer
 
 VOCABULARY = 131_072
 TOKENS = 8_192

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
-from ropecli.attention.blocks import BlockAttention
+from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.rotation import Rotation
 from ropecli.live.peak_memory import peak_memory, reset_peak
 from ropecli.remapping.branches import plain

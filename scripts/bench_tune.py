@@ -24,11 +24,11 @@ from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.results import LengthResult, paired_change
 from ropecli.evaluation.saved_progress import EvalProgress
-from ropecli.tuning.calibration import Calibration, read_calibration
-from ropecli.tuning.judge import Judge
-from ropecli.tuning.run import Evolution, Run, Settings
-from ropecli.tuning.training import Schedule, learn
-from ropecli.tuning.tuning import tune
+from ropecli.tuning.calibration import Calibration, Evaluator, read_calibration
+from ropecli.tuning.learning import learn
+from ropecli.tuning.procedure import tune
+from ropecli.tuning.tuning_run import TuningRun
+from ropecli.tuning.tuning_settings import Evolution, Schedule, Settings
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
 LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")
@@ -58,39 +58,39 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
     documents, model = held_out(tokenizer, target), ropecli.load_model(checkpoint, dtype="float32", device="cpu")
     plain = ropecli.make_plan(checkpoint, ropecli.make_spec("yarn", factor))
     learned, step, params = 0, 0, {}
-    begun = time.perf_counter()
+    started = time.perf_counter()
     if level == "yarn":
         live_patch(model, plain.ropes)
     elif level != "base":
         given = calibration(tokenizer, target, seed, sequences)
-        judge = Judge(given.judged, WINDOW, target, 0.25, TARGETS, EvalProgress())
-        begun = time.perf_counter()
+        evaluator = Evaluator(given.evaluated, WINDOW, target, 0.25, TARGETS, EvalProgress())
+        started = time.perf_counter()
         if level == "full":
             live_patch(model, plain.ropes)
-            start = judge.score(model, "0")
+            start = evaluator.score(model, "0")
             schedule = Schedule(rates=(FULL_RATE,), seed=seed)
             best = learn(
                 model,
                 [list(model.parameters())],
                 given.sequences,
-                judge,
+                evaluator,
                 schedule,
                 name="full",
-                begun=start,
-                state=None,
-                on_look=lambda *look: None,
+                start=start,
+                state_file=None,
+                on_score=lambda *look: None,
             )
             learned, step = sum(parameter.numel() for parameter in model.parameters()), best.step
         else:
             name, _, iterations = level.partition("-")
             evolution = Evolution(iterations=int(iterations or 0))
             settings = Settings(level=name, schedule=Schedule(seed=seed), evolution=evolution, seed=seed)
-            tuned = tune(Run(checkpoint, model, factor, judge, given.sequences, settings))
+            tuned = tune(TuningRun(checkpoint, model, factor, evaluator, given.sequences, settings))
             learned, step = tuned.learned, tuned.step
             found = tuned.plan.spec.params
             params = {key: value for key, value in found.items() if not isinstance(value, list)}
             learned = learned or sum(len(value) if isinstance(value, list) else 1 for value in found.values())
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     rows = [
         {key: value for key, value in vars(row).items() if key != "by_context"}
         for row in measured(model, documents, target)

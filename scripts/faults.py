@@ -50,7 +50,7 @@ FAULTS: list[tuple[str, str]] = [
     ("shift = window - window // group", "shift = window // group"),
     ("np.minimum(n % stride + stride, chunk)", "np.minimum(n % stride, chunk)"),
     ("last = sinks + window - 1", "last = sinks + window"),
-    ("torch.mul(one, turn.cos).addcmul_(two, turn.sin, value=-1)", "torch.mul(one, turn.cos).addcmul_(two, turn.sin)"),
+    ("torch.mul(one, cos_sin.cos).addcmul_(two, cos_sin.sin, value=-1)", "torch.mul(one, cos_sin.cos).addcmul_(two, cos_sin.sin)"),
     ("query = query.to(computing_dtype(query)) * self._scaling", "query = query.to(computing_dtype(query))"),
     # evaluate
     ('ids = _begun(special.prefix, document.ids[longest - length : longest])', 'ids = _begun(special.prefix, document.ids[:length])'),
@@ -86,12 +86,12 @@ FAULTS: list[tuple[str, str]] = [
     # tune
     ("return cos * first - sin * second, sin * first + cos * second", "return cos * first + sin * second, cos * second - sin * first"),
     ("changed[f\"{one.name}.{name}\"] = folded - offset", "changed[f\"{one.name}.{name}\"] = folded"),
-    ("target + self.short_weight * window, len", "target + window, len"),
+    ("target + self.short_weight * short, len", "target + short, len"),
     ("points, read = (points + 1) // 2, min(2 * read, documents)", "points, read = points // 2, min(2 * read, documents)"),
     ("if not off <= allowed:", "if off > 1000 * allowed:"),
     ("torch.equal(file.get_tensor(name), missing[name])", "True"),
     # checkpoint
-    ("written_window = window.original_max_position_embeddings if keeps_window else target", "written_window = target"),
+    ("written_length = window.original_max_position_embeddings if keeps_window else target", "written_length = target"),
     ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL", "allowed = rope.inv_freq + _STILL"),
     ("if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:", "if False:"),
     ("factors = scaled.geometry.powers() / scaled.inv_freq", "factors = scaled.inv_freq / scaled.geometry.powers()"),

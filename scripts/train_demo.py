@@ -22,9 +22,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from ropecli import evaluate_perplexity, open_checkpoint, read_documents
+from ropecli.attention import load_model
 from ropecli.demo import FOLDER
 from ropecli.demo.corpus import HELD_OUT, held_out_files, line_windows, sample_windows, training_files
-from ropecli.live.loading import load_model, load_tokenizer
+from ropecli.live.loading import load_tokenizer
 
 WINDOW = 256
 VOCABULARY = 2048

@@ -1,8 +1,11 @@
-"""Goes over the blocks of queries, with the keys of each branch turned once for all of them."""
+"""Attention a block of queries after the other, with the keys of each branch rotated once for all blocks.
+
+In a block, the scores of all branches stand side by side, under one softmax.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +13,99 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from ropecli.attention.block_scores import Hidden, Part, Softmax, attend_block
-from ropecli.attention.key_ranges import Range
-from ropecli.attention.rotation import computing_dtype
-from ropecli.attention.rotation_tables import Sides
+from ropecli.attention.key_ranges import KeyRange
+from ropecli.attention.rotation import BranchRotation, computing_dtype
+
+
+class Hidden(NamedTuple):
+    """Of a part's keys, those from first to stop that not all its queries see.
+
+    mask: shape (rows, stop - first), true where one is not seen.
+    """
+
+    first: int
+    stop: int
+    mask: Tensor
+
+
+class BlockPart(NamedTuple):
+    """What a block sees by one branch: a unit is a head of keys, and the group of query heads that share it.
+
+    query: shape (units, group, rows, head_dim); key: (units, keys, head_dim); value: (units, keys, width).
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    hidden: Sequence[Hidden]
+
+
+class Softmax(NamedTuple):
+    """How scores become probabilities, as BlockAttention is told. sinks: shape (units, group)."""
+
+    softcap: float | None
+    sinks: Tensor | None
+    dropout: float
+
+
+def attend_block(parts: Sequence[BlockPart], softmax: Softmax, workspace: Tensor | None) -> Tensor:
+    """Shape (units, group, rows, width).
+
+    workspace: shape (2, numbers), where scores and probabilities are put, which spares fresh memory for each block.
+    None where gradients are wanted: those need everything to stay as it was.
+    """
+    units, group, rows, _ = parts[0].query.shape
+    stops = list(accumulate(part.key.shape[1] for part in parts))
+    scores = _join(parts, softmax) if workspace is None else _write(parts, stops, softmax, workspace[0])
+    _mask(scores.view(units, group, rows, -1), parts, stops)
+    if workspace is None:
+        probabilities = torch.softmax(scores, -1)
+    else:
+        probabilities = torch.softmax(scores, -1, out=workspace[1, : scores.numel()].view_as(scores))
+    if softmax.dropout:
+        probabilities = torch.nn.functional.dropout(probabilities, softmax.dropout)
+    shares = [probabilities[..., stop - part.key.shape[1] : stop] for part, stop in zip(parts, stops, strict=True)]
+    result = torch.bmm(shares[0], parts[0].value)
+    for share, part in zip(shares[1:], parts[1:], strict=True):
+        result = torch.baddbmm(result, share, part.value)
+    return result.unflatten(1, (group, rows))
+
+
+def _join(parts: Sequence[BlockPart], softmax: Softmax) -> Tensor:
+    """Scores, shape (units, group·rows, keys of all parts, and one more where there are sinks)."""
+    scores = [torch.bmm(part.query.flatten(1, 2), part.key.mT) for part in parts]
+    if softmax.softcap:
+        scores = [torch.tanh(one / softmax.softcap) * softmax.softcap for one in scores]
+    if softmax.sinks is not None:
+        scores.append(_column(softmax.sinks, parts[0].query.shape[2]))
+    return torch.cat(scores, -1)
+
+
+def _write(parts: Sequence[BlockPart], stops: Sequence[int], softmax: Softmax, space: Tensor) -> Tensor:
+    """The same as _join, in `space`."""
+    units, group, rows, _ = parts[0].query.shape
+    width = stops[-1] + (softmax.sinks is not None)
+    scores = space[: units * group * rows * width].view(units, group * rows, width)
+    for part, stop in zip(parts, stops, strict=True):
+        torch.bmm(part.query.flatten(1, 2), part.key.mT, out=scores[..., stop - part.key.shape[1] : stop])
+    if softmax.softcap:
+        scores[..., : stops[-1]].div_(softmax.softcap).tanh_().mul_(softmax.softcap)
+    if softmax.sinks is not None:
+        scores[..., stops[-1] :] = _column(softmax.sinks, rows)
+    return scores
+
+
+def _column(sinks: Tensor, rows: int) -> Tensor:
+    return sinks[..., None].expand(-1, -1, rows).flatten(1)[..., None]
+
+
+def _mask(scores: Tensor, parts: Sequence[BlockPart], stops: Sequence[int]) -> None:
+    """scores: shape (units, group, rows, keys)."""
+    lowest = torch.finfo(scores.dtype).min  # not -inf: a row of nothing else would become NaN, and so its gradients
+    for part, stop in zip(parts, stops, strict=True):
+        before = stop - part.key.shape[1]
+        for first, last, mask in part.hidden:
+            scores[..., before + first : before + last].masked_fill_(mask, lowest)
 
 
 class _Seen(NamedTuple):
@@ -32,13 +124,13 @@ class _Block(NamedTuple):
         return sum(one.keys.stop - one.keys.start for one in self.seen)
 
 
-class Loop:
+class BlockLoop:
     """The blocks of a call to BlockAttention, whose arguments these are; rows: queries of a block."""
 
     def __init__(
         self,
-        sides: Sequence[Sides],
-        ranges: Sequence[Range],
+        sides: Sequence[BranchRotation],
+        ranges: Sequence[KeyRange],
         rows: int,
         first_query: int,
         first_key: int,
@@ -54,17 +146,17 @@ class Loop:
     def run(self, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
         """query: shape (units, group, queries, head_dim); key, value: (units, keys, ...): a unit is a head of keys, and
         the group of query heads that share it. Returns value's dtype."""
-        seen = [self._turn_keys(key, value, index) for index in range(len(self._ranges))]
+        seen = [self._rotate_keys(key, value, index) for index in range(len(self._ranges))]
         options = softmax._replace(sinks=None)  # what a function holds on to, a checkpoint around it cannot let go of
         return _AllBlocks.apply(self, options, value.dtype, query, softmax.sinks, *chain.from_iterable(seen))
 
-    def _turn_keys(self, key: Tensor, value: Tensor, index: int) -> tuple[Tensor, Tensor]:
+    def _rotate_keys(self, key: Tensor, value: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """As far as any query sees them by the range of this index."""
         keys, table = self._ranges[index].whole, self._sides[index].key
         dtype = computing_dtype(key)
         own = key[:, keys].to(dtype)
         if table is not None:
-            own = table.turn(own, self._first_key + keys.start)
+            own = table.rotate(own, self._first_key + keys.start)
         return own, value[:, keys].to(dtype)
 
     def workspace(self, query: Tensor) -> Tensor:
@@ -81,8 +173,8 @@ class Loop:
         parts = []
         for one, key, value in zip(block.seen, seen[0::2], seen[1::2], strict=True):
             table = self._sides[one.range].query
-            turned = query if table is None else table.turn(query, self._first_query + block.rows.start)
-            parts.append(Part(turned, key, value, _hidden(self._ranges[one.range], block.rows, key.device)))
+            rotated = query if table is None else table.rotate(query, self._first_query + block.rows.start)
+            parts.append(BlockPart(rotated, key, value, _hidden(self._ranges[one.range], block.rows, key.device)))
         return attend_block(parts, softmax, workspace)
 
 
@@ -96,7 +188,7 @@ class _AllBlocks(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        loop: Loop,
+        loop: BlockLoop,
         softmax: Softmax,
         dtype: torch.dtype,
         query: Tensor,
@@ -161,7 +253,7 @@ def _again(random: Any, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _blocks(ranges: Sequence[Range], rows: int) -> list[_Block]:
+def _blocks(ranges: Sequence[KeyRange], rows: int) -> list[_Block]:
     """Those that see any key."""
     queries = len(ranges[0].first)
     blocks = []
@@ -176,9 +268,9 @@ def _blocks(ranges: Sequence[Range], rows: int) -> list[_Block]:
     return blocks
 
 
-def _hidden(range_: Range, rows: slice, device: torch.device) -> list[Hidden]:
+def _hidden(keys_of_branch: KeyRange, rows: slice, device: torch.device) -> list[Hidden]:
     """Made when the block is gone through: masks of all blocks are many times those of one."""
-    span = range_.span(rows)
+    span = keys_of_branch.span(rows)
     if span is None:
         return []
     return [

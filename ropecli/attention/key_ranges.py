@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Range:
+class KeyRange:
     """The keys that each query sees of one branch.
 
     branch: its index. first, stop: shape (queries,), indices of keys, which never fall.
@@ -62,17 +62,17 @@ class Range:
         return Span(first, stop, tuple(edge for edge in edges if edge.stop > edge.first))
 
 
-def find_ranges(remapping: Remapping, first_query: int, queries: int, first_key: int, keys: int) -> list[Range]:
+def find_ranges(remapping: Remapping, first_query: int, queries: int, first_key: int, keys: int) -> list[KeyRange]:
     """Of the branches of which any query sees a key that is there."""
     positions = np.arange(first_query, first_query + queries)
     ranges = []
     for index, branch in enumerate(remapping.branches):
         first, stop = (np.clip(bound(positions) - first_key, 0, keys) for bound in (branch.start, branch.stop))
         if (stop > first).any():
-            ranges.append(Range(index, first, stop))
+            ranges.append(KeyRange(index, first, stop))
     return ranges
 
 
-def count_keys(ranges: Sequence[Range], queries: int) -> np.ndarray:
+def count_keys(ranges: Sequence[KeyRange], queries: int) -> np.ndarray:
     """How many keys each query sees; shape (queries,)."""
     return sum((one.counts for one in ranges), np.zeros(queries, dtype=np.int64))

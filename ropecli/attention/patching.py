@@ -1,7 +1,7 @@
-"""A plan carried out: written to a folder with its proof, or put on a live model and taken off again.
+"""Patches a checkpoint or a live model, with the proof of a distance method.
 
-A distance method is proved on the spot: rotating queries and keys further does what rotating them further in the model
-does (layout.py); and a short text, on which every method is plain attention, gives what the model gives without it.
+The proof of a distance method: rotating queries and keys further does what other positions in the model do
+(head_layout.py); and a short text, on which every method is plain attention, gives what the model gives without it.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ropecli.attention import hook
-from ropecli.attention.layout import find_layout
-from ropecli.attention.small_model import make_twin
+from ropecli.attention.attention_function import frequencies_of
+from ropecli.attention.head_layout import find_layout
+from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.writing import write_patch
 from ropecli.config.changes import diff
-from ropecli.config.saved_remapping import KEY, Carrier, read_carrier, write_carrier
+from ropecli.config.saved_remapping import KEY, SavedRemapping, read_saved_remapping, write_saved_remapping
 from ropecli.errors import PatchError, ProofError
 from ropecli.live.proof import prove
 from ropecli.live.rotary import remember, rotary_tables, turn_by
@@ -35,7 +35,7 @@ _SAME = 1e-4
 _SAME_IN_HALF = 5e-2
 """Of the largest number of an output, between two ways of computing it."""
 _STILL = 1e-25
-"""Radians per token: less turns nothing."""
+"""Radians per token: less rotates nothing."""
 
 
 def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True, **options: Any) -> int:
@@ -53,36 +53,36 @@ def with_layout(plan: PatchPlan) -> PatchPlan:
 
 
 def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with what its relative-position method must know of the model: which dimensions of a head turn.
+    """`config` with what its distance method must know of the model: which dimensions of a head rotate.
 
     It is found on a small model of the architecture with random weights, and proved there. A config that carries no
     such method, or knows it already, is given back as it is. Raises PatchError where the architecture does not allow
     the method, OutputError where nothing temporary can be written.
     """
-    carrier = read_carrier(config)
-    if carrier is None or carrier.rotary_start is not None:
+    saved = read_saved_remapping(config)
+    if saved is None or saved.rotary_start is not None:
         return config
-    settled = prove_on_twin(read_values(config), carrier)
+    settled = prove_on_small_model(read_values(config), saved)
     config = copy.deepcopy(config)
-    write_carrier(config, settled)
+    write_saved_remapping(config, settled)
     return config
 
 
 def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
     """Patches a model in memory, by the ropes of a plan (plan.ropes), in place of any patch that it has.
 
-    Methods that depend on the length follow it: every forward pass turns by its own largest position, whatever
-    passes came before. Keys that lie in a KV cache keep the rotation they got. Relative-position methods are proved on
+    Methods that depend on the length follow it: every forward pass rotates by its own largest position, whatever
+    passes came before. Keys that lie in a KV cache keep the rotation they got. Distance methods are proved on
     the spot. `unpatched_after` takes it back. Raises PatchError for layer types without a rope, for a model that does
-    not turn by its tables, for DeepSeek's mscale_all_dim, which is not in the tables, and for an attention that a
-    relative-position method would not do right; the model is then as it was.
+    not rotate by its tables, for DeepSeek's mscale_all_dim, which is not in the tables, and for an attention that a
+    distance method would not do right; the model is then as it was.
     """
-    put_back, carrier = _remember(model), Carrier.of(ropes.values())
+    put_back, saved = _remember(model), SavedRemapping.of(ropes.values())
     try:
-        plain_live(model)
+        remove_remapping(model)
         turn_by(model, ropes)
-        if carrier is not None:
-            remap_live(model, carrier, ropes)
+        if saved is not None:
+            set_remapping(model, saved, ropes)
     except BaseException:  # all of it or nothing
         put_back()
         raise
@@ -108,25 +108,27 @@ def _remember(model: "PreTrainedModel") -> Callable[[], None]:
     return put_back
 
 
-def remap_live(model: "PreTrainedModel", carrier: Carrier, ropes: Mapping[str | None, ScaledRope]) -> Carrier:
-    """Makes a model attend as `carrier` says, in memory; returns it with the layout that was found.
+def set_remapping(
+    model: "PreTrainedModel", saved: SavedRemapping, ropes: Mapping[str | None, ScaledRope]
+) -> SavedRemapping:
+    """Makes a model attend as `saved` says, in memory; returns it with the layout that was found.
 
-    ropes: what the model's tables turn by, by layer type; none where its config's RoPE fields say it. Raises
+    ropes: what the model's tables rotate by, by layer type; none where its config's RoPE fields say it. Raises
     PatchError where its architecture does not allow the method.
     """
     layout = find_layout(model)
     _set_attention(model, "eager")  # which leaves nothing out; transformers 5.20's sdpa knows no soft caps
-    before = _output(model, carrier)
+    before = _output(model, saved)
     inv_freq = {label or "": rope.inv_freq.tolist() for label, rope in ropes.items()}
-    complete = replace(carrier, **layout._asdict(), inv_freq=inv_freq)
+    complete = replace(saved, **layout._asdict(), inv_freq=inv_freq)
     setattr(model.config.get_text_config(), KEY, complete.as_json())
-    _set_attention(model, carrier.attention)
-    _compare(before, _output(model, carrier), carrier)
+    _set_attention(model, saved.attention)
+    _compare(before, _output(model, saved), saved)
     return complete
 
 
-def plain_live(model: "PreTrainedModel") -> None:
-    """Takes a relative-position method away from a model; nothing where it has none."""
+def remove_remapping(model: "PreTrainedModel") -> None:
+    """Takes a distance method away from a model; nothing where it has none."""
     config = model.config.get_text_config()
     if getattr(config, KEY, None) is not None:
         delattr(config, KEY)
@@ -148,7 +150,6 @@ def remember_attention(model: "PreTrainedModel") -> Callable[[], None]:
 
 
 def _set_attention(model: "PreTrainedModel", name: str) -> None:
-    hook.register()
     config = model.config.get_text_config()
     if config._attn_implementation == name:
         return
@@ -158,21 +159,21 @@ def _set_attention(model: "PreTrainedModel", name: str) -> None:
         raise PatchError(f"{type(model).__name__} does not let its attention be set.")
 
 
-def prove_on_twin(config: Any, carrier: Carrier) -> Carrier:
+def prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
     """Has a small model of the architecture attend as `config` asks for, which stock transformers has read.
 
-    Returns the carrier with the layout that was found. Raises ProofError, PatchError, CheckpointError.
+    Returns it with the layout that was found. Raises ProofError, PatchError, CheckpointError.
     """
-    if config.get_text_config()._attn_implementation != carrier.attention:
+    if config.get_text_config()._attn_implementation != saved.attention:
         raise ProofError("Stock transformers does not take the attention that config.json asks for.")
-    model = make_twin(config)
+    model = make_small_model(config)
     _check_frequencies(model)
-    return remap_live(model, carrier, ropes={})
+    return set_remapping(model, saved, ropes={})
 
 
 def _check_frequencies(model: "PreTrainedModel") -> None:
-    """What the attention turns further by is what the model turns by; the former it reads from the config alone."""
-    known = hook.frequencies_of(model.config.get_text_config())
+    """What the attention rotates further by is what the model rotates by; the former it reads from the config alone."""
+    known = frequencies_of(model.config.get_text_config())
     for table in rotary_tables(model):
         own = known.get(table.layer_type or "", [])
         if len(own) != table.inv_freq.size or not np.allclose(own, table.inv_freq, rtol=_SAME, atol=_STILL):
@@ -180,10 +181,10 @@ def _check_frequencies(model: "PreTrainedModel") -> None:
 
 
 @torch.no_grad()
-def _output(model: "PreTrainedModel", carrier: Carrier) -> torch.Tensor:
+def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
     """For some tokens, no more than the method leaves at their distances: the logits, of a model that gives them."""
     rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
-    ids = torch.arange(plain_reach(carrier), device=model.device)[None] * 7 % rows
+    ids = torch.arange(unchanged_length(saved), device=model.device)[None] * 7 % rows
     training = model.training
     model.eval()
     try:
@@ -192,20 +193,20 @@ def _output(model: "PreTrainedModel", carrier: Carrier) -> torch.Tensor:
         model.train(training)
 
 
-def plain_reach(carrier: Carrier, most: int = _TOKENS) -> int:
+def unchanged_length(saved: SavedRemapping, most: int = _TOKENS) -> int:
     """Tokens up to which the method is plain attention, at most `most`."""
     at = np.arange(most)
-    distances = carrier.remapping().distances(at, at)
+    distances = saved.remapping().distances(at, at)
     plain = at[:, None] - at[None]
     differs = ((distances != plain) & (plain >= 0)).any(axis=1)
     return int(differs.argmax()) if differs.any() else most
 
 
-def _compare(expected: torch.Tensor, found: torch.Tensor, carrier: Carrier) -> None:
+def _compare(expected: torch.Tensor, found: torch.Tensor, saved: SavedRemapping) -> None:
     allowed = _SAME if expected.dtype in (torch.float32, torch.float64) else _SAME_IN_HALF
     error = ((expected - found).abs().max() / expected.abs().max().clamp_min(1e-6)).item()
     if not error <= allowed:
         raise PatchError(
-            f"Where {carrier.method} changes nothing, the model's output differs by {error:.2g} of the largest from "
+            f"Where {saved.method} changes nothing, the model's output differs by {error:.2g} of the largest from "
             "what it is without it: its attention does something that is not known here."
         )

@@ -1,4 +1,4 @@
-"""A small model with the attention of a large one: what is proved of how its heads turn holds for the large one too.
+"""A small model with the attention of a large one: what is proved of how its heads rotate holds for the large one too.
 
 Keeps what the attention depends on: the width, the heads, their norms, the RoPE fields, one layer of each kind. Shrinks
 the vocabulary, the feed-forward parts, the experts and the number of layers.
@@ -41,7 +41,7 @@ _OTHER_LAYERS = dict.fromkeys(("num_hidden_layers", "num_blocks", "encoder_layer
 _INDICES = ("layer_ids", "layer_indices", "_idxs", "only_layers")
 
 
-def make_twin(config: Any) -> "PreTrainedModel":
+def make_small_model(config: Any) -> "PreTrainedModel":
     """A model of the same architecture and head geometry with random weights, in float32, on the CPU.
 
     config: as transformers' AutoConfig reads it; it is left as it is. Of a model with other parts than text the text
@@ -165,8 +165,8 @@ def _lists(module: nn.Module) -> list[nn.ModuleList]:
 
 
 def _notes(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """The plain values that a module keeps, as its layer type and whether it turns (0 or 1, in some). Of other numbers
-    only that they are there: a window, or the layer's own number, which is another in each."""
+    """The plain values that a module keeps, as its layer type and whether it rotates (0 or 1, in some). Of other
+    numbers only that they are there: a sliding window, or the layer's own number, which is another in each."""
     return tuple(
         (key, type(value) if isinstance(value, int | float) and value not in (0, 1) else value)
         for key, value in sorted(vars(module).items())

@@ -19,7 +19,7 @@ from ropecli.config.changes import ConfigChange, diff
 from ropecli.config.dialects import MSCALE_PAIR
 from ropecli.config.encoding import write_settings
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import Carrier, read_carrier, write_carrier
+from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping, write_saved_remapping
 from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.scaling.scale import varies_with_length
@@ -112,8 +112,8 @@ def make_plan(
     patched, unwritable = copy.deepcopy(config), None
     try:
         write_settings(patched, _as_written(settings, scaled), written_length)
-        if (carrier := Carrier.of(scaled.values())) is not None:
-            write_carrier(patched, carrier)
+        if (saved := SavedRemapping.of(scaled.values())) is not None:
+            write_saved_remapping(patched, saved)
     except PatchError as error:
         patched, unwritable = config, str(error)
     opened = (*left_open, *_of_tuned_weights(checkpoint, spec))
@@ -225,17 +225,15 @@ def _refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: 
 
 
 def _refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> None:
-    carrier = read_carrier(checkpoint.config)
-    if carrier is None:
+    saved = read_saved_remapping(checkpoint.config)
+    if saved is None:
         return
     if provenance is None:
         reason, step = "no ropecli.yaml says what its config.json was before", "Take"
     else:
         edited = ", ".join(provenance.edited)
         reason, step = f"its config.json was edited since ropecli.yaml was written ({edited})", "Undo the edit, or take"
-    raise PatchError(
-        f"{checkpoint.name} carries {carrier.method}, and {reason}. {step} the checkpoint before the patch."
-    )
+    raise PatchError(f"{checkpoint.name} carries {saved.method}, and {reason}. {step} the checkpoint before the patch.")
 
 
 def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:

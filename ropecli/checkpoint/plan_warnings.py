@@ -39,9 +39,9 @@ def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, wind
     warnings = []
     if rope.remapping is not None:
         warnings.append(
-            f"{spec.method} is attention of ropecli's: transformers runs it after `import ropecli`, and refuses to "
-            "load it otherwise; vLLM, SGLang and llama.cpp do not have it. What save_pretrained writes of the loaded "
-            "model attends plainly again."
+            f"{spec.method} is attention of ropecli's: transformers runs it after `import ropecli.attention`, and "
+            "refuses to load it otherwise; vLLM, SGLang and llama.cpp do not have it. What save_pretrained writes of "
+            "the loaded model attends plainly again."
         )
         code = config.get("auto_map")
         if isinstance(code, dict) and any(key.startswith("AutoModel") for key in code):

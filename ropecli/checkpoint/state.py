@@ -15,7 +15,7 @@ from ropecli.checkpoint.provenance import Provenance, read_provenance, unreadabl
 from ropecli.config.encoding import write_window
 from ropecli.config.families import family_of
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import Carrier, read_carrier
+from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.config.settings import UNNAMED_WINDOW, ConfiguredRope, RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.scaling.scale import remap, scale, varies_with_length
@@ -51,7 +51,7 @@ class CheckpointState:
         """
         if self.note is not None:
             return read_settings(self.note.original, self.note.original_length)
-        saved = read_carrier(self.checkpoint.config)
+        saved = read_saved_remapping(self.checkpoint.config)
         return self.settings if saved is None else _before_remapping(self.checkpoint.config, saved)
 
     @cached_property
@@ -60,7 +60,7 @@ class CheckpointState:
 
         Raises MethodError, and CheckpointError for half of a distance method.
         """
-        saved = read_carrier(self.checkpoint.config)
+        saved = read_saved_remapping(self.checkpoint.config)
         if self.note is not None:
             labels = self.note.layer_types or far_layers(self.before)
             try:
@@ -168,14 +168,14 @@ def _refuse_varying(rope: ScaledRope) -> None:
         )
 
 
-def _before_remapping(config: dict[str, Any], saved: Carrier) -> RopeSettings:
+def _before_remapping(config: dict[str, Any], saved: SavedRemapping) -> RopeSettings:
     """The settings that the checkpoint came with: max_position_embeddings alone was another."""
     config = copy.deepcopy(config)
     write_window(section_of(config), family_of(config), saved.pretrained)
     return read_settings(config)
 
 
-def _remapped(rope: ScaledRope, saved: Carrier) -> ScaledRope:
+def _remapped(rope: ScaledRope, saved: SavedRemapping) -> ScaledRope:
     """The factor is of the length before all scaling, as it is where ropecli.yaml tells of it."""
     factor = saved.target / rope.geometry.original_max_position_embeddings
     return replace(rope, spec=replace(saved.spec, factor=factor), remapping=saved.remapping())

@@ -17,6 +17,7 @@ from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import PROVENANCE, other_notes, read_provenance, read_record
 from ropecli.config.changes import diff, key_orders, undo
 from ropecli.errors import CheckpointError, PatchError
+from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
 
@@ -100,6 +101,9 @@ def write_record(folder: Path, plan: PatchPlan, tokenizer_lengths: tuple[Any, ..
 
 def write_notes(folder: Path, record: dict[str, Any]) -> None:
     header = "# What ropecli did to this checkpoint; read by it when the checkpoint is patched again.\n"
+    method = scaling_methods().get(record.get("scaling", {}).get("method"))
+    if method is not None and method.remaps:
+        header += "# transformers loads this checkpoint after `import ropecli.attention`.\n"
     text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
     (folder / PROVENANCE).write_text(header + text, encoding="utf-8")
 

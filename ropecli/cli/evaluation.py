@@ -61,9 +61,10 @@ def load(checkpoint, tokenizer, dtype: str, device: str, attn: str, *, whole: bo
 
     whole: refuse such weights. Raises MethodError for an unknown dtype or attention, CheckpointError.
     """
+    from ropecli.attention import load_model
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
-    from ropecli.live.loading import ATTENTION, DTYPES, load_model, vocabulary_mismatch
+    from ropecli.live.loading import ATTENTION, DTYPES, vocabulary_mismatch
 
     for option, value, known in (("--dtype", dtype, DTYPES), ("--attn", attn, ATTENTION)):
         if value not in known:

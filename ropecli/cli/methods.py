@@ -109,7 +109,10 @@ def explanation(method):
 def _facts(method) -> dict[str, str]:
     written = f"rope_type {written_as(method)!r} in config.json"
     if method.remaps:
-        written = f"the attention 'ropecli:{method.name}' in config.json, which transformers has after `import ropecli`"
+        written = (
+            f"the attention 'ropecli:{method.name}' in config.json, which transformers has after "
+            "`import ropecli.attention`"
+        )
     elif written_as(method) == "live only":
         written = "nothing: config.json has no words for it; it acts on the model in memory alone"
     elif method.rope_type is None:

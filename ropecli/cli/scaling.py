@@ -163,17 +163,17 @@ def refuse_attention(checkpoint, plan, attn: str) -> None:
 
     plan: None for the checkpoint as it is. Raises CheckpointError for half of such a method in config.json.
     """
-    from ropecli.config.saved_remapping import read_carrier
+    from ropecli.config.saved_remapping import read_saved_remapping
     from ropecli.errors import MethodError
 
-    carrier = read_carrier(checkpoint.config)
+    saved = read_saved_remapping(checkpoint.config)
     if attn == "auto":
         return
     if plan is not None and any(rope.remapping for rope in plan.ropes.values()):
         raise MethodError(f"--attn is {attn!r}, and {plan.spec.method} is an attention of its own. Leave --attn out.")
-    if carrier is not None:
+    if saved is not None:
         raise MethodError(
-            f"--attn is {attn!r}, and {checkpoint.name} attends by {carrier.method}, which it would do away with. "
+            f"--attn is {attn!r}, and {checkpoint.name} attends by {saved.method}, which it would do away with. "
             "Leave --attn out."
         )
 

@@ -8,7 +8,8 @@ import typer
 from ropecli.cli import evaluation, options, scaling
 
 if TYPE_CHECKING:
-    from ropecli.tuning.procedure import Task, TuneResult
+    from ropecli.tuning.procedure import TuneResult
+    from ropecli.tuning.tuning_task import TuningTask
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -74,7 +75,7 @@ def command(
     from ropecli.cli.progress_bar import progress_bar
     from ropecli.cli.terminal import warn
     from ropecli.errors import MethodError
-    from ropecli.tuning.request import refuse_request
+    from ropecli.tuning.tuning_settings import refuse_request
 
     if weights not in ("link", "copy"):
         raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
@@ -83,10 +84,12 @@ def command(
     refuse_existing(output)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
 
-    from ropecli.tuning.keeping import kept_run, refuse_kept, remove_kept
-    from ropecli.tuning.procedure import make_task, tune_settings, write_tuned
+    from ropecli.tuning.procedure import write_tuned
+    from ropecli.tuning.tuning_settings import tune_settings
+    from ropecli.tuning.tuning_state import refuse_saved_state, remove_saved_state, saved_tuning_state
+    from ropecli.tuning.tuning_task import make_task
 
-    refuse_kept(output, resume)
+    refuse_saved_state(output, resume)
     settings = tune_settings(
         level,
         methods=names,
@@ -113,26 +116,26 @@ def command(
             loading={"dtype": dtype, "device": device, "attn": attn},
             advance=step,
         )
-    if short := task.calibration.judged.too_short:
-        warn(f"{evaluation.documents_are(short)} shorter than {task.target} tokens and left out.")
-    scaling.refuse_attention(opened, task.plain, attn)
-    with evaluation.interruptible(output), kept_run(output, task.request()) as kept:
+    if short := task.calibration.evaluated.too_short:
+        warn(f"{evaluation.documents_are(short)} shorter than {task.target_length} tokens and left out.")
+    scaling.refuse_attention(opened, task.baseline, attn)
+    with evaluation.interruptible(output), saved_tuning_state(output, task.request()) as state:
         refuse_existing(output)  # a run that was going on may have ended meanwhile
-        result = _tune(task, kept)
+        result = _tune(task, state)
         for warning in result.plan.warnings:
             warn(warning)
         proved = write_tuned(result, output, link=weights == "link", say=warn)
-    remove_kept(output)
+    remove_saved_state(output)
     _give(result, output, proved, as_json)
 
 
-def _tune(task: "Task", kept: Any) -> "TuneResult":
+def _tune(task: "TuningTask", state: Any) -> "TuneResult":
     from ropecli.cli.tune_progress import watching
     from ropecli.tuning.procedure import run_task
 
     model = evaluation.load(task.checkpoint, task.tokenizer, **task.loading, whole=True)
-    with watching(task, kept.points.all) as on_point:
-        return run_task(task, model, kept=kept, command=evaluation.command_line(), on_point=on_point)
+    with watching(task, state.points.all) as on_point:
+        return run_task(task, model, state=state, command=evaluation.command_line(), on_point=on_point)
 
 
 def _give(result: "TuneResult", output: Path, proved: int, as_json: bool) -> None:

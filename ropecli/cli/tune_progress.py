@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ropecli.cli.terminal import err
-from ropecli.tuning.record import TRAINING, Point
+from ropecli.tuning.tune_report import TRAINING, Point
 
 if TYPE_CHECKING:
-    from ropecli.tuning.procedure import Task
+    from ropecli.tuning.tuning_task import TuningTask
 
 
 @contextlib.contextmanager
-def watching(task: "Task", earlier: Sequence[Point]) -> Iterator[Callable[[Point], None]]:
+def watching(task: "TuningTask", earlier: Sequence[Point]) -> Iterator[Callable[[Point], None]]:
     """Gives what is to be told of every measurement. earlier: those of the run that is gone on with."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
@@ -26,8 +26,8 @@ def watching(task: "Task", earlier: Sequence[Point]) -> Iterator[Callable[[Point
 class _Watch:
     """A round is of one level, on as many documents: its points can be held against each other."""
 
-    def __init__(self, task: "Task", bar: Progress, earlier: Sequence[Point]) -> None:
-        self._lengths = task.window, task.target
+    def __init__(self, task: "TuningTask", bar: Progress, earlier: Sequence[Point]) -> None:
+        self._lengths = task.original_length, task.target_length
         self._stages = expected(task)
         self._bar, self._task = bar, bar.add_task("measuring", total=None)
         # the updates behind these are not made again, whereas other levels tell of every point once more
@@ -81,26 +81,25 @@ class _Watch:
         self._say(f"{name}, {points}: best {self._scores(self._best)}, {self._best.label}")
 
     def _scores(self, point: Point) -> str:
-        """Perplexities at the window and the target."""
+        """Perplexities at the pretraining length and the target length."""
         from ropecli.reporting.cells import ppl_words
 
-        window, target = self._lengths
-        at_target = "" if window == target else f" and {ppl_words(point.score.target)} at {target}"
-        return f"{ppl_words(point.score.window)} at {window}{at_target}"
+        short, target = self._lengths
+        at_target = "" if short == target else f" and {ppl_words(point.score.target)} at {target}"
+        return f"{ppl_words(point.score.window)} at {short}{at_target}"
 
     def _say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, soft_wrap=True)
 
 
-def expected(task: "Task") -> dict[str, int]:
+def expected(task: "TuningTask") -> dict[str, int]:
     """By level, at most how many measurements."""
-    from ropecli.tuning.evolution import BEGINNINGS
-    from ropecli.tuning.halving import rounds
+    from ropecli.tuning.parameter_search import START_METHODS, rounds
 
-    settings, documents = task.settings, len(task.calibration.judged.kept)
+    settings, documents = task.settings, len(task.calibration.evaluated.kept)
     schedule, evolution = settings.schedule, settings.evolution
     share = settings.points // len(settings.methods) * len(settings.methods)
-    looks = -(-schedule.steps // schedule.judge_every)
+    scores = -(-schedule.steps // schedule.evaluate_every)
     born = evolution.population + evolution.iterations * (evolution.mutations + evolution.crossovers)
     grid = sum(count for count, _ in rounds(share, documents))
-    return {"grid": grid, "heads": looks, "lora": looks, "search": born + 1 + len(BEGINNINGS)}
+    return {"grid": grid, "heads": scores, "lora": scores, "search": born + 1 + len(START_METHODS)}

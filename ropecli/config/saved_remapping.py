@@ -1,6 +1,6 @@
-"""How config.json carries a relative-position method: the name of its attention, and what that needs to know beside it.
+"""How config.json holds a distance method: the name of its attention, and the parameters beside it.
 
-Stock transformers refuses the name where ropecli is not imported, in place of running plain attention.
+Stock transformers refuses the name before `import ropecli.attention`, in place of running plain attention.
 """
 
 import json
@@ -26,13 +26,13 @@ _OVERRULES = "_attn_implementation"
 
 
 @dataclass(frozen=True)
-class Carrier:
-    """A relative-position method as config.json holds it.
+class SavedRemapping:
+    """A distance method as config.json holds it.
 
-    params: every parameter of the method, as it was settled. pretrained: the window that the model was trained to
-    read; target: the one to read, tokens. rotary_start, neighbours: which dimensions of a head turn, as
-    remapping.attention.turning.Rotation has them; None where it was not found out yet. inv_freq: by layer type, "" for
-    all, of a model patched in memory; else the config's RoPE fields say how the model turns.
+    params: every parameter of the method, as it was settled. pretrained: the pretraining length; target: the length
+    to read, tokens. rotary_start, neighbours: which dimensions of a head rotate, as
+    attention.rotation.Rotation has them; None where it was not found out yet. inv_freq: by layer type, "" for
+    all, of a model patched in memory; else the config's RoPE fields say how the model rotates.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -51,7 +51,7 @@ class Carrier:
 
     @property
     def spec(self) -> ScalingSpec:
-        """As a user would name it, but for the factor, which is of the target over the pretraining window."""
+        """As a user would name it, but for the factor, which is of the target over the pretraining length."""
         return ScalingSpec(find_method(self.method), self.target / self.pretrained, self.params)
 
     def remapping(self) -> Remapping:
@@ -61,7 +61,7 @@ class Carrier:
         return remapping_of(spec, self.pretrained, self.target)
 
     @classmethod
-    def of(cls, ropes: Iterable[ScaledRope]) -> "Carrier | None":
+    def of(cls, ropes: Iterable[ScaledRope]) -> "SavedRemapping | None":
         """What a plan's ropes carry; None where none of them has a remapping."""
         for rope in ropes:
             if (remapping := rope.remapping) is not None:
@@ -73,7 +73,7 @@ class Carrier:
 
 
 def method_of(attention: object) -> str | None:
-    """The relative-position method that an attention's name stands for. Raises CheckpointError for one not known."""
+    """The distance method that an attention's name stands for. Raises CheckpointError for one not known."""
     if not isinstance(attention, str) or not attention.startswith(PREFIX):
         return None
     name = attention.removeprefix(PREFIX)
@@ -84,8 +84,8 @@ def method_of(attention: object) -> str | None:
     return name
 
 
-def read_carrier(config: dict[str, Any]) -> Carrier | None:
-    """None where config.json carries no relative-position method. Raises CheckpointError for half of one."""
+def read_saved_remapping(config: dict[str, Any]) -> SavedRemapping | None:
+    """None where config.json carries no distance method. Raises CheckpointError for half of one."""
     section, attention = section_of(config), config.get(ATTENTION)
     if isinstance(attention, dict):
         attention = attention.get("" if section is config else "text_config")
@@ -94,34 +94,36 @@ def read_carrier(config: dict[str, Any]) -> Carrier | None:
         return None
     if method is None or block is None:
         there, missing = (KEY, ATTENTION) if method is None else (ATTENTION, KEY)
-        saved = " transformers' save_pretrained leaves it out." if method is None else ""
+        left_out = " transformers' save_pretrained leaves it out." if method is None else ""
         raise CheckpointError(
             f"config.json holds {there} without the {missing} that belongs to it, so that how the model attends is not "
-            f"known.{saved} Write the patch anew from the original checkpoint."
+            f"known.{left_out} Write the patch anew from the original checkpoint."
         )
     if config.get(_OVERRULES) is not None:
         raise CheckpointError(
             f"config.json holds {_OVERRULES}, {shown(config[_OVERRULES])}, which transformers takes in place of "
             f"{ATTENTION}: the model would not attend by {method}. Remove {_OVERRULES}."
         )
-    carrier = parse_carrier(block, method)
-    if carrier.inv_freq:
+    saved = parse_saved_remapping(block, method)
+    if saved.inv_freq:
         raise CheckpointError(
             f"{KEY} in config.json holds the frequencies of a model that was patched in memory. Write the patch anew "
             "from the original checkpoint."
         )
-    return carrier
+    return saved
 
 
-def parse_carrier(block: Any, method: str) -> Carrier:
+def parse_saved_remapping(block: Any, method: str) -> SavedRemapping:
     """The value of `ropecli_remapping`, of a checkpoint whose attention is the method's. Raises CheckpointError."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        carrier = TypeAdapter(Carrier).validate_json(json.dumps(block))  # as JSON a strict Carrier may be an object
-        if carrier.method != method:
-            raise CheckpointError(f"its method is {shown(carrier.method)}.")
-        carrier.remapping()
+        saved = TypeAdapter(SavedRemapping).validate_json(
+            json.dumps(block)
+        )  # as JSON a strict SavedRemapping may be an object
+        if saved.method != method:
+            raise CheckpointError(f"its method is {shown(saved.method)}.")
+        saved.remapping()
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "as a whole"
@@ -129,21 +131,21 @@ def parse_carrier(block: Any, method: str) -> Carrier:
     except RopecliError as error:
         fault = str(error)
     else:
-        return carrier
+        return saved
     raise CheckpointError(
         f"{KEY} in config.json does not describe {method}: {fault} Write the patch anew from the original checkpoint."
     )
 
 
-def write_carrier(config: dict[str, Any], carrier: Carrier) -> None:
+def write_saved_remapping(config: dict[str, Any], saved: SavedRemapping) -> None:
     """Edits `config` in place. What it asked for of other parts than the text's stays."""
     section = section_of(config)
     before = config.pop(_OVERRULES, None) or config.get(ATTENTION)
     if section is config:
-        config[ATTENTION] = carrier.attention
+        config[ATTENTION] = saved.attention
     else:
-        config[ATTENTION] = {**_by_part(before, config), "text_config": carrier.attention}
-    section[KEY] = carrier.as_json()
+        config[ATTENTION] = {**_by_part(before, config), "text_config": saved.attention}
+    section[KEY] = saved.as_json()
 
 
 def _by_part(attention: Any, config: dict[str, Any]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def read_positions(checkpoint: Checkpoint) -> CheckpointPositions:
     if rope.remapping is not None:
         raise PatchError(
             f"{checkpoint.name} attends by {rope.spec.method}, which no engine has: it would run plain attention. "
-            "Load it with transformers, after `import ropecli`."
+            "Load it with transformers, after `import ropecli.attention`."
         )
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
     names = settings.family.names_of(WINDOW)

@@ -99,10 +99,10 @@ def _load_whole(checkpoint: Checkpoint, model: "PreTrainedModel", whole: Tensors
         if target is None or target.shape != tensor.shape:
             there = "has no such tensor" if target is None else f"has it as {tuple(target.shape)}"
             raise _does_not_fit(checkpoint, f"the base {there}: {name}, {tuple(tensor.shape)}")
-        for twin in [other for other, value in own.items() if value.data_ptr() == target.data_ptr()]:
-            other = whole.get(PREFIX + twin)
+        for tied in [other for other, value in own.items() if value.data_ptr() == target.data_ptr()]:
+            other = whole.get(PREFIX + tied)
             if other is None or not torch.equal(other, tensor):
-                raise _does_not_fit(checkpoint, f"it trains {name} apart from {twin}, and they are one in the base")
+                raise _does_not_fit(checkpoint, f"it trains {name} apart from {tied}, and they are one in the base")
         with torch.no_grad():
             target.copy_(tensor)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import read_carrier
+from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.live.stock import quiet_transformers
 
@@ -69,11 +69,13 @@ def load_model(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     checkpoint.weight_files()
-    carrier = read_carrier(checkpoint.config)
-    if carrier is not None and attn != "auto":
+    saved = read_saved_remapping(checkpoint.config)
+    if saved is not None and attn != "auto":
         raise CheckpointError(
-            f"{checkpoint.name} attends by {carrier.method}, which {attn} would do away with. Take attn: auto."
+            f"{checkpoint.name} attends by {saved.method}, which {attn} would do away with. Take attn: auto."
         )
+    if saved is not None:
+        _require_registered(checkpoint, saved)
     dtype, device = settle(dtype, device)
     options, adapter = dict(options or {}), None
     if checkpoint.base:
@@ -97,10 +99,9 @@ def load_model(
     except Exception as error:  # damaged weights and configs surface as many kinds
         raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
     model, found = loaded
-    if carrier is not None and model.config.get_text_config()._attn_implementation != carrier.attention:
+    if saved is not None and model.config.get_text_config()._attn_implementation != saved.attention:
         raise CheckpointError(
-            f"{checkpoint.name}: transformers does not take the attention that config.json asks for, "
-            f"{carrier.attention}."
+            f"{checkpoint.name}: transformers does not take the attention that config.json asks for, {saved.attention}."
         )
     _check_weights(checkpoint, found, say)
     if not options.get("device_map"):
@@ -110,6 +111,17 @@ def load_model(
             say(warning)
         model = merge_adapter(checkpoint, model, *adapter)
     return model.eval()
+
+
+def _require_registered(checkpoint: Checkpoint, saved: SavedRemapping) -> None:
+    """Raises CheckpointError where transformers does not know the attention that config.json names."""
+    from transformers import AttentionInterface
+
+    if saved.attention not in AttentionInterface().valid_keys():
+        raise CheckpointError(
+            f"{checkpoint.name} attends by {saved.method}, which transformers does not know before "
+            "`import ropecli.attention`. Import it first, or load the model with ropecli.load_model."
+        )
 
 
 def _check_weights(checkpoint: Checkpoint, found: Mapping[str, Any], say: Callable[[str], None] | None) -> None:

@@ -18,7 +18,7 @@ from ropecli.reporting.lines import (
     title_of,
 )
 from ropecli.reporting.wording import clean, duration, number, protocol_name, size, told_apart
-from ropecli.tuning.record import TRAINING, Score, TuneReport
+from ropecli.tuning.tune_report import TRAINING, Score, TuneReport
 
 _Z = 1.959964
 """Of 95%."""

@@ -20,7 +20,7 @@ from ropecli.reporting.lines import METRICS, PPL, data_note, named_lines
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import Report
 from ropecli.reporting.wording import HEADLINES_NOTE, PROTOCOLS_IN_WORDS, clean, headline_sentence, protocol_name
-from ropecli.tuning.record import TuneReport
+from ropecli.tuning.tune_report import TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

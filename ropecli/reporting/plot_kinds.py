@@ -10,7 +10,7 @@ from ropecli.errors import DataError, did_you_mean
 from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
 from ropecli.reporting.lines import PPL, Metric
 from ropecli.reporting.report_files import Report
-from ropecli.tuning.record import TuneReport
+from ropecli.tuning.tune_report import TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,8 +11,8 @@ from ropecli.errors import DataError, reason_of, shown
 from ropecli.evaluation.eval_report import SCHEMA_VERSION, EvalReport, RetrievalReport
 from ropecli.evaluation.protocols import PROTOCOLS
 from ropecli.reporting.cells import OVERFLOW
-from ropecli.tuning.record import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
-from ropecli.tuning.record import LayerGains, TuneReport
+from ropecli.tuning.tune_report import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
+from ropecli.tuning.tune_report import LayerGains, TuneReport
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

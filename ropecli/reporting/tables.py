@@ -11,7 +11,7 @@ from rich.text import Text
 from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
 from ropecli.reporting import cells
 from ropecli.reporting.wording import HEADLINES_NOTE, clean, headline_sentence, protocol_name
-from ropecli.tuning.record import TRAINING, TuneReport
+from ropecli.tuning.tune_report import TRAINING, TuneReport
 
 _UNBOUNDED = 10**4
 

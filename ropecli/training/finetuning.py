@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ropecli.attention import load_model
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import Carrier
+from ropecli.config.saved_remapping import SavedRemapping
 from ropecli.data import sources
 from ropecli.data.gapped_positions import refuse_impossible_positions
 from ropecli.data.stream import Stream, open_stream
 from ropecli.errors import DataError
 from ropecli.evaluation.scoring import refuse_unknown_ids
-from ropecli.live.loading import load_model, load_tokenizer, settle
+from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
 from ropecli.training.distributed import leave_group, make_accelerator, prepare, state_to_save
 from ropecli.training.loop import TrainingLoop, TrainingProgress, stop_on_signals
@@ -184,7 +185,7 @@ def beyond_context_length(recipe: Recipe, length: int, reach: int, context_lengt
     return []
 
 
-def too_short_for_method(length: int, method: Carrier | None) -> list[str]:
+def too_short_for_method(length: int, method: SavedRemapping | None) -> list[str]:
     """A warning of sequences so short, in tokens, that the relative-position method changes nothing in them."""
     if method is None:
         return []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.config.saved_remapping import Carrier, method_of, read_carrier
+from ropecli.config.saved_remapping import SavedRemapping, method_of, read_saved_remapping
 from ropecli.errors import RecipeError
 from ropecli.live.rotary import follows_length
 from ropecli.training.recipe import Recipe
@@ -218,16 +218,16 @@ def _context_length(model: "PreTrainedModel") -> int:
     return getattr(model.config.get_text_config(), "max_position_embeddings", 1)
 
 
-def saved_method(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Carrier | None:
+def saved_method(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> SavedRemapping | None:
     """The relative-position method that a run trains with, as config.json holds it; None without one.
 
     plan: the patch that the run begins with, not on disk yet. Raises CheckpointError for a config.json that holds half
     of a method.
     """
-    return read_carrier(plan.config if plan else checkpoint.config)
+    return read_saved_remapping(plan.config if plan else checkpoint.config)
 
 
-def refuse_method_conflicts(recipe: Recipe, saved: Carrier | None) -> None:
+def refuse_method_conflicts(recipe: Recipe, saved: SavedRemapping | None) -> None:
     """Raises RecipeError with all that the relative-position method would silently do wrong, or not do at all.
 
     Such a method counts the tokens of a row one by one, whatever positions they are given, and needs its own attention.

@@ -1,9 +1,14 @@
-"""Calibration documents, parted: sequences to learn from, and documents to judge by that are never learned from."""
+"""Calibration documents, and the score of a model on them.
+
+Some documents are sequences to learn from; the others are never learned from, and give the score. The `tail` protocol
+scores the same last tokens of every document, once with the target's context and once with the pretraining length's:
+the first says what the extension is worth, the second what it costs at the pretraining length.
+"""
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,25 +17,32 @@ from torch import Tensor
 from ropecli.data.documents import Documents, read_documents
 from ropecli.data.sources import TO_TRAIN, read_texts
 from ropecli.errors import DataError
-from ropecli.tuning.request import refuse_held_out
+from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.saved_progress import EvalProgress
+from ropecli.tuning.tune_report import Score
+from ropecli.tuning.tuning_settings import refuse_held_out
 
-MOST_JUDGED = 16
-"""Documents for the judge."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MOST_EVALUATED = 16
+"""Documents for the score, at most."""
 _SHARE = 4
-"""Of few documents one in so many is for the judge."""
+"""Of few documents one in so many is for the score."""
 _FEWEST = 4
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """judged: documents of the target's length. sequences: token ids, shape (sequences, target), of others."""
+    """evaluated: documents of the target's length. sequences: token ids, shape (sequences, target), of others."""
 
-    judged: Documents
+    evaluated: Documents
     sequences: Tensor
 
     def fingerprint(self) -> str:
         """sha256 of all that is read."""
-        return hashlib.sha256(self.judged.fingerprint().encode() + self.sequences.numpy().tobytes()).hexdigest()
+        return hashlib.sha256(self.evaluated.fingerprint().encode() + self.sequences.numpy().tobytes()).hexdigest()
 
 
 def read_calibration(
@@ -46,8 +58,8 @@ def read_calibration(
 ) -> Calibration:
     """The documents of `source` that have `target` tokens, the first so many of each, in an order drawn by the seed.
 
-    Those that begin alike count as one: else one might be judged by that was learned from. most: read at most so many;
-    None for all. advance: called after each document. Raises DataError where there are fewer than four.
+    Those that begin alike count as one: else the score could read one that was learned from. most: read at most so
+    many; None for all. advance: called after each document. Raises DataError where there are fewer than four.
     """
     refuse_held_out(source)
     texts = read_texts(source, text_column=text_column, split=split, splits=TO_TRAIN)
@@ -61,6 +73,42 @@ def read_calibration(
         )
     order = np.random.default_rng(seed).permutation(len(different))
     shuffled = [different[index] for index in order]
-    count = min(MOST_JUDGED, max(2, len(shuffled) // _SHARE))
-    judged = replace(documents, kept=tuple(shuffled[:count]))
-    return Calibration(judged, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
+    count = min(MOST_EVALUATED, max(2, len(shuffled) // _SHARE))
+    evaluated = replace(documents, kept=tuple(shuffled[:count]))
+    return Calibration(evaluated, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Gives the score of a model on documents: one number, by which points are compared.
+
+    original_length, target_length: tokens. short_weight: what a nat at the pretraining length counts, held against one
+    at the target length.
+
+    targets: tokens scored of each document. progress: keeps what was measured, so that it is not measured again.
+    """
+
+    documents: Documents
+    original_length: int
+    target_length: int
+    short_weight: float
+    targets: int
+    progress: EvalProgress
+
+    def score(self, model: "PreTrainedModel", part: str, count: int | None = None) -> Score:
+        """By the first `count` documents, or all. part: names the model's state, for the progress.
+
+        Raises RopecliError for a loss that is not finite.
+        """
+        documents = replace(self.documents, kept=self.documents.kept[:count])
+        lengths = sorted({self.original_length, self.target_length})
+        rows = evaluate_perplexity(
+            model,
+            documents,
+            lengths,
+            protocol=Protocol("tail", targets=self.targets),
+            progress=self.progress,
+            part=part,
+        )
+        short, target = rows[0].nll, rows[-1].nll
+        return Score(target, short, target + self.short_weight * short, len(documents.kept))

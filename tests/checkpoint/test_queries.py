@@ -7,7 +7,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from uneven import load_uneven
 
 from ropecli.errors import PatchError
-from ropecli.tuning.queries import find_queries
+from ropecli.tuning.folding import find_queries
 
 SMALL_LATENT = {**LATENT, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12}
 

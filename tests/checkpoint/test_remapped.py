@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from ropecli.attention import hook
 from ropecli.attention.patching import live_patch, patch_to, unpatched_after
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
@@ -65,8 +64,8 @@ def test_an_attention_that_does_something_else_is_found_out(llama, monkeypatch, 
     def another(*arguments, **options):
         return attend(*arguments, **{**options, "scaling": 0.5 * options["scaling"]})
 
-    attend = hook.attend
-    monkeypatch.setattr(hook, "attend", another)
+    attend = AttentionInterface._global_mapping["ropecli:rerope"]
+    monkeypatch.setitem(AttentionInterface._global_mapping, "ropecli:rerope", another)
     with pytest.raises(PatchError, match=r"Where rerope changes nothing, the model's output differs by 0\.\d+ of the"):
         patch_to(plan(llama), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -46,15 +46,15 @@ def test_several_checkpoints_are_what_each_is_alone(measured, llama, other):
 
 
 def test_each_checkpoint_is_loaded_once(measured, llama, other, monkeypatch):
-    from ropecli.live import loading
+    from ropecli import attention
 
-    load, loads = loading.load_model, []
+    load, loads = attention.load_model, []
 
     def watched(checkpoint, **options):
         loads.append(checkpoint.folder)
         return load(checkpoint, **options)
 
-    monkeypatch.setattr(loading, "load_model", watched)
+    monkeypatch.setattr(attention, "load_model", watched)
     measured(checkpoints=[llama, other, llama])
     assert loads == [llama, other]
 

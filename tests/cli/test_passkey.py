@@ -89,12 +89,12 @@ def test_a_wrong_option_is_one_message(ask, options, expected):
 
 
 def test_what_does_not_fit_is_known_before_the_weights_are_loaded(ask, monkeypatch, tmp_path):
-    from ropecli.live import loading
+    from ropecli import attention
 
     def load(*arguments, **options):
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(loading, "load_model", load)
+    monkeypatch.setattr(attention, "load_model", load)
     assert ask(lengths="20,300").code == 2
     (tmp_path / "file").write_text("")
     assert ask("--output", tmp_path / "file" / "report.json").code == 2

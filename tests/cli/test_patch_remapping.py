@@ -41,7 +41,7 @@ def test_it_says_what_it_proved_and_what_the_reader_needs(ropecli, llama, tmp_pa
     assert "rerope ×4, 256 tokens" in outcome.out
     assert "proved: 1 live rotary table agrees" in outcome.out
     assert PROVED in outcome.out.splitlines()  # however narrow the terminal is
-    assert "after `import ropecli`" in words(outcome.err)
+    assert "after `import ropecli.attention`" in words(outcome.err)
     assert outcome.err.count("warning:") == 1
 
 
@@ -94,7 +94,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_carrier_that_is_off_is_one_message_wherever_it_is_read(wrong, ropecli, rerope, edited, corpus, tmp_path):
+def test_a_saved_remapping_that_is_off_is_one_message_wherever_it_is_read(
+    wrong, ropecli, rerope, edited, corpus, tmp_path
+):
     change, expected = WRONG[wrong]
     folder = edited(rerope, **change)
     (folder / "ropecli.yaml").unlink()

@@ -138,7 +138,7 @@ def test_the_weights_are_rewritten_only_where_something_was_learned(tuned, llama
 
 
 def test_the_report_is_what_the_judge_measured(tuned, llama, corpus):
-    """Measured again, by the API alone, on the judge's documents."""
+    """Measured again, by the API alone, on the documents of the score."""
     import ropecli
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.evaluation.comparison import compare_methods
@@ -150,7 +150,7 @@ def test_the_report_is_what_the_judge_measured(tuned, llama, corpus):
     folder, (out, _) = tuned("heads")
     report = read_report(folder)
     checkpoint, written = ropecli.open_checkpoint(llama), ropecli.open_checkpoint(folder)
-    judged = read_calibration(str(corpus), load_tokenizer(checkpoint), 128, most=10, seed=0).judged
+    judged = read_calibration(str(corpus), load_tokenizer(checkpoint), 128, most=10, seed=0).evaluated
     plans = [make_plan(checkpoint, make_spec(method, 2.0)) for method in ("none", "yarn")]
     best = make_plan(checkpoint, make_spec("yarn", 2.0, report["params"]))
     how = {"protocol": Protocol("tail", targets=16)}
@@ -185,9 +185,9 @@ def test_json_is_the_report(ropecli, arguments, tmp_path):
 def test_where_nothing_better_is_learned_the_constants_alone_are_written(
     ropecli, arguments, llama, tmp_path, monkeypatch
 ):
-    from ropecli.tuning import heads
+    from ropecli.tuning import levels
 
-    monkeypatch.setattr(heads, "_RATES", (0.0, 0.0))
+    monkeypatch.setattr(levels, "_HEADS_RATES", (0.0, 0.0))
     outcome = ropecli(*arguments(tmp_path / "out"))
     assert outcome.code == 0, outcome.err
     assert "heads found nothing better than the best constants: these alone are written." in outcome.out

@@ -1,4 +1,4 @@
-"""A model with every attention computed by the formula: in float64, each query and key turned by ρ(n, m) itself.
+"""A model with every attention computed by the formula: in float64, each query and key rotated by ρ(n, m) itself.
 
 Nothing of ropecli computes here but the finding of the rotary tables, which are set to zero: queries and keys arrive as
 the projections gave them, and one [queries × keys] matrix per head holds the scores. It reads one document at a time,
@@ -18,7 +18,7 @@ from ropecli.live.rotary import rotary_tables
 
 
 class Reference:
-    """neighbours: pair i of a head is dimensions (2i, 2i + 1), in place of (i, i + pairs); dimension 0 turns."""
+    """neighbours: pair i of a head is dimensions (2i, 2i + 1), in place of (i, i + pairs); dimension 0 rotates."""
 
     def __init__(self, folder: Path, *, neighbours: bool = False) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()

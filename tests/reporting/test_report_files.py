@@ -8,7 +8,7 @@ import pytest
 
 from ropecli.errors import DataError
 from ropecli.reporting.report_files import read_reports
-from ropecli.tuning.record import Score
+from ropecli.tuning.tune_report import Score
 
 
 def test_reports_come_back_as_they_were(report, with_baseline, retrieval, tuning, written):
@@ -21,7 +21,7 @@ def test_reports_come_back_as_they_were(report, with_baseline, retrieval, tuning
 
 def test_what_the_tuning_writes_is_read_with_what_overflowed(tuning, tmp_path):
     from ropecli.evaluation.eval_report import write_report
-    from ropecli.tuning.reporting import files_of
+    from ropecli.tuning.tune_report import files_of
 
     run = tuning("heads")
     lost = Score(math.inf, math.inf, math.inf, 0)

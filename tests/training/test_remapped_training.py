@@ -9,7 +9,7 @@ from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import read_record
-from ropecli.config.saved_remapping import read_carrier
+from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import PatchError, RecipeError
 from ropecli.live.loading import load_model
 from ropecli.scaling.spec import make_spec
@@ -52,7 +52,7 @@ def by_definition(llama, remapped):
     from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
     def make(method):
-        remapping = read_carrier(open_checkpoint(remapped(method)).config).remapping()
+        remapping = read_saved_remapping(open_checkpoint(remapped(method)).config).remapping()
         inv_freq = torch.tensor(1e4 ** -(np.arange(0, 32, 2) / 32))
 
         def attend(module, query, key, value, mask, scaling, **others):

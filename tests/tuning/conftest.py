@@ -21,59 +21,59 @@ def documents(corpus, tokenizer):
 
 
 @pytest.fixture
-def judge(documents):
-    """judge(documents=3, progress=...) -> a judge by the first so many of them."""
+def evaluator(documents):
+    """evaluator(documents=3, progress=...) -> an evaluator on the first so many of them."""
     from dataclasses import replace
 
     from ropecli.evaluation.saved_progress import EvalProgress
-    from ropecli.tuning.judge import Judge
+    from ropecli.tuning.calibration import Evaluator
 
     def make(
         count: int = 3, target: int = TARGET, progress: EvalProgress | None = None, short_weight: float = 0.25
-    ) -> Judge:
+    ) -> Evaluator:
         few = replace(documents, kept=documents.kept[:count])
-        return Judge(few, WINDOW, target, short_weight, 32, progress or EvalProgress())
+        return Evaluator(few, WINDOW, target, short_weight, 32, progress or EvalProgress())
 
     return make
 
 
 @pytest.fixture
 def sequences(documents) -> torch.Tensor:
-    """Those of the judge among them, so that a few steps please it; shape (8, 128)."""
+    """Those of the evaluator among them, so that a few steps improve its score; shape (8, 128)."""
     return torch.from_numpy(np.stack([document.ids for document in documents.kept[:8]]))
 
 
 @pytest.fixture
-def make_run(judge, sequences):
+def make_run(evaluator, sequences):
     """make_run(folder, level="grid", points=4, ...) -> a run on the model in the folder, freshly loaded, at ×2."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.live.loading import load_model
-    from ropecli.tuning.run import Run, Settings
-    from ropecli.tuning.training import Schedule
+    from ropecli.tuning.tuning_run import TuningRun
+    from ropecli.tuning.tuning_settings import Schedule, Settings
 
     def make(
         folder: Path,
         factor: float = 2.0,
         *,
         dtype: str = "float32",
-        state: Path | None = None,
+        state_file: Path | None = None,
         on_point: Callable[[Any], None] = lambda point: None,
         progress: Any = None,
         schedule: dict[str, Any] | None = None,
         **settings: Any,
-    ) -> Run:
+    ) -> TuningRun:
         checkpoint = open_checkpoint(folder, weights=True)
         target = round(WINDOW * factor)
-        return Run(
+        return TuningRun(
             checkpoint,
             load_model(checkpoint, dtype=dtype, device="cpu"),
             factor,
-            judge(target=target, progress=progress),
+            evaluator(target=target, progress=progress),
             sequences[:, :target],
             Settings(
-                schedule=Schedule(**{"steps": 6, "batch_size": 4, "judge_every": 2, **(schedule or {})}), **settings
+                schedule=Schedule(**{"steps": 6, "batch_size": 4, "evaluate_every": 2, **(schedule or {})}), **settings
             ),
-            state,
+            state_file,
             on_point,
         )
 

@@ -28,24 +28,24 @@ def texts(tmp_path, corpus):
 
 
 def ids_of(found):
-    judged = [tuple(document.ids.tolist()) for document in found.judged.kept]
-    return judged, [tuple(row) for row in found.sequences.tolist()]
+    scored = [tuple(document.ids.tolist()) for document in found.evaluated.kept]
+    return scored, [tuple(row) for row in found.sequences.tolist()]
 
 
-@pytest.mark.parametrize(("parts", "judged"), [(4, 2), (30, 7), (70, 16)])
-def test_a_quarter_judges_and_sixteen_at_most(texts, tokenizer, parts, judged):
+@pytest.mark.parametrize(("parts", "count"), [(4, 2), (30, 7), (70, 16)])
+def test_a_quarter_is_scored_and_sixteen_at_most(texts, tokenizer, parts, count):
     found = read_calibration(texts(parts), tokenizer, TARGET, most=None, seed=0)
-    judges, learned = ids_of(found)
-    assert (len(judges), len(learned)) == (judged, parts - judged)
+    scored, learned = ids_of(found)
+    assert (len(scored), len(learned)) == (count, parts - count)
     assert found.sequences.dtype == torch.int64
     assert found.sequences.shape[1] == TARGET
-    assert {len(one) for one in judges} == {TARGET}
-    assert len({*judges, *learned}) == parts
+    assert {len(one) for one in scored} == {TARGET}
+    assert len({*scored, *learned}) == parts
 
 
 def test_no_more_are_read_than_asked_for(texts, tokenizer):
     found = read_calibration(texts(30), tokenizer, TARGET, most=16, seed=0)
-    assert (len(found.judged.kept), len(found.sequences)) == (4, 12)
+    assert (len(found.evaluated.kept), len(found.sequences)) == (4, 12)
 
 
 def test_the_seed_draws_the_order(texts, tokenizer):
@@ -53,17 +53,17 @@ def test_the_seed_draws_the_order(texts, tokenizer):
     one, same, other = (read_calibration(folder, tokenizer, TARGET, most=None, seed=seed) for seed in (0, 0, 1))
     assert ids_of(one) == ids_of(same)
     assert one.fingerprint() == same.fingerprint() != other.fingerprint()
-    (judges, learned), (others, rest) = ids_of(one), ids_of(other)
-    assert {*judges, *learned} == {*others, *rest}
+    (scored, learned), (others, rest) = ids_of(one), ids_of(other)
+    assert {*scored, *learned} == {*others, *rest}
     assert ids_of(one)[0] != ids_of(other)[0]
 
 
 def test_what_is_there_twice_is_not_on_both_sides(texts, tokenizer):
     folder = texts(12, repeated=12)
     for seed in range(4):
-        judged, learned = ids_of(read_calibration(folder, tokenizer, TARGET, most=None, seed=seed))
-        assert len(judged) + len(learned) == 12
-        assert not set(judged) & set(learned)
+        scored, learned = ids_of(read_calibration(folder, tokenizer, TARGET, most=None, seed=seed))
+        assert len(scored) + len(learned) == 12
+        assert not set(scored) & set(learned)
 
 
 def test_too_few_are_told(texts, tokenizer):

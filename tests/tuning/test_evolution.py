@@ -7,11 +7,11 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning import evolution
-from ropecli.tuning.evolution import evolve
-from ropecli.tuning.judge import Judge
-from ropecli.tuning.record import Score
-from ropecli.tuning.run import Evolution, Settings
+from ropecli.tuning import parameter_search
+from ropecli.tuning.calibration import Evaluator
+from ropecli.tuning.parameter_search import evolve
+from ropecli.tuning.tune_report import Score
+from ropecli.tuning.tuning_settings import Evolution, Settings
 
 GEOMETRY = RopeGeometry(128, 128, 10000.0, 4096)
 
@@ -29,19 +29,21 @@ def sound(factors, factor):
 @pytest.mark.parametrize("factor", [1.0, 7.3])
 def test_all_that_is_drawn_never_falls_and_keeps_its_bounds(factor):
     drawing = np.random.default_rng(0)
-    first = evolution._first(evolution._known(GEOMETRY, factor), factor, 24, drawing)
+    first = parameter_search._first_population(parameter_search._known_methods(GEOMETRY, factor), factor, 24, drawing)
     assert len(first) == 24
     everyone = [*first]
     for _ in range(40):
         parents = everyone[-24:]
-        everyone += [evolution._mutated(parents[drawing.integers(24)], factor, drawing) for _ in range(3)]
-        everyone += [evolution._crossed(parents, factor, drawing) for _ in range(3)]
+        everyone += [parameter_search._mutated(parents[drawing.integers(24)], factor, drawing) for _ in range(3)]
+        everyone += [parameter_search._crossed(parents, factor, drawing) for _ in range(3)]
     assert all(sound(one, factor) for one in everyone)
     assert len(set(everyone)) > (20 if factor == 1 else 150)
 
 
 def test_it_begins_with_interpolation_ntk_and_yarn():
-    first = evolution._first(evolution._known(GEOMETRY, 4.0), 4.0, 64, np.random.default_rng(0))
+    first = parameter_search._first_population(
+        parameter_search._known_methods(GEOMETRY, 4.0), 4.0, 64, np.random.default_rng(0)
+    )
     assert first[0] == (4.0,) * 64
     for one, method in zip(first[1:3], ("ntk", "yarn"), strict=True):
         known = GEOMETRY.inv_freq() / scale(GEOMETRY, make_spec(method, 4.0)).inv_freq
@@ -52,7 +54,7 @@ def test_a_child_has_every_factor_from_a_parent():
     drawing = np.random.default_rng(1)
     parents = [(1.0, 2.0, 3.0, 4.0), (1.5, 1.5, 3.5, 3.5)]
     for _ in range(50):
-        child = evolution._crossed(parents, 4.0, drawing)
+        child = parameter_search._crossed(parents, 4.0, drawing)
         assert all(value in pair for value, *pair in zip(child, *parents, strict=True))
 
 
@@ -87,14 +89,14 @@ def test_it_finds_the_best_that_it_measured(llama, make_run, sizes, most):
 
 
 def test_what_is_best_on_few_documents_alone_is_not_chosen(llama, make_run, monkeypatch):
-    known = evolution._known(Settings().geometry(open_checkpoint(llama)), 2.0)
+    known = parameter_search._known_methods(Settings().geometry(open_checkpoint(llama)), 2.0)
 
     def score(self, model, part, count=None):
         """On two documents the known methods are the worst, on all three the best."""
         good = any(part == f"search {one}" for one in known) == (count == 3)
         return Score(1.0, 1.0, 1.0 if good else 2.0, count)
 
-    monkeypatch.setattr(Judge, "score", score)
+    monkeypatch.setattr(Evaluator, "score", score)
     sizes = Evolution(population=8, iterations=1, documents=2)
     plan = evolve(make_run(llama, level="search", evolution=sizes))
     assert tuple(plan.spec.params["long_factor"]) in known

@@ -8,28 +8,36 @@ from transformers import AutoModelForCausalLM
 
 from ropecli.errors import NotFiniteError, OutputError, RecipeError
 from ropecli.training.loss import NextTokenLoss
-from ropecli.tuning.gains import HeadGains
-from ropecli.tuning.record import Score
-from ropecli.tuning.training import Schedule, learn
+from ropecli.tuning.learning import learn
+from ropecli.tuning.levels import HeadGains
+from ropecli.tuning.tune_report import Score
+from ropecli.tuning.tuning_settings import Schedule
 
-BEGUN = Score(100.0, 100.0, 125.0, 3)
-SCHEDULE = Schedule(steps=6, batch_size=2, rates=(0.03, 0.003), judge_every=2)
+START = Score(100.0, 100.0, 125.0, 3)
+SCHEDULE = Schedule(steps=6, batch_size=2, rates=(0.03, 0.003), evaluate_every=2)
 
 
 class Learner:
-    """A model with its gains, and what its looks found."""
+    """A model with its gains, and the scores on the way."""
 
-    def __init__(self, folder, judge, sequences):
+    def __init__(self, folder, evaluator, sequences):
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        self.gains, self.judge, self.sequences = HeadGains(self.model, (None,)), judge, sequences
+        self.gains, self.evaluator, self.sequences = HeadGains(self.model, (None,)), evaluator, sequences
         self.groups = [[*self.gains.log_gain, *self.gains.phase], [self.gains.log_temperature]]
-        self.looks = []
+        self.scores = []
 
-    def learn(self, schedule=SCHEDULE, begun=BEGUN, state=None, **others):
-        named = {"name": "heads", "on_look": lambda step, score, seconds: self.looks.append((step, score)), **others}
+    def learn(self, schedule=SCHEDULE, start=START, state_file=None, **others):
+        named = {"name": "heads", "on_score": lambda step, score, seconds: self.scores.append((step, score)), **others}
         with self.gains.live(self.model):
             return learn(
-                self.model, self.groups, self.sequences, self.judge, schedule, begun=begun, state=state, **named
+                self.model,
+                self.groups,
+                self.sequences,
+                self.evaluator,
+                schedule,
+                start=start,
+                state_file=state_file,
+                **named,
             )
 
     @property
@@ -38,8 +46,8 @@ class Learner:
 
 
 @pytest.fixture
-def learner(llama, judge, sequences):
-    return lambda folder=llama, by=None, on=sequences: Learner(folder, by or judge(), on)
+def learner(llama, evaluator, sequences):
+    return lambda folder=llama, by=None, on=sequences: Learner(folder, by or evaluator(), on)
 
 
 def checkpointing(model):
@@ -51,13 +59,13 @@ def same(some, others):
 
 
 def scores(*objectives):
-    """A judge that finds these, one after the other."""
+    """These scores, one after the other."""
     left = [Score(value, 0.0, value, 3) for value in objectives]
     return lambda model, part, count=None: left.pop(0)
 
 
 def stop_after(steps):
-    """What a Ctrl-C does after so many looks."""
+    """A Ctrl-C after so many scores."""
     seen = []
 
     def look(step, score, seconds):
@@ -70,25 +78,25 @@ def stop_after(steps):
 
 def test_it_learns_what_the_judge_likes_better(learner):
     one = learner()
-    before = one.judge.score(one.model, "before")
+    before = one.evaluator.score(one.model, "before")
     best = one.learn()
-    assert [step for step, _ in one.looks] == [2, 4, 6]
+    assert [step for step, _ in one.scores] == [2, 4, 6]
     assert best.step > 0
-    assert best.score == min((score for _, score in one.looks), key=lambda score: score.objective)
+    assert best.score == min((score for _, score in one.scores), key=lambda score: score.objective)
     assert best.score.objective < before.objective
     with one.gains.live(one.model):
-        assert one.judge.score(one.model, "after") == best.score  # the parameters are left at it
+        assert one.evaluator.score(one.model, "after") == best.score  # the parameters are left at it
 
 
 def test_a_resumed_run_gives_the_same_to_the_last_bit(learner, build, tmp_path):
     folder = build("llama", head_dim=32, attention_dropout=0.3)
     whole, parted, again = learner(folder), learner(folder), learner(folder)
-    best = whole.learn(state=tmp_path / "whole")
+    best = whole.learn(state_file=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        parted.learn(state=tmp_path / "state", on_look=stop_after(2))
+        parted.learn(state_file=tmp_path / "state", on_score=stop_after(2))
     torch.manual_seed(99)  # another process draws otherwise
-    assert again.learn(state=tmp_path / "state") == best
-    assert again.looks == whole.looks[1:]  # the second look was not kept any more
+    assert again.learn(state_file=tmp_path / "state") == best
+    assert again.scores == whole.scores[1:]  # the second score was not saved any more
     assert same(again.values, whole.values)
     assert not same(again.values, learner(folder).values)
 
@@ -96,13 +104,13 @@ def test_a_resumed_run_gives_the_same_to_the_last_bit(learner, build, tmp_path):
 def test_patience_ends_it_and_the_best_look_is_kept(learner, monkeypatch):
     one, until, there = learner(), learner(), []
     schedule = replace(SCHEDULE, steps=20, patience=2)
-    monkeypatch.setattr(type(one.judge), "score", staticmethod(scores(5.0, 4.0, 4.5, 4.25, 1.0)))
+    monkeypatch.setattr(type(one.evaluator), "score", staticmethod(scores(5.0, 4.0, 4.5, 4.25, 1.0)))
     best = one.learn(schedule)
-    assert [step for step, _ in one.looks] == [2, 4, 6, 8]
+    assert [step for step, _ in one.scores] == [2, 4, 6, 8]
     assert (best.step, best.score.objective) == (4, 4.0)
-    monkeypatch.setattr(type(one.judge), "score", staticmethod(scores(5.0, 4.0)))
+    monkeypatch.setattr(type(one.evaluator), "score", staticmethod(scores(5.0, 4.0)))
     with pytest.raises(KeyboardInterrupt):
-        until.learn(schedule, on_look=lambda step, *others: there.append(until.values) or step < 4 or press_ctrl_c())
+        until.learn(schedule, on_score=lambda step, *others: there.append(until.values) or step < 4 or press_ctrl_c())
     assert same(one.values, there[1])
     assert not same(one.values, there[0])
 
@@ -121,7 +129,7 @@ def test_a_number_that_is_none_ends_it_with_the_best(learner, tmp_path, monkeypa
 
     monkeypatch.setattr(NextTokenLoss, "forward", forward)
     with pytest.raises(NotFiniteError, match="at step 3"):
-        one.learn(state=tmp_path / "state")
+        one.learn(state_file=tmp_path / "state")
     assert same(one.values, torch.load(tmp_path / "state", weights_only=True)["kept"])
 
 
@@ -139,7 +147,7 @@ def test_the_weights_get_no_gradient_and_all_is_as_before(learner):
         seen.append(any(parameter.grad is not None for parameter in one.model.parameters()))
         seen.append(not checkpointing(one.model))
 
-    one.learn(on_look=look)
+    one.learn(on_score=look)
     assert seen == [False] * 9
     assert [module.training for module in one.model.modules()] == training
     assert [parameter.requires_grad for parameter in one.model.parameters()] == required
@@ -150,21 +158,21 @@ def test_the_weights_get_no_gradient_and_all_is_as_before(learner):
 def test_a_damaged_state_is_refused(learner, tmp_path):
     """torch.load takes a flipped bit of a number for the number."""
     one, state = learner(), tmp_path / "state"
-    one.learn(state=state)
+    one.learn(state_file=state)
     content = state.read_bytes()
     at = int(0.3 * len(content))
     state.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     with pytest.raises(OutputError, match=r"Cannot resume from .*state: it is damaged.*Delete it"):
-        learner().learn(state=state)
+        learner().learn(state_file=state)
 
 
 @pytest.mark.parametrize("other", ["schedule", "sequences", "ropes"])
 def test_a_state_of_another_request_is_refused(learner, sequences, tmp_path, other):
-    learner().learn(state=tmp_path / "state")
+    learner().learn(state_file=tmp_path / "state")
     one = learner(on=sequences[1:] if other == "sequences" else sequences)
     if other == "ropes":
         one.model.model.rotary_emb.inv_freq *= 0.5
     schedule = replace(SCHEDULE, steps=8) if other == "schedule" else SCHEDULE
     with pytest.raises(RecipeError, match="of another request"):
-        one.learn(schedule, state=tmp_path / "state")
+        one.learn(schedule, state_file=tmp_path / "state")
     assert not any(value.any() for value in one.values)

@@ -14,11 +14,11 @@ from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning.judge import Judge
-from ropecli.tuning.proof import difference, logits_of
-from ropecli.tuning.record import Point, Score
-from ropecli.tuning.run import Evolution, probe_of
-from ropecli.tuning.tuning import tune, tuned_to
+from ropecli.tuning.calibration import Evaluator
+from ropecli.tuning.procedure import tune, tuned_to
+from ropecli.tuning.tune_report import Point, Score
+from ropecli.tuning.tuning_run import difference, logits_of, probe_of
+from ropecli.tuning.tuning_settings import Evolution
 
 FEW = Evolution(population=4, iterations=2, mutations=2, crossovers=2, parents=2, documents=2)
 SETTINGS = {
@@ -34,10 +34,10 @@ def state_of(model):
 
 
 def plain_objective(run, spec):
-    """Of the checkpoint as it is, by the judge's documents."""
+    """Of the checkpoint as it is, by the evaluator's documents."""
     model = AutoModelForCausalLM.from_pretrained(run.checkpoint.folder).eval()
     live_patch(model, make_plan(run.checkpoint, spec).ropes)
-    rows = evaluate_perplexity(model, run.judge.documents, [64, 128], protocol=Protocol("tail", targets=32))
+    rows = evaluate_perplexity(model, run.evaluator.documents, [64, 128], protocol=Protocol("tail", targets=32))
     return rows[1].nll + 0.25 * rows[0].nll
 
 
@@ -47,8 +47,8 @@ def test_every_level_ends_as_a_checkpoint_that_is_what_was_tuned(llama, make_run
     run = make_run(llama, level=level, on_point=points.append, **SETTINGS[level])
     before = state_of(run.model)
     tuned = tune(run)
-    assert tuned.score.objective <= tuned.begun.objective
-    assert tuned.begun.objective == pytest.approx(plain_objective(run, tuned.plan.spec), rel=1e-6)
+    assert tuned.score.objective <= tuned.start.objective
+    assert tuned.start.objective == pytest.approx(plain_objective(run, tuned.plan.spec), rel=1e-6)
     assert {point.level for point in points} == {level} | ({"grid"} if level in ("heads", "lora") else set())
     assert all(point.seconds > 0 for point in points)
     after = state_of(run.model)
@@ -79,12 +79,12 @@ def test_lora_that_is_interrupted_leaves_the_model_itself(llama, make_run):
 
 
 def test_what_nothing_improves_is_left_alone(llama, make_run, tmp_path, monkeypatch):
-    """Rates that only do harm: the judge keeps the start, and no weight is written."""
-    monkeypatch.setattr("ropecli.tuning.matrices._RATE", 1.0)
+    """Rates that only do harm: the start stays the best, and no weight is written."""
+    monkeypatch.setattr("ropecli.tuning.levels._LORA_RATE", 1.0)
     run = make_run(llama, level="lora", points=1)
     before = state_of(run.model)
     tuned = tune(run)
-    assert (tuned.step, tuned.score, tuned.changed) == (0, tuned.begun, {})
+    assert (tuned.step, tuned.score, tuned.changed) == (0, tuned.start, {})
     assert all(torch.equal(value, before[name]) for name, value in state_of(run.model).items())
     tuned_to(tuned, tmp_path / "tuned")
     assert (tmp_path / "tuned" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
@@ -149,14 +149,14 @@ def test_a_checkpoint_that_was_scaled_already_is_planned_from_its_origin(llama, 
 
 
 def test_points_that_overflow_are_infinitely_bad(llama, make_run, monkeypatch):
-    plain, points = Judge.score, []
+    plain, points = Evaluator.score, []
 
     def score(self, model, part, count=None):
         if part.startswith("grid") and "beta_fast" in part:
             raise NotFiniteError("too much")
         return plain(self, model, part, count)
 
-    monkeypatch.setattr(Judge, "score", score)
+    monkeypatch.setattr(Evaluator, "score", score)
     tuned = tune(make_run(llama, level="grid", points=4, on_point=points.append))
     assert tuned.plan.spec.params == {}
     assert {point.score.objective == float("inf") for point in points} == {True, False}
@@ -171,7 +171,7 @@ def test_a_methods_own_constants_are_measured_to_the_end(llama, make_run, monkey
         return Score(objective, 0.0, objective, count or 3)
 
     points = []
-    monkeypatch.setattr(Judge, "score", score)
+    monkeypatch.setattr(Evaluator, "score", score)
     assert tune(make_run(llama, level="grid", points=8, on_point=points.append)).plan.spec.params == {}
     assert len(points) == 8 + 4 + 1
     assert len({(point.label, point.score.documents) for point in points}) == len(points)

@@ -20,7 +20,7 @@ from ropecli.reporting.wording import clean
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning.record import TuneReport
+from ropecli.tuning.tune_report import TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from ropecli.reporting.cells import OVERFLOW, of_same_tokens, ppl_of, ppl_words,
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.frequencies_plot import X_LABEL
 from ropecli.reporting.wording import clean, number
-from ropecli.tuning.record import TRAINING, LayerGains, Score, TuneReport
+from ropecli.tuning.tune_report import TRAINING, LayerGains, Score, TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

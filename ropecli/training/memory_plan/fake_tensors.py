@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ropecli.attention.hook import make_kernel
+from ropecli.attention.attention_function import make_kernel
 from ropecli.config.saved_remapping import method_of
 from ropecli.training.recipe import Recipe
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.config.saved_remapping import KEY, method_of, parse_carrier
+from ropecli.config.saved_remapping import KEY, method_of, parse_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.live.stock import quiet_transformers, read_folder, read_values
 
@@ -151,7 +151,7 @@ def _seen_by_method(config: Any) -> int | None:
     method = method_of(config._attn_implementation)
     if method is None:
         return None
-    saved = parse_carrier(getattr(config, KEY, None), method)
+    saved = parse_saved_remapping(getattr(config, KEY, None), method)
     far = np.array([2 * saved.target])
     counts = [branch.stop(far) - branch.start(far) for branch in saved.remapping().branches]
     seen = int(sum(np.maximum(count, 0) for count in counts).item())

@@ -16,13 +16,13 @@ import yaml
 from safetensors import SafetensorError, safe_open
 
 from ropecli.atomic import naming, new_folder, refuse_existing
+from ropecli.attention import load_model
 from ropecli.checkpoint.files import ADAPTER_CONFIG, is_own_file
 from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.provenance import PROVENANCE, read_record
 from ropecli.checkpoint.writing import place
 from ropecli.errors import OutputError, reason_of
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, other_base, read_adapter, weights_digest
-from ropecli.live.loading import load_model
 from ropecli.live.stock import quiet_transformers
 from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
 from ropecli.training.output.training_checkpoints import CHECKPOINTS

@@ -9,19 +9,19 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.llama import modeling_llama
 from uneven import load_uneven
 
-from ropecli.attention.layout import Layout, find_layout
+from ropecli.attention.head_layout import HeadLayout, find_layout
 from ropecli.errors import PatchError
 from ropecli.live.rotary import rotary_tables
 
-HALVES, NEIGHBOURS = Layout(0, False), Layout(0, True)
+HALVES, NEIGHBOURS = HeadLayout(0, False), HeadLayout(0, True)
 KNOWN = {
     "llama": ({"head_dim": 32}, HALVES),
     "gemma3_text": ({"head_dim": 32, **ONE_OF_EACH}, HALVES),
     "glm": ({"head_dim": 32}, NEIGHBOURS),
     "gpt_oss": ({"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, **EXPERTS}, HALVES),
     "phi3": (PARTIAL, HALVES),
-    "deepseek_v2": (LATENT, Layout(32, True)),
-    "deepseek_v3": (LATENT, Layout(32, False)),
+    "deepseek_v2": (LATENT, HeadLayout(32, True)),
+    "deepseek_v3": (LATENT, HeadLayout(32, False)),
 }
 NO_POSITIONS = r"the layers that see the whole context, 1 of \d do not turn by the rotary tables"
 REFUSED = {

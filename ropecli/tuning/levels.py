@@ -1,9 +1,12 @@
-"""A complex gain for every query head and rotary pair, and one temperature; live on a model, and folded into weights.
+"""The levels of tuning that learn weights: gains of the attention heads, and LoRA on queries and keys.
 
-Both dimensions of a pair are turned by a phase and multiplied by a gain. That commutes with the rotation by positions,
-so that it may happen before it: in the rows of the projection that gives the queries. An attention temperature is a
-gain that all pairs share, as YaRN's attention factor is. Where a norm gives the queries, its weight can hold gains, and
-no phases.
+Level `heads`: a complex gain for every query head and rotary pair, and one temperature. Both dimensions of a pair are
+rotated by a phase and multiplied by a gain. That commutes with the rotation by positions, so that it may happen before
+it: in the rows of the projection that gives the queries. An attention temperature is a gain that all pairs share, as
+YaRN's attention factor is. Where a norm gives the queries, its weight can hold gains, and no phases.
+
+Level `lora`: LoRA on the projections that give queries and keys, merged into them. Source: Hu et al. 2021
+(arXiv:2106.09685).
 """
 
 import contextlib
@@ -14,14 +17,36 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.errors import PatchError
-from ropecli.tuning.queries import find_queries
-from ropecli.tuning.record import LayerGains
+from ropecli.training import adapters
+from ropecli.training.recipe import make_recipe
+from ropecli.training.target_modules import attention_projections, linear_modules
+from ropecli.tuning.folding import find_queries
+from ropecli.tuning.tune_report import LayerGains, Score
+from ropecli.tuning.tuning_run import Tuned, TuningRun, finish_learned, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
 _SAME = 1e-4
+_HEADS_RATES = (0.03, 0.003)
+"""Of gains and phases, and of the temperature."""
+_LORA_RATE = 3e-3
+"""On the demo checkpoint 1e-3 learns less in as many steps, 1e-2 a little more; few sequences want a smaller one."""
+_PREFIXES = ("q", "k", "wq", "wk")
+"""What the name of a projection of queries or keys begins with; fused ones too."""
+
+
+def tune_heads(run: TuningRun, plan: PatchPlan, start: Score) -> Tuned:
+    """Raises PatchError where nothing could be folded."""
+    gains = HeadGains(run.model, plan.scaled)
+    groups = [[*gains.log_gain, *(phase for phase in gains.phase if phase.numel())], [gains.log_temperature]]
+    with gains.live(run.model):
+        best, live = train(run, plan, start, groups, _HEADS_RATES)
+    learned = {"gains": gains.as_record(), "log_temperature": float(gains.log_temperature.detach())}
+    return finish_learned(run, plan, start, best, live, gains.folded(run.model), **learned)
 
 
 class HeadGains(nn.Module):
@@ -32,7 +57,7 @@ class HeadGains(nn.Module):
     """
 
     def __init__(self, model: "PreTrainedModel", labels: Sequence[str | None]) -> None:
-        """For the layers that turn by the ropes of these labels. Raises PatchError where nothing could be folded."""
+        """For the layers that rotate by the ropes of these labels. Raises PatchError where nothing could be folded."""
         super().__init__()
         self.queries, device = find_queries(model, labels), model.device
         self._offsets = [0.0 if one.projection else _offset(model.get_submodule(one.name)) for one in self.queries]
@@ -44,10 +69,10 @@ class HeadGains(nn.Module):
         )
         self.log_temperature = nn.Parameter(torch.zeros((), device=device))
 
-    def turned(self, layer: int, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    def rotated(self, layer: int, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """A pair's two dimensions with the layer's gains and phases; shape (..., heads, pairs), float32 or more."""
         cos, sin = (one.to(first) for one in self._factors(self.log_gain[layer], self.phase[layer]))
-        return _turn(first, second, cos, sin)
+        return _rotate(first, second, cos, sin)
 
     def as_record(self) -> tuple[LayerGains, ...]:
         return tuple(
@@ -74,7 +99,7 @@ class HeadGains(nn.Module):
         def after(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
             at = rows.to(output.device)
             wide = torch.promote_types(output.dtype, torch.float32)
-            first, second = self.turned(layer, output[..., at[0]].to(wide), output[..., at[1]].to(wide))
+            first, second = self.rotated(layer, output[..., at[0]].to(wide), output[..., at[1]].to(wide))
             changed = output.clone()
             changed[..., at[0]], changed[..., at[1]] = first.to(output.dtype), second.to(output.dtype)
             return changed
@@ -96,13 +121,13 @@ class HeadGains(nn.Module):
         return changed
 
     def _fold(self, layer: int, values: Tensor) -> Tensor:
-        """values: shape (rows, ...). The two rows of each pair, turned and multiplied."""
+        """values: shape (rows, ...). The two rows of each pair, rotated and multiplied."""
         rows = self._rows(layer)
         shape = (*rows.shape[1:], *[1] * (values.ndim - 1))
         log_gain, phase = (one[layer].double().cpu() for one in (self.log_gain, self.phase))
         cos, sin = (one.reshape(shape) for one in self._factors(log_gain, phase))
         folded = values.clone()
-        folded[rows[0]], folded[rows[1]] = _turn(values[rows[0]], values[rows[1]], cos, sin)
+        folded[rows[0]], folded[rows[1]] = _rotate(values[rows[0]], values[rows[1]], cos, sin)
         return folded
 
     def _rows(self, layer: int) -> Tensor:
@@ -117,7 +142,7 @@ class HeadGains(nn.Module):
         return gain * phase.cos(), gain * phase.sin()
 
 
-def _turn(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return cos * first - sin * second, sin * first + cos * second
 
 
@@ -138,3 +163,49 @@ def _offset(norm: nn.Module) -> float:
         if each and all(torch.allclose(*pair, atol=_SAME) for pair in zip(given, each, strict=True)):
             return offset
     raise PatchError(f"{type(norm).__name__} is a norm of its own kind; gains cannot be folded into its weight.")
+
+
+def tune_lora(run: TuningRun, plan: PatchPlan, start: Score) -> Tuned:
+    """LoRA's matrices of the settings' rank, and 2 × rank for alpha. Raises PatchError for a model without such
+    projections.
+    """
+    rank = run.settings.rank
+    targets = tuple(dict.fromkeys(name.rpartition(".")[2] for name in projections_to_train(run.model)))
+    keys = {"adapter": "lora", "lora_rank": rank, "lora_alpha": 2 * rank, "lora_targets": targets}
+    required = {name: parameter.requires_grad for name, parameter in run.model.named_parameters()}
+    adapters.attach(run.model, make_recipe(None, {"data": "calibration", "seed": run.settings.seed, **keys}))
+    try:
+        parameters = [parameter for _, parameter in adapters.trainable(run.model)]
+        best, live = train(run, plan, start, [parameters], (_LORA_RATE,))
+    finally:  # the model is itself again, whatever ended the training
+        merged = _unwrap(run.model)
+        for name, parameter in run.model.named_parameters():
+            parameter.requires_grad_(required[name])
+    return finish_learned(run, plan, start, best, live, merged)
+
+
+def projections_to_train(model: Any) -> list[str]:
+    """The modules that give queries and keys, by their names. Raises PatchError where there is none."""
+    found = attention_projections(model, linear_modules(model))
+    names = [name for name in found if name.rpartition(".")[2].lower().startswith(_PREFIXES)]
+    if not names:
+        raise PatchError(f"{type(model).__name__} has no linear projection of queries or keys that LoRA could train.")
+    return names
+
+
+@torch.no_grad()
+def _unwrap(model: Any) -> dict[str, Tensor]:
+    """Takes the adapter out of the model again; the weights with it merged, by their names, float64."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    merged = {}
+    wrapped: list[tuple[str, Any]] = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)
+    ]
+    for name, module in wrapped:
+        delta = module.get_delta_weight(adapters.ADAPTER)
+        base = module.get_base_layer()
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, base)
+        merged[f"{name}.weight"] = base.weight.detach().to("cpu", torch.float64) + delta.to("cpu", torch.float64)
+    return merged

@@ -1,16 +1,20 @@
-"""What a tuning run tried and found: plain values, for the JSON report and the plots. Loads no model library."""
+"""The report of a tuning run: what was tried and found, as plain values. Loads no model library."""
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Interval, Len
 
-from ropecli.evaluation.eval_report import Factor
+from ropecli.checkpoint.files import FACTORS, TUNING
+from ropecli.evaluation.eval_report import Factor, environment
 from ropecli.evaluation.results import Amount, Count, TokenCount
 from ropecli.scaling.spec import label_of
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import PatchPlan
+    from ropecli.tuning.tuning_run import Tuned
 
 SCHEMA_VERSION = 1
 LEVELS = ("grid", "heads", "lora", "search")
@@ -24,7 +28,7 @@ Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0,
 
 @dataclass(frozen=True)
 class Score:
-    """target, window: mean nats per token of the same tokens, read at the target and at the pretraining window.
+    """target, window: mean nats per token of the same tokens, read at the target and at the pretraining length.
 
     objective: target + short_weight × window, the smaller the better. documents: how many were read.
     """
@@ -75,7 +79,7 @@ class TuneReport:
     """One run of `ropecli tune`. checkpoint, digest: what was tuned. source, fingerprint: the calibration data.
 
     settings: as they were asked for. base: the checkpoint as pretrained; plain: what plain_name says, a method by its
-    own constants; begun: the best constants; score: of the result: all on the judge's documents. method, params: of the
+    own constants; begun: the best constants; score: of the result: all on the same documents. method, params: of the
     result. points: every measurement. inv_freq, pretrained_inv_freq: radians per token. rounding: by how much a logit
     moves when the weights are rounded to the files' dtype. seconds: of all points, in whichever run they were measured.
     """
@@ -119,3 +123,86 @@ class TuneReport:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def make_report(
+    tuned: "Tuned",
+    *,
+    source: str,
+    fingerprint: str,
+    settings: Mapping[str, Any],
+    command: Sequence[str],
+    device: str,
+    dtype: str,
+    base: Score,
+    plain: Score,
+    plain_name: str,
+    points: Sequence[Point],
+) -> TuneReport:
+    """Seconds are of all points together, in whichever run they were measured."""
+    plan = tuned.plan
+    rope = plan.ropes[plan.scaled[0]]
+    return TuneReport(
+        checkpoint=plan.source.name,
+        digest=plan.source.digest(),
+        level=str(settings["level"]),
+        factor=plan.spec.factor,
+        original_max_position_embeddings=rope.geometry.original_max_position_embeddings,
+        target_length=plan.target_length,
+        source=source,
+        fingerprint=fingerprint,
+        dtype=dtype,
+        device=device,
+        command=list(command),
+        settings=dict(settings),
+        method=plan.spec.method.name,
+        params=dict(plan.spec.params),
+        attention_factor=float(rope.attention_factor),
+        inv_freq=rope.inv_freq.tolist(),
+        pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
+        base=base,
+        plain=plain,
+        plain_name=plain_name,
+        begun=tuned.start,
+        score=tuned.score,
+        learned=tuned.learned,
+        step=tuned.step,
+        rounding=tuned.rounding,
+        seconds=sum(point.seconds for point in points),
+        points=list(points),
+        gains=list(tuned.gains),
+        log_temperature=tuned.log_temperature,
+        environment=environment(),
+    )
+
+
+def files_of(report: TuneReport) -> dict[str, Any]:
+    """By name, the JSON that lies beside the weights: the report, and factors for `--factors-file`."""
+    files: dict[str, Any] = {TUNING: _finite(report.as_json())}
+    if report.level == "search":
+        files[FACTORS] = {"long_factor": report.params["long_factor"]}
+    return files
+
+
+def notes_of(report: TuneReport) -> dict[str, Any]:
+    """For ropecli.yaml."""
+    return {
+        "checkpoint": report.checkpoint,
+        "level": report.level,
+        "scaling": report.label,
+        "data": report.source,
+        "fingerprint": report.fingerprint,
+        "seed": report.settings["seed"],
+        "points": len(report.points),
+        "steps": report.step,
+        "learned": report.learned,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinities, which a point has whose loss was not finite: null stands for them."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

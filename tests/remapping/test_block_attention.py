@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from ropecli.attention import blocks
-from ropecli.attention.blocks import BlockAttention
-from ropecli.attention.flex import attend_by_flex, make_block_masks
+from ropecli.attention import block_attention
+from ropecli.attention.block_attention import BlockAttention
+from ropecli.attention.flex_kernels import attend_by_flex, make_block_masks
 from ropecli.attention.rotation import Rotation
 from ropecli.rope import Branch, Remapping
 
@@ -14,7 +14,7 @@ TOKENS = 45
 HALVES = Rotation(10_000.0 ** -(np.arange(3) / 3))
 SINKS = torch.tensor([-1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
 ROTATIONS = [HALVES, Rotation(HALVES.inv_freq, 0, True), Rotation(HALVES.inv_freq, 2)]
-"""By halves, by neighbours, and after dimensions that do not turn."""
+"""By halves, by neighbours, and after dimensions that do not rotate."""
 
 
 def _near(window: int) -> Branch:
@@ -51,26 +51,26 @@ REMAPPINGS = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """So that even these sizes come in many blocks, of few heads each."""
-    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 400)
-    monkeypatch.setattr(blocks, "_FEWEST", 3)
+    monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", 400)
+    monkeypatch.setattr(block_attention, "_FEWEST_QUERIES", 3)
 
 
 def brute_force(remapping, rotation, query, key, value, first_query, first_key, scaling, softcap=None, sinks=None):
-    """Of heads that are not turned: a query turned by ρ(n, m)·θ, times the key, for every n and m on its own."""
+    """Of heads that are not rotated: a query rotated by ρ(n, m)·θ, times the key, for every n and m on its own."""
     group = query.shape[1] // key.shape[1]
     query, key, value = query.double(), *(one.double().repeat_interleave(group, 1) for one in (key, value))
     queries, keys = first_query + np.arange(query.shape[2]), first_key + np.arange(key.shape[2])
     distances = torch.from_numpy(remapping.distances(queries, keys))
     scores = torch.zeros(*query.shape[:3], key.shape[2], dtype=torch.float64)
-    pairs, turning = len(rotation.inv_freq), set()
+    pairs, rotating = len(rotation.inv_freq), set()
     for pair, frequency in enumerate(rotation.inv_freq):
         one, two = (2 * pair, 2 * pair + 1) if rotation.neighbours else (pair, pair + pairs)
         one, two = one + rotation.start, two + rotation.start
-        turning |= {one, two}
+        rotating |= {one, two}
         cos, sin = torch.cos(distances * frequency), torch.sin(distances * frequency)
         q1, q2, k1, k2 = query[..., one, None], query[..., two, None], key[..., None, :, one], key[..., None, :, two]
         scores = scores + (q1 * k1 + q2 * k2) * cos.nan_to_num() + (q1 * k2 - q2 * k1) * sin.nan_to_num()
-    still = [dimension for dimension in range(query.shape[-1]) if dimension not in turning]
+    still = [dimension for dimension in range(query.shape[-1]) if dimension not in rotating]
     scores = (scores + query[..., still] @ key[..., still].transpose(-1, -2)) * scaling
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
@@ -89,13 +89,13 @@ def make_heads(dtype=torch.float64, batch=2, heads=4, kv_heads=2, head_dim=9, wi
     ]
 
 
-def turn(rotation, states, first=0):
-    return rotation.turn(states, first + np.arange(states.shape[2]))
+def rotate(rotation, states, first=0):
+    return rotation.rotate(states, first + np.arange(states.shape[2]))
 
 
 def attend(kernel, rotation, query, key, value, first_query=0, first_key=0, **options):
     options = {"first_query": first_query, "first_key": first_key, "scaling": 0.4, **options}
-    return kernel(turn(rotation, query, first_query), turn(rotation, key, first_key), value, **options)
+    return kernel(rotate(rotation, query, first_query), rotate(rotation, key, first_key), value, **options)
 
 
 @pytest.mark.parametrize("remapping", REMAPPINGS.values(), ids=REMAPPINGS)
@@ -121,8 +121,8 @@ def test_equals_brute_force_at_random_sizes(seed, monkeypatch):
             ]
         )
     )
-    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", int(draw.integers(1, 5000)))
-    monkeypatch.setattr(blocks, "_FEWEST", int(draw.integers(1, 20)))
+    monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", int(draw.integers(1, 5000)))
+    monkeypatch.setattr(block_attention, "_FEWEST_QUERIES", int(draw.integers(1, 20)))
     kv_heads, group = (int(draw.integers(1, 4)) for _ in range(2))
     query, key, value = make_heads(seed=seed, heads=kv_heads * group, kv_heads=kv_heads, batch=int(draw.integers(1, 3)))
     query, key, value = query[:, :, first : stop + 1], key[:, :, limit : stop + 1], value[:, :, limit : stop + 1]
@@ -194,7 +194,7 @@ def kept_for_backward(remapping, tokens: int) -> int:
 
 def test_no_scores_are_kept_for_the_backward_pass(monkeypatch):
     remapping = REMAPPINGS["far at one distance"]
-    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 8192)
+    monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", 8192)
     assert kept_for_backward(remapping, 1024) < 2.2 * kept_for_backward(remapping, 512) < 2 * 512**2 / 2
 
 
@@ -212,7 +212,7 @@ def test_blocks_of_scores_stay_small(monkeypatch):
                     self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
             return result
 
-    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 2**14)
+    monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", 2**14)
     largest = {}
     for tokens in (512, 2048):
         heads = [torch.randn(1, 8, tokens, 8) for _ in range(3)]
@@ -225,7 +225,7 @@ def test_blocks_of_scores_stay_small(monkeypatch):
 
 @pytest.mark.parametrize("recording", [False, True])
 def test_dropout_is_of_probabilities_and_right_on_average(recording, monkeypatch):
-    monkeypatch.setattr(blocks, "_SCORES_ON_CPU", 2**16)
+    monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", 2**16)
     torch.manual_seed(0)
     heads = [one.repeat(64, 1, 1, 1).requires_grad_(recording) for one in make_heads(batch=1)]
     kernel = BlockAttention(REMAPPINGS["far in groups"], HALVES)
@@ -244,7 +244,7 @@ def fused(kernel, rotation, query, key, value, first_query=0, first_key=0, **opt
     places = (first_query, query.shape[2], first_key, key.shape[2])
     sides = [kernel._sides[one.branch] for one in kernel._ranges(*places)]
     masks = make_block_masks(kernel.remapping, *places, query.device)
-    query, key = turn(rotation, query, first_query), turn(rotation, key, first_key)
+    query, key = rotate(rotation, query, first_query), rotate(rotation, key, first_key)
     options = {"softcap": None, "sinks": None, **options}
     return attend_by_flex(query, key, value, sides, masks, first_query, first_key, scaling=0.4, **options)
 
@@ -282,13 +282,13 @@ def test_cuda_equals_brute_force_forward_and_backward(remapping, dtype, error):
 def test_a_kernel_that_does_not_compile_is_done_without(monkeypatch):
     heads, kernel = make_heads(), BlockAttention(REMAPPINGS["chunks"], HALVES)
     expected = attend(kernel, HALVES, *heads)
-    monkeypatch.setattr(blocks, "suits_flex", lambda *_: True)
+    monkeypatch.setattr(block_attention, "suits_flex", lambda *_: True)
 
     def fails(error):
         def attend_by_flex(*_, **__):
             raise error
 
-        monkeypatch.setattr(blocks, "attend_by_flex", attend_by_flex)
+        monkeypatch.setattr(block_attention, "attend_by_flex", attend_by_flex)
 
     for error in (torch._dynamo.exc.FailOnRecompileLimitHit("limit"), torch._dynamo.exc.TorchDynamoException("limit")):
         fails(error)
@@ -305,4 +305,4 @@ def test_angles_are_exact_far_out():
     angles = torch.from_numpy(by[:, None] * rotation.inv_freq)
     one, two = states.double().chunk(2, -1)
     expected = torch.cat([one * angles.cos() - two * angles.sin(), two * angles.cos() + one * angles.sin()], -1)
-    torch.testing.assert_close(rotation.turn(states, by).double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(rotation.rotate(states, by).double(), expected, atol=1e-6, rtol=0)

@@ -1,4 +1,4 @@
-"""config.json carries a relative-position method: stock transformers runs it with ropecli, and refuses it without."""
+"""config.json names a distance method: transformers runs it after `import ropecli.attention`, and refuses it before."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.revert import plan_reversal, revert_to
 from ropecli.checkpoint.state import read_state
-from ropecli.config.saved_remapping import KEY, Carrier, parse_carrier, read_carrier
+from ropecli.config.saved_remapping import KEY, SavedRemapping, parse_saved_remapping, read_saved_remapping
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.live.loading import load_model
 from ropecli.scaling.spec import make_spec
@@ -65,7 +65,7 @@ except ValueError as error:
     assert "ropecli:rerope" in str(error)
 else:
     raise AssertionError("plain attention was run")
-import ropecli
+import ropecli.attention
 import torch
 ids = (torch.arange(1, 141)[None] * 37) % 512
 with torch.no_grad():
@@ -73,12 +73,34 @@ with torch.no_grad():
 """
 
 
-def test_transformers_refuses_it_without_ropecli_and_runs_it_with(llama, patched, tmp_path):
-    """ropecli is imported after transformers there, and before it in most of these tests."""
-    folder = patched(llama, "rerope")
-    process = subprocess.run([sys.executable, "-c", SCRIPT, folder, tmp_path / "logits"], capture_output=True)
+def run(script, *arguments):
+    process = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True)
     assert process.returncode == 0, process.stderr.decode()
+
+
+def test_transformers_refuses_it_before_the_import_and_runs_it_after(llama, patched, tmp_path):
+    folder = patched(llama, "rerope")
+    run(SCRIPT, folder, tmp_path / "logits")
     torch.testing.assert_close(torch.load(tmp_path / "logits"), logits(load(folder)))
+
+
+LOADING = """
+import sys
+import pytest
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.errors import CheckpointError
+from ropecli.live.loading import load_model
+checkpoint = open_checkpoint(sys.argv[1])
+with pytest.raises(CheckpointError, match="import ropecli.attention"):
+    load_model(checkpoint, device="cpu")
+import ropecli
+ropecli.load_model(checkpoint, device="cpu")
+load_model(checkpoint, device="cpu")
+"""
+
+
+def test_load_model_of_the_api_needs_no_other_import(llama, patched):
+    run(LOADING, patched(llama, "rerope"))
 
 
 def test_it_names_the_attention_and_all_that_this_needs(llama, patched, config_of):
@@ -122,13 +144,13 @@ def test_of_a_composite_model_the_text_part_alone_gets_it(composite, patched, co
     ],
 )
 def test_a_scaling_that_a_checkpoint_came_with_stays_and_its_whole_window_is_trained(model_type, rope, build, patched):
-    """As Llama 3.1: trained to read 131,072 tokens, from a pretraining window of 8,192, by a factor of 8."""
+    """As Llama 3.1: trained to read 131,072 tokens, from a pretraining length of 8,192, by a factor of 8."""
     rope = {**rope, "rope_theta": 1e4, "original_max_position_embeddings": 64}
     settings = {"head_dim": 32} if model_type == "llama" else {"original_max_position_embeddings": 64}
     folder = build(model_type, max_position_embeddings=256, rope_parameters=rope, **settings)
-    output = patched(folder, "rerope", 8.0)  # of the pretraining window: 512 tokens
-    carrier = read_carrier(open_checkpoint(output).config)
-    assert (carrier.pretrained, carrier.target, carrier.params) == (256, 512, {"window": 128})
+    output = patched(folder, "rerope", 8.0)  # of the pretraining length: 512 tokens
+    saved = read_saved_remapping(open_checkpoint(output).config)
+    assert (saved.pretrained, saved.target, saved.params) == (256, 512, {"window": 128})
     assert_is_the_patch_in_memory(output, folder, factor=8.0)
     assert not any("extends nothing" in warning for warning in plan(folder, factor=8.0).warnings)
     (warning,) = [text for text in plan(folder, factor=4.0).warnings if "extends nothing" in text]
@@ -205,12 +227,12 @@ FAULTS = {
 
 
 def test_a_block_that_is_off_is_one_sentence():
-    assert parse_carrier(BLOCK, "rerope") == Carrier(**BLOCK)
+    assert parse_saved_remapping(BLOCK, "rerope") == SavedRemapping(**BLOCK)
     for fault, change in FAULTS.items():
         block = {key: value for key, value in {**BLOCK, **change}.items() if value is not ...}
         said = rf"^{KEY} in config.json does not describe rerope: .*{fault}.*anew from"
         with pytest.raises(CheckpointError, match=said):
-            parse_carrier(block, "rerope")
+            parse_saved_remapping(block, "rerope")
 
 
 @pytest.mark.parametrize(
@@ -222,13 +244,13 @@ def test_a_block_that_is_off_is_one_sentence():
         ({"_attn_implementation": "sdpa"}, "'sdpa', which transformers takes in place of .* Remove _attn_impl"),
     ],
 )
-def test_half_a_carrier_and_one_that_is_overruled_are_not_gone_by(change, reason, llama, patched, edited):
+def test_half_a_saved_remapping_and_one_that_is_overruled_are_not_gone_by(change, reason, llama, patched, edited):
     folder = edited(patched(llama, "rerope"), **change)
     with pytest.raises(CheckpointError, match=reason):
         read_state(open_checkpoint(folder)).ropes  # noqa: B018
 
 
-def test_what_save_pretrained_writes_is_half_a_carrier(llama, patched, tmp_path):
+def test_what_save_pretrained_writes_is_half_a_saved_remapping(llama, patched, tmp_path):
     load(patched(llama, "rerope")).save_pretrained(tmp_path / "saved")
     for read in (lambda checkpoint: read_state(checkpoint).ropes, load_model):
         with pytest.raises(CheckpointError, match="save_pretrained leaves it out"):

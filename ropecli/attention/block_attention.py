@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropecli.attention.block_loop import Loop
-from ropecli.attention.block_scores import Softmax
-from ropecli.attention.flex import attend_by_flex, is_failed_compilation, make_block_masks, suits_flex
+from ropecli.attention.block_loop import BlockLoop, Softmax
+from ropecli.attention.flex_kernels import attend_by_flex, is_failed_compilation, make_block_masks, suits_flex
 from ropecli.attention.key_ranges import count_keys, find_ranges
-from ropecli.attention.rotation import Rotation, computing_dtype
-from ropecli.attention.rotation_tables import Sides, TurnTable
+from ropecli.attention.rotation import BranchRotation, Rotation, RotationTable, computing_dtype
 from ropecli.rope import Positions, Remapping
 
 _SCORES_ON_CPU = 2**21
@@ -24,29 +22,29 @@ _SCORES_ON_CPU = 2**21
 
 _SCORES_ELSEWHERE = 2**25
 
-_FEWEST, _MOST = 16, 256
+_FEWEST_QUERIES, _MOST_QUERIES = 16, 256
 """Queries of a block: fewer are slow, however many keys they see; more compute more of what is masked."""
 
 
 class BlockAttention:
-    """Attention as a remapping has it, for heads that arrive turned at their own positions.
+    """Attention as a remapping has it, for heads that arrive rotated at their own positions.
 
-    One serves all layers that turn alike, and keeps the angles it has met. rotation: None for a remapping that turns
-    nothing; raises ValueError for any other then.
+    One serves all layers that rotate alike, and keeps the angles it has met. rotation: None for a remapping that
+    rotates nothing; raises ValueError for any other then.
     """
 
     def __init__(self, remapping: Remapping, rotation: Rotation | None) -> None:
         self.remapping = remapping
 
         @cache  # branches of the same positions share a table
-        def table(positions: Positions | None) -> TurnTable | None:
+        def table(positions: Positions | None) -> RotationTable | None:
             if positions is None:
                 return None
             if rotation is None:
                 raise ValueError("This remapping turns heads: it needs to know how the model does.")
-            return TurnTable(positions, rotation)
+            return RotationTable(positions, rotation)
 
-        self._sides = tuple(Sides(table(branch.query), table(branch.key)) for branch in remapping.branches)
+        self._sides = tuple(BranchRotation(table(branch.query), table(branch.key)) for branch in remapping.branches)
         # What the next layer asks for again.
         self._ranges = lru_cache(maxsize=4)(partial(find_ranges, remapping))
         self._masks = lru_cache(maxsize=4)(partial(make_block_masks, remapping))
@@ -94,9 +92,9 @@ class BlockAttention:
             sinks = sinks.view(kv_heads, group).repeat(batch, 1).to(computing_dtype(query))
         most = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
         scores = group * int(counts.max())
-        rows = min(queries, max(_FEWEST, min(_MOST, most // scores)))
-        units = max(1, most // max(rows * scores, keys * head_dim))  # of one token's block, its turned keys are more
-        loop = Loop(self._sides, ranges, rows, first_query, first_key, scaling)
+        rows = min(queries, max(_FEWEST_QUERIES, min(_MOST_QUERIES, most // scores)))
+        units = max(1, most // max(rows * scores, keys * head_dim))  # of one token's block, its rotated keys are more
+        loop = BlockLoop(self._sides, ranges, rows, first_query, first_key, scaling)
         results = []
         for at in (slice(first, first + units) for first in range(0, len(query), units)):
             softmax = Softmax(softcap, None if sinks is None else sinks[at], dropout)

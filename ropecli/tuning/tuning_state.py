@@ -1,6 +1,6 @@
-"""How far a tuning came, beside the folder that it is to become; gone on with by the same request alone.
+"""Saves and restores the progress of a tuning run, beside its output; only the same request can resume it.
 
-OUTPUT.progress-0           what the judge measured, document by document (evaluate/progress.py); its lock is the run's
+OUTPUT.progress-0           what was measured, by document (evaluation/progress.py); its lock is the run's
 OUTPUT.state/points.jsonl   every point that was tried, with the seconds that it took then
 OUTPUT.state/training.pt    the numbers that are learned, and their optimizer
 """
@@ -17,14 +17,14 @@ from ropecli.atomic import is_partial
 from ropecli.errors import OutputError, RecipeError
 from ropecli.evaluation.checked_lines import appending, read_lines
 from ropecli.evaluation.saved_progress import EvalProgress, open_progress, refuse_interrupted, remove_progress
-from ropecli.tuning.record import Point, Score
+from ropecli.tuning.tune_report import Point, Score
 
 _POINTS = "points.jsonl"
 _TRAINING = "training.pt"
 _REQUEST = "request"
 
 
-class Points:
+class TriedPoints:
     """Every measurement, in the order of the first time.
 
     append: keeps a line in a file; without it all is kept in memory alone.
@@ -49,16 +49,16 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """progress: of the judge. points: what was tried. state: the file for what learns; None: kept nowhere."""
+class TuningState:
+    """progress: of the evaluator. points: what was tried. learning_file: for what is learned; None: not saved."""
 
     progress: EvalProgress = field(default_factory=EvalProgress)
-    points: Points = field(default_factory=Points)
-    state: Path | None = None
+    points: TriedPoints = field(default_factory=TriedPoints)
+    learning_file: Path | None = None
 
 
 @contextlib.contextmanager
-def kept_run(output: Path, request: dict[str, Any]) -> Iterator[Kept]:
+def saved_tuning_state(output: Path, request: dict[str, Any]) -> Iterator[TuningState]:
     """What an earlier run of the same request left beside `output`, and where this one leaves its own.
 
     Nothing is left where nothing was measured. Raises RecipeError for another request, OutputError where another run
@@ -71,13 +71,13 @@ def kept_run(output: Path, request: dict[str, Any]) -> Iterator[Kept]:
             header = {_REQUEST: hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()}
             earlier = _read(folder, header)
             with appending(folder / _POINTS, header) as append:
-                yield Kept(progress, Points(append, earlier), folder / _TRAINING)
+                yield TuningState(progress, TriedPoints(append, earlier), folder / _TRAINING)
         finally:
             if progress.empty and not found:  # else it may be another request's
                 _remove(folder)
 
 
-def refuse_kept(output: Path, resume: bool) -> None:
+def refuse_saved_state(output: Path, resume: bool) -> None:
     """Raises OutputError where a run was interrupted and is not to be resumed, and for a user's file in its place."""
     refuse_interrupted(output, resume)
     folder = _folder(output)
@@ -91,7 +91,7 @@ def refuse_kept(output: Path, resume: bool) -> None:
         )
 
 
-def remove_kept(output: Path) -> None:
+def remove_saved_state(output: Path) -> None:
     """When the checkpoint is written."""
     _remove(_folder(output))
     remove_progress(output)

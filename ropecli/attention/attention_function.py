@@ -1,7 +1,7 @@
-"""The attention that transformers runs for a checkpoint whose config.json names a relative-position method.
+"""The attention that transformers runs for a checkpoint whose config.json names a distance method.
 
-transformers turns queries and keys as it always does; here they are turned further, to the distances of the method.
-What it would do wrong in silence is refused here and in rows.py.
+transformers rotates queries and keys as it always does; here they are rotated further, to the distances of the method.
+What it would do wrong in silence is refused here and in row_padding.py.
 """
 
 from functools import lru_cache
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.attention.blocks import BlockAttention
-from ropecli.attention.layout import layer_label
-from ropecli.attention.mask import Row, describe_rows, read_rows, refuse_other_positions
+from ropecli.attention.block_attention import BlockAttention
+from ropecli.attention.head_layout import layer_label
 from ropecli.attention.rotation import Rotation
-from ropecli.config.saved_remapping import KEY, PREFIX, Carrier, method_of, parse_carrier
+from ropecli.attention.row_padding import RowPadding, describe_padding, read_padding, refuse_other_positions
+from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
 from ropecli.errors import CheckpointError, PatchError
 from ropecli.remapping.branches import sliding
 from ropecli.scaling.registry import scaling_methods
@@ -30,12 +30,12 @@ def register() -> None:
 
     for method in scaling_methods().values():
         if method.remaps:
-            AttentionInterface.register(PREFIX + method.name, attend)
-            AttentionMaskInterface.register(PREFIX + method.name, describe_rows)
+            AttentionInterface.register(PREFIX + method.name, remapped_attention)
+            AttentionMaskInterface.register(PREFIX + method.name, describe_padding)
 
 
 @torch.compiler.disable  # of torch.compile, which does not follow numpy's tables: it compiles what is between
-def attend(
+def remapped_attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -53,8 +53,8 @@ def attend(
     """As transformers calls an attention function.
 
     query: shape (batch, heads, queries, head_dim); key, value: shape (batch, kv heads, keys, ...). attention_mask: of
-    describe_rows. sliding_window: tokens; such a layer is left as it is. position_ids: shape (batch, queries). Returns
-    shape (batch, queries, heads, width). Raises PatchError for positions that leave some out, or begin again.
+    describe_padding. sliding_window: tokens; such a layer is left as it is. position_ids: shape (batch, queries).
+    Returns shape (batch, queries, heads, width). Raises PatchError for positions that leave some out, or begin again.
     """
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise PatchError("A layer attends in both directions, where a relative-position method has no meaning.")
@@ -65,7 +65,7 @@ def attend(
         "sinks": s_aux,
         "dropout": dropout,
     }
-    rows = read_rows(attention_mask)
+    rows = read_padding(attention_mask)
     refuse_other_positions(position_ids, rows, query.shape[2])
     if len(set(rows)) == 1:
         return _attend_alike(kernel, rows[0], query, key, value, options).transpose(1, 2).contiguous(), None
@@ -79,7 +79,7 @@ def attend(
 
 def _attend_alike(
     kernel: BlockAttention,
-    row: Row,
+    row: RowPadding,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -106,7 +106,7 @@ _KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, Any, int | None, BlockA
 
 
 def _kernel(module: torch.nn.Module, sliding_window: int | None, head_dim: int) -> BlockAttention:
-    """The attention of a layer; layers that turn alike share one, with its tables."""
+    """The attention of a layer; layers that rotate alike share one, with its tables."""
     config: Any = module.config
     block, name = getattr(config, KEY, None), config._attn_implementation
     known = _KERNELS.get(module)
@@ -130,30 +130,30 @@ def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None, 
             f"The attention {name} was asked for, and config.json has no {KEY} that says with which parameters. "
             "Write the checkpoint with `ropecli patch`."
         )
-    carrier = parse_carrier(block, method)
-    if carrier.rotary_start is None or carrier.neighbours is None:
+    saved = parse_saved_remapping(block, method)
+    if saved.rotary_start is None or saved.neighbours is None:
         raise CheckpointError(
             f"{KEY} in config.json does not say which dimensions of a head turn. Write the patch anew from the "
             "original checkpoint."
         )
-    inv_freq = carrier.inv_freq or frequencies_of(module.config)
+    inv_freq = saved.inv_freq or frequencies_of(module.config)
     label = layer_label(module, {name or None for name in inv_freq})
     numbers = np.asarray(inv_freq[label or ""], dtype=np.float64)
-    if (stop := carrier.rotary_start + 2 * len(numbers)) > head_dim:
+    if (stop := saved.rotary_start + 2 * len(numbers)) > head_dim:
         raise CheckpointError(
-            f"{KEY} in config.json has dimensions {carrier.rotary_start} to {stop - 1} of a head turn, which is "
+            f"{KEY} in config.json has dimensions {saved.rotary_start} to {stop - 1} of a head turn, which is "
             f"{head_dim} wide. Write the patch anew from the original checkpoint."
         )
-    parameters = tuple(sorted(carrier.params.items()))
-    windows = (carrier.pretrained, carrier.target)
-    return _shared(method, parameters, windows, numbers.tobytes(), carrier.rotary_start, carrier.neighbours)
+    parameters = tuple(sorted(saved.params.items()))
+    lengths = (saved.pretrained, saved.target)
+    return _shared(method, parameters, lengths, numbers.tobytes(), saved.rotary_start, saved.neighbours)
 
 
 @lru_cache(maxsize=16)
 def _shared(
-    method: str, params: tuple[tuple[str, Any], ...], windows: tuple[int, int], inv_freq: bytes, start: int, pairs: bool
+    method: str, params: tuple[tuple[str, Any], ...], lengths: tuple[int, int], inv_freq: bytes, start: int, pairs: bool
 ) -> BlockAttention:
-    remapping = Carrier(method, dict(params), *windows).remapping()
+    remapping = SavedRemapping(method, dict(params), *lengths).remapping()
     return BlockAttention(remapping, Rotation(np.frombuffer(inv_freq), start, pairs))
 
 

@@ -1,4 +1,4 @@
-"""Learns a few numbers on calibration sequences, the weights frozen; keeps the best of what the judge was shown.
+"""Learns a few numbers on calibration sequences, the weights frozen; keeps those with the best score.
 
 Deterministic: what a step reads and drops follows from the seed and its number, so that a resumed run goes the same
 way.
@@ -18,41 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from ropecli.atomic import new_file
-from ropecli.attention.layout import in_evaluation
+from ropecli.attention.attention_probe import in_evaluation
 from ropecli.data.sequences import UNSCORED
-from ropecli.errors import MethodError, NotFiniteError, OutputError, RecipeError
+from ropecli.errors import NotFiniteError, OutputError, RecipeError
 from ropecli.live.rotary import rotary_tables
 from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing, is_checkpointing
-from ropecli.tuning.judge import Judge
-from ropecli.tuning.record import Score
+from ropecli.tuning.calibration import Evaluator
+from ropecli.tuning.tune_report import Score
+from ropecli.tuning.tuning_settings import Schedule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
 _DIGEST_BYTES = 32
 """Of sha256, at the end of a saved state."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """batch_size: sequences a step. rates: of each group of parameters at the start; they fall by a cosine to zero.
-
-    judge_every: steps between two looks of the judge. patience: looks without a better score that end the training.
-    Raises MethodError for a count below 1.
-    """
-
-    steps: int = 100
-    batch_size: int = 4
-    rates: tuple[float, ...] = ()
-    judge_every: int = 10
-    patience: int = 4
-    max_grad_norm: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "judge_every", "patience"):
-            if (value := getattr(self, name)) < 1:
-                raise MethodError(f"{name} is {value}; it must be at least 1.")
 
 
 @dataclass(frozen=True)
@@ -70,49 +50,49 @@ def learn(
     model: "PreTrainedModel",
     groups: Sequence[Sequence[nn.Parameter]],
     sequences: Tensor,
-    judge: Judge,
+    evaluator: Evaluator,
     schedule: Schedule,
     *,
     name: str,
-    begun: Score,
-    state: Path | None,
-    on_look: Callable[[int, Score, float], None],
+    start: Score,
+    state_file: Path | None,
+    on_score: Callable[[int, Score, float], None],
 ) -> Learned:
     """Updates `groups`, which are left at their best, whatever ends the training; all else of the model stays.
 
-    sequences: token ids, shape (sequences, tokens). begun: the score before any update. state: where to keep how far it
-    came at every look, and go on from; an interrupt loses no more than the steps since the last. on_look: told the
-    step, the score and the seconds since the last. Raises NotFiniteError; RecipeError for a state of another request,
+    sequences: token ids, shape (sequences, tokens). start: the score before any update. state_file: saves the progress
+    at every score, and resumes from it; an interrupt loses no more than the steps since the last. on_score: told the
+    step, the score and the seconds since the last. Raises NotFiniteError; RecipeError for the state of another request,
     OutputError for a damaged one and for what the disk refuses.
     """
     parameters = [parameter for group in groups for parameter in group]
     optimizer = torch.optim.Adam(
         [{"params": list(group), "lr": rate} for group, rate in zip(groups, schedule.rates, strict=True)]
     )
-    request = _request(model, parameters, sequences, judge, schedule, name)
-    best, kept, first = Learned(begun, 0), _copied(parameters), 0
-    if state is not None and state.exists():
-        first, best, kept = _restore(state, request, parameters, optimizer)
+    request = _request(model, parameters, sequences, evaluator, schedule, name)
+    best, best_values, first = Learned(start, 0), _copies(parameters), 0
+    if state_file is not None and state_file.exists():
+        first, best, best_values = _restore(state_file, request, parameters, optimizer)
     try:
         with _trained_alone(model, parameters):
             loss_of = NextTokenLoss(model)
             since = time.perf_counter()
             for step in range(first, schedule.steps):
-                if _looks_without(best, step, schedule) >= schedule.patience:
+                if _evaluations_without_improvement(best, step, schedule) >= schedule.patience:
                     break
                 model.train()
                 _update(loss_of, optimizer, parameters, sequences, schedule, step)
                 model.eval()
-                if (step + 1) % schedule.judge_every == 0 or step + 1 == schedule.steps:
-                    score = judge.score(model, f"{name} {step + 1}")
-                    on_look(step + 1, score, time.perf_counter() - since)
+                if (step + 1) % schedule.evaluate_every == 0 or step + 1 == schedule.steps:
+                    score = evaluator.score(model, f"{name} {step + 1}")
+                    on_score(step + 1, score, time.perf_counter() - since)
                     if score.objective < best.score.objective:
-                        best, kept = Learned(score, step + 1), _copied(parameters)
-                    if state is not None:
-                        _save(state, request, step + 1, best, kept, parameters, optimizer)
+                        best, best_values = Learned(score, step + 1), _copies(parameters)
+                    if state_file is not None:
+                        _save(state_file, request, step + 1, best, best_values, parameters, optimizer)
                     since = time.perf_counter()
     finally:
-        _put(parameters, kept)
+        _set(parameters, best_values)
     return best
 
 
@@ -138,8 +118,8 @@ def _trained_alone(model: "PreTrainedModel", parameters: Sequence[nn.Parameter])
             parameter.grad = None
 
 
-def _looks_without(best: Learned, step: int, schedule: Schedule) -> int:
-    return step // schedule.judge_every - best.step // schedule.judge_every
+def _evaluations_without_improvement(best: Learned, step: int, schedule: Schedule) -> int:
+    return step // schedule.evaluate_every - best.step // schedule.evaluate_every
 
 
 def _update(
@@ -172,12 +152,12 @@ def _update(
     optimizer.zero_grad()
 
 
-def _copied(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+def _copies(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     return [parameter.detach().to("cpu", copy=True) for parameter in parameters]
 
 
 @torch.no_grad()
-def _put(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
+def _set(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)
 
@@ -186,15 +166,21 @@ def _request(
     model: "PreTrainedModel",
     parameters: Sequence[nn.Parameter],
     sequences: Tensor,
-    judge: Judge,
+    evaluator: Evaluator,
     schedule: Schedule,
     name: str,
 ) -> str:
-    """sha256 of what a state must have in common with the run that goes on from it."""
+    """sha256 of what must be the same for a run that resumes from a saved state."""
     tables = [(table.name, table.inv_freq.tolist(), table.attention_factor) for table in rotary_tables(model)]
     shapes = [tuple(parameter.shape) for parameter in parameters]
-    judging = (judge.documents.fingerprint(), judge.window, judge.target, judge.short_weight, judge.targets)
-    sha = hashlib.sha256(repr((name, schedule, shapes, judging, tables)).encode())
+    evaluation = (
+        evaluator.documents.fingerprint(),
+        evaluator.original_length,
+        evaluator.target_length,
+        evaluator.short_weight,
+        evaluator.targets,
+    )
+    sha = hashlib.sha256(repr((name, schedule, shapes, evaluation, tables)).encode())
     sha.update(sequences.numpy().tobytes())
     return sha.hexdigest()
 
@@ -204,7 +190,7 @@ def _save(
     request: str,
     step: int,
     best: Learned,
-    kept: list[Tensor],
+    best_values: list[Tensor],
     parameters: Sequence[nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> None:
@@ -213,8 +199,8 @@ def _save(
         "step": step,
         "best_step": best.step,
         "best_score": asdict(best.score),
-        "kept": kept,
-        "parameters": _copied(parameters),
+        "kept": best_values,
+        "parameters": _copies(parameters),
         "optimizer": optimizer.state_dict(),
     }
     written = io.BytesIO()  # torch would raise what it likes where a disk is full
@@ -240,6 +226,6 @@ def _restore(
     values = torch.load(io.BytesIO(written), map_location="cpu", weights_only=True)
     if values["request"] != request:
         raise RecipeError(f"{path} is of another request; go on with the same, or remove it to begin anew.")
-    _put(parameters, values["parameters"])
+    _set(parameters, values["parameters"])
     optimizer.load_state_dict(values["optimizer"])
     return values["step"], Learned(Score(**values["best_score"]), values["best_step"]), values["kept"]

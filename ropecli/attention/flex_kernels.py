@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from ropecli.attention.key_ranges import Range, find_ranges
-from ropecli.attention.rotation_tables import Sides
+from ropecli.attention.key_ranges import KeyRange, find_ranges
+from ropecli.attention.rotation import BranchRotation
 from ropecli.rope import Remapping
 
 _BLOCK = 128
@@ -42,7 +42,7 @@ def attend_by_flex(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sides: Sequence[Sides],
+    sides: Sequence[BranchRotation],
     masks: Sequence[BlockMask],
     first_query: int,
     first_key: int,
@@ -62,9 +62,9 @@ def attend_by_flex(
         options["score_mod"] = _capped(softcap)
     outputs, sums = [], []
     for side, mask in zip(sides, masks, strict=True):
-        turned = query if side.query is None else side.query.turn(query, first_query)
-        keys = key if side.key is None else side.key.turn(key, first_key)
-        output, more = kernel(turned, keys, value, block_mask=mask, **options)
+        rotated = query if side.query is None else side.query.rotate(query, first_query)
+        keys = key if side.key is None else side.key.rotate(key, first_key)
+        output, more = kernel(rotated, keys, value, block_mask=mask, **options)
         outputs.append(output)
         sums.append(more.lse)
     return _merge(outputs, sums, sinks).to(value.dtype)
@@ -79,19 +79,19 @@ def make_block_masks(
         return [_make_block_mask(one, keys, device) for one in ranges]
 
 
-def _make_block_mask(range_: Range, keys: int, device: torch.device) -> BlockMask:
+def _make_block_mask(keys_of_branch: KeyRange, keys: int, device: torch.device) -> BlockMask:
     """Which blocks of keys the kernel visits for which blocks of queries, and in which of them it asks key by key.
 
     By hand, since create_block_mask would go through a matrix of queries × keys.
     """
-    begins = np.arange(0, len(range_.first), _BLOCK)
-    ends = np.minimum(begins + _BLOCK, len(range_.first)) - 1
+    begins = np.arange(0, len(keys_of_branch.first), _BLOCK)
+    ends = np.minimum(begins + _BLOCK, len(keys_of_branch.first)) - 1
     lows = np.arange(0, keys, _BLOCK)
     highs = np.minimum(lows + _BLOCK, keys)
-    seen = (highs > range_.first[begins][:, None]) & (lows < range_.stop[ends][:, None])
-    whole = (lows >= range_.first[ends][:, None]) & (highs <= range_.stop[begins][:, None])
+    seen = (highs > keys_of_branch.first[begins][:, None]) & (lows < keys_of_branch.stop[ends][:, None])
+    whole = (lows >= keys_of_branch.first[ends][:, None]) & (highs <= keys_of_branch.stop[begins][:, None])
     whole &= (highs - lows == _BLOCK) & (ends - begins == _BLOCK - 1)[:, None]  # as in PyTorch's own block masks
-    first, stop = (torch.tensor(bound, device=device) for bound in (range_.first, range_.stop))
+    first, stop = (torch.tensor(bound, device=device) for bound in (keys_of_branch.first, keys_of_branch.stop))
 
     def inside(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key >= first[query]) & (key < stop[query])
@@ -101,7 +101,7 @@ def _make_block_mask(range_: Range, keys: int, device: torch.device) -> BlockMas
         *_listed(whole, device),
         BLOCK_SIZE=_BLOCK,
         mask_mod=inside,
-        seq_lengths=(len(range_.first), keys),
+        seq_lengths=(len(keys_of_branch.first), keys),
     )
 
 

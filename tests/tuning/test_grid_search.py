@@ -9,8 +9,7 @@ from ropecli.scaling.method import SearchRange
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning.halving import halve, rounds
-from ropecli.tuning.space import points
+from ropecli.tuning.parameter_search import grid_points, halve, rounds
 
 GEOMETRY = RopeGeometry(64, 64, 10000.0, 2048)
 
@@ -30,7 +29,7 @@ def test_the_ranges_are_those_that_the_parameters_declare():
 
 @pytest.mark.parametrize("method", ["yarn", "abf"])
 def test_points_lie_in_their_ranges_evenly_in_the_logarithm(method):
-    found = points(GEOMETRY, method, 4.0, 65, 0)
+    found = grid_points(GEOMETRY, method, 4.0, 65, 0)
     own = [spec for spec in found if not spec.params]
     assert len(found) == 65
     assert len(own) == (0 if method == "abf" else 1)  # which has no constant of its own
@@ -46,7 +45,7 @@ def test_points_lie_in_their_ranges_evenly_in_the_logarithm(method):
 
 
 def test_the_seed_decides():
-    one, same, other = (points(GEOMETRY, "yarn", 4.0, 9, seed) for seed in (0, 0, 1))
+    one, same, other = (grid_points(GEOMETRY, "yarn", 4.0, 9, seed) for seed in (0, 0, 1))
     assert one == same
     assert one[0] == other[0]
     assert one[1:] != other[1:]
@@ -54,21 +53,21 @@ def test_the_seed_decides():
 
 def test_a_method_without_ranges_has_one_point():
     for method in ("linear", "ntk", "none"):
-        assert points(GEOMETRY, method, 4.0, 9, 0) == [make_spec(method, 4.0)]
+        assert grid_points(GEOMETRY, method, 4.0, 9, 0) == [make_spec(method, 4.0)]
 
 
 def test_points_that_do_not_fit_are_left_out_and_a_method_that_never_does_is_refused():
-    quick = RopeGeometry(8, 8, 10.0, 5650)  # its slowest pair makes 28 turns: nothing lies below a beta_fast of 9
-    found = points(quick, "yarn", 4.0, 12, 0)
+    quick = RopeGeometry(8, 8, 10.0, 5650)  # its slowest pair makes 28 rotations: nothing lies below a beta_fast of 9
+    found = grid_points(quick, "yarn", 4.0, 12, 0)
     assert len(found) == 12
     for spec in found:
         scale(quick, spec)
-    everywhere = [spec.params["beta_fast"] for spec in points(GEOMETRY, "yarn", 4.0, 12, 0)[1:]]
+    everywhere = [spec.params["beta_fast"] for spec in grid_points(GEOMETRY, "yarn", 4.0, 12, 0)[1:]]
     assert min(everywhere) < 9 < min(spec.params["beta_fast"] for spec in found[1:])
     with pytest.raises(MethodError, match="custom cannot be tuned: custom takes either inv_freq or factors"):
-        points(GEOMETRY, "custom", 4.0, 9, 0)
+        grid_points(GEOMETRY, "custom", 4.0, 9, 0)
     with pytest.raises(MethodError, match="yarn cannot be tuned: Every pair turns more than beta_fast times"):
-        points(RopeGeometry(8, 8, 10.0, 10**6), "yarn", 4.0, 9, 0)
+        grid_points(RopeGeometry(8, 8, 10.0, 10**6), "yarn", 4.0, 9, 0)
 
 
 def test_every_round_halves_the_points_and_doubles_the_documents():

@@ -1,4 +1,4 @@
-"""Twins keep what the attention depends on; and through them, what becomes of every causal-LM type of transformers."""
+"""A small model keeps what the attention depends on; and through it, what becomes of every causal-LM type."""
 
 import copy
 import importlib.metadata
@@ -7,13 +7,13 @@ import pytest
 import scripts_by_path
 from transformers import CONFIG_MAPPING
 
-from ropecli.attention.layout import Layout
+from ropecli.attention.head_layout import HeadLayout
 from ropecli.attention.patching import settle_layout
-from ropecli.attention.small_model import make_twin
+from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config.families import family_of
-from ropecli.config.saved_remapping import read_carrier
+from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, PatchError, RopecliError
 from ropecli.scaling.spec import make_spec
 
@@ -84,7 +84,7 @@ def test_every_type_is_proved_or_refused_with_its_reason(model_type, tmp_path):
             settled(tmp_path)
         assert REFUSED[model_type] in str(caught.value)
         return
-    assert settled(tmp_path) == Layout(LATER_START.get(model_type, 0), model_type in NEIGHBOURS)
+    assert settled(tmp_path) == HeadLayout(LATER_START.get(model_type, 0), model_type in NEIGHBOURS)
 
 
 def settled(folder):
@@ -92,8 +92,8 @@ def settled(folder):
     plan = make_plan(open_checkpoint(folder), make_spec("rerope", 4.0))
     if plan.unwritable:
         raise PatchError(plan.unwritable)
-    carrier = read_carrier(settle_layout(plan.config))
-    return Layout(carrier.rotary_start, carrier.neighbours)
+    saved = read_saved_remapping(settle_layout(plan.config))
+    return HeadLayout(saved.rotary_start, saved.neighbours)
 
 
 @pytest.mark.skipif(
@@ -113,21 +113,21 @@ def llama(**settings):
 def test_the_attention_is_kept_and_the_rest_is_small():
     config = llama(head_dim=24, num_hidden_layers=80, intermediate_size=30_000, attention_bias=True)
     before = copy.deepcopy(config.to_dict())
-    twin = make_twin(config)
-    attention = twin.model.layers[0].self_attn
+    small = make_small_model(config)
+    attention = small.model.layers[0].self_attn
     assert attention.q_proj.weight.shape == (4 * 24, 64)
     assert attention.k_proj.weight.shape == (2 * 24, 64)
     assert attention.q_proj.bias is not None
-    assert len(twin.model.layers) == 1
-    assert sum(parameter.numel() for parameter in twin.parameters()) < 70_000
+    assert len(small.model.layers) == 1
+    assert sum(parameter.numel() for parameter in small.parameters()) < 70_000
     assert config.to_dict() == before
-    assert not twin.training
+    assert not small.training
 
 
 def test_what_transformers_does_not_build_or_run_is_told():
     with pytest.raises(CheckpointError, match=r"does not build a small model of this kind: .*no such thing"):
-        make_twin(llama(num_key_value_heads=4, num_attention_heads=4, hidden_act="no such thing"))
+        make_small_model(llama(num_key_value_heads=4, num_attention_heads=4, hidden_act="no such thing"))
     with pytest.raises(CheckpointError, match="does not run a small model"):
-        make_twin(coverage.config_of("deepseek_v2", hidden_size=64, num_hidden_layers=2, q_lora_rank=8))
+        make_small_model(coverage.config_of("deepseek_v2", hidden_size=64, num_hidden_layers=2, q_lora_rank=8))
     with pytest.raises(CheckpointError, match=r"would have \d,\d+,\d+,\d+ parameters still"):
-        make_twin(llama(hidden_size=40_000, head_dim=5_000))
+        make_small_model(llama(hidden_size=40_000, head_dim=5_000))

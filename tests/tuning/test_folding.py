@@ -15,12 +15,11 @@ from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError, ProofError
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning.gains import HeadGains
-from ropecli.tuning.proof import Logits, difference, in_float32, logits_of, refuse_other
-from ropecli.tuning.record import Score
-from ropecli.tuning.run import finish_learned, probe_of
-from ropecli.tuning.training import Learned
-from ropecli.tuning.tuning import tuned_to
+from ropecli.tuning.learning import Learned
+from ropecli.tuning.levels import HeadGains
+from ropecli.tuning.procedure import tuned_to
+from ropecli.tuning.tune_report import Score
+from ropecli.tuning.tuning_run import Logits, difference, finish_learned, in_float32, logits_of, probe_of, refuse_other
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
@@ -225,7 +224,7 @@ def test_gains_too_small_for_half_precisions_logits_are_proved_all_the_same(half
         finish_learned(run, plan, score, Learned(score, 1), live, unfolded)
     run.model.load_state_dict(plain)
     tuned = finished(run, plan, gains, live)
-    monkeypatch.setattr("ropecli.tuning.tuning.rewrite_shard", lambda changed, source, target: False)
+    monkeypatch.setattr("ropecli.tuning.procedure.rewrite_shard", lambda changed, source, target: False)
     with pytest.raises(ProofError, match="was not written as it was folded"):
         tuned_to(tuned, tmp_path / "tuned")
     assert not (tmp_path / "tuned").exists()

@@ -14,7 +14,7 @@ from torch import Tensor
 from ropecli.errors import PatchError
 
 
-class Row(NamedTuple):
+class RowPadding(NamedTuple):
     """padding: tokens at the left that are none. query, key: the place of the first of each that a pass has."""
 
     padding: int
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
 
 @torch.compiler.disable
-def describe_rows(
+def describe_padding(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -36,7 +36,7 @@ def describe_rows(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> Tensor:
-    """What `attend` must know in place of a mask: of each row its left padding and where queries and keys begin.
+    """What the attention must know in place of a mask: of each row its left padding, and where queries and keys begin.
 
     As transformers calls its mask functions. Shape (batch, 1, 1, 3), int64, on the CPU, where reading it waits for no
     other device; four dimensions, which transformers passes on as they are. Raises PatchError for a mask that is not
@@ -56,15 +56,15 @@ def describe_rows(
                 f"{first + q_length}; it must be of all of them."
             )
         paddings = _left_paddings(attention_mask[:, : first + q_length])
-    rows = [Row(padding, first, kv_offset) for padding in paddings]
+    rows = [RowPadding(padding, first, kv_offset) for padding in paddings]
     described: Any = torch.tensor(rows, device="cpu")[:, None, None]
     if _without_storage(described):
         described.ropecli_rows = rows
     return described
 
 
-def read_rows(described: Any) -> list[Row]:
-    """What describe_rows has put into a mask's place. Raises PatchError for any other mask."""
+def read_padding(described: Any) -> list[RowPadding]:
+    """What describe_padding has put into a mask's place. Raises PatchError for any other mask."""
     if described is None:
         raise PatchError(
             "The model gives its attention no mask, so that padding would be read. Take another checkpoint, or the "
@@ -77,7 +77,7 @@ def read_rows(described: Any) -> list[Row]:
             f"The model gives its attention a mask of shape {tuple(described.shape)}; a relative-position method takes "
             "none but the causal one with padding, which transformers makes from a mask of shape (batch, tokens)."
         )
-    return [Row(*row) for row in described[:, 0, 0].tolist()]
+    return [RowPadding(*row) for row in described[:, 0, 0].tolist()]
 
 
 def _left_paddings(mask: Tensor) -> list[int]:
@@ -114,7 +114,7 @@ def _refuse_other_masks(
         raise PatchError("Tokens see the ones after them, which a relative-position method would not let them.")
 
 
-def refuse_other_positions(position_ids: Tensor | None, rows: list[Row], queries: int) -> None:
+def refuse_other_positions(position_ids: Tensor | None, rows: list[RowPadding], queries: int) -> None:
     """Every token is one position after the one before; padding may be anywhere, and all of it at one place.
 
     What all layers are given is looked at once.
@@ -138,7 +138,7 @@ def refuse_other_positions(position_ids: Tensor | None, rows: list[Row], queries
     _KNOWN_POSITIONS.append((ref(position_ids), rows))
 
 
-_KNOWN_POSITIONS: deque[tuple[ref[Tensor], list[Row]]] = deque(maxlen=4)
+_KNOWN_POSITIONS: deque[tuple[ref[Tensor], list[RowPadding]]] = deque(maxlen=4)
 
 
 def _without_storage(tensor: Any) -> bool:
