@@ -16,7 +16,7 @@ class RopeGeometry:
     """What a model, or one of its layer types, was pretrained with.
 
     head_dim: width of a head. rotary_dim: width of the part of it that turns, even.
-    rope_theta: the base b. original_max_position_embeddings: the pretraining window, tokens.
+    rope_theta: the base b. original_max_position_embeddings: the pretraining length, tokens.
     layer_type: None where all layers share one geometry. still_pairs: how many of the slowest pairs were
     pretrained without turning at all (p-RoPE, which transformers calls `proportional`).
     """

@@ -5,7 +5,7 @@
     python scripts/bench_tune.py RESULTS.json --table              # what is there, as a table in Markdown
 
 All levels calibrate on the same documents of demo-train; perplexity is of the held-out demo documents, the same 128
-last tokens of each read with the pretraining window and with the target. `full` trains all parameters by the same loop
+last tokens of each read with the pretraining length and with the target. `full` trains all parameters by the same loop
 on the same sequences. Seconds are wall time of the tuning alone, on a machine that other jobs may share.
 """
 
@@ -50,7 +50,7 @@ def measured(model: Any, documents: Documents, target: int) -> list[LengthResult
 
 
 def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str, Any]:
-    """A cell of the table: rows at the window and the target, seconds, numbers learned."""
+    """A cell of the table: rows at the pretraining length and the target, seconds, numbers learned."""
     torch.manual_seed(seed)
     checkpoint = ropecli.open_checkpoint("demo")
     tokenizer = ropecli.load_tokenizer(checkpoint)

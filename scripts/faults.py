@@ -39,8 +39,8 @@ FAULTS: list[tuple[str, str]] = [
     ("yarn_attention_factor(s, mscale) / yarn_attention_factor(s, mscale_all_dim)", "yarn_attention_factor(s, mscale)"),
     ("s ** (rope.rotary_dim / (2 * slowest))", "s ** (rope.rotary_dim / (2 * slowest + 2))"),
     ("base * (kept + (1 - kept) / s)", "base * ((1 - kept) + kept / s)"),
-    ("math.sqrt(1 + math.log(s) / math.log(window))", "math.sqrt(1 + math.log(s)) / math.log(window)"),
-    ("long_factor if length > window else short_factor", "long_factor if length >= window else short_factor"),
+    ("math.sqrt(1 + math.log(s) / math.log(original_length))", "math.sqrt(1 + math.log(s)) / math.log(original_length)"),
+    ("long_factor if length > original_length else short_factor", "long_factor if length >= original_length else short_factor"),
     ("now = max(1.0, length / rope.original_max_position_embeddings)", "now = max(s, 1.0)"),
     ("inv_freq[int(p * rope.rotary_dim // 2) :] = 0.0", "inv_freq[int(p * rope.rotary_dim // 2) + 1 :] = 0.0"),
     # remapping
@@ -91,14 +91,14 @@ FAULTS: list[tuple[str, str]] = [
     ("if not off <= allowed:", "if off > 1000 * allowed:"),
     ("torch.equal(file.get_tensor(name), missing[name])", "True"),
     # checkpoint
-    ("written_length = window.original_max_position_embeddings if keeps_window else target", "written_length = target"),
+    ("written_length = geometry.original_max_position_embeddings if keeps_length else target", "written_length = target"),
     ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL", "allowed = rope.inv_freq + _STILL"),
     ("if abs(attention_factor - rope.attention_factor) > _RELATIVE * rope.attention_factor:", "if False:"),
     ("factors = scaled.geometry.powers() / scaled.inv_freq", "factors = scaled.inv_freq / scaled.geometry.powers()"),
     ("parameters = {**(legacy or new)}", "parameters = {**(new or legacy)}"),
     ("set_path(config, change.path, change.before)", "set_path(config, change.path, change.after)"),
     ('return "ntk-by-parts" if rope_type == "yarn" and parameters.get("attention_factor") == 1.0 else rope_type', "return rope_type"),
-    ("if original_length and original_length > window:", "if False:"),
+    ("if original_length and original_length > max_positions:", "if False:"),
     ("name not in self.local_layers and not any(word in name for word in _LOCAL_WORDS)", "name not in self.local_layers"),
     # theory
     ("(rotations(inv_freq, length) >= 1 - _SAME).mean()", "(rotations(inv_freq, length) >= 2).mean()"),

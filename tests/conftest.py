@@ -139,7 +139,7 @@ def build(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="session")
 def llama(build) -> Path:
-    """A Llama with head_dim 32, base 10000, pretraining window 64."""
+    """A Llama with head_dim 32, base 10000, pretraining length 64."""
     return build("llama", head_dim=32)
 
 

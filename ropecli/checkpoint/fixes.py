@@ -5,7 +5,7 @@ from typing import Any
 
 from ropecli.checkpoint.files import CONFIG
 from ropecli.checkpoint.state import CheckpointState
-from ropecli.config.dialects import ORIGINAL_WINDOW, Parameters, rope_type_of
+from ropecli.config.dialects import ORIGINAL_LENGTH, Parameters, rope_type_of
 from ropecli.errors import shown
 from ropecli.scaling.spec import ScalingSpec
 
@@ -40,11 +40,11 @@ def stops_early(state: CheckpointState) -> bool:
 
 def overruled_lengths(state: CheckpointState) -> list[tuple[str, Any]]:
     """Where a pretraining length is named that the one at the top overrules."""
-    stray = state.section.get(ORIGINAL_WINDOW)
+    stray = state.section.get(ORIGINAL_LENGTH)
     if stray is None:
         return []
     found = [
-        (label, one.get(ORIGINAL_WINDOW))
+        (label, one.get(ORIGINAL_LENGTH))
         for label, one in rope_fields(state)
         # by layer type, the one at the top is not read
         if "." not in label and rope_type_of(one) in _FROM_PRETRAINING_LENGTH
@@ -55,7 +55,7 @@ def overruled_lengths(state: CheckpointState) -> list[tuple[str, Any]]:
 def unread_lengths(state: CheckpointState) -> list[int]:
     """Pretraining lengths that are named for dynamic, smaller than the one that is taken."""
     section, most = state.section, state.max_position_embeddings
-    lengths = [section.get(ORIGINAL_WINDOW), *(one.get(ORIGINAL_WINDOW) for _, one in rope_fields(state))]
+    lengths = [section.get(ORIGINAL_LENGTH), *(one.get(ORIGINAL_LENGTH) for _, one in rope_fields(state))]
     return [one for one in lengths if isinstance(one, int) and not isinstance(one, bool) and 0 < one < most]
 
 

@@ -21,17 +21,17 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, label_of, make_spec
 
 _LONGEST_BASE = 32768
-"""Tokens up to which the base for a window is worked out: a third of a second."""
+"""Tokens up to which the base for a length is worked out: a third of a second."""
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """The report of `ropecli inspect`: the fields of the rope that sees the whole context, and all of them in `ropes`.
 
     Lengths and wavelengths in tokens, inv_freq in radians per token; float32_angle_error in radians, the largest of
-    all pairs at the window's end. supported_length: tokens up to which the frequencies in effect have no negative
-    score, null for more than are looked at; smallest_base: what the window (target_length) would need, null where it
-    has no need or is too long to be worked out at once. tuned_from: the checkpoint whose weights `ropecli tune`
-    changed, null where it changed none. findings: what is off, each with a rule, a message and a fix.
+    all pairs at the end of the context. supported_length: tokens up to which the frequencies in effect have no negative
+    score, null for more than are looked at; smallest_base: what the context length (target_length) would need, null
+    where it has no need or is too long to be worked out at once. tuned_from: the checkpoint whose weights
+    `ropecli tune` changed, null where it changed none. findings: what is off, each with a rule, a message and a fix.
     """
     state = read_state(checkpoint)
     length = state.context_length
@@ -120,8 +120,8 @@ class Study:
         return self.ropes[PRETRAINED].geometry
 
     @property
-    def window(self) -> int:
-        """The pretraining window, tokens."""
+    def original_length(self) -> int:
+        """The pretraining length, tokens."""
         return self.geometry.original_max_position_embeddings
 
 
@@ -130,7 +130,7 @@ def make_study(
 ) -> Study:
     """By `specs`, None for the checkpoint as it is. Raises MethodError, CheckpointError.
 
-    The target is the longest that any of them is for. original_length: the true pretraining window, where config.json
+    The target is the longest that any of them is for. original_length: the true pretraining length, where config.json
     names another; for methods alone.
     """
     ropes: dict[str, ScaledRope] = {}
@@ -172,7 +172,7 @@ def study_report(study: Study) -> dict[str, Any]:
     bound = support_of(study.ropes[PRETRAINED], study.target, LONGEST, always=True)
     return {
         "checkpoint": study.checkpoint,
-        "original_max_position_embeddings": study.window,
+        "original_max_position_embeddings": study.original_length,
         "target_length": study.target,
         "supported_length": bound.supported,
         "smallest_base": bound.smallest_base,

@@ -17,12 +17,12 @@ from ropecli.checkpoint.fixes import (
     stops_early,
     unread_lengths,
 )
-from ropecli.checkpoint.plan_warnings import mixes_layers, moot_window
+from ropecli.checkpoint.plan_warnings import mixes_layers, moot_sliding_window
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.config.dialects import (
     KEPT_KEYS,
     NATIVE_KEYS,
-    ORIGINAL_WINDOW,
+    ORIGINAL_LENGTH,
     PARTIAL_KEYS,
     THETA_KEYS,
     Parameters,
@@ -32,7 +32,7 @@ from ropecli.config.fields import first, mapping
 from ropecli.errors import shown
 from ropecli.scaling.scale import varies_with_length
 
-_READ = {"rope_type", "type", "rope_theta", ORIGINAL_WINDOW, *KEPT_KEYS}
+_READ = {"rope_type", "type", "rope_theta", ORIGINAL_LENGTH, *KEPT_KEYS}
 _USUAL_BASE = 10000.0
 
 
@@ -132,11 +132,11 @@ def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
         yield Finding("outside-text-config", message)
 
 
-def _stray_original_window(state: CheckpointState) -> Iterator[Finding]:
+def _stray_original_length(state: CheckpointState) -> Iterator[Finding]:
     for label, inside in overruled_lengths(state):
         yield Finding(
             "two-original-windows",
-            f"{ORIGINAL_WINDOW} is {shown(state.section[ORIGINAL_WINDOW])} at the top and {shown(inside)} in {label}; "
+            f"{ORIGINAL_LENGTH} is {shown(state.section[ORIGINAL_LENGTH])} at the top and {shown(inside)} in {label}; "
             "transformers 5 takes the one at the top.",
             fix_command(state),
         )
@@ -210,8 +210,8 @@ def _dynamic_switched_off(state: CheckpointState) -> Iterator[Finding]:
     if state.main.spec.method.name == "dynamic" and smaller:
         yield Finding(
             "dynamic-switched-off",
-            f"dynamic takes max_position_embeddings, {state.max_position_embeddings}, for its pretraining window and "
-            f"scales nothing up to there; {ORIGINAL_WINDOW} {smaller[0]} is not read.",
+            f"dynamic takes max_position_embeddings, {state.max_position_embeddings}, for its pretraining length and "
+            f"scales nothing up to there; {ORIGINAL_LENGTH} {smaller[0]} is not read.",
             fix_command(state),
         )
 
@@ -222,25 +222,25 @@ def _switching(state: CheckpointState) -> Iterator[Finding]:
         yield Finding(
             "switches-with-length",
             f"{rope.spec.method} here has other frequencies for long inputs than for short ones: rows of a batch, "
-            "chunks of a prompt, and a KV cache that grows past the pretraining window do not fit together.",
+            "chunks of a prompt, and a KV cache that grows past the pretraining length do not fit together.",
         )
 
 
-def _windows(state: CheckpointState) -> Iterator[Finding]:
-    spec, window = state.main.spec, state.max_position_embeddings
+def _lengths(state: CheckpointState) -> Iterator[Finding]:
+    spec, written = state.main.spec, state.max_position_embeddings
     scaling = (
-        f"{spec.method} ×{spec.factor:g} of a pretraining window of {state.pretraining_length} reaches "
+        f"{spec.method} ×{spec.factor:g} of a pretraining length of {state.pretraining_length} reaches "
         f"{state.main.scaled_length}"
     )
     if falls_short(state):
         yield Finding(
             "window-beyond-scaling",
-            f"max_position_embeddings is {window}, and {scaling}. The fix scales by more; a model that was trained as "
-            "it is wants the window lowered instead.",
+            f"max_position_embeddings is {written}, and {scaling}. The fix scales by more; a model that was trained as "
+            "it is wants max_position_embeddings lowered instead.",
             fix_command(state),
         )
     if stops_early(state):
-        message = f"max_position_embeddings is {window}, and {scaling}: serving stacks stop at the smaller."
+        message = f"max_position_embeddings is {written}, and {scaling}: serving stacks stop at the smaller."
         yield Finding("window-below-scaling", message, fix_command(state))
 
 
@@ -248,20 +248,22 @@ def _tokenizer(state: CheckpointState) -> Iterator[Finding]:
     longest = (state.checkpoint.tokenizer_config or {}).get("model_max_length")
     length = state.context_length
     if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < length:
-        message = f"the tokenizer's model_max_length is {longest:g} tokens, below the window of {length}: it cuts or "
+        message = (
+            f"the tokenizer's model_max_length is {longest:g} tokens, below the context length of {length}: it cuts or "
+        )
         yield Finding("tokenizer-caps", f"{message}warns there.", fix_command(state))
 
 
 def _sliding(state: CheckpointState) -> Iterator[Finding]:
     section, family = state.section, state.settings.family
-    sliding = moot_window(section, family)
+    sliding = moot_sliding_window(section, family)
     if sliding is not None and sliding < state.max_position_embeddings:
-        message = f"sliding_window is {sliding}: no layer attends further back, so that extending the window is moot."
+        message = f"sliding_window is {sliding}: no layer attends further back, so that extending the context is moot."
         yield Finding("sliding-window", message)
     if family.only_sliding_turn and mixes_layers(section, family):
         message = (
             f"in {family.model_type} only the sliding layers turn; those that see the whole context have no positions, "
-            "so that there is nothing to scale: patch --method none --target-length N raises the window alone."
+            "so that there is nothing to scale: patch --method none --target-length N raises the context length alone."
         )
         yield Finding("far-layers-do-not-turn", message)
 
@@ -275,14 +277,14 @@ _RULES = (
     _only_new_dialect,
     _stale_rope_scaling,
     _outside_of_text_config,
-    _stray_original_window,
+    _stray_original_length,
     _null_head_dim,
     _old_names,
     _unread_keys,
     _softmax_scale,
     _dynamic_switched_off,
     _switching,
-    _windows,
+    _lengths,
     _tokenizer,
     _sliding,
 )

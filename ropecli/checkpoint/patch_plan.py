@@ -90,8 +90,8 @@ def make_plan(
 ) -> PatchPlan:
     """Plans to patch `checkpoint`.
 
-    target_length: tokens; with choose_factor the factor follows from it and the true original window, whatever
-    spec.factor says. original_length: corrects a config that lies about that window. layer_types: those to scale
+    target_length: tokens; with choose_factor the factor follows from it and the true pretraining length, whatever
+    spec.factor says. original_length: corrects a config that lies about it. layer_types: those to scale
     in place of the ones that see the whole context. Raises MethodError for a factor or target out of range,
     PatchError for layer types that are not there, and for what the architecture does not allow.
     """
@@ -99,14 +99,14 @@ def make_plan(
     labels = _labels_to_scale(checkpoint.name, settings, layer_types)
     if spec.method.remaps:
         _refuse_near_layers(config, settings, labels)
-    window = next(rope.geometry for rope in settings.ropes if rope.geometry.layer_type in labels)
-    spec = _with_factor(spec, window.original_max_position_embeddings, target_length, choose_factor)
+    geometry = next(rope.geometry for rope in settings.ropes if rope.geometry.layer_type in labels)
+    spec = _with_factor(spec, geometry.original_max_position_embeddings, target_length, choose_factor)
     spec = _with_softmax_scale(spec, settings, labels)
-    target = target_length or round(window.original_max_position_embeddings * spec.factor)
+    target = target_length or round(geometry.original_max_position_embeddings * spec.factor)
     ropes = scale_layers(settings, spec, labels, target)
-    # transformers takes max_position_embeddings for dynamic NTK's original window: raised, it would switch it off.
-    keeps_window = spec.method.rope_type == "dynamic"
-    written_length = window.original_max_position_embeddings if keeps_window else target
+    # transformers takes max_position_embeddings for dynamic NTK's pretraining length: raised, it would switch it off.
+    keeps_length = spec.method.rope_type == "dynamic"
+    written_length = geometry.original_max_position_embeddings if keeps_length else target
     scaled = {label: ropes[label] for label in labels}
     _refuse_own_positions(settings, scaled.values())
     patched, unwritable = copy.deepcopy(config), None
@@ -166,15 +166,17 @@ def _labels_to_scale(name: str, settings: RopeSettings, layer_types: Sequence[st
     return tuple(label for label in present if label in layer_types)
 
 
-def _with_factor(spec: ScalingSpec, window: int, target_length: int | None, choose_factor: bool) -> ScalingSpec:
+def _with_factor(
+    spec: ScalingSpec, original_length: int, target_length: int | None, choose_factor: bool
+) -> ScalingSpec:
     """The factor that the target length, tokens, asks for, unless another was given on purpose."""
-    if target_length is not None and target_length < window:
+    if target_length is not None and target_length < original_length:
         raise MethodError(
-            f"The target length {target_length} is below the pretraining window, {window}. "
-            "Give at least that, or correct the window with --original-length."
+            f"The target length {target_length} is below the pretraining length, {original_length}. "
+            "Give at least that, or correct it with --original-length."
         )
     if target_length is not None and choose_factor:
-        spec = replace(spec, factor=target_length / window)
+        spec = replace(spec, factor=target_length / original_length)
     check_factor(spec.factor)
     return spec
 
@@ -210,11 +212,11 @@ def _refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: 
 
     labels: the layer types to remap.
     """
-    sliding = plan_warnings.moot_window(section_of(config), settings.family)
+    sliding = plan_warnings.moot_sliding_window(section_of(config), settings.family)
     if sliding is not None:
         raise PatchError(
             f"sliding_window is {sliding}, and no layer looks back further: other distances have no meaning there. "
-            "--method none raises the window alone."
+            "--method none raises the context length alone."
         )
     far = [rope.geometry.layer_type for rope in settings.ropes if rope.far]
     if set(labels) != set(far):

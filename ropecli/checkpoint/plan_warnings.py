@@ -11,7 +11,7 @@ from ropecli.config.settings import RopeSettings
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
-_SET_THE_WINDOW_ALONE = ("none", "abf", "p-rope", "nope", "custom", "longrope", "dynamic-yarn")
+_SET_THE_LENGTH_ALONE = ("none", "abf", "p-rope", "nope", "custom", "longrope", "dynamic-yarn")
 
 
 def of_scaling(
@@ -21,7 +21,7 @@ def of_scaling(
     scaled: Mapping[str | None, ScaledRope],
     target: int,
 ) -> list[str]:
-    """What holds wherever the model is scaled, on disk or in memory. target: the window to reach, tokens."""
+    """What holds wherever the model is scaled, on disk or in memory. target: the length to reach, tokens."""
     rope = next(iter(scaled.values()))
     section = section_of(config)
     return [
@@ -34,8 +34,8 @@ def of_scaling(
     ]
 
 
-def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, window: int) -> list[str]:
-    """What holds for a written patch alone. window: max_position_embeddings to write, tokens."""
+def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, max_position_embeddings: int) -> list[str]:
+    """What holds for a written patch alone. max_position_embeddings: to write, tokens."""
     warnings = []
     if rope.remapping is not None:
         warnings.append(
@@ -51,22 +51,23 @@ def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, wind
             )
     if spec.method.rope_type == "dynamic":
         warnings.append(
-            f"max_position_embeddings stays at {window}: stock readers take it for dynamic NTK's pretraining window."
+            f"max_position_embeddings stays at {max_position_embeddings}: stock readers take it for dynamic NTK's "
+            "pretraining length."
         )
     if rope.rope_theta != rope.geometry.rope_theta:
         warnings.append(
-            "the new base says nothing of the window it came from; ropecli.yaml does: keep it beside the weights."
+            "the new base says nothing of the one it came from; ropecli.yaml does: keep it beside the weights."
         )
     return warnings
 
 
 def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
     original = rope.geometry.original_max_position_embeddings
-    if spec.method.name in _SET_THE_WINDOW_ALONE or rope.scaled_length >= target:
+    if spec.method.name in _SET_THE_LENGTH_ALONE or rope.scaled_length >= target:
         return []
     return [
         f"a factor of {spec.factor:g} reaches {rope.scaled_length} tokens; {target} need "
-        f"{target / original:g}, the target over the pretraining window of {original}."
+        f"{target / original:g}, the target over the pretraining length of {original}."
     ]
 
 
@@ -83,7 +84,7 @@ def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
     warnings = []
     geometry = rope.geometry
     if spec.method.name == "none" and spec.factor > 1:
-        warnings.append("none scales nothing: positions beyond the pretraining window stay unseen by the model.")
+        warnings.append("none scales nothing: positions beyond the pretraining length stay unseen by the model.")
     elif spec.factor > 1 and rope.remapping is None and np.array_equal(rope.inv_freq, geometry.inv_freq()):
         warnings.append(f"{spec.method} with these parameters leaves every frequency as it was.")
     if rope.rope_theta < geometry.rope_theta:
@@ -96,7 +97,7 @@ def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
     if varies_with_length(rope):
         warnings.append(
             f"{spec.method} switches frequencies with the length: a KV cache that grows past the pretraining "
-            "window, and prompts read in chunks, differ from one pass."
+            "length, and prompts read in chunks, differ from one pass."
         )
     return warnings
 
@@ -134,7 +135,7 @@ def _of_layers(
     section: dict[str, Any], settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int
 ) -> list[str]:
     warnings = []
-    sliding = moot_window(section, settings.family)
+    sliding = moot_sliding_window(section, settings.family)
     if None in scaled and sliding is not None and sliding < target:
         warnings.append(f"sliding_window is {sliding}: no layer attends further back, whatever the positions say.")
     near = [rope.geometry.layer_type for rope in settings.ropes if rope.geometry.layer_type in scaled and not rope.far]
@@ -143,12 +144,12 @@ def _of_layers(
     if None in scaled and settings.family.only_sliding_turn and mixes_layers(section, settings.family):
         warnings.append(
             f"in {settings.family.model_type} the layers that see the whole context carry no positions: only the "
-            "sliding ones turn, and scaling them blurs the near past. --method none raises the window alone."
+            "sliding ones turn, and scaling them blurs the near past. --method none raises the context length alone."
         )
     return warnings
 
 
-def moot_window(section: dict[str, Any], family: Family) -> int | None:
+def moot_sliding_window(section: dict[str, Any], family: Family) -> int | None:
     """The sliding window, tokens, where every layer has one; None where some layer sees everything, or may."""
     sliding = section.get("sliding_window")
     if isinstance(sliding, bool) or not isinstance(sliding, int) or not section.get("use_sliding_window", True):

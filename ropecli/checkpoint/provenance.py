@@ -70,7 +70,7 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         layer_types = tuple(scaling["layer_types"]) if "layer_types" in scaling else None
         lengths = int(record["original_max_position_embeddings"]), int(record["target_length"])
         if min(lengths) < 1:
-            raise ValueError(f"windows of {lengths[0]} and {lengths[1]} tokens")
+            raise ValueError(f"lengths of {lengths[0]} and {lengths[1]} tokens")
         edited = [change.path for change in changes if get_path(checkpoint.config, change.path) != change.after]
         original = copy.deepcopy(checkpoint.config)
         if not edited:

@@ -92,7 +92,7 @@ def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[
     if config is None or now is None or note.tokenizer_lengths == ():
         return config, []
     if note.tokenizer_lengths is None:
-        # notes of before it was recorded; a cap below the window was raised to it
+        # notes of before it was recorded; a cap below it was raised to it
         raised = now == note.target_length != note.original_length
         said = f"{PROVENANCE} does not say what the tokenizer's model_max_length was before; it stays at {now} tokens."
         return config, [said] if raised else []

@@ -12,11 +12,11 @@ from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import Provenance, read_provenance, unreadable
-from ropecli.config.encoding import write_window
+from ropecli.config.encoding import write_context_length
 from ropecli.config.families import family_of
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
-from ropecli.config.settings import UNNAMED_WINDOW, ConfiguredRope, RopeSettings, read_settings
+from ropecli.config.settings import UNNAMED_LENGTH, ConfiguredRope, RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.scaling.scale import remap, scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
@@ -103,7 +103,7 @@ class CheckpointState:
     @property
     def guesses_pretraining_length(self) -> bool:
         """Whether config.json names a scaling without the pretraining length that it is of."""
-        return any(UNNAMED_WINDOW in warning for warning in self.warnings)
+        return any(UNNAMED_LENGTH in warning for warning in self.warnings)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ def _refuse_varying(rope: ScaledRope) -> None:
 def _before_remapping(config: dict[str, Any], saved: SavedRemapping) -> RopeSettings:
     """The settings that the checkpoint came with: max_position_embeddings alone was another."""
     config = copy.deepcopy(config)
-    write_window(section_of(config), family_of(config), saved.pretrained)
+    write_context_length(section_of(config), family_of(config), saved.pretrained)
     return read_settings(config)
 
 

@@ -129,12 +129,12 @@ def _measure(run: evaluation.Run, subject: scaling.Subject, base: scaling.Subjec
         except NotFiniteError as error:
             warn(f"the baseline was not measured. {error}")
             return report
-    window = read_state(base.checkpoint).context_length
-    found = headlines(report.rows, baseline.rows, run.protocol, window)
+    context_length = read_state(base.checkpoint).context_length
+    found = headlines(report.rows, baseline.rows, run.protocol, context_length)
     if len(found) < 2:
         warn(
-            f"The baseline's window is {window} tokens. Short-context cost and long-context gain want a length of at "
-            f"most that, as {window} itself, and a longer one."
+            f"The baseline's context length is {context_length} tokens. Short-context cost and long-context gain want "
+            f"a length of at most that, as {context_length} itself, and a longer one."
         )
     return replace(report, baseline=baseline, headlines=found)
 

@@ -22,7 +22,7 @@ def command(
     ] = None,
     text_column: Annotated[str | None, typer.Option(help="Of tables, the column that holds the text.")] = None,
     split: Annotated[str | None, typer.Option(help="Of a Hub dataset; 'train' by default.")] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens per sequence; the extended window by default.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens per sequence; by default the context length.")] = None,
     sequences: Annotated[str | None, typer.Option(help="long, packed or concat.")] = None,
     positions: Annotated[str | None, typer.Option(help="full, pose or randomized.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,

@@ -13,7 +13,7 @@ def command(
     revision: options.Revision = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show a checkpoint's rotary geometry, scaling and windows, and find what readers would silently get wrong.
+    """Show a checkpoint's rotary geometry, scaling and lengths, and find what readers would silently get wrong.
 
     Reads config.json and the tokenizer's, without loading the model. With two checkpoints, shows them side by side
     and marks where they differ.

@@ -22,7 +22,7 @@ def command(
     factor: scaling.Factor = None,
     target_length: Annotated[
         int | None,
-        typer.Option(help="Target window in tokens; the factor follows from it, unless --factor gives another."),
+        typer.Option(help="Target length in tokens; the factor follows from it, unless --factor gives another."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The folder to write.")] = None,
     settings: scaling.Settings = None,

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def command(
     checkpoint: Checkpoint,
-    length: Annotated[int | None, typer.Option(help="Tokens per sequence; the recipe's, or the window.")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens per sequence; the recipe's, or the context length.")
+    ] = None,
     gpus: Annotated[int, typer.Option(help="Of one kind, on which the training runs.")] = 1,
     gpu_memory: Annotated[str, typer.Option(help="Of one GPU: 80GB is 80 × 10⁹ bytes, 80GiB 80 × 2³⁰.")] = "80GB",
     recipe_file: Annotated[Path | None, typer.Option("--recipe", "-r", help="A YAML recipe; see recipes/.")] = None,
@@ -58,7 +60,7 @@ def command(
     stages = plan_stages(opened, make_recipe(recipe_file, {**named, **given}))
     stage = max(stages, key=lambda one: one.length)
     if stage.length > stage.reach:
-        warn(f"{stage.length} tokens exceed the window of {opened.name}, {stage.reach}: patch it first.")
+        warn(f"{stage.length} tokens exceed the context length of {opened.name}, {stage.reach}: patch it first.")
     report = _plan(opened, stage, gpus, memory, flops, mfu, recipe_file, given)
     if as_json:
         print_json(report)

@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from ropecli.scaling.spec import ScalingSpec
 
-Factor = Annotated[float | None, typer.Option(help="Target window ÷ pretraining window.")]
+Factor = Annotated[float | None, typer.Option(help="Target length ÷ pretraining length.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method; repeatable.")
 ]
@@ -28,7 +28,7 @@ InMemory = Annotated[
     typer.Option("--method", "-m", help="Patch the model in memory, by a method of `ropecli methods`; with --factor."),
 ]
 OriginalLength = Annotated[
-    int | None, typer.Option(min=1, help="The true pretraining window, where config.json names another.")
+    int | None, typer.Option(min=1, help="The true pretraining length, where config.json names another.")
 ]
 AS_IS = "as-is"
 _LISTS = {"longrope": "long_factor", "custom": "factors"}

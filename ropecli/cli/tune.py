@@ -20,7 +20,7 @@ def command(
         str, typer.Option("--data", "-d", help="'demo-train', a file or folder of text or rows, or a Hub dataset id.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
-    factor: Annotated[float, typer.Option(help="Target window ÷ pretraining window.")],
+    factor: Annotated[float, typer.Option(help="Target length ÷ pretraining length.")],
     level: Annotated[
         str,
         typer.Option(
@@ -37,7 +37,7 @@ def command(
         int, typer.Option(min=1, help="How many constants are tried, of all methods together; at least one of each.")
     ] = 24,
     short_weight: Annotated[
-        float, typer.Option(help="What a nat at the pretraining window counts, against one at the target.")
+        float, typer.Option(help="What a nat at the pretraining length counts, against one at the target.")
     ] = 0.25,
     steps: Annotated[int, typer.Option(min=1, help="heads, lora: updates at most.")] = 100,
     batch_size: Annotated[int, typer.Option(min=1, help="heads, lora: sequences a step.")] = 4,
@@ -49,7 +49,8 @@ def command(
         int | None, typer.Option(min=1, help="Read at most so many; else 16 and what the steps take.")
     ] = None,
     targets: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that are judged of each document; else half the window.")
+        int | None,
+        typer.Option(min=1, help="Tokens that are judged of each document; else half the pretraining length."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=_LARGEST_SEED, help="Of all that is drawn.")] = 0,
     text_column: evaluation.TextColumn = "text",
@@ -66,7 +67,7 @@ def command(
     revision: options.Revision = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Find by measuring what suits a model at a longer window, and write the checkpoint; stock software loads it.
+    """Find by measuring what suits a model at a longer context, and write the checkpoint; stock software loads it.
 
     The documents of --data are parted: most are learned from, some judge.
     """

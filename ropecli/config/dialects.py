@@ -8,14 +8,14 @@ from ropecli.config.families import MSCALES, Family
 from ropecli.config.fields import first, mapping
 from ropecli.errors import CheckpointError, shown
 
-WINDOW = "max_position_embeddings"
+MAX_POSITIONS = "max_position_embeddings"
 THETA_KEYS = ("rope_theta", "rotary_emb_base")
 PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
 LOCAL_THETA = "rope_local_base_freq"
 LAYER_THETAS = "layer_rope_theta"
-ORIGINAL_WINDOW = "original_max_position_embeddings"
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 QUERY_SCALE = "llama_4_scaling_beta"
-"""Ministral's: queries grow with position // ORIGINAL_WINDOW, whatever the rope_type."""
+"""Ministral's: queries grow with position // ORIGINAL_LENGTH, whatever the rope_type."""
 MSCALE_PAIR = ("mscale", "mscale_all_dim")
 """DeepSeek's: the second multiplies the softmax scale too, the first over the second cos and sin."""
 # rope_type -> the keys that transformers reads beside rope_type and rope_theta.
@@ -25,15 +25,15 @@ NATIVE_KEYS = {
     "dynamic": ("factor",),
     "yarn": (
         "factor",
-        ORIGINAL_WINDOW,
+        ORIGINAL_LENGTH,
         "beta_fast",
         "beta_slow",
         "truncate",
         "attention_factor",
         *MSCALE_PAIR,
     ),
-    "llama3": ("factor", ORIGINAL_WINDOW, "low_freq_factor", "high_freq_factor"),
-    "longrope": ("factor", ORIGINAL_WINDOW, "short_factor", "long_factor", "attention_factor", *MSCALES),
+    "llama3": ("factor", ORIGINAL_LENGTH, "low_freq_factor", "high_freq_factor"),
+    "longrope": ("factor", ORIGINAL_LENGTH, "short_factor", "long_factor", "attention_factor", *MSCALES),
     "proportional": ("factor", "partial_rotary_factor"),
 }
 # What models' own code, or an engine, reads beside what the rope_type means.

@@ -11,11 +11,11 @@ from ropecli.config.dialects import (
     KEPT_KEYS,
     LAYER_THETAS,
     LOCAL_THETA,
+    MAX_POSITIONS,
     NATIVE_KEYS,
-    ORIGINAL_WINDOW,
+    ORIGINAL_LENGTH,
     QUERY_SCALE,
     THETA_KEYS,
-    WINDOW,
     Parameters,
     parameters_by_layer_type,
     rope_type_of,
@@ -34,12 +34,14 @@ _STANDS_FOR_ZERO = 1e30
 """A factor that leaves no frequency: strict JSON has no infinity, and float32 ends at 3e38."""
 
 
-def native_parameters(scaled: ScaledRope, family: Family | None = None, window: int | None = None) -> Parameters:
+def native_parameters(
+    scaled: ScaledRope, family: Family | None = None, context_length: int | None = None
+) -> Parameters:
     """The `rope_parameters` dict by which stock transformers makes these frequencies.
 
     Where the method has no rope_type of its own, or the family does not honour it: longrope with the same factors
-    for short and long, which expresses any static frequencies. window: max_position_embeddings beside it, tokens;
-    the pretraining window × the factor unless given. Raises PatchError for what no stock reader can express.
+    for short and long, which expresses any static frequencies. context_length: max_position_embeddings beside it,
+    tokens; the pretraining length × the factor unless given. Raises PatchError for what no stock reader can express.
     """
     family = family or Family(None)
     rope_type = _rope_type(scaled, family)
@@ -48,9 +50,9 @@ def native_parameters(scaled: ScaledRope, family: Family | None = None, window: 
     else:
         values = _universal_values(scaled)
     if rope_type == "longrope":
-        # what a reader works out from the two windows, where it is told neither a factor nor an attention factor
+        # what a reader works out from the two lengths, where it is told neither a factor nor an attention factor
         original = scaled.geometry.original_max_position_embeddings
-        usual = longrope_attention_factor(window / original if window else scaled.spec.factor, original)
+        usual = longrope_attention_factor(context_length / original if context_length else scaled.spec.factor, original)
         if family.reads_mscales or not math.isclose(scaled.attention_factor, usual):
             values |= dict.fromkeys(MSCALES, scaled.attention_factor)
     known = {key: values[key] for key in NATIVE_KEYS[rope_type] if key in values}
@@ -84,7 +86,7 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
 def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
     values: Parameters = {
         "factor": scaled.spec.factor,
-        ORIGINAL_WINDOW: scaled.geometry.original_max_position_embeddings,
+        ORIGINAL_LENGTH: scaled.geometry.original_max_position_embeddings,
         **scaled.spec.params,
     }
     if scaled.spec.method.rope_type == "default":
@@ -107,24 +109,24 @@ def _universal_values(scaled: ScaledRope) -> Parameters:
     factors = np.minimum(factors, _STANDS_FOR_ZERO).tolist()
     return {
         "factor": scaled.spec.factor,
-        ORIGINAL_WINDOW: scaled.geometry.original_max_position_embeddings,
+        ORIGINAL_LENGTH: scaled.geometry.original_max_position_embeddings,
         "short_factor": factors,
         "long_factor": factors,
         "attention_factor": scaled.attention_factor,
     }
 
 
-def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], window: int) -> None:
-    """Edits `config` in place: the scaled ropes in both dialects, and the window, tokens. Raises PatchError."""
+def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], context_length: int) -> None:
+    """Edits `config` in place: the scaled ropes in both dialects, and the context_length, tokens. Raises PatchError."""
     section, family = section_of(config), family_of(config)
     before = parameters_by_layer_type(section, family, [])
     written = {
-        label: _with_kept_keys(native_parameters(rope, family, window), rope, before[label], section, family)
+        label: _with_kept_keys(native_parameters(rope, family, context_length), rope, before[label], section, family)
         for label, rope in scaled.items()
     }
     for parameters in written.values():
         if "max_position_embeddings" in parameters:  # a copy that Ministral's config keeps there
-            parameters["max_position_embeddings"] = window
+            parameters["max_position_embeddings"] = context_length
     _refuse_longrope_of_mixed_layers(section, {head_dim(section, family, label) for label in before}, written)
     main = next(iter(written.values()))
     if None in written:
@@ -135,18 +137,18 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
         nest = {label: written.get(label, parameters) for label, parameters in before.items()}
         section["rope_parameters"] = nest
         _write_legacy_of_nest(section, family, nest, main)
-    write_window(section, family, window)
+    write_context_length(section, family, context_length)
     if "head_dim" in section and section["head_dim"] is None:
         # transformers 5 divides by null in yarn, longrope and dynamic
         section["head_dim"] = head_dim(section, family)
 
 
-def write_window(section: dict[str, Any], family: Family, window: int) -> None:
-    """Writes the window, tokens, under a name that the family reads, and under every other name that is there."""
-    names = family.names_of(WINDOW)
+def write_context_length(section: dict[str, Any], family: Family, context_length: int) -> None:
+    """Writes the context length, tokens, under a name that the family reads, and under every other that is there."""
+    names = family.names_of(MAX_POSITIONS)
     read = [name for name in names if name in section] or names[:1]
-    others = [name for name in COMMON_NAMES[WINDOW] if name in section]  # of all these, vLLM takes the smallest
-    section |= dict.fromkeys([*read, *others], window)
+    others = [name for name in COMMON_NAMES[MAX_POSITIONS] if name in section]  # of all these, vLLM takes the smallest
+    section |= dict.fromkeys([*read, *others], context_length)
 
 
 def _refuse_longrope_of_mixed_layers(
@@ -179,7 +181,7 @@ def _with_kept_keys(
     if rope.geometry.still_pairs and parameters["rope_type"] == "longrope":
         del kept["partial_rotary_factor"]  # here longrope's factors say which pairs stand still
     if QUERY_SCALE in kept:
-        kept[ORIGINAL_WINDOW] = rope.geometry.original_max_position_embeddings
+        kept[ORIGINAL_LENGTH] = rope.geometry.original_max_position_embeddings
     return {**parameters, **kept}
 
 
@@ -197,15 +199,15 @@ def _write_legacy(section: dict[str, Any], family: Family, main: Parameters) -> 
     if family.two_fields and main["rope_type"] in ("linear", "dynamic"):
         section["rope_scaling"] = {"type": main["rope_type"], "factor": float(main["factor"])}
     if main["rope_type"] == "longrope" and family.bare_longrope and MSCALES[0] not in main:
-        # both readers work out factor and attention factor from the two windows
+        # both readers work out factor and attention factor from the two lengths
         section["rope_scaling"] = {key: section["rope_scaling"][key] for key in ("type", "short_factor", "long_factor")}
-    if main["rope_type"] == "longrope" or ORIGINAL_WINDOW in section:
-        # transformers 4 reads longrope's window from here, and a stray one overrides the dict in transformers 5
-        original = main.get(ORIGINAL_WINDOW)
+    if main["rope_type"] == "longrope" or ORIGINAL_LENGTH in section:
+        # transformers 4 reads longrope's context_length from here, and a stray one overrides the dict in transformers 5
+        original = main.get(ORIGINAL_LENGTH)
         if original is None:
-            section.pop(ORIGINAL_WINDOW, None)
+            section.pop(ORIGINAL_LENGTH, None)
         else:
-            section[ORIGINAL_WINDOW] = original
+            section[ORIGINAL_LENGTH] = original
 
 
 def _write_own_names(section: dict[str, Any], family: Family, main: Parameters) -> None:
@@ -235,4 +237,4 @@ def _write_legacy_of_nest(
         return
     if "rope_scaling" in section:
         section["rope_scaling"] = None
-    section.pop(ORIGINAL_WINDOW, None)  # transformers reads those of the layer types alone
+    section.pop(ORIGINAL_LENGTH, None)  # transformers reads those of the layer types alone

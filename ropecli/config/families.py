@@ -18,7 +18,7 @@ _ROPE_TYPES = {
     "phi4_multimodal": ("default", "longrope"),
     "phimoe": ("default", "longrope"),
 }
-# Longrope's attention factor goes by these names, for sequences up to the pretraining window and beyond it.
+# Longrope's attention factor goes by these names, for sequences up to the pretraining length and beyond it.
 MSCALES = ("short_mscale", "long_mscale")
 _READS_MSCALES = {"phimoe"}
 # Whose attention multiplies its softmax scale by DeepSeek's mscale_all_dim.

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli.config.dialects import (
+    MAX_POSITIONS,
     MSCALE_PAIR,
     NATIVE_KEYS,
-    ORIGINAL_WINDOW,
+    ORIGINAL_LENGTH,
     PARTIAL_KEYS,
     QUERY_SCALE,
     THETA_KEYS,
-    WINDOW,
     Parameters,
     parameters_by_layer_type,
     rope_type_of,
@@ -23,8 +23,8 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec
 
-UNNAMED_WINDOW = "does not name its pretraining window"
-"""In a warning: the window that stands there now is taken for it."""
+UNNAMED_LENGTH = "does not name its pretraining length"
+"""In a warning: the max_positions that stands there now is taken for it."""
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
 
@@ -53,27 +53,27 @@ class RopeSettings:
 def read_settings(config: dict[str, Any], original_length: int | None = None) -> RopeSettings:
     """The RoPE settings of a config.json, in either dialect.
 
-    original_length: corrects a config that lies about its pretraining window, tokens. Raises CheckpointError
+    original_length: corrects a config that lies about its pretraining length, tokens. Raises CheckpointError
     for a model without rotary embeddings, and for values that are not numbers.
     """
     section, family = section_of(config), family_of(config)
     _refuse_without_rope(config, section, family)
     warnings: list[str] = []
-    window = _window(section, family, warnings)
-    if original_length and original_length > window:
-        warnings.append(f"--original-length {original_length} is above the config's own window, {window}.")
+    max_positions = _max_positions(section, family, warnings)
+    if original_length and original_length > max_positions:
+        warnings.append(f"--original-length {original_length} is above max_position_embeddings, {max_positions}.")
     ropes = []
     by_layer_type = parameters_by_layer_type(section, family, warnings)
     for layer_type, parameters in by_layer_type.items():
         if parameters is not None:  # a layer type may carry no positions at all
-            ropes.append(_read_rope(section, family, parameters, layer_type, window, original_length, warnings))
+            ropes.append(_read_rope(section, family, parameters, layer_type, max_positions, original_length, warnings))
     if original_length is None:
-        warnings += _leftover_windows(section, by_layer_type, ropes)
-    return RopeSettings(tuple(ropes), window, family, tuple(dict.fromkeys(warnings)))
+        warnings += _leftover_lengths(section, by_layer_type, ropes)
+    return RopeSettings(tuple(ropes), max_positions, family, tuple(dict.fromkeys(warnings)))
 
 
-def _window(section: dict[str, Any], family: Family, warnings: list[str]) -> int:
-    default, names = family.max_position_embeddings, family.names_of(WINDOW)
+def _max_positions(section: dict[str, Any], family: Family, warnings: list[str]) -> int:
+    default, names = family.max_position_embeddings, family.names_of(MAX_POSITIONS)
     if default is None or any(name in section for name in names):
         return whole_number(section, names)
     warnings.append(f"config.json names no {names[0]}; models of this type have {default}.")
@@ -113,7 +113,7 @@ def _read_rope(
     family: Family,
     parameters: Parameters,
     layer_type: str | None,
-    window: int,
+    max_positions: int,
     original_length: int | None,
     warnings: list[str],
 ) -> ConfiguredRope:
@@ -125,12 +125,12 @@ def _read_rope(
         share = None
     width = rotary_dim(section, head, share)
     method = _read_method(parameters)
-    original = original_length or _original_window(section, parameters, method, window, layer_type, warnings)
+    original = original_length or _original_length(section, parameters, method, max_positions, layer_type, warnings)
     theta = positive_number("rope_theta", parameters["rope_theta"])
     if theta <= 1:
         raise CheckpointError(f"rope_theta in config.json is {theta:g}; a base above 1 was expected.")
     geometry = RopeGeometry(head, width, theta, original, layer_type, still)
-    spec = _read_spec(parameters, method, window / original)
+    spec = _read_spec(parameters, method, max_positions / original)
     return ConfiguredRope(geometry, spec, family.sees_whole_context(layer_type))
 
 
@@ -185,42 +185,42 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> Sc
     return ScalingSpec(find_method(method), factor, params)
 
 
-def _original_window(
+def _original_length(
     section: dict[str, Any],
     parameters: Parameters,
     method: str,
-    window: int,
+    max_positions: int,
     layer_type: str | None,
     warnings: list[str],
 ) -> int:
     if method == "dynamic" or (method == "none" and QUERY_SCALE not in parameters):
-        return window  # transformers takes max_position_embeddings, whatever else is named
+        return max_positions  # transformers takes max_position_embeddings, whatever else is named
     # transformers 5 takes a stray one first, but for ropes by layer type and QUERY_SCALE, where it looks for none
-    by_layer_type = layer_type is not None and ORIGINAL_WINDOW in NATIVE_KEYS[rope_type_of(parameters)]
+    by_layer_type = layer_type is not None and ORIGINAL_LENGTH in NATIVE_KEYS[rope_type_of(parameters)]
     own_alone = by_layer_type or method == "none"
     places = (parameters,) if own_alone else (section, parameters)
     for place in places:
-        if place.get(ORIGINAL_WINDOW) is not None:
-            return whole_number(place, (ORIGINAL_WINDOW,))
+        if place.get(ORIGINAL_LENGTH) is not None:
+            return whole_number(place, (ORIGINAL_LENGTH,))
     if method != "none":
         warnings.append(
-            f"config.json scales by {method} but {UNNAMED_WINDOW}; "
-            f"max_position_embeddings, {window}, is taken for it. Correct it with patch --original-length."
+            f"config.json scales by {method} but {UNNAMED_LENGTH}; "
+            f"max_position_embeddings, {max_positions}, is taken for it. Correct it with patch --original-length."
         )
-    return window
+    return max_positions
 
 
-def _leftover_windows(
+def _leftover_lengths(
     section: dict[str, Any], parameters: dict[str | None, Parameters | None], ropes: list[ConfiguredRope]
 ) -> Iterator[str]:
-    """Warns of a pretraining window that nothing reads, as no layer is scaled."""
+    """Warns of a pretraining length that nothing reads, as no layer is scaled."""
     if any(rope.spec.method.name != "none" for rope in ropes):
         return
     for geometry in (rope.geometry for rope in ropes if rope.far):
         for place in (section, parameters[geometry.layer_type] or {}):
-            named, window = place.get(ORIGINAL_WINDOW), geometry.original_max_position_embeddings
-            if named not in (None, window):
+            named, max_positions = place.get(ORIGINAL_LENGTH), geometry.original_max_position_embeddings
+            if named not in (None, max_positions):
                 yield (
-                    f"config.json names {ORIGINAL_WINDOW} {shown(named)}, but no scaling that reads it; {window} is "
-                    "taken for the pretraining window. Correct it with patch --original-length."
+                    f"config.json names {ORIGINAL_LENGTH} {shown(named)}, but no scaling that reads it; "
+                    f"{max_positions} is taken for the pretraining length. Correct it with patch --original-length."
                 )

@@ -25,8 +25,8 @@ def refuse_impossible_positions(kind: str, length: int, context_length: int, chu
         return
     if context_length < length:
         raise RecipeError(
-            f"positions: {kind} cannot fit sequences of {length} tokens into a window of {context_length} positions. "
-            "Ask for a longer window, or for shorter sequences."
+            f"positions: {kind} cannot fit sequences of {length} tokens into {context_length} positions. "
+            "Ask for more of them, or for shorter sequences."
         )
     if kind == "pose" and chunks > length:
         raise RecipeError(f"pose_chunks: {chunks} chunks need {chunks} tokens; a sequence has {length}.")

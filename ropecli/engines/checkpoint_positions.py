@@ -9,7 +9,7 @@ from typing import Any
 from ropecli import demo
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.config.dialects import KEPT_KEYS, PARTIAL_KEYS, WINDOW, Parameters, parameters_by_layer_type
+from ropecli.config.dialects import KEPT_KEYS, MAX_POSITIONS, PARTIAL_KEYS, Parameters, parameters_by_layer_type
 from ropecli.config.encoding import native_parameters
 from ropecli.config.families import Family
 from ropecli.config.fields import first, section_of
@@ -124,7 +124,7 @@ def read_positions(checkpoint: Checkpoint) -> CheckpointPositions:
             "Load it with transformers, after `import ropecli.attention`."
         )
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
-    names = settings.family.names_of(WINDOW)
+    names = settings.family.names_of(MAX_POSITIONS)
     return CheckpointPositions(
         checkpoint=str(demo.FOLDER) if checkpoint.name == demo.NAME else checkpoint.name,
         on_hub=checkpoint.commit is not None,

@@ -4,7 +4,7 @@ With p(t | c) the model's probability of token t after context c, w_0 … w_(T-1
 
 prefix    Σ -ln p(w_i | w_0 … w_(i-1)) over the text's tokens i < N. One pass serves all lengths, unless the
           frequencies switch with the length. Early tokens have little context, so it flatters long windows; a collapse
-          beyond the window shows plainly. Good for: seeing where a model fails, at the least cost.
+          beyond the pretraining length shows plainly. Good for: seeing where a model fails, at the least cost.
 tail      the same K targets for every N, the last of each document's longest prefix, read with the N - K to N - 1
           tokens before them. Good for: whether more context helps.
 sliding   Press et al. 2022 (arXiv:2012.15409), section 2: windows of N tokens, S apart, the last S tokens of each

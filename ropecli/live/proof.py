@@ -45,7 +45,7 @@ def build_without_weights(folder: Path):
 def prove(folder: Path, ropes: Mapping[str | None, ScaledRope]) -> int:
     """Compares every rotary table with `ropes` (by layer type); returns how many tables agree.
 
-    Length-dependent methods are compared at one token, at both sides of the pretraining window, and at the
+    Length-dependent methods are compared at one token, at both sides of the pretraining length, and at the
     target. Raises ProofError naming the module and by how much it differs.
     """
     from ropecli.live.rotary import rotary_tables
@@ -58,8 +58,8 @@ def prove(folder: Path, ropes: Mapping[str | None, ScaledRope]) -> int:
         if not varies_with_length(rope):
             _compare(table.name, table.inv_freq, table.attention_factor, rope)
             continue
-        window = rope.geometry.original_max_position_embeddings
-        for length in (1, window, window + 1, rope.scaled_length):
+        pretrained = rope.geometry.original_max_position_embeddings
+        for length in (1, pretrained, pretrained + 1, rope.scaled_length):
             expected = scale(rope.geometry, rope.spec, length)
             _compare(f"{table.name} at length {length}", *table.at_length(length), expected)
     return len(tables)

@@ -200,12 +200,12 @@ def _remake(module: Any, device: torch.device) -> None:
     module.__dict__.update(fresh.__dict__)
 
 
-def switches_with_length(tables: list[RotaryTable], window: int) -> bool:
-    """Whether a pass over `window` tokens uses other frequencies than a short one. Leaves the tables fresh."""
+def switches_with_length(tables: list[RotaryTable], longest: int) -> bool:
+    """Whether a pass over `longest` tokens uses other frequencies than a short one. Leaves the tables fresh."""
     switching = False
     for table in tables:
         if table.rope_type in ("dynamic", "longrope"):
-            short, long = table.at_length(1)[0], table.at_length(window)[0]
+            short, long = table.at_length(1)[0], table.at_length(longest)[0]
             switching = switching or not np.array_equal(short, long)
     if any(table.rope_type in ("dynamic", "longrope") for table in tables):
         reset_tables(tables)

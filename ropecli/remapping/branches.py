@@ -22,7 +22,7 @@ def near_and_first(window: int, first: int, query: Positions, key: Positions | N
 
 
 def check_window(method: str, name: str, window: int, pretrained: int) -> int:
-    """`window`, tokens. Raises MethodError where it is above the pretraining window."""
+    """`window`, tokens. Raises MethodError where it is above the pretraining length."""
     if window > pretrained:
         raise MethodError(
             f"{method}: {name} is {window}; it must be at most {pretrained}, the window that the model was trained to "

@@ -1,7 +1,7 @@
 """Dual Chunk Attention: positions start again in every block, and queries look at those before from behind their ends.
 
 Source: An et al. 2024 (arXiv:2402.17463), section 3. The paper's chunk size s is the stride here, and its c, the length
-that distances stay in, is `chunk`, as in the authors' code, which leaves a quarter of the pretraining window unused.
+that distances stay in, is `chunk`, as in the authors' code, which leaves a quarter of the pretraining length unused.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ def dual_chunk(pretrained: int, target: int, *, chunk: int | None = None, local_
 
     With c for the length of a block, keys are at m mod c. Queries are at n mod c for the keys of their own block, at
     min(n mod c + c, chunk) for those of the block before, and at chunk for all others: distances up to local_window
-    stay as they are. chunk: tokens; three quarters of the pretraining window unless given. local_window: tokens; an
-    eighth of the pretraining window unless given. The factor sets the window of the model alone. Raises MethodError
-    for a chunk above the pretraining window, not above local_window, or below two of them.
+    stay as they are. chunk: tokens; three quarters of the pretraining length unless given. local_window: tokens; an
+    eighth of the pretraining length unless given. The factor sets the context length alone. Raises MethodError
+    for a chunk above the pretraining length, not above local_window, or below two of them.
     """
     local_window = local_window or max(1, pretrained // 8)
     chunk = check_window("dual-chunk", "chunk", chunk or max(2, 3 * pretrained // 4), pretrained)

@@ -20,10 +20,10 @@ def lm_infinite(
 ) -> Remapping:
     """LM-Infinite: a query sees the last tokens and the first few, ρ = min(n - m, window). All between is masked.
 
-    window: the authors' L_pretrain, tokens; the whole pretraining window unless given. global_tokens: the authors'
+    window: the authors' L_pretrain, tokens; the whole pretraining length unless given. global_tokens: the authors'
     n_global, how many of the first tokens every query sees; 10 unless given (the paper takes 10 to 100), or as many as
-    the pretraining window has. The factor sets the window of the model alone. Raises MethodError where either is
-    above the pretraining window.
+    the pretraining length has. The factor sets the context length alone. Raises MethodError where either is
+    above the pretraining length.
     """
     window = check_window("lm-infinite", "window", window or pretrained, pretrained)
     first = check_window("lm-infinite", "global_tokens", global_tokens or min(_GLOBAL_TOKENS, pretrained), pretrained)

@@ -19,7 +19,7 @@ _SOURCE = "Su 2023, https://kexue.fm/archives/9708"
 def rerope(pretrained: int, target: int, *, window: int | None = None) -> Remapping:
     """ReRoPE: ρ = min(n - m, window), so that no distance is new to the model, at any length.
 
-    window: tokens; half of the pretraining window unless given. The factor sets the window of the model alone.
+    window: tokens; half of the pretraining length unless given. The factor sets the context length alone.
     """
     window = check_window("rerope", "window", window or max(1, pretrained // 2), pretrained)
     far = near_and_far(window, lambda n: np.full_like(n, window), np.zeros_like)
@@ -31,14 +31,14 @@ def leaky_rerope(pretrained: int, target: int, *, window: int | None = None, slo
     """Leaky ReRoPE: ρ = window + (n - m - window) / slope beyond the window, so that far keys keep their order.
 
     window: as in rerope. slope: Su's k; unless given, the one that maps the target's farthest distance to the end of
-    the pretraining window. Raises MethodError for a slope below 1, for one that leaves distances inside the target
-    above the pretraining window, and where the window leaves no room for any.
+    the pretraining length. Raises MethodError for a slope below 1, for one that leaves distances inside the target
+    above the pretraining length, and where the window leaves no room for any.
     """
     window = check_window("leaky-rerope", "window", window or max(1, pretrained // 2), pretrained)
     room = pretrained - window
     if room == 0 and target > pretrained:
         raise MethodError(
-            f"leaky-rerope: window is {window}, the whole pretraining window, which leaves no room for distances that "
+            f"leaky-rerope: window is {window}, the whole pretraining length, which leaves no room for distances that "
             "grow; give less, or take rerope."
         )
     least = max(1.0, (target - window) / room) if room else 1.0

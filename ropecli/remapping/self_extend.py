@@ -16,12 +16,12 @@ from ropecli.scaling.registry import remapping_method
 def self_extend(pretrained: int, target: int, *, window: int | None = None, group: int | None = None) -> Remapping:
     """Self-Extend: ρ = ⌊n/group⌋ - ⌊m/group⌋ + window - ⌊window/group⌋ from the neighbour window on.
 
-    window: the authors' w_n, tokens that are seen at their own distance; a quarter of the pretraining window unless
+    window: the authors' w_n, tokens that are seen at their own distance; a quarter of the pretraining length unless
     given. group: the authors' G_s, tokens; unless given, the smallest by their rule of thumb, that the positions stay
-    in the half of the pretraining window that has been trained best: window + (target - window) / group below
+    in the half of the pretraining length that has been trained best: window + (target - window) / group below
     pretrained / 2. Where the window leaves no room for that, the smallest that reaches the target; 1, which changes
-    nothing, where the target is not above the pretraining window. Raises MethodError for a window above the
-    pretraining window, and for a group with which distances inside the target come out above it.
+    nothing, where the target is not above the pretraining length. Raises MethodError for a window above the
+    pretraining length, and for a group with which distances inside the target come out above it.
     """
     window = check_window("self-extend", "window", window or max(1, pretrained // 4), pretrained)
     if group is None:

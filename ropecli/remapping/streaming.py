@@ -17,9 +17,9 @@ def streaming(pretrained: int, target: int, *, window: int | None = None, sinks:
     """StreamingLLM: a query sees the last tokens and the first few, the sinks, as far as in a cache of them alone.
 
     ρ = min(n, sinks + window - 1) - m for the sinks; all between is masked. window: how many of the last tokens, the
-    query's own among them; what the sinks leave of the pretraining window unless given. sinks: how many of the first
-    tokens stay in the cache. The factor sets the window of the model alone. Raises MethodError for a cache above the
-    pretraining window.
+    query's own among them; what the sinks leave of the pretraining length unless given. sinks: how many of the first
+    tokens stay in the cache. The factor sets the context length alone. Raises MethodError for a cache above the
+    pretraining length.
     """
     if sinks >= pretrained:
         raise MethodError(

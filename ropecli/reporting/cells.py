@@ -187,7 +187,7 @@ def tuning_states(report: TuneReport) -> TextTable:
 
 def tuning_runs(reports: Sequence[TuneReport]) -> TextTable:
     """A line a run: its result."""
-    heads = ["run", "perplexity at the window", "at the target", "documents", "numbers learned", "time"]
+    heads = ["run", "perplexity at the pretraining length", "at the target", "documents", "numbers learned", "time"]
     rows = [
         _state(name, report.score, f"{report.learned:,}", duration(report.seconds))
         for name, report in zip(tuning_names(reports), reports, strict=True)

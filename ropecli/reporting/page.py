@@ -152,7 +152,7 @@ def _details(report: Report) -> list[tuple[str, str]]:
         ("checkpoint digest", report.digest),
         ("scaling", f"{report.method} ×{report.factor:g}"),
         ("parameters", _json(report.params) if report.params else "the method's own"),
-        ("pretraining window", f"{report.original_max_position_embeddings} tokens"),
+        ("pretraining length", f"{report.original_max_position_embeddings} tokens"),
         ("data", report.source),
         ("fingerprint of the tokens", report.fingerprint),
         *_kind_details(report),

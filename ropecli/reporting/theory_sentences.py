@@ -41,15 +41,16 @@ def base_bound_sentence(report: dict[str, Any]) -> str:
         needs = "needs an unscaled base of"
     said = f"{what} {_supported(supported)} {_BOUND}"
     if report["remaps"]:
-        return f"{said}; attention sees distances of up to {report['largest_distance']:,} at its window of {length:,}."
+        distance = report["largest_distance"]
+        return f"{said}; attention sees distances of up to {distance:,} at its context length of {length:,}."
     if supported is None or supported >= length:
-        return f"{said}, which covers its window of {length:,}."
+        return f"{said}, which covers its context length of {length:,}."
     smallest = report["smallest_base"]
     if smallest is None:
-        return f"{said}; `ropecli theory CHECKPOINT` says what its window of {length:,} needs."
+        return f"{said}; `ropecli theory CHECKPOINT` says what its context length of {length:,} needs."
     if math.isinf(smallest):
-        return f"{said}; no base would support its window of {length:,}."
-    return f"{said}; its window of {length:,} {needs} at least {smallest:,.0f}."
+        return f"{said}; no base would support its context length of {length:,}."
+    return f"{said}; its context length of {length:,} {needs} at least {smallest:,.0f}."
 
 
 def _supported(length: int | None) -> str:

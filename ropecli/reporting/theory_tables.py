@@ -140,7 +140,7 @@ def _bands_table(ropes: Sequence[dict[str, Any]]) -> list[RenderableType]:
             ratios = [[f"{_known(rope)[pair]:.3g}" for pair in (pairs[0], pairs[-1])] for rope in methods]
             ends = [f"{pairs[0]}", f"{pairs[-1]}"]
             rows.append([band, *(" to ".join(dict.fromkeys(each)) for each in (ends, wavelengths, *ratios))])
-    title = "\npairs by their turns in the pretraining window, r = L/λ"
+    title = "\npairs by their turns in the pretraining length, r = L/λ"
     title += "; by method, their frequency over the pretrained one" if methods else ""
     names = ["turns r", "pairs", "wavelength, tokens"]
     return [Text(title), FittingTable(names, [clean(rope["name"]) for rope in methods], rows)]

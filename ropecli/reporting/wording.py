@@ -20,7 +20,7 @@ PROTOCOLS_IN_WORDS = {
     "prefix": (
         "The first N tokens of every document are read, and each but the first is scored with all that stands before "
         "it: ppl = exp(Σ nll / Σ tokens). Early tokens have little context, so longer lengths look better of "
-        "themselves; a collapse beyond the window shows plainly."
+        "themselves; a collapse beyond the pretraining length shows plainly."
     ),
     "tail": (
         "The same target tokens are scored at every length: the last ones of each document's longest prefix, read with "

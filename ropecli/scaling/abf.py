@@ -26,7 +26,7 @@ def abf(
     """Adjusted base frequency (ABF): replace the base b by rope_theta, or by beta * b.
 
     rope_theta: the new base (Llama 2 Long 500000, Code Llama 1000000). beta: the new base over the old
-    (50 in Xiong et al.). Exactly one of them. The factor sets the window alone.
+    (50 in Xiong et al.). Exactly one of them. The factor sets the context length alone.
     """
     if rope_theta is not None and beta is None:
         new_theta, params = rope_theta, {"rope_theta": rope_theta}

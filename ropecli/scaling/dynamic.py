@@ -18,7 +18,7 @@ def dynamic(rope: RopeGeometry, s: float, length: int) -> Frequencies:
 
     Keys that were rotated at one length do not fit another, so a KV cache that grows past L is inexact.
     """
-    window = rope.original_max_position_embeddings
-    stretch = s * max(length, window) / window - (s - 1)
+    original_length = rope.original_max_position_embeddings
+    stretch = s * max(length, original_length) / original_length - (s - 1)
     # rope_theta stays the pretrained one: it is what readers start from, at every length anew
     return Frequencies(rope.inv_freq(ntk_theta(rope, stretch)))

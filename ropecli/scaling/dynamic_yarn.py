@@ -21,9 +21,9 @@ def dynamic_yarn(
     beta_slow: float = 1.0,
     truncate: bool = True,
 ) -> Frequencies:
-    """Dynamic YaRN: YaRN by max(1, l/L), where l is the current length and L the pretraining window.
+    """Dynamic YaRN: YaRN by max(1, l/L), where l is the current length and L the pretraining length.
 
-    beta_fast, beta_slow, truncate: as in yarn. The factor sets the window alone. Keys that were rotated at one
+    beta_fast, beta_slow, truncate: as in yarn. The factor sets the context length alone. Keys that were rotated at one
     length do not fit another, so a KV cache that grows past L is inexact.
     """
     now = max(1.0, length / rope.original_max_position_embeddings)

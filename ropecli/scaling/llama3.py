@@ -26,9 +26,9 @@ def llama3(
     low_freq_factor: Annotated[float, SearchRange(0.25, 2.0)] = 1.0,
     high_freq_factor: Annotated[float, SearchRange(2.5, 32.0)] = 4.0,
 ) -> Frequencies:
-    """Llama 3.1: divide by the factor what turns less than low_freq_factor times in the pretraining window.
+    """Llama 3.1: divide by the factor what turns less than low_freq_factor times in the pretraining length.
 
-    low_freq_factor, high_freq_factor: turns in the pretraining window. Below the first a pair is fully
+    low_freq_factor, high_freq_factor: turns in the pretraining length. Below the first a pair is fully
     interpolated, above the second left alone; between, linear in the number of turns.
     """
     if high_freq_factor <= low_freq_factor:

@@ -10,11 +10,11 @@ from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
 
 
-def longrope_attention_factor(s: float, window: int) -> float:
-    """√(1 + ln s / ln L) for a pretraining window L, tokens; 1 where s is no more than that, NaN where ln L is zero."""
+def longrope_attention_factor(s: float, original_length: int) -> float:
+    """√(1 + ln s / ln L) for a pretraining length L, tokens; 1 where s is no more than that, NaN where ln L is zero."""
     if s <= 1:
         return 1.0
-    return math.sqrt(1 + math.log(s) / math.log(window)) if window > 1 else math.nan
+    return math.sqrt(1 + math.log(s) / math.log(original_length)) if original_length > 1 else math.nan
 
 
 def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> None:
@@ -52,14 +52,16 @@ def longrope(
         if min(factors) <= 0:
             raise MethodError(f"{name} holds {min(factors):g}; every factor must be positive.")
     params: dict[str, object] = {"long_factor": list(long_factor), "short_factor": list(short_factor)}
-    window = rope.original_max_position_embeddings
+    original_length = rope.original_max_position_embeddings
     if attention_factor is not None:
         params["attention_factor"] = attention_factor
     else:
-        if window < 2:
-            raise MethodError(f"A pretraining window of {window} gives no attention factor: its logarithm is zero.")
-        attention_factor = longrope_attention_factor(s, window)
-    chosen = np.array(long_factor if length > window else short_factor, dtype=np.float64)
+        if original_length < 2:
+            raise MethodError(
+                f"A pretraining length of {original_length} gives no attention factor: its logarithm is zero."
+            )
+        attention_factor = longrope_attention_factor(s, original_length)
+    chosen = np.array(long_factor if length > original_length else short_factor, dtype=np.float64)
     with np.errstate(over="ignore"):  # the registry refuses what is not finite
         inv_freq = rope.inv_freq() / chosen
     return Frequencies(inv_freq, attention_factor, params=params)

@@ -1,4 +1,4 @@
-"""No scaling: the pretrained frequencies, read beyond their window as they are."""
+"""No scaling: the pretrained frequencies, read beyond the pretraining length as they are."""
 
 from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method

@@ -37,7 +37,7 @@ def ntk_theta(rope: RopeGeometry, s: float) -> float:
 def ntk(rope: RopeGeometry, s: float) -> Frequencies:
     """NTK-aware scaling: the base becomes b·s^(d/(d-2)), so fast pairs barely change.
 
-    The pairs between reach their full stretch only at the slowest one, so the usable window stays below
+    The pairs between reach their full stretch only at the slowest one, so the usable length stays below
     s times the original: take a larger factor than the target alone asks for.
     """
     theta = ntk_theta(rope, s)

@@ -15,7 +15,7 @@ def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> Frequencies:
     """p-RoPE: keep the fastest share p of the pairs and set the frequencies of the others to zero.
 
     p: share of the pairs that go on turning, in (0, 1]; 1 is RoPE, near 0 NoPE. Slow pairs are those that
-    leave the angles seen in pretraining first. The factor sets the window alone.
+    leave the angles seen in pretraining first. The factor sets the context length alone.
     """
     if p > 1:
         raise MethodError(f"p is {p:g}; it is a share of the pairs, above 0 and at most 1.")

@@ -35,9 +35,9 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
         raise MethodError(f"rope_theta is {rope.rope_theta:g}; a ramp over the pairs needs a base above 1.")
 
     def pair_with(turns: float) -> float:
-        """Index of the pair that makes so many turns in the pretraining window."""
-        window = rope.original_max_position_embeddings
-        return rope.rotary_dim * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
+        """Index of the pair that makes so many turns in the pretraining length."""
+        original_length = rope.original_max_position_embeddings
+        return rope.rotary_dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
 
     # a pair far outside of those there are is as good as one endlessly far away, which cannot be rounded
     low, high = (max(-rope.rotary_dim, min(pair_with(turns), rope.rotary_dim)) for turns in (beta_fast, beta_slow))
@@ -48,7 +48,7 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
         # the reference goes on here with a ramp turned round, which divides all pairs that it should leave, or none
         turns, instead = ("fewer than beta_slow", "linear") if high < 0 else ("more than beta_fast", "none")
         raise MethodError(
-            f"Every pair turns {turns} times in the pretraining window of {rope.original_max_position_embeddings} "
+            f"Every pair turns {turns} times in the pretraining length of {rope.original_max_position_embeddings} "
             f"tokens, so that nothing lies between (beta_fast {beta_fast:g}, beta_slow {beta_slow:g}). "
             f"Use {instead}, or give other betas."
         )
@@ -71,7 +71,7 @@ def ntk_by_parts(
 ) -> Frequencies:
     """NTK-by-parts: interpolate slow pairs, leave fast ones, and ramp between. YaRN without temperature.
 
-    beta_fast: turns in the pretraining window from which on a pair is left alone. beta_slow: turns below
+    beta_fast: turns in the pretraining length from which on a pair is left alone. beta_slow: turns below
     which it is fully interpolated. truncate: round the ramp's ends to whole pairs.
     """
     params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}

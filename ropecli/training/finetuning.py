@@ -179,9 +179,12 @@ def settle_lengths(recipe: Recipe, checkpoint: Checkpoint, plan: PatchPlan | Non
 def beyond_context_length(recipe: Recipe, length: int, reach: int, context_length: int) -> list[str]:
     """Warnings of sequences, or of positions with gaps, that exceed the context length. All in tokens."""
     if recipe.positions != "full" and reach > context_length:
-        return [f"positions up to {reach} exceed the checkpoint's window, {context_length}: patch it for that first."]
+        exceeded = f"positions up to {reach} exceed the checkpoint's context length, {context_length}"
+        return [f"{exceeded}: patch it for that first."]
     if length > context_length:
-        return [f"sequences of {length} tokens exceed the checkpoint's window, {context_length}: patch it first."]
+        return [
+            f"sequences of {length} tokens exceed the checkpoint's context length, {context_length}: patch it first."
+        ]
     return []
 
 

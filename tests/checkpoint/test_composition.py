@@ -1,6 +1,6 @@
 """Factors never pile up: a config that was scaled already is scaled as the original would be, once.
 
-Without ropecli.yaml, from config.json alone: yarn, llama3 and longrope name the pretraining window in it, and dynamic
+Without ropecli.yaml, from config.json alone: yarn, llama3 and longrope name the pretraining length in it, and dynamic
 leaves it; linear does not, and is told it. ntk and abf leave another base, which nothing in config.json tells from a
 pretrained one: they need the note, and are in test_patch_again.py.
 """
@@ -100,7 +100,7 @@ def test_linear_does_not_name_its_window_and_is_told_it(nowhere, then, window, b
     assert_same(again, plan(nowhere, config, then, THEN[then], other))
     untold = plan(nowhere, scaled.config, then, THEN[then], 1.0)
     assert untold.target_length == scaled.max_position_embeddings
-    assert any("does not name its pretraining window" in warning for warning in untold.warnings)
+    assert any("does not name its pretraining length" in warning for warning in untold.warnings)
 
 
 def _read(folder: Path, config: dict) -> ScaledRope:

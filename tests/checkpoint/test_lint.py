@@ -128,7 +128,7 @@ TRAPS = {
     "linear without its window": Trap(
         "unclear",
         scaled(linear()),
-        "does not name its pretraining window; max_position_embeddings, 256, is taken for it",
+        "does not name its pretraining length; max_position_embeddings, 256, is taken for it",
         scaled(linear(original_max_position_embeddings=64)),
         "--original-length N",
     ),
@@ -199,7 +199,7 @@ TRAPS = {
     "dynamic with a raised window": Trap(
         "dynamic-switched-off",
         scaled({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}),
-        "dynamic takes max_position_embeddings, 256, for its pretraining window and scales nothing up to there",
+        "dynamic takes max_position_embeddings, 256, for its pretraining length and scales nothing up to there",
         {**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}},
         "--original-length 64",
     ),
@@ -234,14 +234,14 @@ TRAPS = {
     "a window beyond the scaling": Trap(
         "window-beyond-scaling",
         scaled(yarn(factor=2.0)),
-        "max_position_embeddings is 256, and yarn ×2 of a pretraining window of 64 reaches 128",
+        "max_position_embeddings is 256, and yarn ×2 of a pretraining length of 64 reaches 128",
         CLEAN,
         "--method yarn --target-length 256",
     ),
     "a window below the scaling": Trap(
         "window-below-scaling",
         scaled(yarn(factor=8.0)),
-        "max_position_embeddings is 256, and yarn ×8 of a pretraining window of 64 reaches 512",
+        "max_position_embeddings is 256, and yarn ×8 of a pretraining length of 64 reaches 512",
         CLEAN,
         "--method yarn --factor 8 --output",
     ),
@@ -368,7 +368,7 @@ def test_a_tokenizer_that_caps_lower(method, written, ropecli, mended, tmp_path)
     assert "tokenizer-caps" not in rules(tmp_path / "out")
     (tmp_path / "out" / "tokenizer_config.json").write_text('{"model_max_length": 64}')
     (finding,) = [one for one in findings(tmp_path / "out") if one["rule"] == "tokenizer-caps"]
-    assert "model_max_length is 64 tokens, below the window of 256" in finding["message"]
+    assert "model_max_length is 64 tokens, below the context length of 256" in finding["message"]
     again = mended(finding["fix"])
     assert "tokenizer-caps" not in rules(again)
     reports = [inspect_checkpoint(open_checkpoint(folder)) for folder in (tmp_path / "out", again)]

@@ -135,5 +135,5 @@ def test_original_length_corrects_a_config_that_lies(llama, edited):
 
 
 def test_a_target_below_the_original_window_is_refused(llama):
-    with pytest.raises(MethodError, match="63 is below the pretraining window, 64"):
+    with pytest.raises(MethodError, match="63 is below the pretraining length, 64"):
         plan(llama, target_length=63)

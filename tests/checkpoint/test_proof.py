@@ -79,7 +79,7 @@ def test_frequencies_that_switch_are_compared_on_both_sides_of_the_window(change
 
 
 def test_a_window_raised_under_dynamic_is_caught(llama, tmp_path):
-    """transformers takes max_position_embeddings for dynamic NTK's original window; raised, it switches it off."""
+    """transformers takes max_position_embeddings for dynamic NTK's pretraining length; raised, it switches it off."""
     dynamic = plan(llama, "dynamic")
     dynamic.config["max_position_embeddings"] = 256
     with pytest.raises(ProofError, match="rotary_emb at length 65"):

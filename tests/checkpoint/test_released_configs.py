@@ -361,7 +361,7 @@ def test_nothing_is_found_but_what_is_there_and_it_turns_as_in_stock_transformer
         assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-9)
 
 
-# Those that ship already scaled are scaled again from their pretraining window, by the fields they have.
+# Those that ship already scaled are scaled again from their pretraining length, by the fields they have.
 
 ORIGINAL = {
     "Llama-3.1-8B": 8192,

@@ -17,7 +17,7 @@ from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 
-LENGTH = 150  # past the pretraining window, 64, and inside the patched one, 256
+LENGTH = 150  # past the pretraining length, 64, and inside the patched one, 256
 TOKENS = np.random.default_rng(7).integers(1, 512, LENGTH)
 
 SHORT = np.linspace(1.0, 1.3, 16).tolist()

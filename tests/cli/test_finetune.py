@@ -136,4 +136,4 @@ def test_a_dry_run_warns_of_positions_that_the_patch_does_not_reach(finetune):
         "--positions", "pose", "--set", "window=500", "--set", "patch={method: yarn, factor: 2}", "--dry-run"
     )
     assert outcome.code == 0, outcome.err
-    assert "warning: positions up to 500 exceed the checkpoint's window, 128" in outcome.err
+    assert "warning: positions up to 500 exceed the checkpoint's context length, 128" in outcome.err

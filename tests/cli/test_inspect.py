@@ -90,12 +90,12 @@ def test_a_patched_checkpoint(method, llama, ropecli, inspected, live, tmp_path)
     assert set(report) >= KEYS
     assert (report["method"], report["factor"]) == (method, 4.0)
     assert report["original_max_position_embeddings"] == 64
-    # stock readers take max_position_embeddings for dynamic's original window
+    # stock readers take max_position_embeddings for dynamic's pretraining length
     assert report["max_position_embeddings"] == (64 if method == "dynamic" else 256)
     assert report["tokenizer_model_max_length"] == 256
     if method == "yarn":
         assert report["params"] == {"beta_fast": 16, "beta_slow": 1.0, "truncate": False}
-    # what the numbers of a method that depends on the length are for: the target window
+    # what the numbers of a method that depends on the length are for: the target length
     assert_live(report, live(folder, 256))
     assert report["warnings"] == []  # the config alone leaves the window open; the note does not
 

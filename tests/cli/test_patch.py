@@ -159,11 +159,11 @@ def test_json_is_alone_on_standard_output(dry, ropecli, source, tmp_path):
         (["-m", "p-rope", "--factor", 4, "--set", "p=1"], "p-rope with these parameters leaves every frequency as it"),
         (
             ["-m", "yarn", "--factor", 2, "--target-length", 256],
-            "a factor of 2 reaches 128 tokens; 256 need 4, the target over the pretraining window of 64",
+            "a factor of 2 reaches 128 tokens; 256 need 4, the target over the pretraining length of 64",
         ),
         (
             ["-m", "linear", "--factor", 4, "--original-length", 100_000],
-            "--original-length 100000 is above the config's own window, 64",
+            "--original-length 100000 is above max_position_embeddings, 64",
         ),
     ],
 )

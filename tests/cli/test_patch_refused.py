@@ -109,7 +109,7 @@ def test_weights_that_git_lfs_did_not_fetch(refused, source, tmp_path):
         (["-m", "yarn", "--factor", 4, "--set", "beta_fast=8", "--set", "beta_fast=16"], "beta_fast was given twice"),
         (["-m", "yarn", "--factor", 1e7], "from 1 to 1000000"),
         (["-m", "yarn"], "needs --factor or --target-length"),
-        (["-m", "yarn", "--target-length", 63], "below the pretraining window, 64"),
+        (["-m", "yarn", "--target-length", 63], "below the pretraining length, 64"),
         (["-m", "abf", "--factor", 4], "neither"),
         (["-m", "longrope", "--factor", 4], "long_factor"),
         (["-m", "yarn", "--factor", 4, "--weights", "bogus"], "'link' or 'copy'"),

@@ -1,5 +1,5 @@
 """The llama.cpp line, against llama.cpp: a Llama as a GGUF, run with the flags that `ropecli export` prints, gives
-the next-token log-probabilities of stock transformers, inside and beyond the pretraining window.
+the next-token log-probabilities of stock transformers, inside and beyond the pretraining length.
 
 The engine is llama-cpp-python, built from its source distribution into an environment that pytest's cache keeps.
 """

@@ -55,7 +55,7 @@ def test_the_flags_make_the_patched_positions(patch_name, patched):
 
 
 def test_the_file_of_dynamic_ntk_is_told_its_window(patched):
-    """Its config.json keeps the pretraining window, and the server answers no further than the file says."""
+    """Its config.json keeps the pretraining length, and the server answers no further than the file says."""
     export = export_checkpoint(patched("dynamic").checkpoint, "llama.cpp")
     assert "llama.context_length=int:1024" in parsed(export.command)["--override-kv"]
 

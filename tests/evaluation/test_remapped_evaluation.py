@@ -14,7 +14,7 @@ METHODS = ["rerope", "self-extend"]
 
 
 def distance(method, n, m):
-    """For a pretraining window of 64 and a target of 256 tokens, by what the papers say."""
+    """For a pretraining length of 64 and a target of 256 tokens, by what the papers say."""
     if method == "rerope":
         return min(n - m, 32)
     window, group = 16, 16  # 2·(256 - 16) / (64 - 2·16), and one more

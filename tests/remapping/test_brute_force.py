@@ -30,7 +30,7 @@ METHODS = {
 }
 # One rope for all layers, and one whose near layers slide: the caches differ, whatever else an architecture does.
 BATCHED = ["llama", "gemma2"]
-# the near window is all of the pretraining window
+# the near window is all of the pretraining length
 IDENTITIES = {
     "rerope": {"window": 64},
     "leaky-rerope": {"window": 63},

@@ -188,7 +188,7 @@ def test_far_positions_are_as_exact_as_near_ones(method):
 REFUSED = {
     "rerope-window": ("rerope", {"window": 65}, "rerope: window is 65; it must be at most 64, the window that the"),
     "window-fraction": ("streaming", {"window": 2.5}, "streaming: window is 2.5; it must be a whole number from 1 on"),
-    "no-room": ("leaky-rerope", {"window": 64}, "window is 64, the whole pretraining window, which leaves no room"),
+    "no-room": ("leaky-rerope", {"window": 64}, "window is 64, the whole pretraining length, which leaves no room"),
     "slope-too-small": ("leaky-rerope", {"slope": 6.9}, "slope is 6.9; with window 32 it must be at least 7 for"),
     "group-too-small": ("self-extend", {"group": 4}, "The smallest group that reaches the target is 5."),
     "sinks-too-many": ("streaming", {"sinks": 64}, "streaming: sinks is 64; it must be less than 64"),

@@ -74,11 +74,11 @@ def test_every_report_is_a_line_of_its_numbers(reports):
         line = found.pop(one.label)
         np.testing.assert_array_equal(line.get_xdata(), [row.length for row in one.rows])
         np.testing.assert_array_equal(line.get_ydata(), [row.ppl for row in one.rows])
-    assert {name: list(line.get_xdata()) for name, line in found.items()} == {"pretraining window (256)": [256, 256]}
+    assert {name: list(line.get_xdata()) for name, line in found.items()} == {"pretraining length (256)": [256, 256]}
     assert axes.get_xscale() == axes.get_yscale() == "log"
     whiskers = [sorted(line.get_ydata()) for line in axes.lines if line.get_marker() == "_"]
     assert sorted(whiskers) == sorted([row.ppl_low, row.ppl_high] for one in reports for row in one.rows)
-    assert legend(axes) == ["none", "linear ×4", "yarn ×4", "pretraining window (256)"]
+    assert legend(axes) == ["none", "linear ×4", "yarn ×4", "pretraining length (256)"]
 
 
 def test_bits_per_byte(reports):
@@ -120,7 +120,11 @@ def test_a_comparison_has_a_panel_a_length_and_a_row_a_report(reports, report):
         filled = [dot.get_markerfacecolor() != "white" for dot in dots]
         assert filled == [value == min(values) for value in values]
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["256 tokens", "512 tokens\nbeyond the window", "1024 tokens\nbeyond the window"]
+    assert titles == [
+        "256 tokens",
+        "512 tokens\nbeyond the pretraining length",
+        "1024 tokens\nbeyond the pretraining length",
+    ]
     with pytest.raises(DataError, match="too many"):
         drawn("comparison", *[report(18.0, 25.0, 47.0, method="linear", factor=2.0 + index) for index in range(151)])
 
@@ -203,7 +207,7 @@ def test_wavelengths_by_pair(study):
     assert "∞" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert "16 of 64 pairs of p-rope ×8" in note(figure)
     assert "rerope ×8 changes distances and no frequency" in note(figure)
-    assert found["pretraining window: 4096"].get_ydata()[0] == 4096
+    assert found["pretraining length: 4096"].get_ydata()[0] == 4096
 
 
 def test_frequencies_are_ratios(study):
@@ -212,7 +216,7 @@ def test_frequencies_are_ratios(study):
     np.testing.assert_allclose(found["linear ×8"].get_ydata(), np.full(64, 1 / 8))
     # b' = b·s^(d/(d-2)), so that θ'/θ = s^(-2i/(d-2))
     np.testing.assert_allclose(found["ntk ×8"].get_ydata(), 8.0 ** (-np.arange(64) / 63))
-    border = found["critical dimension 92: pairs 0 to 45 turn inside the pretraining window"]
+    border = found["critical dimension 92: pairs 0 to 45 turn inside the pretraining length"]
     assert list(border.get_xdata()) == [45.5, 45.5]
     assert found["1/s at factor 8: 0.125"].get_ydata()[0] == 1 / 8
     # what a logarithmic axis has no place for stands below it
@@ -232,7 +236,7 @@ def test_the_decay_marks_its_lengths_and_single_pairs(study):
     marks = {label: line.get_xdata()[0] for label, line in lines(far).items() if len(line.get_xdata()) == 2}
     assert marks.pop("longest wavelength (54410)") == pytest.approx(54410.14, abs=0.1)
     assert marks.pop("effective range (5441)") == pytest.approx(5441.01, abs=0.1)
-    assert marks == {"pretraining window (4096)": 4096, "target (32768)": 32768}
+    assert marks == {"pretraining length (4096)": 4096, "target (32768)": 32768}
     assert "yarn ×8: first negative at 8886" in lines(near)
     inv_freq = made.geometry.inv_freq()
     assert chosen_pairs(inv_freq) == [63, 51, 38]  # which turn once, 5.6 and 36.5 times in λ_63

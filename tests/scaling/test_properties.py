@@ -13,8 +13,8 @@ from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 
-# A factor of one changes nothing. Exempt are the methods whose factor sets the window alone: what they do, they do at
-# every factor. Three of those change nothing by parameters that say so; nope has no such.
+# A factor of one changes nothing. Exempt are the methods whose factor sets the context length alone: what they do, they
+# do at every factor. Three of those change nothing by parameters that say so; nope has no such.
 IDENTITIES = ["none", "linear", "ntk", "dynamic", "dynamic-yarn", "ntk-by-parts", "yarn", "llama3"]
 EXEMPT = {
     "abf": lambda rope: {"beta": 1.0},
@@ -41,7 +41,7 @@ def geometries(draw, still: bool = True) -> RopeGeometry:
 
 
 def turns(geometry: RopeGeometry) -> np.ndarray:
-    """How often each pair turns in the pretraining window."""
+    """How often each pair turns in the pretraining length."""
     return geometry.inv_freq() * geometry.original_max_position_embeddings / (2 * math.pi)
 
 
@@ -99,7 +99,7 @@ def test_frequencies_do_not_increase_and_are_zero_for_still_pairs_alone(method, 
 @few
 @given(geometry=geometries(), factor=factors)
 def test_no_pair_is_sped_up_or_slowed_by_more_than_the_factor(method, geometry, factor):
-    """dynamic at its target window is NTK by s² - s + 1."""
+    """dynamic at its target length is NTK by s² - s + 1."""
     if method in WITH_A_RAMP:
         assume_a_ramp(geometry)
     base, inv_freq = geometry.inv_freq(), scale(geometry, make_spec(method, factor)).inv_freq

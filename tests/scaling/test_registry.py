@@ -18,7 +18,15 @@ ONES = [1.0] * 16
 NATIVE = {"default", "linear", "dynamic", "yarn", "llama3", "longrope"}
 WITHOUT_A_TYPE = {"custom", "dynamic-yarn", "nope", "p-rope"}
 REMAPPING = {"dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming"}
-TRAINING = {"no", "a little", "advised", "needed", "needed, at the old window", "by the factors", "by the numbers"}
+TRAINING = {
+    "no",
+    "a little",
+    "advised",
+    "needed",
+    "needed, at the pretraining length",
+    "by the factors",
+    "by the numbers",
+}
 
 
 def refusal(method: str, factor: float = 4.0, **params: object) -> str:
@@ -104,7 +112,7 @@ def test_a_method_like_none_of_ours_gets_the_list_alone():
 
 
 NUMBER, NUMBERS = "it must be a positive number of at most 1e+30", "it must be a list of numbers from 0 on"
-RAMP = "Every pair turns fewer than beta_slow times in the pretraining window of 64 tokens"
+RAMP = "Every pair turns fewer than beta_slow times in the pretraining length of 64 tokens"
 REFUSED = {
     "parameter-misspelt": ("yarn", {"betafast": 8.0}, "has no parameter 'betafast'. Its parameters: beta_fast"),
     "parameter-guessed": ("abf", {"theta": 8.0}, "Did you mean 'rope_theta'?"),

@@ -188,7 +188,7 @@ def test_a_finished_run_is_done_already(staged, finished, weights_of, tmp_path):
 def test_a_fault_in_a_later_patch_is_found_before_anything_is_trained(staged, tmp_path):
     first = KEYS["stages"][0]
     for patch, error, words in [
-        ({"method": "yarn", "target_length": 32}, MethodError, "below the pretraining window, 64"),
+        ({"method": "yarn", "target_length": 32}, MethodError, "below the pretraining length, 64"),
         ({"method": "dynamic-yarn", "factor": 4}, PatchError, "follows the current length"),
     ]:
         with pytest.raises(error, match="stage 2 of 2: ") as caught:

@@ -42,7 +42,7 @@ def draw_decay(study: Study) -> "Figure":
     """Near: to the effective range; far: to the target or the longest wavelength; below: single pairs."""
     pretrained = study.ropes[PRETRAINED].inv_freq
     effective, longest = effective_range(pretrained), longest_wavelength(pretrained)
-    near_stop = max(_SHORTEST, study.window if math.isnan(effective) else math.floor(effective) + 1)
+    near_stop = max(_SHORTEST, study.original_length if math.isnan(effective) else math.floor(effective) + 1)
     far_stop = max(_SHORTEST, study.target, 0 if math.isnan(longest) else math.floor(longest) + 1)
     with style.drawing():
         figure = style.new_figure(13.5, 8.4)
@@ -138,8 +138,10 @@ def _mark(axes: "Axes", study: Study, stop: int) -> None:
     """Vertical lines at the lengths that tell something, below `stop`."""
     pretrained = study.ropes[PRETRAINED].inv_freq
     effective, longest = effective_range(pretrained), longest_wavelength(pretrained)
-    marks: list[tuple[float, str, Any]] = [(float(study.window), f"pretraining window ({study.window})", (0, (6, 3)))]
-    if study.target > study.window:
+    marks: list[tuple[float, str, Any]] = [
+        (float(study.original_length), f"pretraining length ({study.original_length})", (0, (6, 3)))
+    ]
+    if study.target > study.original_length:
         marks.append((float(study.target), f"target ({study.target})", (0, (6, 2, 1, 2))))
     marks.append((effective, f"effective range ({effective:.0f})", (0, (3, 2))))
     marks.append((longest, f"longest wavelength ({longest:.0f})", (0, (1, 2))))

@@ -41,13 +41,13 @@ def draw_wavelengths(study: Study) -> "Figure":
     """Tokens that each pair takes for a rotation, against the pretraining length and the target."""
     lines = {}
     for name, rope in study.ropes.items():
-        inside = int((rotations(rope.inv_freq, study.window) >= 1).sum())
+        inside = int((rotations(rope.inv_freq, study.original_length) >= 1).sum())
         lines[f"{clean(name)} ({inside})"] = np.where(rope.inv_freq > 0, rope.wavelength, np.inf)
-    levels = {f"pretraining window: {study.window}": study.window}
-    if study.target != study.window:
+    levels = {f"pretraining length: {study.original_length}": study.original_length}
+    if study.target != study.original_length:
         levels[f"target: {study.target}"] = study.target
     notes = [
-        "in brackets: how many pairs complete a turn inside the pretraining window",
+        "in brackets: how many pairs complete a turn inside the pretraining length",
         *_still_notes(study, "∞"),
         *remapping_notes(study, "the wavelengths are the pretrained ones"),
     ]
@@ -74,7 +74,7 @@ def draw_frequencies(study: Study) -> "Figure":
     border = _border(dimension // 2, turning, f"critical dimension {dimension}: ")
     if not border:
         notes.append(
-            f"{'every pair that turns' if dimension else 'no pair'} completes a turn inside the pretraining window"
+            f"{'every pair that turns' if dimension else 'no pair'} completes a turn inside the pretraining length"
         )
     return _draw(
         f"Frequency of each pair over the pretrained one, {study_subject(study)}",
@@ -119,7 +119,7 @@ def study_subject(study: Study) -> str:
     layers = f", {clean(rope.layer_type)} layers" if rope.layer_type else ""
     return (
         f"{clean(study.checkpoint)}{layers}: rotary_dim {rope.rotary_dim}{part}, rope_theta {rope.rope_theta:.10g}, "
-        f"pretraining window {study.window}, target {study.target} tokens"
+        f"pretraining length {study.original_length}, target {study.target} tokens"
     )
 
 
@@ -167,7 +167,7 @@ def _border(inside: int, turning: int, name: str = "") -> dict[str, float]:
     if inside in (0, turning):
         return {}
     last = f"pairs 0 to {inside - 1} turn" if inside > 1 else "pair 0 turns"
-    return {f"{name}{last} inside the pretraining window": inside - 0.5}
+    return {f"{name}{last} inside the pretraining length": inside - 0.5}
 
 
 def _untuned(report: TuneReport) -> dict[str, np.ndarray]:

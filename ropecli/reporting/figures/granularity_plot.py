@@ -92,11 +92,11 @@ def draw_tradeoff(study: Study) -> "Figure":
     with style.drawing():
         figure, (axes,) = style.line_figure(list(ropes))
         for index, (name, rope) in enumerate(ropes.items()):
-            distance = distance_to_old_images(old, rope.inv_freq, study.window, target)
+            distance = distance_to_old_images(old, rope.inv_freq, study.original_length, target)
             if math.isnan(distance):
                 raise DataError(
-                    f"The pretraining window of {clean(study.checkpoint)} is {study.window} tokens, too many for the "
-                    "distance to old images, which looks through all of them. Use --kind decay or wavelengths."
+                    f"The pretraining length of {clean(study.checkpoint)} is {study.original_length} tokens, too many "
+                    "for the distance to old images, which looks through all of them. Use --kind decay or wavelengths."
                 )
             look = {**style.look(index), "linestyle": "", "markersize": 8, "fillstyle": "none", "mew": 1.6}
             axes.plot([distance], [closest_images(rope.inv_freq, target).distance], label=name, **look)

@@ -129,7 +129,7 @@ def draw_comparison(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
         panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
         for axes, length in zip(panels, lengths, strict=True):
             _draw_panel(axes, lines, length, metric)
-            beyond = "\nbeyond the window" if len(originals) == 1 and length > originals[0] else ""
+            beyond = "\nbeyond the pretraining length" if len(originals) == 1 and length > originals[0] else ""
             axes.set_title(f"{length} tokens{beyond}", fontsize=9)
         panels[0].set_yticks(range(len(lines)), names)
         panels[0].set_ylim(len(lines) - 0.5, -0.5)
@@ -137,7 +137,7 @@ def draw_comparison(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
         words = (
             f"{metric.axis_label}; filled: {best_note(reports)}{'; bars: 95% interval over documents' if bars else ''}"
         )
-        differ = f"the pretraining windows differ ({originals[0]} to {originals[-1]} tokens): no length is marked"
+        differ = f"the pretraining lengths differ ({originals[0]} to {originals[-1]} tokens): no length is marked"
         style.title(
             figure, title_of(reports), [words, differ if len(originals) > 1 else None, data_note(reports, metric)]
         )

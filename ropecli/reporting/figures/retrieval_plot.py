@@ -44,7 +44,7 @@ def draw_retrieval(reports: Sequence[RetrievalReport], metric: Metric = PPL) -> 
         guess = f", a guess finds {100 * chances.pop():.3g}%" if len(chances) == 1 else ""
         trials = sorted({cell.trials for report in reports for cell in report.cells})
         prompts = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
-        dashed = f"dashed: the pretraining window ({' or '.join(map(str, original_lengths_of(reports)))} tokens)"
+        dashed = f"dashed: the pretraining length ({' or '.join(map(str, original_lengths_of(reports)))} tokens)"
         style.title(
             figure,
             f"{' and '.join(tasks)}: keys found, in percent{guess}; data {sources}",

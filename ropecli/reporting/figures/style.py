@@ -171,7 +171,7 @@ def log_axis(axis: "Axis", values: Sequence[float], most: int = 10, room: float 
 def mark_original_lengths(axes: "Axes", lengths: Sequence[int]) -> None:
     """A vertical line at each pretraining length, tokens."""
     for length in lengths:
-        axes.axvline(length, color=GREY, linewidth=1, linestyle=(0, (6, 3)), label=f"pretraining window ({length})")
+        axes.axvline(length, color=GREY, linewidth=1, linestyle=(0, (6, 3)), label=f"pretraining length ({length})")
 
 
 def title(figure: "Figure", text: str, notes: Sequence[str | None] = ()) -> None:

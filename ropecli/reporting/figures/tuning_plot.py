@@ -138,7 +138,9 @@ def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
         (report,) = reports
         weight = report.settings.get("short_weight")
         share = f"{weight:g}" if isinstance(weight, int | float) else "a share"
-        notes.append(f"the best: by the loss at {report.target_length} tokens + {share} × that at the window")
+        notes.append(
+            f"the best: by the loss at {report.target_length} tokens + {share} × that at the pretraining length"
+        )
         if any(point.score.documents != report.score.documents for point in report.points if _finite(point.score)):
             notes.append("hollow: on other documents than the result, and not to be held against the rest")
     overflowed = sum(not _finite(point.score) for report in reports for point in report.points)
