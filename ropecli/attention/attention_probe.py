@@ -118,7 +118,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
 def attending_by(model: "PreTrainedModel", probe: Any, own_code: bool = False) -> Iterator[None]:
     """The model's attention is the probe's, a callable with a mask function; at the end what it was.
 
-    own_code: where a model attends by code of its own, the probe's `keep` is its attention (see own_attention).
+    own_code: where a model attends by code of its own, the probe's `keep` is its attention (see answering_sdpa).
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 

@@ -1,6 +1,6 @@
 """Saves and restores the progress of a tuning run, beside its output; only the same request can resume it.
 
-OUTPUT.progress-0           what was measured, by document (evaluation/progress.py); its lock is the run's
+OUTPUT.progress-0           what was measured, by document (evaluation/saved_progress.py); its lock is the run's
 OUTPUT.state/points.jsonl   every point that was tried, with the seconds that it took then
 OUTPUT.state/training.pt    the numbers that are learned, and their optimizer
 """
