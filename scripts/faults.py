@@ -22,10 +22,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 # Beside tests/PART of a file ropecli/PART/...
 ALSO = {
-    "checkpoint": ["tests/cli"],
+    "attention": ["tests/cli"],
+    "checkpoint": ["tests/config", "tests/live", "tests/cli"],
+    "config": ["tests/checkpoint", "tests/live", "tests/cli"],
     "evaluation": ["tests/cli"],
+    "live": ["tests/attention", "tests/checkpoint", "tests/cli"],
     "training": ["tests/cli"],
-    "remapping": ["tests/checkpoint", "tests/cli"],
+    "remapping": ["tests/attention", "tests/cli"],
     "tuning": ["tests/cli"],
     "atomic.py": ["tests/cli", "tests/training"],
     "rope.py": ["tests/scaling", "tests/remapping"],

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,19 @@ def test_commands_that_ask_of_a_config_alone(loaded, llama, tmp_path):
         [*patch, "--no-verify", "--output", tmp_path / "out"],
     )
     assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_reports_are_drawn_without_a_model_library(loaded, tmp_path):
+    """Of the reports that an earlier release wrote; these commands load matplotlib and jinja2."""
+    reports = Path(__file__).parent / "compatibility" / "reports"
+    names = loaded(
+        COMMANDS.partition("    assert not {")[0],
+        ["export", "demo", "--engine", "vllm"],
+        *(["plot", path, "--output", tmp_path / f"{path.stem}.png"] for path in sorted(reports.glob("*.json"))),
+        ["report", *sorted(reports.glob("*.json")), "--output", tmp_path / "page.html"],
+    )
+    assert (tmp_path / "page.html").is_file()
+    assert not names & {"torch", "transformers", "accelerate", "datasets", "peft"}
 
 
 def test_the_mathematics_and_the_theory_from_the_api(loaded):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def load(name: str) -> Any:
