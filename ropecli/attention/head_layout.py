@@ -17,7 +17,7 @@ from ropecli.attention.attention_probe import AttentionCall, AttentionProbe, att
 from ropecli.attention.rotation import Rotation
 from ropecli.errors import NotFiniteError, PatchError, reason_of
 from ropecli.live.rotary import RotaryTable, restored, rotary_tables
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -24,7 +24,7 @@ from ropecli.config.saved_remapping import KEY, SavedRemapping, read_saved_remap
 from ropecli.errors import PatchError, ProofError
 from ropecli.live.proof import prove
 from ropecli.live.rotary import remember, rotary_tables, turn_by
-from ropecli.live.stock import quiet_transformers, read_values
+from ropecli.live.stock_transformers import quiet_transformers, stock_config_of
 from ropecli.scaling.spec import ScaledRope
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
     saved = read_saved_remapping(config)
     if saved is None or saved.rotary_start is not None:
         return config
-    settled = prove_on_small_model(read_values(config), saved)
+    settled = prove_on_small_model(stock_config_of(config), saved)
     config = copy.deepcopy(config)
     write_saved_remapping(config, settled)
     return config

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,7 +12,7 @@ from ropecli.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_file, i
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import read_record
 from ropecli.errors import CheckpointError, reason_of, shown
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -9,7 +9,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock_transformers import quiet_transformers
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")

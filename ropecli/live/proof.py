@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ropecli.errors import CheckpointError, PatchError, ProofError, reason_of
-from ropecli.live.stock import quiet_transformers
+from ropecli.errors import ProofError
 from ropecli.scaling.scale import scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope
 
@@ -19,29 +18,6 @@ _RELATIVE_TO_BASE = 2e-7
 _STILL = 1e-25
 
 
-def build_without_weights(folder: Path):
-    """The causal LM that stock transformers makes from folder/config.json: parameters on the meta device.
-
-    Its rotary modules are real: each is made again from its config, as from_pretrained does once the weights are in
-    place. Raises CheckpointError, and PatchError where no module turns.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from ropecli.live.rotary import remake_rotary_modules
-
-    try:
-        with quiet_transformers(), torch.device("meta"):
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        remake_rotary_modules(model)
-    except PatchError:
-        raise
-    except Exception as error:  # config classes raise what they like
-        raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
-    return model
-
-
 def prove(folder: Path, ropes: Mapping[str | None, ScaledRope]) -> int:
     """Compares every rotary table with `ropes` (by layer type); returns how many tables agree.
 
@@ -49,6 +25,7 @@ def prove(folder: Path, ropes: Mapping[str | None, ScaledRope]) -> int:
     target. Raises ProofError naming the module and by how much it differs.
     """
     from ropecli.live.rotary import rotary_tables
+    from ropecli.live.stock_transformers import build_without_weights
 
     tables = rotary_tables(build_without_weights(folder))
     for table in tables:

@@ -23,7 +23,7 @@ from ropecli.attention.head_layout import HeadLayout, find_rotating_layers, laye
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, PatchError, ProofError
 from ropecli.live.rotary import restored, rotary_tables
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

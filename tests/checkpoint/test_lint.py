@@ -14,7 +14,7 @@ from ropecli.checkpoint import lint
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import CheckpointError
-from ropecli.live.proof import build_without_weights
+from ropecli.live.stock_transformers import build_without_weights
 
 LLAMA = {**TINY, "model_type": "llama", "head_dim": 32, "rope_theta": 1e4}
 LAYERS = ["sliding_attention", "full_attention"]

@@ -52,8 +52,8 @@ def inspected(ropecli):
 @pytest.fixture
 def live(tmp_path):
     """live(folder, length) -> (inv_freq, attention factor) of stock transformers' module at that length."""
-    from ropecli.live.proof import build_without_weights
     from ropecli.live.rotary import rotary_tables
+    from ropecli.live.stock_transformers import build_without_weights
 
     def tables(folder, length: int, layer_type: str | None = None):
         found = {table.layer_type: table for table in rotary_tables(build_without_weights(folder))}

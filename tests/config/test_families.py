@@ -20,8 +20,7 @@ from ropecli.config import families
 from ropecli.config.families import family_of
 from ropecli.errors import PatchError
 from ropecli.live import rotary as live
-from ropecli.live.proof import build_without_weights
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock_transformers import build_without_weights, quiet_transformers
 from ropecli.scaling.spec import make_spec
 
 PINNED = "5.23.0"

@@ -19,7 +19,7 @@ from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.errors import RopecliError
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.scaling.spec import ScaledRope
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.config.saved_remapping import KEY, method_of, parse_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock import quiet_transformers, read_folder, read_values
+from ropecli.live.stock_transformers import quiet_transformers, read_stock_config, stock_config_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,8 +27,8 @@ _ITEM = 2
 def read_config(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Any:
     """plan: a patch in effect that is not on disk yet. Raises CheckpointError, OutputError."""
     if plan is None:
-        return read_folder(checkpoint.folder, checkpoint.name)
-    return read_values(plan.config, checkpoint.name)
+        return read_stock_config(checkpoint.folder, checkpoint.name)
+    return stock_config_of(plan.config, checkpoint.name)
 
 
 def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ropecli.errors import CheckpointError, RopecliError, reason_of
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import enable_checkpointing
 from ropecli.training.memory_plan.fake_tensors import OUTSIDE, AllocationCounter, attend_as_in_training

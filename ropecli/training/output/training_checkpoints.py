@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ropecli.errors import OutputError, reason_of
-from ropecli.live.stock import quiet_transformers
+from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.output.metrics_log import METRICS
 
 CHECKPOINTS = "checkpoints"

@@ -1,4 +1,4 @@
-"""A config.json as stock transformers reads it."""
+"""What stock transformers makes of a config.json: its config object, and the model without weights."""
 
 import contextlib
 import json
@@ -11,10 +11,10 @@ from typing import Any
 
 from ropecli.atomic import naming
 from ropecli.checkpoint.files import CONFIG
-from ropecli.errors import CheckpointError, OutputError, reason_of
+from ropecli.errors import CheckpointError, OutputError, PatchError, reason_of
 
 
-def read_folder(folder: Path, name: str = "") -> Any:
+def read_stock_config(folder: Path, name: str = "") -> Any:
     """What transformers makes of folder/config.json. name: whose it is, for the message. Raises CheckpointError."""
     from transformers import AutoConfig
 
@@ -26,14 +26,37 @@ def read_folder(folder: Path, name: str = "") -> Any:
         raise CheckpointError(f"{of}transformers does not read this config: {reason_of(error)}") from error
 
 
-def read_values(config: dict[str, Any], name: str = "") -> Any:
+def stock_config_of(config: dict[str, Any], name: str = "") -> Any:
     """The same of a config.json that is not on disk yet. Raises OutputError where nothing temporary can be written."""
     try:
         with TemporaryDirectory() as folder, naming({Path(folder): name or "this folder"}):
             (Path(folder) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-            return read_folder(Path(folder), name)
+            return read_stock_config(Path(folder), name)
     except OSError as error:
         raise OutputError(f"A temporary folder could not be written: {error.strerror or error}") from error
+
+
+def build_without_weights(folder: Path):
+    """The causal LM that stock transformers makes from folder/config.json: parameters on the meta device.
+
+    Its rotary modules are real: each is made again from its config, as from_pretrained does once the weights are in
+    place. Raises CheckpointError, and PatchError where no module turns.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ropecli.live.rotary import remake_rotary_modules
+
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        remake_rotary_modules(model)
+    except PatchError:
+        raise
+    except Exception as error:  # config classes raise what they like
+        raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
+    return model
 
 
 @contextlib.contextmanager
