@@ -29,8 +29,8 @@ SETTINGS = {"abf": ["--set", "beta=50"]}
 DEMO = ("--data", "demo", "--max-documents", "3")
 TRAINING = ("--set", "tracker=none", "--set", "mixed_precision=none", "--steps", "2")
 UNCOMPARED = {
-    "checkpoint", "command", "digest", "environment", "fix", "message", "messages", "output", "peak_memory", "seconds",
-    "sentences", "tokens_per_second", "version", "warnings",
+    "checkpoint", "command", "description", "digest", "environment", "fix", "message", "messages", "output",
+    "peak_memory", "seconds", "sentences", "summary", "tokens_per_second", "training", "version", "warnings",
 }  # fmt: skip
 EVALUATIONS = {
     "prefix": ["eval-ppl", "demo", *DEMO, "--lengths", "64,256,512"],

@@ -9,7 +9,7 @@ from ropecli.scaling.registry import scaling_method
 @scaling_method(
     "nope",
     source="DroPE, Gelberg et al. 2025, arXiv:2512.12167; Kazemnejad et al. 2023, arXiv:2305.19466",
-    training="needed, at the pretraining length",
+    training="needed",
     h="0",
     other_names=("drope",),
 )

@@ -247,7 +247,7 @@ def test_a_note_that_is_none(note, named, patched, refused, tmp_path):
     [
         ("params: {}", "params: {3: 4}", "linear has no parameter '3'"),
         ("factor: 4.0", "factor: .nan", "The factor is nan"),
-        ("target_length: 256", "target_length: 0", "windows of 64 and 0 tokens"),
+        ("target_length: 256", "target_length: 0", "lengths of 64 and 0 tokens"),
     ],
     ids=["params", "nan", "length"],
 )

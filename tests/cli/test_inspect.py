@@ -217,7 +217,7 @@ def test_a_base_that_falls_short_of_its_window(configured, inspected, ropecli):
     assert report["smallest_base"] == smallest_base(RopeGeometry(128, 128, 1e4, 4096), 4096)
     text = said(ropecli("inspect", configured()))
     assert f"rope_theta 10,000 supports about {report['supported_length']:,} tokens by the bound of Men et al." in text
-    assert f"; its window of 4,096 needs at least {report['smallest_base']:,.0f}." in text
+    assert f"; its context length of 4,096 needs at least {report['smallest_base']:,.0f}." in text
     assert "nothing to mend" in text
 
 
@@ -228,7 +228,7 @@ def test_of_a_scaled_checkpoint_the_frequencies_in_effect_are_told_of(configured
     assert report["supported_length"] == first_negative(np.array(report["inv_freq"]), 16384) - 1
     text = said(ropecli("inspect", folder))
     assert f"The frequencies of yarn ×4 support about {report['supported_length']:,} tokens" in text
-    assert f"its window of 16,384 needs an unscaled base of at least {report['smallest_base']:,.0f}." in text
+    assert f"its context length of 16,384 needs an unscaled base of at least {report['smallest_base']:,.0f}." in text
 
 
 def test_of_a_remapped_checkpoint_the_distances_are_told_of(llama, ropecli, inspected, tmp_path):
@@ -236,4 +236,6 @@ def test_of_a_remapped_checkpoint_the_distances_are_told_of(llama, ropecli, insp
     assert ropecli("patch", llama, *arguments).code == 0
     report = inspected(tmp_path / "out")
     assert (report["remaps"], report["largest_distance"], report["target_length"]) == (True, 48, 256)
-    assert "attention sees distances of up to 48 at its window of 256." in said(ropecli("inspect", tmp_path / "out"))
+    assert "attention sees distances of up to 48 at its context length of 256." in said(
+        ropecli("inspect", tmp_path / "out")
+    )

@@ -60,7 +60,7 @@ def test_randomized_positions_are_a_sample_without_replacement():
 
 @both
 def test_a_context_shorter_than_the_sequence_is_refused(kind):
-    with pytest.raises(RecipeError, match=rf"{kind} cannot fit sequences of 64 tokens into a window of 48"):
+    with pytest.raises(RecipeError, match=rf"{kind} cannot fit sequences of 64 tokens into 48 positions"):
         refuse_impossible_positions(kind, 64, 48, 2)
     refuse_impossible_positions(kind, 64, 64, 2)
     refuse_impossible_positions("full", 64, 48, 2)

@@ -23,7 +23,6 @@ TRAINING = {
     "a little",
     "advised",
     "needed",
-    "needed, at the pretraining length",
     "by the factors",
     "by the numbers",
 }

@@ -71,7 +71,7 @@ def test_positions_with_gaps_default_to_sequences_of_the_pretraining_window(reci
     assert settle_lengths(recipe_of(**gaps), checkpoint) == (128, 128)
     assert settle_lengths(recipe_of(**gaps, positions="pose"), checkpoint) == (64, 128)
     assert settle_lengths(recipe_of(**gaps, positions="pose", window=512), checkpoint) == (64, 512)
-    with pytest.raises(RecipeError, match=r"300 tokens into a window of 128"):
+    with pytest.raises(RecipeError, match=r"300 tokens into 128 positions"):
         settle_lengths(recipe_of(stages=[], length=300, positions="pose"), checkpoint)
 
 
