@@ -19,7 +19,8 @@ import torch
 
 import ropecli
 from ropecli.attention.patching import live_patch
-from ropecli.data.documents import Documents
+from ropecli.data.documents import Documents, read_documents
+from ropecli.data.sources import read_texts
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.results import LengthResult, paired_change
@@ -37,7 +38,7 @@ FULL_RATE = 5e-4
 
 
 def held_out(tokenizer: Any, target: int) -> Documents:
-    return ropecli.read_documents(ropecli.read_texts("demo"), tokenizer, target, most=HELD_OUT, cut=target)
+    return read_documents(read_texts("demo"), tokenizer, target, most=HELD_OUT, cut=target)
 
 
 def calibration(tokenizer: Any, target: int, seed: int, sequences: int | None = None) -> Calibration:

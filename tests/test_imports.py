@@ -96,13 +96,30 @@ def test_the_mathematics_and_the_theory_from_the_api(loaded):
 import ropecli
 rope = ropecli.RopeGeometry(128, 128, 5e5, 8192)
 assert len(ropecli.scale(rope, ropecli.make_spec("yarn", 4.0)).inv_freq) == 64
-assert "yarn" in ropecli.scaling_methods()
-study = ropecli.make_study(ropecli.open_checkpoint("demo"), [ropecli.make_spec("yarn", 8.0)])
-summary = ropecli.summarize(study.ropes["yarn ×8"], study.target)
-assert summary["target_length"] == 2048
-assert ropecli.smallest_base(study.geometry, 2048) > study.geometry.rope_theta
+assert "yarn" in [method.name for method in ropecli.methods().methods]
+theory = ropecli.theory("demo", method="yarn", factor=8)
+assert theory.report["target_length"] == 2048
 """
     assert not loaded(statements) & {"typer", "rich", *HEAVY}
+
+
+def test_commands_are_functions_in_any_order(loaded, tmp_path):
+    """No function is hidden by a package or a module of its name, whatever was imported before it."""
+    statements = f"""
+import ropecli.commands.plan, ropecli.reporting.page, ropecli
+assert ropecli.inspect("demo").state.context_length == 256
+done = ropecli.patch("demo", method="yarn", factor=4, output={str(tmp_path / "out")!r}, no_verify=True)
+assert ropecli.read_state(done.plan.source).context_length == 256
+report = ropecli.eval_ppl({str(tmp_path / "out")!r}, data="demo", lengths=[64], max_documents=2)
+assert report.rows[0].length == 64 and report.command == []
+assert ropecli.export("demo", engine="vllm").command.startswith("vllm serve")
+assert ropecli.patch("demo", method="ntk", factor=2, dry_run=True).output is None
+assert ropecli.plan("demo", length=512).report["length"] == 512
+for name in ropecli.__all__:
+    getattr(ropecli, name)
+assert all(callable(getattr(ropecli, name)) for name in ropecli._COMMANDS)
+"""
+    assert "torch" in loaded(statements)
 
 
 def test_every_name_of_the_api_is_there():

@@ -19,6 +19,7 @@ LAYERS = [
     {"training"},
     {"tuning"},
     {"reporting"},
+    {"commands"},
     {"cli"},
     {"__main__"},
 ]

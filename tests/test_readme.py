@@ -50,4 +50,4 @@ def test_the_python_example_runs(tmp_path, monkeypatch):
     names: dict = {}
     exec(block, names)
     assert (tmp_path / "yarn-x4" / "config.json").is_file()
-    assert [row.length for row in names["rows"]] == [256, 512, 1024]
+    assert [row.length for row in names["report"].rows] == [256, 1024]

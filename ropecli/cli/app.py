@@ -5,10 +5,12 @@ Loads neither torch nor transformers; a command imports them when it runs.
 
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import typer
 
+from ropecli import commands
 from ropecli.cli import (
     compare,
     eval_ppl,
@@ -17,16 +19,15 @@ from ropecli.cli import (
     inspect,
     merge,
     methods,
-    needle,
-    passkey,
     patch,
     plan,
-    plot,
     report,
+    retrieval,
     theory,
     tune,
 )
-from ropecli.cli.options import expand_home
+from ropecli.cli.adapter import as_command
+from ropecli.cli.progress import shown_progress
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError, reason_of
@@ -39,21 +40,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("inspect")(expand_home(inspect.command))
-app.command("methods")(expand_home(methods.command))
-app.command("patch")(expand_home(patch.command))
-app.command("eval-ppl")(expand_home(eval_ppl.command))
-app.command("compare")(expand_home(compare.command))
-app.command("passkey")(expand_home(passkey.command))
-app.command("needle")(expand_home(needle.command))
-app.command("plot")(expand_home(plot.command))
-app.command("theory")(expand_home(theory.command))
-app.command("report")(expand_home(report.command))
-app.command("plan")(expand_home(plan.command))
-app.command("finetune")(expand_home(finetune.command))
-app.command("tune")(expand_home(tune.command))
-app.command("merge")(expand_home(merge.command))
-app.command("export")(expand_home(export.command))
+_COMMANDS: list[tuple[Callable[..., Any], Callable[[Any], None]]] = [
+    (commands.inspect, inspect.render),
+    (commands.methods, methods.render),
+    (commands.patch, patch.render),
+    (commands.eval_ppl, eval_ppl.render),
+    (commands.compare, compare.render),
+    (commands.passkey, retrieval.render),
+    (commands.needle, retrieval.render),
+    (commands.plot, report.render),
+    (commands.theory, theory.render),
+    (commands.report, report.render),
+    (commands.plan, plan.render),
+    (commands.finetune, finetune.render),
+    (commands.tune, tune.render),
+    (commands.merge, merge.render),
+    (commands.export, export.render),
+]
+for function, render in _COMMANDS:
+    app.command(function.__name__.replace("_", "-"))(as_command(function, render))
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,7 +79,8 @@ def main() -> None:
     # Idle OpenMP threads that spin make two jobs on one machine several times slower; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        with safe_streams():
+        # what was typed, but for the folder that the program lies in
+        with safe_streams(), shown_progress(("ropecli", *sys.argv[1:])):
             app()
     except SystemExit as stop:
         if stop.code == 130:

@@ -1,28 +1,15 @@
-"""ropecli export: what a serving engine must be told of a checkpoint's positions."""
+"""Renders `ropecli export`: the command alone on standard output, to be pasted."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from ropecli.cli.terminal import err, tell, warn
 
-from ropecli.cli import options
+if TYPE_CHECKING:
+    from ropecli.engines.engine_export import Export
 
 
-def command(
-    checkpoint: options.Checkpoint,
-    engine: Annotated[str, typer.Option("--engine", "-e", help="vllm, sglang or llama.cpp.")],
-    revision: options.Revision = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Print the command by which an engine serves a checkpoint at its context length, and what it cannot express."""
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.cli.terminal import err, out, print_json, warn
-    from ropecli.engines.engine_export import export_checkpoint
-
-    export = export_checkpoint(open_checkpoint(checkpoint, revision=revision), engine)
-    if as_json:
-        print_json(vars(export))
-        return
-    out.print(export.command, markup=False, soft_wrap=True)
+def render(export: "Export") -> None:
+    tell(export.command)
     for sentence in export.cannot:
         warn(sentence)
     for sentence in export.notes:

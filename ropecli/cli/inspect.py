@@ -1,43 +1,28 @@
-"""ropecli inspect: what a checkpoint's files say of its positions, and what is off in them."""
+"""Renders `ropecli inspect`: one or two checkpoints side by side, what supports their length, and what is off."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from rich.markup import escape
 
-from ropecli.cli import options
+from ropecli.cli.terminal import out
+from ropecli.reporting.theory_sentences import base_bound_sentence
+from ropecli.reporting.wording import tokens
 
+if TYPE_CHECKING:
+    from rich.table import Table
 
-def command(
-    checkpoint: options.Checkpoint,
-    other: Annotated[str | None, typer.Argument(help="A second checkpoint, to be shown beside the first.")] = None,
-    revision: options.Revision = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Show a checkpoint's rotary geometry, scaling and lengths, and find what readers would silently get wrong.
-
-    Reads config.json and the tokenizer's, without loading the model. With two checkpoints, shows them side by side
-    and marks where they differ.
-    """
-    from ropecli.checkpoint.inspection import differences, inspect_checkpoint
-    from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.cli.terminal import out, print_json
-
-    opened = [open_checkpoint(checkpoint, revision=revision)]
-    if other is not None:
-        opened.append(open_checkpoint(other))
-    reports = [inspect_checkpoint(one) for one in opened]
-    differing = differences(reports)
-    if as_json:
-        print_json(reports[0] if other is None else {"checkpoints": reports, "differences": differing})
-        return
-    out.print(_table(reports, differing))
-    for report in reports:
-        _print_bound(report, named=other is not None)
-        _print_findings(report, named=other is not None)
+    from ropecli.commands.inspect import Inspection
 
 
-def _table(reports: list[dict[str, Any]], differing: list[str]):
-    from rich.markup import escape
+def render(inspection: "Inspection") -> None:
+    out.print(_table(inspection.reports, inspection.differences))
+    several = len(inspection.reports) > 1
+    for report in inspection.reports:
+        _print_bound(report, named=several)
+        _print_findings(report, named=several)
+
+
+def _table(reports: "tuple[dict[str, Any], ...]", differing: "tuple[str, ...]") -> "Table":
     from rich.table import Table
 
     names = [f"{report['checkpoint']} ({report['model_type']})" for report in reports]
@@ -69,16 +54,11 @@ def _once(cell: str, columns: int) -> list[str]:
 
 
 def _print_bound(report: dict[str, Any], named: bool) -> None:
-    from ropecli.cli.terminal import out
-    from ropecli.reporting.theory_sentences import base_bound_sentence
-
     of = f"{report['checkpoint']}: " if named else ""
     out.print(f"{of}{base_bound_sentence(report)}", markup=False)
 
 
 def _print_findings(report: dict[str, Any], named: bool) -> None:
-    from ropecli.cli.terminal import out
-
     of = f" in {report['checkpoint']}" if named else ""
     findings = report["findings"]
     if not findings:
@@ -102,20 +82,14 @@ def _parameters(params: dict[str, Any]) -> str:
 
 
 def _wavelength(value: float | None) -> str:
-    from ropecli.reporting.wording import tokens
-
     return "none turns" if value is None else f"{tokens(value)} tokens"
 
 
 def _name(value: Any) -> str:
-    from rich.markup import escape
-
     return escape(value or "")
 
 
 def _tokens(value: Any) -> str:
-    from rich.markup import escape
-
     if value is None:
         return ""
     endless = isinstance(value, int | float) and value > 1e9

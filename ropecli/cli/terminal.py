@@ -50,6 +50,11 @@ def fail(message: str) -> None:
     err.print(message, markup=False, soft_wrap=True)
 
 
+def tell(text: str) -> None:
+    """A line of the result."""
+    out.print(text, markup=False, soft_wrap=True)
+
+
 def warn(message: str) -> None:
     err.print("[yellow]warning:[/]", end=" ")
     err.print(message, markup=False, soft_wrap=True)
@@ -86,15 +91,14 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
     return params
 
 
-def parse_numbers(text: str, option: str, kind: type) -> list:
-    """`256,512,1024` as sorted numbers without repeats. Raises MethodError."""
+def parse_list(text: str, option: str, kind: type) -> list[Any]:
+    """`256,512,1024` as numbers, or names as words. Raises MethodError for what is no number."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
-        numbers = sorted({kind(part) for part in text.split(",") if part.strip()})
+        return [kind(part) for part in parts]
     except ValueError:
-        numbers = []
-    if not numbers or not all(0 < number < math.inf for number in numbers):
-        raise MethodError(f"{option} is {shown(text)}; it must be positive numbers with commas between, as 256,512.")
-    return numbers
+        example = "256,512" if kind is int else "0.5,1"
+        raise MethodError(f"{option} is {shown(text)}; it must be numbers with commas between, as {example}.") from None
 
 
 def _value(text: str) -> Any:

@@ -27,6 +27,9 @@ class Export:
     cannot: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        return vars(self)
+
 
 ENGINES = {"llama.cpp": llama_cpp.ENGINE, "sglang": sglang.ENGINE, "vllm": vllm.ENGINE}
 _ONE_TABLE = Case(

@@ -11,10 +11,11 @@ ENGINES = ["llama.cpp", "sglang", "vllm"]
 @pytest.fixture(scope="module")
 def yarn(llama, tmp_path_factory):
     import ropecli
+    from ropecli.attention.patching import patch_to
 
     folder = tmp_path_factory.mktemp("patched") / "it's yarn"  # a shell must be told where the name ends
     plan = ropecli.make_plan(ropecli.open_checkpoint(llama), ropecli.make_spec("yarn", 4.0))
-    ropecli.patch_to(plan, folder, verify=False)
+    patch_to(plan, folder, verify=False)
     return folder
 
 

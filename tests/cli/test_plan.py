@@ -15,15 +15,19 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def plan(capsys, monkeypatch):
     """plan(folder, ...) -> (standard output, standard error); what goes wrong is raised."""
-    from ropecli.cli import plan as module
+    from ropecli import commands
+    from ropecli.cli import plan as rendering
+    from ropecli.cli.adapter import as_command
+    from ropecli.cli.progress import shown_progress
 
     app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(module.command)
+    app.command()(as_command(commands.plan, rendering.render))
 
     def call(*arguments: object) -> tuple[str, str]:
         monkeypatch.setenv("COLUMNS", "200")
         capsys.readouterr()
-        app([str(argument) for argument in arguments], standalone_mode=False)
+        with shown_progress(()):
+            app([str(argument) for argument in arguments], standalone_mode=False)
         return tuple(capsys.readouterr())
 
     return call

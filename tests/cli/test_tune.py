@@ -432,27 +432,25 @@ def test_a_flipped_bit_costs_one_measurement(tuned, ropecli, arguments, stopped,
 
 
 # From Python.
-
-
-def test_the_api_gives_the_plan_and_the_report(tuned, llama, corpus, tmp_path):
+def test_from_python_the_result_is_the_same(tuned, llama, corpus, tmp_path):
     import ropecli
 
-    settings = ropecli.tune_settings("heads", points=3, steps=4, batch_size=2)
-    points = []
-    result = ropecli.tune_checkpoint(
-        ropecli.open_checkpoint(llama),
-        2.0,
-        str(corpus),
-        settings,
+    result = ropecli.tune(
+        str(llama),
+        data=str(corpus),
+        output=tmp_path / "out",
+        factor=2.0,
+        level="heads",
+        points=3,
+        steps=4,
+        batch_size=2,
         device="cpu",
         max_documents=10,
         targets=16,
-        on_point=points.append,
     )
-    assert result.plan.spec.method.name == "yarn"
-    assert isinstance(result.report, ropecli.TuneReport)
-    assert points == result.report.points
-    assert ropecli.write_tuned(result, tmp_path / "out") == 1
+    assert result.tuned.plan.spec.method.name == "yarn"
+    assert isinstance(result.tuned.report, ropecli.TuneReport)
+    assert result.proved == 1
     folder, _ = tuned("heads")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert without_times(read_report(tmp_path / "out")) == without_times(read_report(folder))

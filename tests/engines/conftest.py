@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ropecli
+from ropecli.attention.patching import patch_to
 
 WINDOW, TARGET = 256, 1024
 FACTORS = np.geomspace(1, 8, 16).tolist()
@@ -47,7 +48,7 @@ def patched(tmp_path_factory):
             spec = ropecli.make_spec(patch.partition(" ")[0], TARGET / WINDOW, {**PATCHES[patch], **params})
             plan = ropecli.make_plan(ropecli.open_checkpoint("demo"), spec)
             folder = tmp_path_factory.mktemp("patched") / "checkpoint"
-            ropecli.patch_to(plan, folder, verify=False)
+            patch_to(plan, folder, verify=False)
             made[key] = Patched(folder, plan.ropes[None], ropecli.open_checkpoint(folder))
         return made[key]
 
@@ -74,7 +75,7 @@ def patched_model(build, tmp_path):
     def make(model_type: str, method: str, layer_types: list[str] | None = None, **params: object):
         source = ropecli.open_checkpoint(build(model_type, head_dim=32))
         plan = ropecli.make_plan(source, ropecli.make_spec(method, 4.0, params), layer_types=layer_types)
-        ropecli.patch_to(plan, tmp_path / "patched", verify=False)
+        patch_to(plan, tmp_path / "patched", verify=False)
         return ropecli.open_checkpoint(tmp_path / "patched")
 
     return make

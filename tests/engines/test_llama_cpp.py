@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 import ropecli
+from ropecli.attention.patching import patch_to
+from ropecli.data.documents import read_documents
+from ropecli.data.sources import read_texts
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +49,7 @@ def engine(environment):
 def tokens():
     checkpoint = ropecli.open_checkpoint("demo")
     tokenizer = ropecli.load_tokenizer(checkpoint)
-    documents = ropecli.read_documents(ropecli.read_texts("demo"), tokenizer, TARGET, most=1, cut=TARGET)
+    documents = read_documents(read_texts("demo"), tokenizer, TARGET, most=1, cut=TARGET)
     return documents.kept[0].ids[:TARGET].tolist()
 
 
@@ -69,7 +72,7 @@ def patched(tmp_path):
         plan = ropecli.make_plan(
             ropecli.open_checkpoint("demo"), ropecli.make_spec(method, TARGET / WINDOW, params), target_length=TARGET
         )
-        ropecli.patch_to(plan, tmp_path / method)
+        patch_to(plan, tmp_path / method)
         return ropecli.open_checkpoint(tmp_path / method)
 
     return patch

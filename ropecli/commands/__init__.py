@@ -1,0 +1,39 @@
+"""What each command does: one function each, with the command's name and options, callable from Python.
+
+They load model libraries when they run. Their signatures are the one source of names, types, defaults and help; cli/
+parses, calls them and renders what they return.
+"""
+
+from ropecli.commands.compare import compare
+from ropecli.commands.eval_ppl import eval_ppl
+from ropecli.commands.export import export
+from ropecli.commands.finetune import finetune
+from ropecli.commands.inspect import inspect
+from ropecli.commands.merge import merge
+from ropecli.commands.methods import methods
+from ropecli.commands.needle import needle
+from ropecli.commands.passkey import passkey
+from ropecli.commands.patch import patch
+from ropecli.commands.plan import plan
+from ropecli.commands.plot import plot
+from ropecli.commands.report import report
+from ropecli.commands.theory import theory
+from ropecli.commands.tune import tune
+
+__all__ = [
+    "compare",
+    "eval_ppl",
+    "export",
+    "finetune",
+    "inspect",
+    "merge",
+    "methods",
+    "needle",
+    "passkey",
+    "patch",
+    "plan",
+    "plot",
+    "report",
+    "theory",
+    "tune",
+]

@@ -1,0 +1,128 @@
+"""`ropecli finetune`: train a patched checkpoint on sequences of its extended length."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_doc import Doc
+
+from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.commands.messages import progress_bar, say, warn
+from ropecli.commands.options import Checkpoint, Flag, OutputFolder, RecipeFile, Revision, as_path, optional_path
+from ropecli.errors import RecipeError
+
+if TYPE_CHECKING:
+    from ropecli.training.loop import TrainingProgress
+    from ropecli.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """steps: of all stages. stages: what was done, or would be, in sentences. output: None for a dry run."""
+
+    checkpoint: str
+    output: Path | None
+    steps: int
+    stages: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        output = str(self.output) if self.output else None
+        return {"checkpoint": self.checkpoint, "output": output, "steps": self.steps, "stages": list(self.stages)}
+
+
+def finetune(
+    checkpoint: Checkpoint,
+    *,
+    output: OutputFolder,
+    recipe: RecipeFile = None,
+    data: Annotated[
+        str | None, Flag("--data", "-d"), Doc("'demo-train', a file or folder, or a Hub dataset id.")
+    ] = None,
+    text_column: Annotated[str | None, Doc("Of tables, the column that holds the text.")] = None,
+    split: Annotated[str | None, Doc("Of a Hub dataset; 'train' by default.")] = None,
+    length: Annotated[int | None, Doc("Tokens per sequence; by default the context length.")] = None,
+    sequences: Annotated[str | None, Doc("long, packed or concat.")] = None,
+    positions: Annotated[str | None, Doc("full, pose or randomized.")] = None,
+    steps: Annotated[int | None, Doc("Updates of the weights.")] = None,
+    batch_size: Annotated[int | None, Doc("Sequences per process and forward pass.")] = None,
+    gradient_accumulation: Annotated[int | None, Doc("Forward passes per step.")] = None,
+    learning_rate: Annotated[float | None, Flag("--learning-rate", "--lr"), Doc("Peak rate of AdamW.")] = None,
+    adapter: Annotated[
+        str | None, Doc("lora, lora-plus (and embeddings and norms) or qlora; by default, all weights.")
+    ] = None,
+    eval_data: Annotated[str | None, Doc("A source to measure perplexity on while training.")] = None,
+    seed: Annotated[int | None, Doc("Order of the sequences.")] = None,
+    settings: Annotated[
+        Mapping[str, Any] | None,
+        Flag("--set", metavar="KEY=VALUE"),
+        Doc("Any other key of the recipe; repeatable."),
+    ] = None,
+    revision: Revision = None,
+    dry_run: Annotated[bool, Doc("Say what would be done, and write nothing.")] = False,
+    resume: Annotated[bool, Doc("Go on from the last checkpoint in OUTPUT.")] = False,
+) -> FinetuneResult:
+    """Fine-tune a checkpoint on long sequences; start it with `accelerate launch -m ropecli` for several processes."""
+    from ropecli.training.recipe import make_recipe
+    from ropecli.training.stages import describe, plan_stages
+
+    given = {
+        "data": data,
+        "text_column": text_column,
+        "split": split,
+        "length": length,
+        "sequences": sequences,
+        "positions": positions,
+        "steps": steps,
+        "batch_size": batch_size,
+        "gradient_accumulation": gradient_accumulation,
+        "learning_rate": learning_rate,
+        "adapter": adapter,
+        "eval_data": eval_data,
+        "seed": seed,
+    }
+    others = dict(settings or {})
+    if twice := [key for key in others if given.get(key) is not None]:
+        raise RecipeError(f"{twice[0]} was given by its own option and by --set; once is meant.")
+    whole = make_recipe(optional_path(recipe), {**given, **others})
+    opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
+    total = sum(run.steps for run in whole.runs)
+    if not dry_run:
+        _run(opened, whole, as_path(output), resume, total)
+        return FinetuneResult(checkpoint, as_path(output), total)
+    stages = plan_stages(opened, whole)
+    for stage in stages:
+        number = f"stage {stage.number}: " if len(stages) > 1 else ""
+        for warning in stage.warnings:
+            warn(number + warning)
+    sentences = describe(stages, int(os.environ.get("WORLD_SIZE", "1")))
+    return FinetuneResult(checkpoint, None, total, tuple(sentences))
+
+
+def _run(opened: OpenedCheckpoint, recipe: "Recipe", output: Path, resume: bool, total: int) -> None:
+    from ropecli.evaluation.processes import among_processes
+    from ropecli.training.stages import run_stages
+
+    again = "Run the same command with --resume to continue."
+    with among_processes(again), progress_bar("fine-tuning", total) as step:
+
+        def on_step(progress: "TrainingProgress") -> None:
+            text = f"loss {progress.loss:.3f}  {progress.tokens_per_second:,.0f} tokens/s"
+            step(done=progress.step, text=text)
+
+        run_stages(opened, recipe, output, resume=resume, say=say, on_step=on_step)
+        _leave_processes()
+
+
+def _leave_processes() -> None:
+    """Of a launch of several: one that ends while others still speak to it may abort, or make them abort."""
+    import gc
+
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        gc.collect()  # what holds on to the group
+        distributed.barrier()
+        distributed.destroy_process_group()

@@ -1,0 +1,54 @@
+"""`ropecli inspect`: what a checkpoint's files say of its positions, and what is off in them."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from annotated_doc import Doc
+
+from ropecli.checkpoint.inspection import differences, inspect_checkpoint
+from ropecli.checkpoint.lint import Finding
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.state import CheckpointState, read_state
+from ropecli.commands.options import Checkpoint, Revision
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """states, reports: of each checkpoint. differences: the fields in which the reports differ."""
+
+    states: tuple[CheckpointState, ...]
+    reports: tuple[dict[str, Any], ...]
+    differences: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> CheckpointState:
+        """Of the first checkpoint."""
+        return self.states[0]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is off in the first checkpoint."""
+        return [Finding(**one) for one in self.reports[0]["findings"]]
+
+    def as_json(self) -> dict[str, Any]:
+        if len(self.reports) == 1:
+            return self.reports[0]
+        return {"checkpoints": list(self.reports), "differences": list(self.differences)}
+
+
+def inspect(
+    checkpoint: Checkpoint,
+    other: Annotated[str | None, Doc("A second checkpoint, to be shown beside the first.")] = None,
+    *,
+    revision: Revision = None,
+) -> Inspection:
+    """Show a checkpoint's rotary geometry, scaling and lengths, and find what readers would silently get wrong.
+
+    Reads config.json and the tokenizer's, without loading the model. With two checkpoints, shows them side by side
+    and marks where they differ.
+    """
+    opened = [open_checkpoint(checkpoint, revision=revision)]
+    if other is not None:
+        opened.append(open_checkpoint(other))
+    reports = tuple(inspect_checkpoint(one) for one in opened)
+    return Inspection(tuple(read_state(one) for one in opened), reports, tuple(differences(reports)))

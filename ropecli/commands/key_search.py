@@ -1,0 +1,180 @@
+"""What `passkey` and `needle` share: the request, the run, and its report. Loads torch when it runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.commands.messages import progress_bar, warn
+from ropecli.commands.options import optional_path, sorted_numbers
+from ropecli.commands.outputs import refuse_outputs
+from ropecli.errors import MethodError, shown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ropecli.commands.measuring import Subject
+    from ropecli.evaluation.eval_report import RetrievalReport
+    from ropecli.evaluation.processes import Workers
+    from ropecli.evaluation.retrieval.accuracy import RetrievalResult
+    from ropecli.evaluation.retrieval.haystack import PieceTokenizer
+    from ropecli.evaluation.retrieval.prompts import RetrievalTask
+
+LENGTHS = (256, 512, 1024)
+DEPTHS = (0, 0.25, 0.5, 0.75, 1)
+_LONGEST = 2**24
+_CANDIDATES, _MOST_CANDIDATES = 10, 1000
+
+
+@dataclass(frozen=True)
+class KeySearch:
+    """What is asked of any checkpoint. lengths: tokens. depths: 0 to 1. chunk: tokens; None for the default."""
+
+    lengths: list[int]
+    depths: list[float]
+    trials: int
+    seed: int
+    mode: str
+    candidates: int
+    chunk: int | None
+    output: Path | None
+    plot: Path | None
+
+    def run(
+        self,
+        subject: "Subject",
+        source: str,
+        make_task: "Callable[[PieceTokenizer], RetrievalTask]",
+        settings: Mapping[str, Any],
+        **loading: Any,
+    ) -> "RetrievalReport":
+        """Measures and writes the report. make_task: the task from the tokenizer. settings: the task's own.
+
+        loading: dtype, device, attn. Of several processes, the first alone writes.
+        """
+        from ropecli.commands.measuring import interruptible, load, refuse_attention
+        from ropecli.evaluation.eval_report import write_report
+        from ropecli.evaluation.processes import join_workers
+        from ropecli.evaluation.retrieval.haystack import PieceTokenizer
+        from ropecli.live.loading import load_tokenizer
+
+        for warning in subject.warnings:
+            warn(warning)
+        refuse_attention(subject.checkpoint, subject.plan, loading["attn"])
+        tokenizer = load_tokenizer(subject.checkpoint)
+        task = make_task(PieceTokenizer(tokenizer))
+        # what does not fit is known before the weights are loaded
+        task.check_room(self.lengths, self.depths, self.trials)
+        workers = join_workers()
+        model = load(subject.checkpoint, tokenizer, **loading)
+        with interruptible(None):
+            result = self._measure(subject, task, model, workers)
+        settings = {**settings, "attn": loading["attn"], "processes": workers.count}
+        report = self._report(subject, source, task, model, result, settings)
+        if workers.first and self.output:
+            write_report(self.output, report.as_json())
+        if workers.first and self.plot:
+            from ropecli.reporting.plot_kinds import draw_reports
+
+            draw_reports([report], self.plot)
+        return report
+
+    def _measure(
+        self, subject: "Subject", task: "RetrievalTask", model: "PreTrainedModel", workers: "Workers"
+    ) -> "RetrievalResult":
+        from ropecli.evaluation.retrieval.accuracy import evaluate_retrieval
+
+        switching = subject.patch(model)
+        prompts = range(len(self.lengths) * len(self.depths) * self.trials)
+        with progress_bar("asking", len(workers.share(prompts))) as step:
+            return evaluate_retrieval(
+                model,
+                task,
+                self.lengths,
+                self.depths,
+                trials=self.trials,
+                mode=self.mode,
+                switching=switching,
+                chunk=self.chunk,
+                workers=workers,
+                advance=step,
+                say=warn,
+            )
+
+    def _report(
+        self,
+        subject: "Subject",
+        source: str,
+        task: "RetrievalTask",
+        model: "PreTrainedModel",
+        result: "RetrievalResult",
+        settings: Mapping[str, Any],
+    ) -> "RetrievalReport":
+        from ropecli.commands.measuring import base_report
+        from ropecli.evaluation.eval_report import RetrievalReport
+        from ropecli.evaluation.retrieval.accuracy import chance_of
+
+        return RetrievalReport(
+            **base_report(subject, source, model),
+            task=task.name,
+            mode=self.mode,
+            settings={
+                "introduction": task.templates.introduction,
+                "needle": task.templates.needle,
+                "question": task.templates.question,
+                "keys": task.keys,
+                "candidates": task.candidates if self.mode == "rank" else None,
+                "trials": self.trials,
+                "seed": task.seed,
+                "chunk": self.chunk,
+                "prompts_read_once": result.once,
+                **settings,
+            },
+            fingerprint=result.fingerprint,
+            chance=chance_of(task, self.mode),
+            cells=result.cells,
+        )
+
+
+def make_search(
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    *,
+    mode: str,
+    chunk: int | None,
+    candidates: int | None,
+    trials: int,
+    seed: int,
+    output: str | Path | None,
+    plot: str | Path | None,
+    keys: int = 1,
+) -> KeySearch:
+    """Raises MethodError, and OutputError for files that could not be written, before anything is loaded."""
+    from ropecli.commands.measuring import chunk_size
+    from ropecli.evaluation.retrieval.accuracy import check_mode
+    from ropecli.reporting.figures.style import refuse_unknown_ending
+
+    wanted = sorted_numbers(lengths, "--lengths")
+    if wanted[-1] > _LONGEST:
+        raise MethodError(f"--lengths has {wanted[-1]}; a prompt may have up to {_LONGEST} tokens.")
+    check_mode(mode)
+    if mode == "generate":
+        if candidates is not None:
+            raise MethodError("--candidates has no effect with --mode generate: no answer is ranked. Leave it out.")
+        candidates = keys + 1  # drawn all the same, the fewest there may be
+    candidates = _CANDIDATES if candidates is None else candidates
+    if candidates > _MOST_CANDIDATES and mode == "rank":
+        raise MethodError(f"--candidates is {candidates}; it must be at most {_MOST_CANDIDATES}.")
+    picture, report_file = optional_path(plot), optional_path(output)
+    refuse_unknown_ending(picture)
+    refuse_outputs(report_file, picture)
+    chunk = chunk_size(chunk, wanted[-1])
+    return KeySearch(wanted, _depths(depths), trials, seed, mode, candidates, chunk, report_file, picture)
+
+
+def _depths(depths: Sequence[float]) -> list[float]:
+    """Sorted, without repeats. Raises MethodError."""
+    found = sorted({float(depth) + 0.0 for depth in depths})
+    if not found or not all(0 <= depth <= 1 for depth in found):
+        raise MethodError(f"--depths is {shown(list(depths))}; it must be numbers from 0 to 1, as 0,0.5,1.")
+    return found

@@ -1,0 +1,41 @@
+"""`ropecli merge`: an adapter and its base as one whole checkpoint."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_doc import Doc
+
+from ropecli.commands.messages import warn
+from ropecli.commands.options import OutputFolder, Revision, as_path
+
+if TYPE_CHECKING:
+    from ropecli.checkpoint.opening import Checkpoint
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """base: what the adapter was added to. matrices: how many were changed."""
+
+    adapter: Path
+    base: "Checkpoint"
+    output: Path
+    matrices: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {"output": str(self.output), "base": self.base.origin(), "matrices": self.matrices}
+
+
+def merge(
+    adapter: Annotated[str | Path, Doc("The folder of an adapter, as finetune with save: adapter writes it.")],
+    *,
+    output: OutputFolder,
+    base: Annotated[str | None, Doc("The checkpoint to add it to; by default the one that the adapter names.")] = None,
+    revision: Revision = None,
+) -> MergeResult:
+    """Write a whole checkpoint: the base's weights with the adapter added, and the adapter's RoPE patch."""
+    from ropecli.training.output.finished_weights import merge_to
+
+    folder, written = as_path(adapter), as_path(output)
+    done = merge_to(folder, written, base=base, revision=revision, say=warn)
+    return MergeResult(folder, done.base, written, done.matrices)

@@ -1,0 +1,82 @@
+"""`ropecli methods`: what the scaling methods are, as their own functions tell it."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from annotated_doc import Doc
+
+from ropecli.scaling.method import LIST, ScalingMethod
+from ropecli.scaling.registry import find_method, scaling_methods
+
+# A setting worth showing in the example, where the method has one that is not obvious; abf does not run without.
+_SETTINGS = {
+    "abf": "rope_theta=500000",
+    "llama3": "high_freq_factor=8",
+    "ntk-by-parts": "beta_fast=64",
+    "p-rope": "p=0.5",
+    "yarn": "beta_fast=64",
+}
+
+
+@dataclass(frozen=True)
+class MethodList:
+    """methods: those asked for. one: whether a single one was asked for by its name."""
+
+    methods: tuple[ScalingMethod, ...]
+    one: bool = False
+
+    def as_json(self) -> Any:
+        listed = [_as_json(method) for method in self.methods]
+        return listed[0] if self.one else listed
+
+
+def methods(
+    method: Annotated[str | None, Doc("One of them, to be explained; without it, all.")] = None,
+) -> MethodList:
+    """List the scaling methods, or explain one: what it does, its parameters, how it is written, its source."""
+    if method is None:
+        return MethodList(tuple(scaling_methods().values()))
+    return MethodList((find_method(method),), one=True)
+
+
+def written_as(method: ScalingMethod) -> str:
+    """The rope_type that stock readers find in config.json, or `live only` where it has no words for the method.
+
+    `attention`: no rope_type, but an attention of ours that config.json names.
+    """
+    if method.rope_type is not None:
+        return method.rope_type
+    if method.remaps:
+        return "attention"
+    return "live only" if method.depends_on_length else "longrope"
+
+
+def example(method: ScalingMethod) -> str:
+    """A command that uses the method."""
+    use = f"--method {method.name} --factor 4"
+    if written_as(method) == "live only":
+        return f"ropecli eval-ppl CHECKPOINT --data SOURCE {use}"
+    if any(parameter.kind == LIST for parameter in method.parameters):
+        use += " --factors-file FILE.json"
+    elif method.name in _SETTINGS:
+        use += f" --set {_SETTINGS[method.name]}"
+    return f"ropecli patch CHECKPOINT {use} --output DIR"
+
+
+def _as_json(method: ScalingMethod) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        "description": method.description,
+        "source": method.source,
+        "g": method.g,
+        "h": method.h,
+        "interpolation": method.interpolation,
+        "training": method.training,
+        "rope_type": method.rope_type,
+        "written_as": written_as(method),
+        "depends_on_length": method.depends_on_length,
+        "other_names": list(method.other_names),
+        "parameters": [parameter._asdict() for parameter in method.parameters],
+        "example": example(method),
+    }

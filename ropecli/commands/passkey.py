@@ -1,0 +1,65 @@
+"""`ropecli passkey`: whether a model finds a number among sentences that say nothing, by length and depth."""
+
+from typing import TYPE_CHECKING
+
+from ropecli.commands import options
+from ropecli.commands.key_search import DEPTHS, LENGTHS, make_search
+
+if TYPE_CHECKING:
+    from ropecli.evaluation.eval_report import RetrievalReport
+    from ropecli.evaluation.retrieval.haystack import PieceTokenizer
+    from ropecli.evaluation.retrieval.prompts import RetrievalTask
+
+
+def passkey(
+    checkpoint: options.Checkpoint,
+    *,
+    lengths: options.PromptLengths = LENGTHS,
+    depths: options.Depths = DEPTHS,
+    trials: options.Trials = 5,
+    mode: options.Mode = "rank",
+    candidates: options.Candidates = None,
+    seed: options.Seed = 0,
+    method: options.InMemory = None,
+    factor: options.Factor = None,
+    settings: options.Settings = None,
+    factors_file: options.FactorsFile = None,
+    original_length: options.OriginalLength = None,
+    chunk: options.Chunk = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    attn: options.Attn = "auto",
+    output: options.ReportFile = None,
+    plot: options.HeatMap = None,
+    revision: options.Revision = None,
+) -> "RetrievalReport":
+    """Look for a pass key in a long text, at several lengths and depths.
+
+    The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): the key stands among sentences that are repeated.
+
+    Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
+    """
+    from ropecli.commands.measuring import open_subject
+    from ropecli.evaluation.retrieval.haystack import repeat_sentences
+    from ropecli.evaluation.retrieval.prompts import RetrievalTask
+    from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER
+
+    search = make_search(
+        lengths,
+        depths,
+        mode=mode,
+        chunk=chunk,
+        candidates=candidates,
+        trials=trials,
+        seed=seed,
+        output=output,
+        plot=plot,
+    )
+    subject = open_subject(checkpoint, revision, method, factor, settings, factors_file, original_length)
+
+    def make_task(pieces: "PieceTokenizer") -> "RetrievalTask":
+        haystack = repeat_sentences(PASSKEY_FILLER, pieces, search.lengths[-1])
+        return RetrievalTask("passkey", PASSKEY, haystack, pieces, candidates=search.candidates, seed=seed)
+
+    filler = {"filler": PASSKEY_FILLER}
+    return search.run(subject, "repeated sentences", make_task, filler, dtype=dtype, device=device, attn=attn)

@@ -1,0 +1,182 @@
+"""`ropecli patch`: write a copy of a checkpoint whose positions reach further, or as it was before its patches."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_doc import Doc
+
+from ropecli.atomic import refuse_existing
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.checkpoint.revert import Reversal, plan_reversal, revert_to
+from ropecli.checkpoint.writing import write_patch
+from ropecli.commands.messages import warn
+from ropecli.commands.options import (
+    Checkpoint,
+    Factor,
+    FactorsFile,
+    Flag,
+    OriginalLength,
+    Revision,
+    Settings,
+    Weights,
+    as_path,
+)
+from ropecli.commands.scalings import method_parameters
+from ropecli.errors import MethodError, OutputError, PatchError
+from ropecli.scaling.registry import find_method
+from ropecli.scaling.spec import ScaledRope, make_spec
+
+
+@dataclass(frozen=True)
+class PatchResult:
+    """plan: what was written, or would be. output: the folder; None where nothing was written.
+
+    proved: how many live rotary tables agree with the mathematics.
+    """
+
+    plan: PatchPlan
+    output: Path | None
+    proved: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output) if self.output else None,
+            "method": self.plan.spec.method.name,
+            "factor": self.plan.spec.factor,
+            "target_length": self.plan.target_length,
+            "changes": [change._asdict() for change in self.plan.changes],
+            "proved_tables": self.proved or None,
+            "warnings": list(self.plan.warnings),
+        }
+
+
+@dataclass(frozen=True)
+class RevertResult:
+    """reversal: what was written, or would be. output: the folder; None where nothing was written."""
+
+    reversal: Reversal
+    output: Path | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output) if self.output else None,
+            "changes": [change._asdict() for change in self.reversal.changes],
+            "tokenizer_changes": [change._asdict() for change in self.reversal.tokenizer_changes],
+            "warnings": list(self.reversal.warnings),
+        }
+
+
+def patch(
+    checkpoint: Checkpoint,
+    *,
+    method: Annotated[
+        str | None,
+        Flag("--method", "-m"),
+        Doc(
+            "One of `ropecli methods`: none, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, longrope, p-rope, "
+            "nope, custom; rerope, leaky-rerope, self-extend, dual-chunk, lm-infinite, streaming."
+        ),
+    ] = None,
+    factor: Factor = None,
+    target_length: Annotated[
+        int | None, Doc("Target length in tokens; the factor follows from it, unless --factor gives another.")
+    ] = None,
+    output: Annotated[str | Path | None, Flag("--output", "-o"), Doc("The folder to write.")] = None,
+    settings: Settings = None,
+    factors_file: FactorsFile = None,
+    original_length: OriginalLength = None,
+    layer_types: Annotated[
+        Sequence[str] | None,
+        Doc("Scale the layers of these types (commas between), not those that see the whole context."),
+    ] = None,
+    weights: Weights = "link",
+    dry_run: Annotated[bool, Doc("Print the change of config.json and write nothing.")] = False,
+    no_verify: Annotated[
+        bool,
+        Doc("Do not prove the patch against the live rotary modules. What changes the attention is proved anyway."),
+    ] = False,
+    revert: Annotated[bool, Doc("Take all patches back: write the checkpoint as it was before them.")] = False,
+    revision: Revision = None,
+) -> PatchResult | RevertResult:
+    """Write a copy of a checkpoint whose positions reach further, and prove that the patch took effect."""
+    if weights not in ("link", "copy"):
+        raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
+    given = {
+        "--method": method,
+        "--factor": factor,
+        "--target-length": target_length,
+        "--set": settings or None,
+        "--factors-file": factors_file,
+        "--original-length": original_length,
+        "--layer-types": layer_types,
+        "--no-verify": no_verify or None,
+    }
+    if not revert:
+        method = _check_method(method, factor, target_length)
+    elif useless := [option for option, value in given.items() if value is not None]:
+        raise MethodError(f"--revert takes the patches back; it has no use for {', '.join(useless)}. Leave it out.")
+    folder = _output_folder(output, dry_run)
+    opened = open_checkpoint(checkpoint, weights=folder is not None, revision=revision)
+    if revert or method is None:
+        return _revert(plan_reversal(opened), folder, link=weights == "link")
+    plan = make_plan(
+        opened,
+        make_spec(method, 1.0 if factor is None else factor, method_parameters(method, settings, factors_file)),
+        target_length=target_length,
+        original_length=original_length,
+        layer_types=layer_types,
+        choose_factor=factor is None,
+    )
+    return _write(plan, folder, link=weights == "link", verify=not no_verify)
+
+
+def _check_method(method: str | None, factor: float | None, target_length: int | None) -> str:
+    if method is None:
+        raise MethodError("patch needs --method NAME, as --method yarn; or --revert, to take patches back.")
+    find_method(method)
+    if factor is None and target_length is None and method != "none":
+        raise MethodError(f"{method} needs --factor or --target-length, as --factor 4.")
+    return method
+
+
+def _output_folder(output: str | Path | None, dry_run: bool) -> Path | None:
+    """None for a dry run. Raises OutputError."""
+    if dry_run:
+        return None
+    if output is None:
+        raise OutputError("patch writes a new folder: name it with --output DIR (or look first with --dry-run).")
+    folder = as_path(output)
+    refuse_existing(folder)
+    return folder
+
+
+def _revert(reversal: Reversal, output: Path | None, *, link: bool) -> RevertResult:
+    for warning in reversal.warnings:
+        warn(warning)
+    if output is not None:
+        revert_to(reversal, output, link=link, say=warn)
+    return RevertResult(reversal, output)
+
+
+def _write(plan: PatchPlan, output: Path | None, *, link: bool, verify: bool) -> PatchResult:
+    if plan.unwritable:
+        raise PatchError(plan.unwritable)
+    if plan.remaps:  # before the warnings: a refusal is said alone
+        from ropecli.attention.patching import with_layout
+
+        plan = with_layout(plan)
+    for warning in plan.warnings:
+        warn(warning)
+    proved = 0
+    if output is not None:
+        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn)
+    return PatchResult(plan, output, proved)
+
+
+def _prove(folder: Path, ropes: Mapping[str | None, ScaledRope]) -> int:
+    from ropecli.live.proof import prove
+
+    return prove(folder, ropes)

@@ -1,0 +1,115 @@
+"""The scalings that a command names: methods, factors and parameters, read into specs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ropecli.checkpoint.files import LARGEST_JSON, read_bounded
+from ropecli.commands.options import as_path
+from ropecli.config.settings import read_settings
+from ropecli.errors import MethodError
+from ropecli.scaling.registry import find_method
+from ropecli.scaling.spec import ScalingSpec, make_spec
+
+AS_IS = "as-is"
+_LISTS = {"longrope": "long_factor", "custom": "factors"}
+"""The parameter that a plain list in a factors file stands for."""
+_NEEDS_FACTOR = "{} needs --factor, as --factor 4."
+
+
+def one_spec(
+    method: str, factor: float | None, settings: Mapping[str, Any] | None, factors_file: str | Path | None
+) -> ScalingSpec:
+    """Raises MethodError."""
+    if factor is None and method != "none":
+        raise MethodError(_NEEDS_FACTOR.format(method))
+    return make_spec(method, 1.0 if factor is None else factor, method_parameters(method, settings, factors_file))
+
+
+def method_parameters(
+    method: str, settings: Mapping[str, Any] | None, factors_file: str | Path | None
+) -> dict[str, Any]:
+    """The method's parameters from --set and --factors-file. Raises MethodError."""
+    return {**_read_factors(method, factors_file), **(settings or {})}
+
+
+def method_specs(
+    methods: Sequence[str],
+    factors: Sequence[float],
+    settings: Mapping[str, Any] | None,
+    factors_file: str | Path | None = None,
+) -> list[ScalingSpec | None]:
+    """Every method at every factor, before them None for `as-is`. Raises MethodError.
+
+    factors: none where all that is asked for is `as-is` and `none`. settings: of one method alone by the parameter's
+    name, of several by METHOD.KEY. factors_file: for those that take a list of numbers.
+    """
+    if not methods:
+        raise MethodError("The list of methods names no method; `ropecli methods` shows them all.")
+    names = list(dict.fromkeys(find_method(name).name for name in methods if name != AS_IS))
+    params = _sorted_by_method(names, AS_IS in methods, settings or {})
+    for name in _takers(names, factors_file):
+        params[name] = {**_read_factors(name, factors_file), **params[name]}
+    if not factors and (needy := [name for name in names if name != "none"]):
+        raise MethodError(_NEEDS_FACTOR.format(needy[0]))
+    specs: list[ScalingSpec | None] = [None] if AS_IS in methods else []
+    return specs + [make_spec(name, factor, params[name]) for name in names for factor in factors or [1.0]]
+
+
+def refuse_without_method(*given: object) -> None:
+    """Raises MethodError where one of the values, of options that mean nothing for a checkpoint as it is, is given."""
+    if any(value is not None for value in given):
+        raise MethodError("--factor, --set, --factors-file and --original-length are for a --method.")
+
+
+def _sorted_by_method(names: list[str], as_is: bool, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parameters of each method. Raises MethodError for one of a method that is not asked for."""
+    params: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key, value in settings.items():
+        method, dot, parameter = key.partition(".")
+        if not dot and len(names) == 1:
+            method, dot, parameter = names[0], ".", key
+        if not dot or method not in params:
+            if not names or (dot and method == AS_IS and as_is):
+                raise MethodError(f"--set {key}=...: a checkpoint as it is has no parameters to set.")
+            raise MethodError(f"--set {key}=...: it has the form METHOD.KEY=VALUE, for one of {', '.join(names)}.")
+        params[method][parameter] = value
+    return params
+
+
+def _takers(names: list[str], factors_file: str | Path | None) -> list[str]:
+    """Whom the file of factors is for: at least one, which may refuse it."""
+    if factors_file is None:
+        return []
+    if not names:
+        raise MethodError(f"--factors-file {factors_file}: a checkpoint as it is takes no numbers.")
+    return [name for name in names if name in _LISTS] or names[:1]
+
+
+def _read_factors(method: str, path: str | Path | None) -> dict[str, Any]:
+    """A JSON object with the method's parameters, or a list of its factors."""
+    if path is None:
+        return {}
+    if method not in _LISTS:
+        raise MethodError(f"--factors-file is for {' and '.join(_LISTS)}; {method} takes no list of numbers.")
+    try:
+        value = json.loads(read_bounded(as_path(path), LARGEST_JSON))
+    except (OSError, ValueError, RecursionError) as error:
+        raise MethodError(f"{path} cannot be read as JSON: {error}") from error
+    if isinstance(value, list):
+        value = {_LISTS[method]: value}
+    named = {"longrope": ("long_factor",), "custom": ("factors", "inv_freq")}[method]
+    if isinstance(value, dict) and method == "longrope":
+        value = _of_config(value) or value
+    if not isinstance(value, dict) or not any(key in value for key in named):
+        raise MethodError(f"{path} must hold a list of factors, or an object with {' or '.join(named)}.")
+    return value
+
+
+def _of_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of longrope that a config.json holds; empty where it is none, or scales otherwise."""
+    if not any(isinstance(config.get(key), dict) for key in ("rope_parameters", "rope_scaling", "text_config")):
+        return {}
+    ropes = read_settings(config).ropes
+    return next((dict(rope.spec.params) for rope in ropes if rope.spec.method.name == "longrope"), {})
