@@ -31,7 +31,6 @@ from ropecli.cli.progress import shown_progress
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
 from ropecli.errors import RopecliError, reason_of
-from ropecli.version import VERSION
 
 app = typer.Typer(
     name="ropecli",
@@ -63,6 +62,8 @@ for function, render in _COMMANDS:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from ropecli.version import VERSION
+
         typer.echo(f"ropecli {VERSION}")
         raise typer.Exit
 

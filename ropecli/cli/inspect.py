@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from ropecli.cli.terminal import out
-from ropecli.reporting.theory_sentences import base_bound_sentence
-from ropecli.reporting.wording import tokens
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,6 +52,8 @@ def _once(cell: str, columns: int) -> list[str]:
 
 
 def _print_bound(report: dict[str, Any], named: bool) -> None:
+    from ropecli.reporting.theory_sentences import base_bound_sentence
+
     of = f"{report['checkpoint']}: " if named else ""
     out.print(f"{of}{base_bound_sentence(report)}", markup=False)
 
@@ -82,6 +82,8 @@ def _parameters(params: dict[str, Any]) -> str:
 
 
 def _wavelength(value: float | None) -> str:
+    from ropecli.reporting.wording import tokens
+
     return "none turns" if value is None else f"{tokens(value)} tokens"
 
 

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli.cli.terminal import out, tell
 from ropecli.commands.methods import example, written_as
-from ropecli.scaling.method import Parameter, ScalingMethod
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
     from ropecli.commands.methods import MethodList
+    from ropecli.scaling.method import Parameter, ScalingMethod
 
 
 def render(listed: "MethodList") -> None:
@@ -23,7 +23,7 @@ def render(listed: "MethodList") -> None:
     tell(f"\n{example(method)}")  # whole, to be copied
 
 
-def overview(methods: Iterable[ScalingMethod]) -> "Table":
+def overview(methods: "Iterable[ScalingMethod]") -> "Table":
     """A line or two for each method; beside its words its parameters and its source, so that 80 columns suffice."""
     from rich.console import Group
     from rich.table import Table
@@ -43,7 +43,7 @@ def overview(methods: Iterable[ScalingMethod]) -> "Table":
     return table
 
 
-def explanation(method: ScalingMethod) -> "Group":
+def explanation(method: "ScalingMethod") -> "Group":
     """All that there is to say of one method, but the example."""
     from rich.console import Group
     from rich.table import Table
@@ -69,7 +69,7 @@ def explanation(method: ScalingMethod) -> "Group":
     return Group(*parts)
 
 
-def _details(method: ScalingMethod) -> dict[str, str]:
+def _details(method: "ScalingMethod") -> dict[str, str]:
     written = f"rope_type {written_as(method)!r} in config.json"
     if method.remaps:
         written = (
@@ -91,11 +91,11 @@ def _details(method: ScalingMethod) -> dict[str, str]:
     }
 
 
-def _with_default(parameter: Parameter) -> str:
+def _with_default(parameter: "Parameter") -> str:
     return f"{parameter.name}={_default(parameter)}" if _default(parameter) else parameter.name
 
 
-def _default(parameter: Parameter) -> str:
+def _default(parameter: "Parameter") -> str:
     """Empty for none."""
     if isinstance(parameter.default, bool):
         return str(parameter.default).lower()  # as --set takes it

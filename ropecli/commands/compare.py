@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.checkpoint.state import read_state
 from ropecli.commands import options
 from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
 from ropecli.commands.outputs import refuse_outputs
-from ropecli.commands.scalings import AS_IS, method_specs
 from ropecli.errors import MethodError
 
 if TYPE_CHECKING:
+    from ropecli.checkpoint.opening import Checkpoint
+    from ropecli.checkpoint.patch_plan import PatchPlan
     from ropecli.commands.measuring import PerplexityRun
     from ropecli.evaluation.eval_report import EvalReport
     from ropecli.evaluation.saved_progress import EvalProgress
 
-Plans = Sequence[PatchPlan | None]
+    Plans = Sequence[PatchPlan | None]
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,9 @@ def compare(
 
     With several checkpoints, such as sizes of one model, every method is tried on each.
     """
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.measuring import DataChoice, interruptible, prepare_run, refuse_attention
+    from ropecli.commands.scalings import method_specs
     from ropecli.evaluation.comparison import plan_comparison
     from ropecli.evaluation.eval_report import write_report
     from ropecli.evaluation.processes import join_workers
@@ -132,8 +132,11 @@ def compare(
     return Comparison(reports, picture)
 
 
-def _warnings(checkpoint: Checkpoint, plans: Plans) -> list[str]:
+def _warnings(checkpoint: "Checkpoint", plans: "Plans") -> list[str]:
     """What the plans leave open, and what they replace."""
+    from ropecli.checkpoint.state import read_state
+    from ropecli.commands.scalings import AS_IS
+
     shipped = read_state(checkpoint).main.spec
     own = [text for plan in plans if plan for text in plan.settings_warnings]
     if shipped.method.name != "none" and None not in plans:
@@ -145,7 +148,11 @@ def _warnings(checkpoint: Checkpoint, plans: Plans) -> list[str]:
 
 
 def _measure(
-    checkpoint: Checkpoint, plans: Plans, run: "PerplexityRun", progress: "EvalProgress", part: str
+    checkpoint: "Checkpoint",
+    plans: "Plans",
+    run: "PerplexityRun",
+    progress: "EvalProgress",
+    part: str,
 ) -> "list[EvalReport]":
     """The reports of one checkpoint by every plan."""
     from ropecli.commands.measuring import Subject, load, subject_as_is
@@ -163,7 +170,9 @@ def _measure(
     return [run.report(subject, model, rows) for subject, rows in zip(subjects, results, strict=True)]
 
 
-def _request(opened: Sequence[Checkpoint], plans: Sequence[Plans], runs: "Sequence[PerplexityRun]") -> dict[str, Any]:
+def _request(
+    opened: "Sequence[Checkpoint]", plans: "Sequence[Plans]", runs: "Sequence[PerplexityRun]"
+) -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
     from ropecli.commands.measuring import fingerprint
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
-from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.commands.messages import progress_bar, say, warn
 from ropecli.commands.options import Checkpoint, Flag, OutputFolder, RecipeFile, Revision, as_path, optional_path
 from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
+    from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
     from ropecli.training.loop import TrainingProgress
     from ropecli.training.recipe import Recipe
 
@@ -65,6 +64,7 @@ def finetune(
     resume: Annotated[bool, Doc("Go on from the last checkpoint in OUTPUT.")] = False,
 ) -> FinetuneResult:
     """Fine-tune a checkpoint on long sequences; start it with `accelerate launch -m ropecli` for several processes."""
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.training.recipe import make_recipe
     from ropecli.training.stages import describe, plan_stages
 
@@ -101,7 +101,7 @@ def finetune(
     return FinetuneResult(checkpoint, None, total, tuple(sentences))
 
 
-def _run(opened: OpenedCheckpoint, recipe: "Recipe", output: Path, resume: bool, total: int) -> None:
+def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> None:
     from ropecli.evaluation.processes import among_processes
     from ropecli.training.stages import run_stages
 

@@ -1,34 +1,33 @@
 """`ropecli inspect`: what a checkpoint's files say of its positions, and what is off in them."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.checkpoint.inspection import differences, inspect_checkpoint
-from ropecli.checkpoint.lint import Finding
-from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.commands.options import Checkpoint, Revision
+
+if TYPE_CHECKING:
+    from ropecli.checkpoint.state import CheckpointState
 
 
 @dataclass(frozen=True)
 class Inspection:
     """states, reports: of each checkpoint. differences: the fields in which the reports differ."""
 
-    states: tuple[CheckpointState, ...]
+    states: "tuple[CheckpointState, ...]"
     reports: tuple[dict[str, Any], ...]
     differences: tuple[str, ...] = ()
 
     @property
-    def state(self) -> CheckpointState:
+    def state(self) -> "CheckpointState":
         """Of the first checkpoint."""
         return self.states[0]
 
     @property
-    def findings(self) -> list[Finding]:
-        """What is off in the first checkpoint."""
-        return [Finding(**one) for one in self.reports[0]["findings"]]
+    def findings(self) -> list[dict[str, Any]]:
+        """What is off in the first checkpoint: rule, message and fix of each."""
+        return self.reports[0]["findings"]
 
     def as_json(self) -> dict[str, Any]:
         if len(self.reports) == 1:
@@ -47,6 +46,10 @@ def inspect(
     Reads config.json and the tokenizer's, without loading the model. With two checkpoints, shows them side by side
     and marks where they differ.
     """
+    from ropecli.checkpoint.inspection import differences, inspect_checkpoint
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.state import read_state
+
     opened = [open_checkpoint(checkpoint, revision=revision)]
     if other is not None:
         opened.append(open_checkpoint(other))

@@ -1,12 +1,12 @@
 """`ropecli methods`: what the scaling methods are, as their own functions tell it."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.scaling.method import LIST, ScalingMethod
-from ropecli.scaling.registry import find_method, scaling_methods
+if TYPE_CHECKING:
+    from ropecli.scaling.method import ScalingMethod
 
 # A setting worth showing in the example, where the method has one that is not obvious; abf does not run without.
 _SETTINGS = {
@@ -22,7 +22,7 @@ _SETTINGS = {
 class MethodList:
     """methods: those asked for. one: whether a single one was asked for by its name."""
 
-    methods: tuple[ScalingMethod, ...]
+    methods: "tuple[ScalingMethod, ...]"
     one: bool = False
 
     def as_json(self) -> Any:
@@ -34,12 +34,14 @@ def methods(
     method: Annotated[str | None, Doc("One of them, to be explained; without it, all.")] = None,
 ) -> MethodList:
     """List the scaling methods, or explain one: what it does, its parameters, how it is written, its source."""
+    from ropecli.scaling.registry import find_method, scaling_methods
+
     if method is None:
         return MethodList(tuple(scaling_methods().values()))
     return MethodList((find_method(method),), one=True)
 
 
-def written_as(method: ScalingMethod) -> str:
+def written_as(method: "ScalingMethod") -> str:
     """The rope_type that stock readers find in config.json, or `live only` where it has no words for the method.
 
     `attention`: no rope_type, but an attention of ours that config.json names.
@@ -51,8 +53,10 @@ def written_as(method: ScalingMethod) -> str:
     return "live only" if method.depends_on_length else "longrope"
 
 
-def example(method: ScalingMethod) -> str:
+def example(method: "ScalingMethod") -> str:
     """A command that uses the method."""
+    from ropecli.scaling.method import LIST
+
     use = f"--method {method.name} --factor 4"
     if written_as(method) == "live only":
         return f"ropecli eval-ppl CHECKPOINT --data SOURCE {use}"
@@ -63,7 +67,7 @@ def example(method: ScalingMethod) -> str:
     return f"ropecli patch CHECKPOINT {use} --output DIR"
 
 
-def _as_json(method: ScalingMethod) -> dict[str, Any]:
+def _as_json(method: "ScalingMethod") -> dict[str, Any]:
     return {
         "name": method.name,
         "summary": method.summary,

@@ -3,15 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
 from ropecli.atomic import refuse_existing
-from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
-from ropecli.checkpoint.revert import Reversal, plan_reversal, revert_to
-from ropecli.checkpoint.writing import write_patch
 from ropecli.commands.messages import warn
 from ropecli.commands.options import (
     Checkpoint,
@@ -24,10 +20,12 @@ from ropecli.commands.options import (
     Weights,
     as_path,
 )
-from ropecli.commands.scalings import method_parameters
 from ropecli.errors import MethodError, OutputError, PatchError
-from ropecli.scaling.registry import find_method
-from ropecli.scaling.spec import ScaledRope, make_spec
+
+if TYPE_CHECKING:
+    from ropecli.checkpoint.patch_plan import PatchPlan
+    from ropecli.checkpoint.revert import Reversal
+    from ropecli.scaling.spec import ScaledRope
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class PatchResult:
     proved: how many live rotary tables agree with the mathematics.
     """
 
-    plan: PatchPlan
+    plan: "PatchPlan"
     output: Path | None
     proved: int
 
@@ -57,7 +55,7 @@ class PatchResult:
 class RevertResult:
     """reversal: what was written, or would be. output: the folder; None where nothing was written."""
 
-    reversal: Reversal
+    reversal: "Reversal"
     output: Path | None
 
     def as_json(self) -> dict[str, Any]:
@@ -102,6 +100,12 @@ def patch(
     revision: Revision = None,
 ) -> PatchResult | RevertResult:
     """Write a copy of a checkpoint whose positions reach further, and prove that the patch took effect."""
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import make_plan
+    from ropecli.checkpoint.revert import plan_reversal
+    from ropecli.commands.scalings import method_parameters
+    from ropecli.scaling.spec import make_spec
+
     if weights not in ("link", "copy"):
         raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
     given = {
@@ -134,6 +138,8 @@ def patch(
 
 
 def _check_method(method: str | None, factor: float | None, target_length: int | None) -> str:
+    from ropecli.scaling.registry import find_method
+
     if method is None:
         raise MethodError("patch needs --method NAME, as --method yarn; or --revert, to take patches back.")
     find_method(method)
@@ -153,7 +159,9 @@ def _output_folder(output: str | Path | None, dry_run: bool) -> Path | None:
     return folder
 
 
-def _revert(reversal: Reversal, output: Path | None, *, link: bool) -> RevertResult:
+def _revert(reversal: "Reversal", output: Path | None, *, link: bool) -> RevertResult:
+    from ropecli.checkpoint.revert import revert_to
+
     for warning in reversal.warnings:
         warn(warning)
     if output is not None:
@@ -161,7 +169,9 @@ def _revert(reversal: Reversal, output: Path | None, *, link: bool) -> RevertRes
     return RevertResult(reversal, output)
 
 
-def _write(plan: PatchPlan, output: Path | None, *, link: bool, verify: bool) -> PatchResult:
+def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) -> PatchResult:
+    from ropecli.checkpoint.writing import write_patch
+
     if plan.unwritable:
         raise PatchError(plan.unwritable)
     if plan.remaps:  # before the warnings: a refusal is said alone
@@ -176,7 +186,7 @@ def _write(plan: PatchPlan, output: Path | None, *, link: bool, verify: bool) ->
     return PatchResult(plan, output, proved)
 
 
-def _prove(folder: Path, ropes: Mapping[str | None, ScaledRope]) -> int:
+def _prove(folder: Path, ropes: "Mapping[str | None, ScaledRope]") -> int:
     from ropecli.live.proof import prove
 
     return prove(folder, ropes)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
-from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.commands.messages import warn
 from ropecli.commands.options import Checkpoint, Flag, RecipeFile, Revision, optional_path
 from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
+    from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
     from ropecli.training.memory_plan.estimate import MemoryEstimator
     from ropecli.training.memory_plan.setups import Setup
     from ropecli.training.stages import Stage
@@ -49,6 +48,7 @@ def plan(
     Needs config.json alone: no weights are read and no memory is taken. GB are 10⁹ bytes. A recipe with stages is
     planned by its longest stage.
     """
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.training.memory_plan.estimate import GPUS
     from ropecli.training.memory_plan.setups import parse_size
     from ropecli.training.recipe import make_recipe
@@ -79,7 +79,7 @@ def plan(
 
 
 def _make_report(
-    opened: OpenedCheckpoint,
+    opened: "OpenedCheckpoint",
     stage: "Stage",
     gpus: int,
     memory: int,

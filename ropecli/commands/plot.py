@@ -2,23 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from annotated_doc import Doc
 
 from ropecli import demo
-from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG
-from ropecli.checkpoint.inspection import make_study
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
-from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.commands import options
 from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
 from ropecli.commands.outputs import refuse_outputs
 from ropecli.commands.report import DrawnFile
-from ropecli.commands.scalings import method_specs
 from ropecli.errors import DataError, MethodError, OutputError
-from ropecli.scaling.spec import ScalingSpec, check_factor, make_spec
+
+if TYPE_CHECKING:
+    from ropecli.checkpoint.opening import Checkpoint
+    from ropecli.scaling.spec import ScalingSpec
 
 _FACTOR = 4.0
 """Of the methods that a kind shows, unless another is asked for; as in compare."""
@@ -108,6 +106,8 @@ def _default_output(path: Path) -> Path:
 
 def _is_checkpoints(folder: Path) -> bool:
     """Whether it is a checkpoint's folder, or lies in the Hub's cache."""
+    from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG
+
     cached = any(part.startswith("models--") for part in folder.parts)
     return cached or any((folder / name).exists() for name in (CONFIG, ADAPTER_CONFIG))
 
@@ -137,6 +137,9 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, sca
 
 def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: _ScalingOptions) -> Any:
     """Raises MethodError, CheckpointError, and DataError for more than one checkpoint."""
+    from ropecli.checkpoint.inspection import make_study
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.commands.scalings import method_specs
     from ropecli.reporting.plot_kinds import draw_study
 
     if metric is not None:
@@ -158,9 +161,11 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: _Sc
     return draw_study(kind, study)
 
 
-def _default_specs(kind: str, checkpoint: Checkpoint, factor: float, at_factor: bool) -> list[ScalingSpec | None]:
+def _default_specs(kind: str, checkpoint: "Checkpoint", factor: float, at_factor: bool) -> "list[ScalingSpec | None]":
     """The checkpoint as it is and the methods of the kind, but those that do not suit its geometry."""
+    from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.reporting.plot_kinds import DEFAULT_METHODS
+    from ropecli.scaling.spec import check_factor, make_spec
 
     check_factor(factor)
     specs: list[ScalingSpec | None] = [None]

@@ -2,24 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.checkpoint.inspection import Study, make_study, study_report
-from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.commands import options
 from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
-from ropecli.commands.scalings import method_specs, refuse_without_method
-from ropecli.scaling.spec import ScalingSpec
+
+if TYPE_CHECKING:
+    from ropecli.checkpoint.inspection import Study
+    from ropecli.scaling.spec import ScalingSpec
 
 
 @dataclass(frozen=True)
 class Theory:
     """study: the ropes that were compared. report: their quantities."""
 
-    study: Study
+    study: "Study"
     report: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
@@ -44,6 +44,10 @@ def theory(
 
     Reads config.json alone. Each method stands beside the frequencies as they were pretrained.
     """
+    from ropecli.checkpoint.inspection import make_study, study_report
+    from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.commands.scalings import method_specs, refuse_without_method
+
     opened = open_checkpoint(checkpoint, revision=revision)
     specs: list[ScalingSpec | None] = [None]
     if method is not None:

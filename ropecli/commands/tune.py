@@ -9,7 +9,6 @@ from annotated_doc import Doc
 from annotated_types import Ge
 
 from ropecli.atomic import refuse_existing
-from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.commands import options
 from ropecli.commands.messages import command_line, progress_bar, warn
 from ropecli.commands.options import Flag
@@ -84,6 +83,7 @@ def tune(
 
     The documents of --data are parted: most are learned from, some judge.
     """
+    from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.measuring import documents_are, interruptible, refuse_attention
     from ropecli.tuning.procedure import write_tuned
     from ropecli.tuning.tuning_settings import refuse_request, tune_settings
