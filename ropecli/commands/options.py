@@ -14,6 +14,7 @@ from annotated_doc import Doc
 from annotated_types import Ge
 
 from ropecli.errors import MethodError, shown
+from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,7 @@ Weights = Annotated[str, Doc("How to copy unchanged weights: link: hard-link whe
 # Evaluation
 Data = Annotated[str, Flag("--data", "-d"), Doc("'demo', a file or folder of text or rows, or a Hub dataset id.")]
 Lengths = Annotated[Sequence[int], Flag("--lengths", "-l"), Doc("Context lengths in tokens, as 256,512,1024.")]
-ProtocolName = Annotated[
-    str,
-    Doc(
-        "prefix: the first N tokens of each document, from one pass. tail: the same target tokens, read with N tokens "
-        "of context each. sliding: whole documents by windows of N, --stride apart. disjoint: windows side by side, as "
-        "lm-eval's rolling likelihood. yarn: as YaRN's script, for its tables alone."
-    ),
-]
+ProtocolName = Annotated[str, Doc(" ".join(f"{name}: {protocol.summary}." for name, protocol in PROTOCOLS.items()))]
 Stride = Annotated[int | None, Ge(1), Doc("sliding: tokens between windows; else half of each length.")]
 Targets = Annotated[int | None, Ge(1), Doc("tail: tokens scored per document; else half the shortest length.")]
 MaxDocuments = Annotated[int | None, Ge(1), Doc("Read at most so many documents.")]

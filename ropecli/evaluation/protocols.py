@@ -1,23 +1,6 @@
-"""The protocols: what of a document is read, and which tokens are scored. Numbers of tokens alone; no model.
+"""The protocols: which windows of a document the model reads, and which of their tokens are scored. No model.
 
-With p(t | c) the model's probability of token t after context c, w_0 … w_(T-1) a document, and N a length:
-
-prefix    Σ -ln p(w_i | w_0 … w_(i-1)) over the text's tokens i < N. One pass serves all lengths, unless the
-          frequencies switch with the length. Early tokens have little context, so it flatters long windows; a collapse
-          beyond the pretraining length shows plainly. Good for: seeing where a model fails, at the least cost.
-tail      the same K targets for every N, the last of each document's longest prefix, read with the N - K to N - 1
-          tokens before them. Good for: whether more context helps.
-sliding   Press et al. 2022 (arXiv:2012.15409), section 2: windows of N tokens, S apart, the last S tokens of each
-          scored (all of the first), so that every token is scored once, with at least N - S before it. Good for: the
-          perplexity of a whole text at a window; the smaller S, the better and the dearer.
-disjoint  windows of N tokens side by side, every token scored once, with N/2 before it on average: the rolling
-          log-likelihood of lm-evaluation-harness (with add_bos_token=False, where the tokenizer would put a second
-          <s>), whose last window reaches back to be full. Good for: numbers to hold against that tool's.
-yarn      what YaRN's eval/perplexity.py computes (github.com/jquesnelle/yarn): windows 256 apart as in sliding, a
-          beginning-of-sequence token before each, and exp of the *unweighted mean over windows* of mean losses. Good
-          for: tables made by that script, and for nothing else.
-
-But for yarn, ppl = exp(Σ nll / Σ tokens), all scored tokens alike.
+What each is for, and its formula: protocol_descriptions.py.
 """
 
 from collections.abc import Iterator
@@ -27,8 +10,8 @@ import numpy as np
 
 from ropecli.data.documents import Document, SpecialTokens
 from ropecli.errors import DataError, did_you_mean
+from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 
-PROTOCOLS = ("prefix", "tail", "sliding", "disjoint", "yarn")
 YARN_STRIDE = 256
 
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from ropecli.atomic import new_file
 from ropecli.errors import DataError
 from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
+from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.reporting import cells
 from ropecli.reporting.lines import METRICS, PPL, data_note, named_lines
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import Report
-from ropecli.reporting.wording import HEADLINES_NOTE, PROTOCOLS_IN_WORDS, clean, headline_sentence, protocol_name
+from ropecli.reporting.wording import HEADLINES_NOTE, clean, headline_sentence, protocol_name
 from ropecli.tuning.tune_report import TuneReport
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _protocol(reports: list[EvalReport]) -> PageSection:
     pictures, left_out = _drawn([*wanted, ("context", "ppl")], reports)
     compared = cells.compare(reports)
     title = f"Perplexity, protocol {name}"
-    return PageSection(title, PROTOCOLS_IN_WORDS[name], compared, None, pictures, left_out)
+    return PageSection(title, PROTOCOLS[name].definition, compared, None, pictures, left_out)
 
 
 def _tuning_runs(reports: Sequence[TuneReport]) -> PageSection:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, reason_of, shown
 from ropecli.evaluation.eval_report import SCHEMA_VERSION, EvalReport, RetrievalReport
-from ropecli.evaluation.protocols import PROTOCOLS
+from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.reporting.cells import OVERFLOW
 from ropecli.tuning.tune_report import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
 from ropecli.tuning.tune_report import LayerGains, TuneReport

@@ -5,6 +5,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ropecli.evaluation.protocol_descriptions import YARN_NOTE
+
 if TYPE_CHECKING:
     from ropecli.evaluation.eval_report import EvalReport
     from ropecli.evaluation.results import Headline
@@ -13,34 +15,6 @@ LONGEST_NAME = 80
 
 _FORGED = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029\ufffe\uffff")
 """Characters that turn the direction of what stands beside them, end a line, or that XML has not."""
-
-YARN_NOTE = "YaRN's script: unweighted window means; not comparable with other protocols"
-
-PROTOCOLS_IN_WORDS = {
-    "prefix": (
-        "The first N tokens of every document are read, and each but the first is scored with all that stands before "
-        "it: ppl = exp(Σ nll / Σ tokens). Early tokens have little context, so longer lengths look better of "
-        "themselves; a collapse beyond the pretraining length shows plainly."
-    ),
-    "tail": (
-        "The same target tokens are scored at every length: the last ones of each document's longest prefix, read with "
-        "the N − K to N − 1 tokens before them, where K is how many are scored. ppl = exp(Σ nll / Σ tokens). Tells "
-        "whether more context helps."
-    ),
-    "sliding": (
-        "Windows of N tokens, S apart; of each the last S tokens are scored (of the first one all), so that "
-        "every token is scored once, with at least N − S before it. ppl = exp(Σ nll / Σ tokens). "
-        "Press et al. 2022, section 2."
-    ),
-    "disjoint": (
-        "Windows of N tokens side by side; every token is scored once, with N/2 before it on average. "
-        "ppl = exp(Σ nll / Σ tokens). The rolling log-likelihood of lm-evaluation-harness."
-    ),
-    "yarn": (
-        f"{YARN_NOTE}. Windows of N tokens, 256 apart, a beginning-of-sequence token before each, and "
-        "ppl = exp(mean over windows of each window's mean nll), whatever the windows' tokens."
-    ),
-}
 
 
 def clean(text: str, longest: int = LONGEST_NAME) -> str:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.protocols import PROTOCOLS
+from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 
 WHOLE = (110, 109, 64, 41, 3, 150)
 BEGINNINGS = (100, 129, 101, 150)

@@ -6,7 +6,7 @@ import torch
 
 from ropecli.evaluation import scoring
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.protocols import PROTOCOLS
+from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.evaluation.scoring import TokenScorer
 
 LAYERS = ["sliding_attention", "full_attention"]

@@ -7,7 +7,8 @@ import torch
 from ropecli.data.documents import Document, Documents, SpecialTokens
 from ropecli.errors import DataError, RopecliError
 from ropecli.evaluation.perplexity import count_passes, evaluate_perplexity
-from ropecli.evaluation.protocols import PROTOCOLS, Protocol
+from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.protocols import Protocol
 
 LENGTHS = [24, 64, 65, 200]
 LONGROPE = {"long_factor": np.linspace(1, 6, 16).tolist(), "short_factor": np.linspace(1, 1.5, 16).tolist()}

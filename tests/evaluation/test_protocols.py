@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ropecli.data.documents import Document, SpecialTokens
 from ropecli.errors import DataError
-from ropecli.evaluation.protocols import PROTOCOLS, Protocol
+from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.protocols import Protocol
 
 BOS, EOS = 1, 2
 PREFIXES = [(), (BOS,), (BOS, 7), (7, 8, BOS)]

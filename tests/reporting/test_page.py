@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from ropecli.evaluation.protocols import PROTOCOLS
+from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.reporting.page import render_page
-from ropecli.reporting.wording import PROTOCOLS_IN_WORDS
 
 
 def texts(tree, tag):
@@ -41,9 +40,8 @@ def test_every_number_is_there(page, with_baseline):
 def test_headlines_protocols_and_facts_are_there(page, with_baseline):
     paragraphs = texts(page, "p")
     assert "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens" in paragraphs
-    assert PROTOCOLS_IN_WORDS["prefix"] in paragraphs
-    assert PROTOCOLS_IN_WORDS["yarn"] in paragraphs
-    assert set(PROTOCOLS_IN_WORDS) == set(PROTOCOLS)
+    assert PROTOCOLS["prefix"].definition in paragraphs
+    assert PROTOCOLS["yarn"].definition in paragraphs
     facts = texts(page, "dd")
     for fact in (with_baseline.digest, with_baseline.fingerprint, "256 tokens", "passkey (generate)", "10%"):
         assert fact in facts
