@@ -77,8 +77,9 @@ def compare(
     With several checkpoints, such as sizes of one model, every method is tried on each.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.commands.measuring import DataChoice, interruptible, prepare_run, refuse_attention
+    from ropecli.commands.measuring import DataChoice, interruptible, prepare_run
     from ropecli.commands.scalings import method_specs
+    from ropecli.commands.subject import refuse_attention
     from ropecli.evaluation.comparison import plan_comparison
     from ropecli.evaluation.eval_report import write_report
     from ropecli.evaluation.processes import join_workers
@@ -155,7 +156,7 @@ def _measure(
     part: str,
 ) -> "list[EvalReport]":
     """The reports of one checkpoint by every plan."""
-    from ropecli.commands.measuring import Subject, load, subject_as_is
+    from ropecli.commands.subject import Subject, load, subject_as_is
     from ropecli.evaluation.comparison import compare_methods, plan_varies_with_length
     from ropecli.live.rotary import follows_length
 
@@ -174,7 +175,7 @@ def _request(
     opened: "Sequence[Checkpoint]", plans: "Sequence[Plans]", runs: "Sequence[PerplexityRun]"
 ) -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
-    from ropecli.commands.measuring import fingerprint
+    from ropecli.commands.subject import fingerprint
 
     return {
         "checkpoints": [one.digest() for one in opened],

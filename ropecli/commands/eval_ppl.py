@@ -12,7 +12,8 @@ from ropecli.commands.outputs import refuse_outputs
 from ropecli.errors import DataError, NotFiniteError
 
 if TYPE_CHECKING:
-    from ropecli.commands.measuring import PerplexityRun, Subject
+    from ropecli.commands.measuring import PerplexityRun
+    from ropecli.commands.subject import Subject
     from ropecli.evaluation.eval_report import EvalReport
     from ropecli.evaluation.saved_progress import EvalProgress
 
@@ -51,13 +52,8 @@ def eval_ppl(
 
     Several processes, started by `accelerate launch -m ropecli eval-ppl ...`, share the documents.
     """
-    from ropecli.commands.measuring import (
-        DataChoice,
-        interruptible,
-        open_subject,
-        prepare_run,
-        refuse_attention,
-    )
+    from ropecli.commands.measuring import DataChoice, interruptible, prepare_run
+    from ropecli.commands.subject import open_subject, refuse_attention
     from ropecli.evaluation.eval_report import write_report
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
@@ -136,7 +132,7 @@ def _measure(run: "PerplexityRun", subject: "Subject", base: "Subject | None", o
 
 
 def _measure_one(run: "PerplexityRun", subject: "Subject", progress: "EvalProgress", part: str) -> "EvalReport":
-    from ropecli.commands.measuring import load
+    from ropecli.commands.subject import load
     from ropecli.evaluation.perplexity import evaluate_perplexity
     from ropecli.live.rotary import follows_length
 
@@ -149,7 +145,7 @@ def _measure_one(run: "PerplexityRun", subject: "Subject", progress: "EvalProgre
 
 def _request(run: "PerplexityRun", subject: "Subject", base: "Subject | None") -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
-    from ropecli.commands.measuring import fingerprint
+    from ropecli.commands.subject import fingerprint
 
     return {
         "checkpoint": subject.checkpoint.digest(),

@@ -13,7 +13,7 @@ from ropecli.errors import MethodError, shown
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ropecli.commands.measuring import Subject
+    from ropecli.commands.subject import Subject
     from ropecli.evaluation.eval_report import RetrievalReport
     from ropecli.evaluation.processes import Workers
     from ropecli.evaluation.retrieval.accuracy import RetrievalResult
@@ -52,7 +52,8 @@ class KeySearch:
 
         loading: dtype, device, attn. Of several processes, the first alone writes.
         """
-        from ropecli.commands.measuring import interruptible, load, refuse_attention
+        from ropecli.commands.measuring import interruptible
+        from ropecli.commands.subject import load, refuse_attention
         from ropecli.evaluation.eval_report import write_report
         from ropecli.evaluation.processes import join_workers
         from ropecli.evaluation.retrieval.haystack import PieceTokenizer
@@ -110,7 +111,7 @@ class KeySearch:
         result: "RetrievalResult",
         settings: Mapping[str, Any],
     ) -> "RetrievalReport":
-        from ropecli.commands.measuring import base_report
+        from ropecli.commands.subject import base_report
         from ropecli.evaluation.eval_report import RetrievalReport
         from ropecli.evaluation.retrieval.accuracy import chance_of
 

@@ -71,7 +71,7 @@ def needle(
 
     Several processes, started by `accelerate launch -m ropecli needle ...`, share the prompts.
     """
-    from ropecli.commands.measuring import open_subject
+    from ropecli.commands.subject import open_subject
     from ropecli.data.sources import read_texts
     from ropecli.evaluation.retrieval.haystack import read_haystack
     from ropecli.evaluation.retrieval.prompts import RetrievalTask

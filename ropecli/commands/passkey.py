@@ -39,7 +39,7 @@ def passkey(
 
     Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
-    from ropecli.commands.measuring import open_subject
+    from ropecli.commands.subject import open_subject
     from ropecli.evaluation.retrieval.haystack import repeat_sentences
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
     from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER

@@ -84,7 +84,8 @@ def tune(
     The documents of --data are parted: most are learned from, some judge.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.commands.measuring import documents_are, interruptible, refuse_attention
+    from ropecli.commands.measuring import documents_are, interruptible
+    from ropecli.commands.subject import refuse_attention
     from ropecli.tuning.procedure import write_tuned
     from ropecli.tuning.tuning_settings import refuse_request, tune_settings
     from ropecli.tuning.tuning_state import refuse_saved_state, remove_saved_state, saved_tuning_state
@@ -138,7 +139,7 @@ def tune(
 
 
 def _tune(task: "TuningTask", state: "TuningState") -> "TuneResult":
-    from ropecli.commands.measuring import load
+    from ropecli.commands.subject import load
     from ropecli.commands.tune_progress import watching
     from ropecli.tuning.procedure import run_task
 

@@ -46,15 +46,15 @@ def test_several_checkpoints_are_what_each_is_alone(measured, llama, other):
 
 
 def test_each_checkpoint_is_loaded_once(measured, llama, other, monkeypatch):
-    from ropecli.commands import measuring
+    from ropecli.commands import subject
 
-    load, loads = measuring.load_model, []
+    load, loads = subject.load_model, []
 
     def watched(checkpoint, **options):
         loads.append(checkpoint.folder)
         return load(checkpoint, **options)
 
-    monkeypatch.setattr(measuring, "load_model", watched)
+    monkeypatch.setattr(subject, "load_model", watched)
     measured(checkpoints=[llama, other, llama])
     assert loads == [llama, other]
 

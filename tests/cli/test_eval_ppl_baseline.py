@@ -80,9 +80,9 @@ def test_one_model_is_in_memory_at_a_time(measured, llama, monkeypatch):
     import gc
     import weakref
 
-    from ropecli.commands import measuring
+    from ropecli.commands import subject
 
-    load, models = measuring.load_model, []
+    load, models = subject.load_model, []
 
     def watched(*arguments, **options):
         gc.collect()
@@ -90,7 +90,7 @@ def test_one_model_is_in_memory_at_a_time(measured, llama, monkeypatch):
         models.append(weakref.ref(model := load(*arguments, **options)))
         return model
 
-    monkeypatch.setattr(measuring, "load_model", watched)
+    monkeypatch.setattr(subject, "load_model", watched)
     measured("--baseline", llama)
     assert len(models) == 2
 
@@ -98,7 +98,7 @@ def test_one_model_is_in_memory_at_a_time(measured, llama, monkeypatch):
 def test_another_vocabulary_is_refused_before_any_model_is_loaded(
     evaluate, llama, tokenizer, corpus, tmp_path, monkeypatch
 ):
-    from ropecli.commands import measuring
+    from ropecli.commands import subject
 
     other = shutil.copytree(llama, tmp_path / "other")
     value = json.loads((other / "tokenizer.json").read_text())
@@ -107,7 +107,7 @@ def test_another_vocabulary_is_refused_before_any_model_is_loaded(
     first, second = tokenizer.convert_ids_to_tokens(sorted(set(used))[:2])
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(value))
-    monkeypatch.setattr(measuring, "load_model", lambda *arguments, **options: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(subject, "load_model", lambda *arguments, **options: pytest.fail("the model was loaded"))
     outcome = evaluate("--baseline", other)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.count("error:") == 1

@@ -74,12 +74,12 @@ WRONG = {
 
 @pytest.mark.parametrize(("options", "named"), WRONG.values(), ids=WRONG)
 def test_a_wrong_option_is_one_message_before_the_model_is_loaded(options, named, evaluate, monkeypatch):
-    from ropecli.commands import measuring
+    from ropecli.commands import subject
 
     def load(*arguments):
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(measuring, "load", load)
+    monkeypatch.setattr(subject, "load", load)
     outcome = evaluate(*options)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.count("error:") == 1

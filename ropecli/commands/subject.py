@@ -1,0 +1,137 @@
+"""A checkpoint with the scaling to measure: opened, planned, loaded and patched in memory. Loads torch."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.attention import load_model
+from ropecli.attention.patching import live_patch
+from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.checkpoint.state import read_state
+from ropecli.commands.messages import command_line, warn
+from ropecli.commands.scalings import method_parameters, one_spec, refuse_without_method
+from ropecli.config.saved_remapping import read_saved_remapping
+from ropecli.errors import MethodError
+from ropecli.evaluation.comparison import plan_varies_with_length
+from ropecli.live.loading import ATTENTION, DTYPES, vocabulary_mismatch
+from ropecli.scaling.spec import ScaledRope, ScalingSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint to measure. spec: the scaling to report. rope: what it gives. plan: to patch by, in memory; None for
+    the checkpoint as it is.
+    """
+
+    checkpoint: Checkpoint
+    spec: ScalingSpec
+    rope: ScaledRope
+    plan: PatchPlan | None
+    warnings: tuple[str, ...]
+
+    def patch(self, model: "PreTrainedModel") -> bool:
+        """Patches the model in memory, where there is a plan; whether its frequencies then follow the length."""
+        if self.plan is None:
+            return False
+        live_patch(model, self.plan.ropes)
+        return plan_varies_with_length(self.plan)
+
+
+def open_subject(
+    name: str,
+    revision: str | None = None,
+    method: str | None = None,
+    factor: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    factors_file: str | Path | None = None,
+    original_length: int | None = None,
+) -> Subject:
+    """Without a method, the checkpoint as it is. Raises MethodError, CheckpointError."""
+    if method is None:
+        params = method_parameters("none", settings, factors_file)
+        refuse_without_method(factor, params or None, original_length)
+        return subject_as_is(open_checkpoint(name, weights=True, revision=revision, adapters=True))
+    spec = one_spec(method, factor, settings, factors_file)
+    checkpoint = open_checkpoint(name, weights=True, revision=revision, adapters=True)
+    plan = make_plan(checkpoint, spec, original_length=original_length)
+    return Subject(checkpoint, plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings)
+
+
+def subject_as_is(checkpoint: Checkpoint) -> Subject:
+    state = read_state(checkpoint)
+    return Subject(checkpoint, state.main.spec, state.main, None, state.warnings)
+
+
+def refuse_attention(checkpoint: Checkpoint, plan: PatchPlan | None, attn: str) -> None:
+    """Raises MethodError where another attention was asked for than that of the method, which brings its own.
+
+    plan: None for the checkpoint as it is. Raises CheckpointError for half of such a method in config.json.
+    """
+    saved = read_saved_remapping(checkpoint.config)
+    if attn == "auto":
+        return
+    if plan is not None and plan.remaps:
+        raise MethodError(f"--attn is {attn!r}, and {plan.spec.method} is an attention of its own. Leave --attn out.")
+    if saved is not None:
+        raise MethodError(
+            f"--attn is {attn!r}, and {checkpoint.name} attends by {saved.method}, which it would do away with. "
+            "Leave --attn out."
+        )
+
+
+def fingerprint(plan: PatchPlan | None) -> str | None:
+    """sha256 of the ropes that a plan gives, to the bit; None for a checkpoint as it is."""
+    if plan is None:
+        return None
+    sha = hashlib.sha256()
+    for label, rope in plan.ropes.items():
+        sha.update(repr((label, rope.geometry, rope.spec, rope.attention_factor)).encode())
+        if rope.remapping is not None:
+            sha.update(repr((rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)).encode())
+        sha.update(rope.inv_freq.tobytes())
+    return sha.hexdigest()
+
+
+def load(
+    checkpoint: Checkpoint,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    dtype: str,
+    device: str,
+    attn: str,
+    whole: bool = False,
+) -> "PreTrainedModel":
+    """The checkpoint's model; warns of a tokenizer of another vocabulary, and of weights that config.json does not use.
+
+    whole: refuse such weights. Raises MethodError for an unknown dtype or attention, CheckpointError.
+    """
+    for option, value, known in (("--dtype", dtype, DTYPES), ("--attn", attn, ATTENTION)):
+        if value not in known:
+            raise MethodError(f"{option} is {value!r}; it must be one of {', '.join(known)}.")
+    model = load_model(checkpoint, dtype=dtype, device=device, attn=attn, say=None if whole else warn)
+    if mismatch := vocabulary_mismatch(tokenizer, model):
+        warn(mismatch)
+    return model
+
+
+def base_report(subject: Subject, source: str, model: "PreTrainedModel") -> dict[str, Any]:
+    """The fields that all reports of evaluations have."""
+    return {
+        "checkpoint": subject.checkpoint.name,
+        "digest": subject.checkpoint.digest(),
+        "method": subject.spec.method.name,
+        "factor": subject.spec.factor,
+        "params": dict(subject.spec.params),
+        "in_memory": subject.plan is not None,
+        "original_max_position_embeddings": subject.rope.geometry.original_max_position_embeddings,
+        "source": source,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "command": list(command_line.get()),
+    }
