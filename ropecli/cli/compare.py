@@ -52,8 +52,9 @@ def command(
     from ropecli.evaluation.comparison import plan_comparison
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.saved_progress import open_progress, refuse_interrupted, remove_progress
+    from ropecli.evaluation.saved_progress import open_progress
     from ropecli.reporting.figures.style import refuse_unknown_ending
+    from ropecli.resume import refuse_interrupted, remove_state
 
     speak_from_first_process()
     refuse_unknown_ending(plot)
@@ -101,7 +102,7 @@ def command(
             reports += _compare(one, own, run, progress, f"{index}: ")
     if workers.first:
         _give(reports, plot, output, as_json)
-        remove_progress(output)
+        remove_state(output)
 
 
 def _warnings(checkpoint, plans) -> list[str]:

@@ -48,7 +48,7 @@ def command(
     from ropecli.cli.terminal import parse_numbers, speak_from_first_process, warn
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.saved_progress import refuse_interrupted, remove_progress
+    from ropecli.resume import refuse_interrupted, remove_state
 
     speak_from_first_process()
     refuse_outputs(output)
@@ -91,7 +91,7 @@ def command(
         report = _measure(run, subject, base, output)
     if run.workers.first:
         _give(report, output, as_json)
-        remove_progress(output)
+        remove_state(output)
 
 
 def _refuse_another_vocabulary(run: evaluation.Run, baseline) -> None:

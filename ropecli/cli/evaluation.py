@@ -174,7 +174,7 @@ def interruptible(output: Path | None) -> Iterator[None]:
     """
     from ropecli.cli.terminal import warn
     from ropecli.evaluation.processes import among_processes
-    from ropecli.evaluation.saved_progress import has_progress
+    from ropecli.resume import state_folder
     from ropecli.signals import terminated_by_signals
 
     again = f"Progress is saved beside {output}: run the same command with --resume to continue."
@@ -182,7 +182,7 @@ def interruptible(output: Path | None) -> Iterator[None]:
         with terminated_by_signals(), among_processes(again if output else "Start all processes again."):
             yield
     except (KeyboardInterrupt, SystemExit):
-        if has_progress(output):
+        if output and state_folder(output).exists():
             warn(f"Stopped. {again}")
         raise
 

@@ -21,7 +21,7 @@ def command(
 ) -> None:
     """Write a whole checkpoint: the base's weights with the adapter added, and the adapter's RoPE patch."""
     from ropecli.cli.terminal import out, print_json, warn
-    from ropecli.training.output.finished_weights import merge_to
+    from ropecli.training.finished_weights import merge_to
 
     done = merge_to(adapter, output, base=base, revision=revision, say=warn)
     if as_json:

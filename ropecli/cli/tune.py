@@ -85,12 +85,13 @@ def command(
     refuse_existing(output)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
 
+    from ropecli.resume import refuse_interrupted, remove_state
     from ropecli.tuning.procedure import write_tuned
     from ropecli.tuning.tuning_settings import tune_settings
-    from ropecli.tuning.tuning_state import refuse_saved_state, remove_saved_state, saved_tuning_state
+    from ropecli.tuning.tuning_state import saved_tuning_state
     from ropecli.tuning.tuning_task import make_task
 
-    refuse_saved_state(output, resume)
+    refuse_interrupted(output, resume)
     settings = tune_settings(
         level,
         methods=names,
@@ -126,7 +127,7 @@ def command(
         for warning in result.plan.warnings:
             warn(warning)
         proved = write_tuned(result, output, link=weights == "link", say=warn)
-    remove_saved_state(output)
+    remove_state(output)
     _give(result, output, proved, as_json)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ropecli.errors import DivergedError, RecipeError, reason_of
-from ropecli.training.output.metrics_log import metrics_until
-from ropecli.training.output.training_checkpoints import CHECKPOINTS, list_checkpoints
+from ropecli.resume import list_snapshots
 from ropecli.training.recipe import Recipe
+from ropecli.training.run_folder import CHECKPOINTS
 
 _STEPS = 8
 _FEWEST = 4
@@ -69,13 +69,13 @@ def load_bitsandbytes(asked: str, instead: str) -> Any:
     return bitsandbytes
 
 
-def learning_rate_at(step: int, recipe: Recipe) -> float:
-    """The learning rate of step 0, 1, ...: linear warm-up, then constant, or a cosine to a tenth at the last step."""
+def rate_factor(step: int, recipe: Recipe) -> float:
+    """What the learning rate is multiplied by at step 0, 1, ...: a linear warm-up, then 1, or a cosine to a tenth."""
     warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))
     if recipe.schedule == "constant":
-        return recipe.learning_rate * warm
+        return warm
     past = max(0.0, step - recipe.warmup_steps) / max(1, recipe.steps - 1 - recipe.warmup_steps)
-    return recipe.learning_rate * warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, past))))
+    return warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, past))))
 
 
 class Divergence:
@@ -110,7 +110,7 @@ class Divergence:
         if len(self._last) == _STEPS and now > self._best + self._max_rise:
             raise DivergedError(
                 f"The loss is {now:.3f} nats per token around step {step}, and was {self._best:.3f} at its best: more "
-                f"than max_loss_rise, {self._max_rise:g}, above. {self.kept()} Begin again with a lower learning_rate "
+                f"than max_loss_rise, {self._max_rise:g}, above. {self.kept()} Start over with a lower learning_rate "
                 "or more warmup_steps, into another --output; or, if it may rise so far, --resume with a higher "
                 "max_loss_rise."
             )
@@ -129,12 +129,6 @@ class Divergence:
 
     def kept(self) -> str:
         """A sentence that names the checkpoint which a run that goes wrong leaves."""
-        folders = {point.step: path for point, path in sorted(list_checkpoints(self._output / CHECKPOINTS))}
+        folders = dict(list_snapshots(self._output / CHECKPOINTS))
         step = self.last_good(folders)
         return "No checkpoint was saved before." if step is None else f"{folders[step]} is of before, and is kept."
-
-
-def losses_until(output: Path, step: int) -> dict[int, float]:
-    """The losses by step, up to `step`, that a run's metrics.jsonl holds. Raises OutputError."""
-    losses = ((values["step"], values.get("loss")) for values in metrics_until(output, step))  # evaluations have none
-    return {at: loss for at, loss in losses if isinstance(loss, float) and math.isfinite(loss)}

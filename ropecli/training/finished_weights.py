@@ -25,8 +25,8 @@ from ropecli.errors import OutputError, reason_of
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, other_base, read_adapter, weights_digest
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
-from ropecli.training.output.training_checkpoints import CHECKPOINTS
 from ropecli.training.recipe import Recipe
+from ropecli.training.run_folder import CHECKPOINTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,0 +1,159 @@
+"""The folder of a training run: its settings, its lock, and the checkpoints that it resumes from (ropecli/resume.py).
+
+OUTPUT/run.yaml              recipe and source; a run resumes only with the same
+OUTPUT/metrics.jsonl         a line a step, and one a validation (metrics.py)
+OUTPUT/checkpoints/000040/   after 40 steps: what Accelerate saves; removed when the run is done
+"""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from ropecli.atomic import is_partial, new_file, refuse_existing, sole_use
+from ropecli.errors import OutputError, reason_of
+from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.resume import (
+    begin_snapshot,
+    complete_snapshot,
+    list_snapshots,
+    manifest_fault,
+    prune_snapshots,
+    refuse_other_request,
+    restore_newest,
+    snapshot_path,
+)
+
+RUN = "run.yaml"
+CHECKPOINTS = "checkpoints"
+T = TypeVar("T")
+_LOCK = ".lock"
+# Other ways to the same files, as the digest shows; and what does not touch the weights.
+_MAY_CHANGE = (
+    r"source\.(checkpoint|revision|commit)"
+    r"|(recipe\.)?(stages\.\d+\.)?(save_every|keep_checkpoints|tracker|max_loss_rise|eval_.+)"
+)
+
+
+def refuse_foreign(output: Path, resume: bool) -> None:
+    """Raises OutputError for a folder that holds anything but a run to be resumed."""
+    if output.is_dir() and (output / RUN).exists():
+        if not resume:
+            raise OutputError(f"{output} holds a run already. Continue it by --resume, or give another --output.")
+    elif not output.is_dir() or [
+        path for path in output.iterdir() if path.name != _LOCK and not is_partial(path, output / RUN)
+    ]:
+        refuse_existing(output)
+
+
+@contextlib.contextmanager
+def lock_output(output: Path) -> Iterator[None]:
+    """Locks OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
+    made = not output.exists()
+    try:
+        with sole_use(output / _LOCK, output):
+            yield
+    finally:
+        if made and output.is_dir() and not any(output.iterdir()):
+            output.rmdir()
+
+
+def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Writes run.yaml, or compares a resumed run's settings with it. Raises OutputError, RecipeError."""
+    refuse_foreign(output, resume)  # again, now that no other run can write
+    path = output / RUN
+    if path.exists():
+        refuse_other_request(_read_settings(path), settings, output, _MAY_CHANGE)
+        return
+    with new_file(path) as partial:
+        partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise OutputError(
+            f"{path} cannot be read as the settings of a run: {reason_of(error)}. Restore it, or start over with "
+            "another --output."
+        ) from error
+
+
+def from_main(accelerator: Any, answer: Callable[[], T]) -> T:
+    """What the main process finds, in all processes."""
+    from accelerate.utils import broadcast_object_list
+
+    return broadcast_object_list([answer() if accelerator.is_main_process else None])[0]
+
+
+@dataclass
+class Checkpoints:
+    """Saves and restores what Accelerate holds. All processes call it together, and fail together.
+
+    every: steps between two. keep: the last so many. spare: given the steps that there are checkpoints of, names one to
+    be kept beside the last.
+    """
+
+    accelerator: Any
+    folder: Path
+    every: int
+    keep: int = 1
+    spare: Callable[[list[int]], int | None] = lambda steps: None
+
+    def save(self, step: int) -> None:
+        """Raises OutputError, and leaves the earlier checkpoints as they are."""
+        whole = snapshot_path(self.folder, step)
+        partial = whole.with_name(f"{whole.name}.partial")
+        # stopped as soon as it was resumed
+        if from_main(self.accelerator, lambda: whole.exists() and manifest_fault(whole) is None):
+            return
+
+        def write() -> None:
+            with quiet_transformers():
+                self.accelerator.save_state(str(partial))
+
+        failure = (
+            self._fault_of(lambda: begin_snapshot(self.folder, step), on_main=True)
+            or self._fault_of(write)
+            or self._fault_of(lambda: complete_snapshot(partial), on_main=True)
+        )
+        main = self.accelerator.is_main_process
+        if failure:
+            if main:
+                shutil.rmtree(partial, ignore_errors=True)
+            why = failure.replace(str(partial), str(whole))
+            raise OutputError(f"{whole} could not be written; is the disk full? ({why}) Continue by --resume.")
+        if main:
+            spared = self.spare([step for step, _ in list_snapshots(self.folder)])
+            prune_snapshots(self.folder, step, self.keep, [] if spared is None else [spared])
+
+    def restore(self, say: Callable[[str], None] = lambda message: None) -> int:
+        """The step after which the newest sound checkpoint was saved; 0 where there is none. After `prepare`.
+
+        say: warned of damaged ones. Raises OutputError where none of them can be used.
+        """
+
+        def load(path: Path) -> None:
+            with quiet_transformers():
+                self.accelerator.load_state(str(path))
+
+        def fault_of(path: Path) -> str | None:
+            return from_main(self.accelerator, lambda: manifest_fault(path)) or self._fault_of(lambda: load(path))
+
+        return restore_newest(from_main(self.accelerator, lambda: list_snapshots(self.folder)), fault_of, say)
+
+    def _fault_of(self, action: Callable[[], Any], *, on_main: bool = False) -> str | None:
+        """What went wrong in the first process that failed: all of them continue the same way."""
+        from accelerate.utils import gather_object
+
+        failure = None
+        try:
+            if self.accelerator.is_main_process or not on_main:
+                action()
+        except Exception as error:  # a full disk, or a state that does not fit, shows in many kinds
+            failure = reason_of(error)
+        return next(filter(None, gather_object([failure])), None)
