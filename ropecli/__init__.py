@@ -39,7 +39,7 @@ _API = {
     "finetune_checkpoint": "ropecli.training.finetuning",
     "plan_stages": "ropecli.training.stages",
     "run_stages": "ropecli.training.stages",
-    "merge_to": "ropecli.training.output.finished_weights",
+    "merge_to": "ropecli.training.finished_weights",
     "tune_settings": "ropecli.tuning.tuning_settings",
     "tune_checkpoint": "ropecli.tuning.procedure",
     "write_tuned": "ropecli.tuning.procedure",
