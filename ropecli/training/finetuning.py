@@ -25,20 +25,23 @@ from ropecli.errors import DataError
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
-from ropecli.training.distributed import data_ranks, leave_group, make_accelerator, prepare, state_to_save
+from ropecli.training.distributed import data_ranks, make_accelerator, prepare, state_to_save
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
-from ropecli.training.loop import Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
+from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import NextTokenLoss, enable_checkpointing, explain_out_of_memory, prove_positions
-from ropecli.training.metrics import LOGS, RunLog, choose_tracker, losses_until
-from ropecli.training.optimization import Divergence, make_optimizer, rate_factor
+from ropecli.training.optimization import make_optimizer, rate_factor
 from ropecli.training.recipe import Recipe
 from ropecli.training.refusals import refuse_method_conflicts, refuse_unsuitable, saved_method
 from ropecli.training.run_folder import (
     CHECKPOINTS,
+    LOGS,
     Checkpoints,
+    RunLog,
     begin_run,
+    choose_tracker,
     from_main,
     lock_output,
+    losses_until,
     refuse_foreign,
 )
 from ropecli.training.validation import Validation, make_validation
@@ -56,16 +59,14 @@ def finetune_checkpoint(
     output: Path,
     *,
     resume: bool = False,
-    more: bool = False,
     say: Say = lambda message: None,
     on_step: Callable[[TrainingProgress], None] = lambda progress: None,
 ) -> None:
     """One run of a recipe without stages, into the folder `output`, which stock transformers then loads.
 
     say: told in sentences what is used and left out. on_step: called after each step. Both on the main process alone.
-    SIGTERM, SIGHUP and Ctrl-C save and stop: SystemExit 143 and 129, KeyboardInterrupt. One that comes in the last pass
-    lets the run finish; more: another stage follows, and then it stops here. Raises CheckpointError, DataError,
-    OutputError, RecipeError, DivergedError or NotFiniteError for a loss that leaves its best far behind, and
+    SIGTERM, SIGHUP and Ctrl-C save and stop: SystemExit 143 and 129, KeyboardInterrupt. Raises CheckpointError,
+    DataError, OutputError, RecipeError, DivergedError or NotFiniteError for a loss that leaves its best far behind, and
     RopecliError where memory does not suffice.
     """
     if any(source.data == sources.DEMO for source in recipe.sources):
@@ -117,9 +118,6 @@ def finetune_checkpoint(
         if state is not None:
             write_result(checkpoint, model, recipe, output, settings, state)
         accelerator.wait_for_everyone()
-        if more and interrupt.agreed(accelerator):
-            leave_group(accelerator)
-            interrupt.stop(f"Saved in {output}; the same command with --resume continues with the next stage.")
 
 
 @dataclass
@@ -225,10 +223,7 @@ def _make_loss(model: "PreTrainedModel", recipe: Recipe, stream: Stream) -> Next
 def _adapter_summary(model: "PreTrainedModel", recipe: Recipe) -> list[str]:
     if recipe.adapter == "none":
         return []
-    return [
-        f"{recipe.adapter} {adapters.summary(model)}.",
-        *(f"warning: {one}" for one in adapters.warnings(model, recipe)),
-    ]
+    return [f"{recipe.adapter} {adapters.summary(model)}."]
 
 
 def _warnings(checkpoint: Checkpoint, recipe: Recipe, length: int, reach: int) -> list[str]:

@@ -9,18 +9,26 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn
 
 import torch
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import Batch
-from ropecli.errors import NotFiniteError
+from ropecli.errors import DivergedError, NotFiniteError
+from ropecli.resume import list_snapshots
 from ropecli.signals import ECHO_SECONDS, ENDING, Terminated, handled
 from ropecli.training.distributed import averaged_over, clip_gradients, data_ranks, leave_group, local_batch
-from ropecli.training.run_folder import Checkpoints
+from ropecli.training.run_folder import CHECKPOINTS, Checkpoints
+
+_STEPS = 8
+_FEWEST = 4
+_LATEST = 3
 
 
 class Interrupt:
@@ -154,9 +162,64 @@ class TrainingLoop:
     def _save_if_due(self, done: int) -> None:
         """A checkpoint where one is due, and the end where one was asked for."""
         stopping = self.interrupt is not None and self.interrupt.agreed(self.accelerator)
-        last = self.ended(done)
-        if self.checkpoints and (last or stopping or done % self.checkpoints.every == 0):
+        if self.checkpoints and (stopping or self.ended(done) or done % self.checkpoints.every == 0):
             self.checkpoints.save(done)
-        if self.interrupt and stopping and not last:
+        if self.interrupt and stopping:
             leave_group(self.accelerator)
             self.interrupt.stop(f"Saved after step {done}; the same command with --resume continues.")
+
+
+class Divergence:
+    """Tells whether a run diverges: its loss is far above its best so far.
+
+    What is held against the best is the median of the last 8 steps' losses, nats per token: up to three spikes among
+    them change nothing. The best is the least such median so far, of 4 steps or more: a few easy sequences at the
+    beginning are no measure. All follows from the losses alone, so a resumed run acts as an uninterrupted one.
+
+    max_rise: nats per token. output: the run's folder, whose checkpoints the error names.
+    """
+
+    def __init__(self, max_rise: float, output: Path) -> None:
+        self._max_rise = max_rise
+        self._output = output
+        self._last: deque[float] = deque(maxlen=_STEPS)
+        self._best = math.inf
+        self._good: dict[int, bool] = {}
+
+    @classmethod
+    def from_losses(cls, losses: Mapping[int, float], max_rise: float, output: Path) -> "Divergence":
+        """As it stands after the steps of `losses`."""
+        divergence = cls(max_rise, output)
+        for step in sorted(losses):
+            divergence._enter(step, losses[step])
+        return divergence
+
+    def add(self, step: int, loss: float) -> None:
+        """Takes in a step's loss, which is finite. Raises DivergedError."""
+        self._enter(step, loss)
+        now = median(self._last)
+        if len(self._last) == _STEPS and now > self._best + self._max_rise:
+            raise DivergedError(
+                f"The loss is {now:.3f} nats per token around step {step}, and was {self._best:.3f} at its best: more "
+                f"than max_loss_rise, {self._max_rise:g}, above. {self.kept()} Start over with a lower learning_rate "
+                "or more warmup_steps, into another --output; or, if it may rise so far, --resume with a higher "
+                "max_loss_rise."
+            )
+
+    def last_good(self, steps: Iterable[int]) -> int | None:
+        """Of the steps that checkpoints are of, the last one at which the loss stood well."""
+        return max((step for step in steps if self._good.get(step, True)), default=None)
+
+    def _enter(self, step: int, loss: float) -> None:
+        self._last.append(loss)
+        if len(self._last) >= _FEWEST:
+            self._best = min(self._best, median(self._last))
+        # the latest steps alone: most of eight would still be from before
+        latest = median(list(self._last)[-_LATEST:])
+        self._good[step] = latest <= self._best + self._max_rise / 2
+
+    def kept(self) -> str:
+        """A sentence that names the checkpoint which a run that goes wrong leaves."""
+        folders = dict(list_snapshots(self._output / CHECKPOINTS))
+        step = self.last_good(folders)
+        return "No checkpoint was saved before." if step is None else f"{folders[step]} is of before, and is kept."

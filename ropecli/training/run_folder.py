@@ -1,21 +1,25 @@
-"""The folder of a training run: its settings, its lock, and the checkpoints that it resumes from (ropecli/resume.py).
+"""The folder of a training run: its settings, its metrics, and the checkpoints that it resumes from.
 
 OUTPUT/run.yaml              recipe and source; a run resumes only with the same
-OUTPUT/metrics.jsonl         a line a step, and one a validation (metrics.py)
-OUTPUT/checkpoints/000040/   after 40 steps: what Accelerate saves; removed when the run is done
+OUTPUT/metrics.jsonl         a line a step, and one a validation
+OUTPUT/logs/                 the same numbers for TensorBoard or Weights & Biases, through Accelerate
+OUTPUT/checkpoints/000040/   after 40 steps: what Accelerate saves (ropecli/resume.py); removed when the run is done
 """
 
 import contextlib
+import json
+import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from ropecli.atomic import is_partial, new_file, refuse_existing, sole_use
-from ropecli.errors import OutputError, reason_of
+from ropecli.errors import OutputError, RecipeError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.resume import (
     begin_snapshot,
@@ -30,6 +34,9 @@ from ropecli.resume import (
 
 RUN = "run.yaml"
 CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
+LOGS = "logs"
+_PROJECT = "ropecli"
 T = TypeVar("T")
 _LOCK = ".lock"
 # Other ways to the same files, as the digest shows; and what does not touch the weights.
@@ -83,6 +90,96 @@ def _read_settings(path: Path) -> dict[str, Any]:
         ) from error
 
 
+def choose_tracker(name: str) -> str | None:
+    """'tensorboard', 'wandb' or None for a recipe's `tracker`: auto is TensorBoard where it is installed.
+
+    Raises RecipeError for one that is asked for by name and is not installed.
+    """
+    if name == "auto":
+        return "tensorboard" if find_spec("tensorboard") else None
+    if name == "none":
+        return None
+    if not find_spec(name):
+        raise RecipeError(f"tracker: {name} is not installed here. `pip install {name}`, or take tracker: none.")
+    return name
+
+
+class RunLog:
+    """metrics.jsonl and the tracker, which gets the same numbers. To be written to by all processes alike.
+
+    done: steps that a resumed run keeps; None for one that starts, where the log is cut back to nothing. run_values:
+    what the run is, for the tracker.
+    """
+
+    def __init__(self, accelerator: Any, output: Path, done: int | None, run_values: Mapping[str, Any]) -> None:
+        self._accelerator = accelerator
+        self._path = output / METRICS
+        if accelerator.is_main_process:
+            kept = metrics_until(output, -1 if done is None else done)
+            with new_file(self._path) as partial:
+                partial.write_text("".join(f"{json.dumps(values)}\n" for values in kept), encoding="utf-8")
+        if accelerator.log_with:
+            (output / LOGS).mkdir(exist_ok=True)
+            options = {
+                # what an earlier attempt logged of the steps that are run again is hidden
+                "tensorboard": {"purge_step": 0 if done is None else done + 1},
+                # the environment variables WANDB_RUN_ID and WANDB_RESUME make a resumed run one with the earlier
+                "wandb": {"name": output.name, "dir": str(output / LOGS), "config": dict(run_values)},
+            }
+            accelerator.init_trackers(_PROJECT, init_kwargs=options)
+
+    def close(self) -> None:
+        """Has the tracker write what waits to be written."""
+        for tracker in self._accelerator.trackers:
+            tracker.finish()
+
+    def write(self, values: dict[str, Any]) -> None:
+        """A line of metrics.jsonl; the tracker gets its numbers by their names, those of a mapping as ppl/256."""
+        numbers = dict(_numbers(values))
+        self._accelerator.log(numbers, step=int(numbers.pop("step")))
+        if not self._accelerator.is_main_process:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+        except OSError as error:
+            raise OutputError(f"{self._path} could not be written: {error.strerror}. Continue by --resume.") from error
+
+
+def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
+    """What metrics.jsonl says, up to `step`, but for lines that a kill has cut short. Raises OutputError."""
+    path = output / METRICS
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror}. Move it away, and use --resume.") from error
+    return [values for values in map(_parsed, lines) if values and values["step"] <= step]
+
+
+def losses_until(output: Path, step: int) -> dict[int, float]:
+    """The losses by step, up to `step`, that a run's metrics.jsonl holds. Raises OutputError."""
+    losses = ((values["step"], values.get("loss")) for values in metrics_until(output, step))  # evaluations have none
+    return {at: loss for at, loss in losses if isinstance(loss, float) and math.isfinite(loss)}
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{key}", value
+
+
 def from_main(accelerator: Any, answer: Callable[[], T]) -> T:
     """What the main process finds, in all processes."""
     from accelerate.utils import broadcast_object_list
@@ -108,9 +205,6 @@ class Checkpoints:
         """Raises OutputError, and leaves the earlier checkpoints as they are."""
         whole = snapshot_path(self.folder, step)
         partial = whole.with_name(f"{whole.name}.partial")
-        # stopped as soon as it was resumed
-        if from_main(self.accelerator, lambda: whole.exists() and manifest_fault(whole) is None):
-            return
 
         def write() -> None:
             with quiet_transformers():

@@ -209,8 +209,7 @@ def _run(
             source = _patched(source, stage, patched_folder(folder), first, say)
             counted = partial(_count_on, on_step, steps)
             # the folder is this run's own, so what is there is gone on with
-            more = stage.number < len(stages)
-            finetune_checkpoint(source, stage.recipe, folder, resume=True, more=more, say=say, on_step=counted)
+            finetune_checkpoint(source, stage.recipe, folder, resume=True, say=say, on_step=counted)
         if first:
             tidy(folder, keep_patched=stage.recipe.save == "adapter")
         steps, trained = steps + stage.recipe.steps, folder

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ropecli.errors import RecipeError
-from ropecli.training.metrics import LOGS, RunLog, choose_tracker, losses_until
+from ropecli.training.run_folder import LOGS, RunLog, choose_tracker, losses_until
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def open_log(tmp_path):
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_tracker_by_name_must_be_installed(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("ropecli.training.metrics.find_spec", lambda module: None)
+    monkeypatch.setattr("ropecli.training.run_folder.find_spec", lambda module: None)
     with pytest.raises(RecipeError, match=f"pip install {name}"):
         choose_tracker(name)
     assert choose_tracker("auto") is None

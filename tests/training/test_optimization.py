@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ropecli.errors import DivergedError, RecipeError
-from ropecli.training.optimization import Divergence, make_optimizer, rate_factor
+from ropecli.training.loop import Divergence
+from ropecli.training.optimization import make_optimizer, rate_factor
 from ropecli.training.recipe import Recipe, make_recipe
 
 
