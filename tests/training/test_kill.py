@@ -1,4 +1,4 @@
-"""SIGKILL before any renaming: --resume gives the bits of an uninterrupted run. Random moments are tests/test_kill.py's."""
+"""SIGKILL before any renaming: --resume gives the bits of an uninterrupted run. At random: test_random_kills.py."""
 
 import os
 import signal
