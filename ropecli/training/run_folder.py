@@ -57,16 +57,9 @@ def refuse_foreign(output: Path, resume: bool) -> None:
         refuse_existing(output)
 
 
-@contextlib.contextmanager
-def lock_output(output: Path) -> Iterator[None]:
+def lock_output(output: Path) -> contextlib.AbstractContextManager[None]:
     """Locks OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
-    made = not output.exists()
-    try:
-        with sole_use(output / _LOCK, output):
-            yield
-    finally:
-        if made and output.is_dir() and not any(output.iterdir()):
-            output.rmdir()
+    return sole_use(output / _LOCK, output)
 
 
 def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
@@ -222,7 +215,7 @@ class Checkpoints:
             why = failure.replace(str(partial), str(whole))
             raise OutputError(f"{whole} could not be written; is the disk full? ({why}) Continue by --resume.")
         if main:
-            spared = self.spare([step for step, _ in list_snapshots(self.folder)])
+            spared = self.spare([saved for saved, _ in list_snapshots(self.folder) if saved <= step])
             prune_snapshots(self.folder, step, self.keep, [] if spared is None else [spared])
 
     def restore(self, say: Callable[[str], None] = lambda message: None) -> int:
