@@ -78,7 +78,7 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
                 schedule,
                 name="full",
                 start=start,
-                state_file=None,
+                snapshots=None,
                 on_score=lambda *look: None,
             )
             learned, step = sum(parameter.numel() for parameter in model.parameters()), best.step

@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).parents[1] / "ropecli"
 
 # From the ground up. A room imports from lower lines; on its own line only what NEIGHBOURS lists.
 LAYERS = [
-    {"errors", "version", "rope", "demo", "atomic", "signals", "yaml12"},
+    {"errors", "version", "rope", "demo", "atomic", "resume", "signals", "yaml12"},
     {"scaling"},
     {"remapping", "analysis"},
     {"config"},
@@ -23,7 +23,7 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-NEIGHBOURS = {("rope", "errors"), ("atomic", "errors")}
+NEIGHBOURS = {("rope", "errors"), ("atomic", "errors"), ("resume", "errors"), ("resume", "atomic")}
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}

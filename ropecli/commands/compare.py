@@ -84,9 +84,10 @@ def compare(
     from ropecli.evaluation.eval_report import write_report
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.saved_progress import open_progress, refuse_interrupted, remove_progress
+    from ropecli.evaluation.saved_progress import open_progress
     from ropecli.reporting.figures.style import refuse_unknown_ending
     from ropecli.reporting.plot_kinds import draw_reports
+    from ropecli.resume import refuse_interrupted, remove_state
 
     report_file, picture = options.optional_path(output), options.optional_path(plot)
     refuse_unknown_ending(picture)
@@ -129,7 +130,7 @@ def compare(
             draw_reports(reports, picture)
         if report_file:
             write_report(report_file, [report.as_json() for report in reports])
-        remove_progress(report_file)
+        remove_state(report_file)
     return Comparison(reports, picture)
 
 

@@ -57,7 +57,7 @@ def eval_ppl(
     from ropecli.evaluation.eval_report import write_report
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.saved_progress import refuse_interrupted, remove_progress
+    from ropecli.resume import refuse_interrupted, remove_state
 
     report_file = options.optional_path(output)
     refuse_outputs(report_file)
@@ -86,7 +86,7 @@ def eval_ppl(
     if run.workers.first:
         if report_file:
             write_report(report_file, report.as_json())
-        remove_progress(report_file)
+        remove_state(report_file)
     return report
 
 

@@ -17,8 +17,9 @@ from ropecli.evaluation.perplexity import count_passes
 from ropecli.evaluation.processes import Workers, among_processes
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.results import LengthResult
-from ropecli.evaluation.saved_progress import EvalProgress, has_progress
+from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.live.loading import load_tokenizer, settle
+from ropecli.resume import state_folder
 from ropecli.signals import terminated_by_signals
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def interruptible(output: Path | None) -> Iterator[None]:
         with terminated_by_signals(), among_processes(again if output else "Start all processes again."):
             yield
     except (KeyboardInterrupt, SystemExit):
-        if has_progress(output):
+        if output and state_folder(output).exists():
             warn(f"Stopped. {again}")
         raise
 

@@ -34,7 +34,7 @@ def merge(
     revision: Revision = None,
 ) -> MergeResult:
     """Write a whole checkpoint: the base's weights with the adapter added, and the adapter's RoPE patch."""
-    from ropecli.training.output.finished_weights import merge_to
+    from ropecli.training.finished_weights import merge_to
 
     folder, written = as_path(adapter), as_path(output)
     done = merge_to(folder, written, base=base, revision=revision, say=warn)

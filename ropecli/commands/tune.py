@@ -86,9 +86,10 @@ def tune(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.measuring import documents_are, interruptible
     from ropecli.commands.subject import refuse_attention
+    from ropecli.resume import refuse_interrupted, remove_state
     from ropecli.tuning.procedure import write_tuned
     from ropecli.tuning.tuning_settings import refuse_request, tune_settings
-    from ropecli.tuning.tuning_state import refuse_saved_state, remove_saved_state, saved_tuning_state
+    from ropecli.tuning.tuning_state import saved_tuning_state
     from ropecli.tuning.tuning_task import make_task
 
     if weights not in ("link", "copy"):
@@ -98,7 +99,7 @@ def tune(
     folder = options.as_path(output)
     refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
-    refuse_saved_state(folder, resume)
+    refuse_interrupted(folder, resume)
     settings = tune_settings(
         level,
         methods=names,
@@ -134,7 +135,7 @@ def tune(
         for warning in result.plan.warnings:
             warn(warning)
         proved = write_tuned(result, folder, link=weights == "link", say=warn)
-    remove_saved_state(folder)
+    remove_state(folder)
     return TunedCheckpoint(result, folder, proved)
 
 

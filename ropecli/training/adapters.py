@@ -15,7 +15,7 @@ from torch import nn
 
 from ropecli.checkpoint.files import ADAPTER_WEIGHTS
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.errors import RecipeError, reason_of
+from ropecli.errors import RecipeError
 from ropecli.live.adapter import PREFIX, Tensors
 from ropecli.live.loading import choose_device
 from ropecli.training.optimization import load_bitsandbytes
@@ -132,13 +132,11 @@ def quantization(recipe: Recipe) -> dict[str, Any]:
     """Keyword arguments of from_pretrained: for qlora, linear modules in 4 bits but the head; else none.
 
     4-bit NormalFloat with doubly quantised constants (arXiv:2305.14314, section 3). Raises RecipeError where
-    bitsandbytes is missing, or does not compute on this machine's device.
+    bitsandbytes is missing.
     """
     if recipe.adapter != "qlora":
         return {}
-    library = load_bitsandbytes("adapter: qlora", "adapter: lora")
-    device = choose_device()
-    _try_four_bits(library, device)
+    load_bitsandbytes("adapter: qlora")
     from transformers import BitsAndBytesConfig
 
     config = BitsAndBytesConfig(
@@ -147,43 +145,12 @@ def quantization(recipe: Recipe) -> dict[str, Any]:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16 if recipe.mixed_precision == "bf16" else torch.float32,
     )
-    return {"quantization_config": config, "device_map": {"": device}}
-
-
-def _try_four_bits(library: Any, device: str) -> None:
-    try:
-        library.functional.quantize_4bit(torch.ones(64, device=device), quant_type="nf4")
-    except Exception as error:  # a library that was built for another device fails in its own ways
-        raise RecipeError(
-            f"adapter: qlora needs bitsandbytes for {device}, and the one here fails: {reason_of(error)}. "
-            "Install one that fits, or take adapter: lora."
-        ) from error
+    return {"quantization_config": config, "device_map": {"": choose_device()}}
 
 
 def summary(model: "PreTrainedModel") -> str:
-    """'trains 12,288 of 3.3M parameters (0.37%)'; 4-bit weights count as what they stand for."""
-    trained = sum(parameter.numel() for _, parameter in trainable(model))
-    total = sum(_values(parameter) for parameter in model.parameters())
-    return f"trains {_count(trained)} of {_count(total)} parameters ({trained / total:.2%})"
-
-
-def _values(parameter: nn.Parameter) -> int:
-    packed = getattr(parameter, "quant_state", None)
-    return parameter.numel() if packed is None else packed.shape.numel()
-
-
-def _count(number: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:,}"
-
-
-def warnings(model: "PreTrainedModel", recipe: Recipe) -> list[str]:
-    """What to say of an attached adapter, in sentences."""
-    if recipe.adapter == "lora-plus" and tied_head(model):
-        return ["embeddings and head are one matrix here: lora-plus trains it as both."]
-    return []
+    trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
+    return f"trains {trained:,} of {total:,} parameters ({trained / total:.2%})"
 
 
 def save_only_trained(accelerator: Any) -> None:

@@ -7,7 +7,7 @@ cp_size.
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -193,12 +193,12 @@ def _filled(batch: "Batch", rows: int) -> "Batch":
     return replace(batch, ids=np.resize(batch.ids, shape), labels=labels, positions=positions)
 
 
-def clip_gradients(accelerator: "Accelerator", wrapped: torch.nn.Module, max_norm: float) -> float:
+def clip_gradients(accelerator: "Accelerator", parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
     """Bounds the gradient's norm over all parameters and processes; returns what it was.
 
     DeepSpeed has done so and made its step by then, in the backward pass of the step's last micro-batch.
     """
-    norm = accelerator.clip_grad_norm_(wrapped.parameters(), max_norm)
+    norm = accelerator.clip_grad_norm_(parameters, max_norm)
     full = getattr(norm, "full_tensor", None)  # FSDP2's is a sharded tensor
     return float(full() if full else norm)
 

@@ -4,9 +4,10 @@ All processes of a launch run this code; only the main process prints and writes
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,23 +20,34 @@ from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import SavedRemapping
 from ropecli.data import sources
 from ropecli.data.gapped_positions import refuse_impossible_positions
-from ropecli.data.stream import Stream, open_stream
+from ropecli.data.stream import Batch, Stream, open_stream
 from ropecli.errors import DataError
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
-from ropecli.training.distributed import leave_group, make_accelerator, prepare, state_to_save
-from ropecli.training.loop import TrainingLoop, TrainingProgress, stop_on_signals
-from ropecli.training.loss import NextTokenLoss, enable_checkpointing, prove_positions
-from ropecli.training.optimization import make_optimizer
-from ropecli.training.output.finished_weights import clear_finished, finished_step, write_result
-from ropecli.training.output.metrics_log import choose_tracker, open_trackers
-from ropecli.training.output.run_settings import begin_run, lock_output, refuse_foreign
+from ropecli.training.distributed import data_ranks, make_accelerator, prepare, state_to_save
+from ropecli.training.finished_weights import clear_finished, finished_step, write_result
+from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
+from ropecli.training.loss import NextTokenLoss, enable_checkpointing, explain_out_of_memory, prove_positions
+from ropecli.training.optimization import make_optimizer, rate_factor
 from ropecli.training.recipe import Recipe
 from ropecli.training.refusals import refuse_method_conflicts, refuse_unsuitable, saved_method
-from ropecli.training.validation import make_validation
+from ropecli.training.run_folder import (
+    CHECKPOINTS,
+    LOGS,
+    Checkpoints,
+    RunLog,
+    begin_run,
+    choose_tracker,
+    from_main,
+    lock_output,
+    losses_until,
+    refuse_foreign,
+)
+from ropecli.training.validation import Validation, make_validation
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from transformers import PreTrainedModel
 
 Say = Callable[[str], None]
@@ -47,25 +59,23 @@ def finetune_checkpoint(
     output: Path,
     *,
     resume: bool = False,
-    more: bool = False,
     say: Say = lambda message: None,
     on_step: Callable[[TrainingProgress], None] = lambda progress: None,
 ) -> None:
     """One run of a recipe without stages, into the folder `output`, which stock transformers then loads.
 
     say: told in sentences what is used and left out. on_step: called after each step. Both on the main process alone.
-    SIGTERM, SIGHUP and Ctrl-C save and stop: SystemExit 143 and 129, KeyboardInterrupt. One that comes in the last pass
-    lets the run finish; more: another stage follows, and then it stops here. Raises CheckpointError, DataError,
-    OutputError, RecipeError, DivergedError or NotFiniteError for a loss that leaves its best far behind, and
+    SIGTERM, SIGHUP and Ctrl-C save and stop: SystemExit 143 and 129, KeyboardInterrupt. Raises CheckpointError,
+    DataError, OutputError, RecipeError, DivergedError or NotFiniteError for a loss that leaves its best far behind, and
     RopecliError where memory does not suffice.
     """
     if any(source.data == sources.DEMO for source in recipe.sources):
         raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
     refuse_foreign(output, resume)
-    choose_tracker(recipe.tracker)
+    tracker = choose_tracker(recipe.tracker)
     length, reach = settle_lengths(recipe, checkpoint)
     refuse_method_conflicts(recipe, saved_method(checkpoint))
-    accelerator = make_accelerator(recipe)
+    accelerator = make_accelerator(recipe, log_with=tracker, project_dir=str(output / LOGS))
     if not accelerator.is_main_process:
         say, on_step = (lambda message: None), (lambda progress: None)
     tokenizer = load_tokenizer(checkpoint)
@@ -103,22 +113,94 @@ def finetune_checkpoint(
             if main:
                 clear_finished(output)
             return
-        torch.manual_seed(recipe.seed)
-        wrapped, optimizer = prepare(accelerator, loss_of, optimizer)
-        if recipe.adapter != "none":
-            adapters.save_only_trained(accelerator)
-        with open_trackers(accelerator, recipe, output, settings, say) as trackers:
-            loop = TrainingLoop(
-                accelerator, wrapped, optimizer, recipe, stream, output, validation, trackers, interrupt, say, on_step
-            )
-            loop.train()
-        state = state_to_save(accelerator, wrapped)
+        run = _Run(accelerator, recipe, stream, validation, output, settings, interrupt, say, on_step)
+        state = state_to_save(accelerator, run.train(loss_of, optimizer))
         if state is not None:
             write_result(checkpoint, model, recipe, output, settings, state)
         accelerator.wait_for_everyone()
-        if more and interrupt.agreed(accelerator):
-            leave_group(accelerator)
-            interrupt.stop(f"Saved in {output}; the same command with --resume goes on with the next stage.")
+
+
+@dataclass
+class _Run:
+    """What is done around the training loop: the log, validation, and the end of a run that diverges."""
+
+    accelerator: "Accelerator"
+    recipe: Recipe
+    stream: Stream
+    validation: Validation | None
+    output: Path
+    settings: dict[str, Any]
+    interrupt: Interrupt
+    say: Say
+    on_step: Callable[[TrainingProgress], None]
+
+    def train(self, loss_of: NextTokenLoss, optimizer: torch.optim.Optimizer) -> torch.nn.Module:
+        """Trains from the newest checkpoint, or from the start; returns what Accelerate made of the loss."""
+        recipe = self.recipe
+        self.wrapped, optimizer = prepare(self.accelerator, loss_of, optimizer)
+        if recipe.adapter != "none":
+            adapters.save_only_trained(self.accelerator)
+        checkpoints = Checkpoints(
+            self.accelerator, self.output / CHECKPOINTS, recipe.save_every, recipe.keep_checkpoints
+        )
+        loop = TrainingLoop(
+            self.accelerator,
+            self.wrapped,
+            list(self.wrapped.parameters()),
+            optimizer,
+            schedule=lambda step: rate_factor(step, recipe),
+            batches=self._batches,
+            ended=lambda done: done >= recipe.steps,
+            max_grad_norm=recipe.max_grad_norm,
+            seed=recipe.seed,
+            on_step=self._report,
+            checkpoints=checkpoints,
+            interrupt=self.interrupt,
+            advice=self._advice,
+        )
+        done = checkpoints.restore(self.say)
+        if done:
+            self.say(f"Resuming after step {done}.")
+        earlier = from_main(self.accelerator, lambda: losses_until(self.output, done))
+        self.divergence = Divergence.from_losses(earlier, recipe.max_loss_rise, self.output)
+        checkpoints.spare = self.divergence.last_good
+        self.log = RunLog(self.accelerator, self.output, done or None, self.settings)
+        if not done:
+            self._validate(0)
+        with closing(self.log), self._explain_out_of_memory():
+            loop.train(done)
+        return self.wrapped
+
+    def _batches(self, step: int) -> list[Batch]:
+        """This process's sequences of each pass: processes side by side, passes one after the other."""
+        rank, ranks = data_ranks(self.accelerator)
+        passes, size = self.recipe.gradient_accumulation, self.recipe.batch_size
+        starts = [((step * passes + part) * ranks + rank) * size for part in range(passes)]
+        return [self.stream.batch(range(start, start + size)) for start in starts]
+
+    def _report(self, progress: TrainingProgress) -> None:
+        self.log.write(asdict(progress))
+        self.on_step(progress)
+        self.divergence.add(progress.step, progress.loss)
+        self._validate(progress.step)
+
+    def _validate(self, step: int) -> None:
+        """Perplexity on held-out text, where it is due; before the first step too."""
+        if self.validation and self.validation.due(step):
+            self.log.write(self.validation.run(self.accelerator, self.wrapped, step))
+
+    def _advice(self) -> str:
+        return (
+            f"{self.divergence.kept()} Start over with a lower learning_rate or more warmup_steps, into another "
+            "--output."
+        )
+
+    def _explain_out_of_memory(self) -> AbstractContextManager[None]:
+        return explain_out_of_memory(
+            f"A pass over {self.recipe.batch_size} × {self.stream.length} tokens",
+            "Start over with a smaller batch_size, an adapter or shorter sequences, into another --output; `ropecli "
+            "plan` says what fits.",
+        )
 
 
 def _load(checkpoint: Checkpoint, recipe: Recipe) -> "PreTrainedModel":
@@ -141,10 +223,7 @@ def _make_loss(model: "PreTrainedModel", recipe: Recipe, stream: Stream) -> Next
 def _adapter_summary(model: "PreTrainedModel", recipe: Recipe) -> list[str]:
     if recipe.adapter == "none":
         return []
-    return [
-        f"{recipe.adapter} {adapters.summary(model)}.",
-        *(f"warning: {one}" for one in adapters.warnings(model, recipe)),
-    ]
+    return [f"{recipe.adapter} {adapters.summary(model)}."]
 
 
 def _warnings(checkpoint: Checkpoint, recipe: Recipe, length: int, reach: int) -> list[str]:

@@ -1,31 +1,34 @@
-"""The training loop: passes, updates, training checkpoints, and a stop on SIGTERM, SIGHUP or Ctrl-C.
+"""The training loop: steps over batches, a checkpoint where one is due, and a stop on SIGTERM, SIGHUP or Ctrl-C.
 
-A step is one update of the weights, made of `gradient_accumulation` passes on each process. The loss of a step is the
-mean over all its scored tokens on all processes, however they are spread over passes and processes.
+A step is one update of the weights, made of some passes on each process. The loss of a step is the mean over all its
+scored tokens on all processes, however they are spread over passes and processes. What a step's dropout draws follows
+from the seed and the step's number, so a resumed run gives the same bits.
 """
 
 import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn
 
 import torch
 
 from ropecli.data.sequences import UNSCORED
-from ropecli.data.stream import Batch, Stream
-from ropecli.errors import NotFiniteError
+from ropecli.data.stream import Batch
+from ropecli.errors import DivergedError, NotFiniteError
+from ropecli.resume import list_snapshots
 from ropecli.signals import ECHO_SECONDS, ENDING, Terminated, handled
 from ropecli.training.distributed import averaged_over, clip_gradients, data_ranks, leave_group, local_batch
-from ropecli.training.loss import explain_out_of_memory
-from ropecli.training.optimization import Divergence, learning_rate_at, losses_until
-from ropecli.training.output.metrics_log import MetricsLog, Trackers
-from ropecli.training.output.training_checkpoints import ResumePoint, restore_newest, save_checkpoint
-from ropecli.training.recipe import Recipe
-from ropecli.training.validation import Validation
+from ropecli.training.run_folder import CHECKPOINTS, Checkpoints
+
+_STEPS = 8
+_FEWEST = 4
+_LATEST = 3
 
 
 class Interrupt:
@@ -37,8 +40,8 @@ class Interrupt:
         self._asked_at = 0.0
         self._agreed = 0  # the same in all processes; apart from the above, as each gets its signal in its own time
 
-    def agreed(self, accelerator) -> bool:
-        """Whether any process was asked: the same answer in all of them, which must ask at the same pass."""
+    def agreed(self, accelerator: Any) -> bool:
+        """Whether any process was asked: the same answer in all of them, which must ask at the same step."""
         self._agreed = self._asked
         if accelerator.num_processes > 1:
             asked = torch.tensor([self._asked], device=accelerator.device)
@@ -58,7 +61,7 @@ class Interrupt:
         if not self._asked:
             self._asked, self._asked_at = number, now
             with contextlib.suppress(RuntimeError):  # the signal came amid another line on the same stream
-                self._say("Stopping after this pass; Ctrl-C once more to stop at once, without saving.")
+                self._say("Stopping after this step; Ctrl-C once more to stop at once, without saving.")
         elif number == signal.SIGINT and now - self._asked_at > ECHO_SECONDS:
             raise KeyboardInterrupt
 
@@ -73,7 +76,10 @@ def stop_on_signals(say: Callable[[str], None] = lambda message: None) -> Iterat
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """What a step reports. loss: nats per token. tokens_per_second: of this run, all processes together."""
+    """What a step reports. step: how many are done. loss: nats per token. learning_rate: of the first group.
+
+    tokens_per_second: since the run began or resumed, all processes together.
+    """
 
     step: int
     loss: float
@@ -84,96 +90,66 @@ class TrainingProgress:
 
 @dataclass
 class TrainingLoop:
-    """The loop of one run, over what Accelerate prepared. say, on_step: finetune_checkpoint's, on the main process."""
+    """Trains `parameters` by the loss that `loss_of` gives: a NextTokenLoss, or what Accelerate made of it.
+
+    optimizer: with each group's own learning rate. schedule: given a step from 0, what these rates are multiplied by.
+    batches: given a step, this process's batches, one a pass. ended: given how many steps are done, whether the
+    training is. on_step: told of each step, before it is saved. advice: the end of the message where the loss is not
+    finite. Without checkpoints nothing is saved, without interrupt signals do as they do otherwise.
+    """
 
     accelerator: Any
-    wrapped: torch.nn.Module
+    loss_of: torch.nn.Module
+    parameters: Sequence[torch.nn.Parameter]
     optimizer: Any
-    recipe: Recipe
-    stream: Stream
-    output: Path
-    validation: Validation | None
-    trackers: Trackers
-    interrupt: Interrupt
-    say: Callable[[str], None]
-    on_step: Callable[[TrainingProgress], None]
+    schedule: Callable[[int], float]
+    batches: Callable[[int], list[Batch]]
+    ended: Callable[[int], bool]
+    max_grad_norm: float
+    seed: int
+    on_step: Callable[[TrainingProgress], None] = lambda progress: None
+    checkpoints: Checkpoints | None = None
+    interrupt: Interrupt | None = None
+    advice: Callable[[], str] = lambda: ""
 
-    def train(self) -> None:
-        """Trains from the newest checkpoint, or from the start.
+    def __post_init__(self) -> None:
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
-        Raises DivergedError, NotFiniteError, RopecliError where memory does not suffice, or to stop.
-        """
-        point, summed = restore_newest(self.accelerator, self.wrapped, self.output, self.say)
-        if point != ResumePoint(0):
-            self.say(f"going on after {point}")
-        # a run that starts over measures again what was measured before the first step
-        known = point.step if point > ResumePoint(0) else -1
-        self._log = MetricsLog(self.output, known) if self.accelerator.is_main_process else None
-        self._divergence = Divergence.from_losses(
-            self._earlier_losses(point.step), self.recipe.max_loss_rise, self.output
-        )
-        if point == ResumePoint(0):
-            self._validate(0)
+    def train(self, done: int = 0) -> None:
+        """Trains after `done` steps, which `checkpoints.restore` has told. Raises NotFiniteError, or to stop."""
         self._begun, self._tokens = time.monotonic(), 0
-        for step in range(point.step, self.recipe.steps):
-            part, begun = (point.passes, summed) if step == point.step else (0, 0.0)
-            with self._explain_out_of_memory():
-                loss, grad_norm = self._update(step, part, begun)
-            self._report(
-                TrainingProgress(step + 1, loss, learning_rate_at(step, self.recipe), grad_norm, self._speed())
-            )
-            self._save_if_due(step + 1)
+        while not self.ended(done):
+            progress = self._update(done)
+            done = progress.step
+            self.on_step(progress)
+            self._save_if_due(done)
 
-    def _earlier_losses(self, step: int) -> dict[int, float]:
-        """The main process's, in all of them: they must find a divergence together."""
-        from accelerate.utils import broadcast_object_list
-
-        found = losses_until(self.output, step) if self.accelerator.is_main_process else None
-        return broadcast_object_list([found])[0]
-
-    def _update(self, step: int, first: int, summed: float) -> tuple[float, float]:
-        """The passes from `first` on, whose loss adds to `summed`, and the update. Gives (loss, gradient norm)."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(step, self.recipe)
-        batches = [self._batch(step, part) for part in range(self.recipe.gradient_accumulation)]
-        targets = self._sum(sum(int((batch.labels != UNSCORED).sum()) for batch in batches)) / self._copies
+    def _update(self, done: int) -> TrainingProgress:
+        torch.manual_seed(self.seed + done)
+        factor = self.schedule(done)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        batches = self.batches(done)
+        copies = self.accelerator.num_processes // data_ranks(self.accelerator)[1]  # processes that read a sequence
+        targets = self._sum(sum(int((batch.labels != UNSCORED).sum()) for batch in batches)) / copies
         # engines average over processes and passes; so scaled, the average is the mean over all scored tokens
         scale = averaged_over(self.accelerator) * len(batches) / targets
-        for part, batch in enumerate(batches[first:], first):
-            summed += self._pass(batch, scale)
-            last = part + 1 == len(batches)
-            if not last and self._holds_whole_gradients and self.interrupt.agreed(self.accelerator):
-                self._save(ResumePoint(step, part + 1), summed)
-                self._stop(ResumePoint(step, part + 1))
-        loss = self._sum(summed) / targets
-        grad_norm = clip_gradients(self.accelerator, self.wrapped, self.recipe.max_grad_norm)
+        loss = self._sum(sum(self._pass(batch, scale) for batch in batches)) / targets
+        grad_norm = clip_gradients(self.accelerator, self.parameters, self.max_grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NotFiniteError(
-                f"The loss is {loss:g} and the gradient {grad_norm:g} at step {step + 1}, and the run ends. "
-                f"{self._divergence.kept()} Begin again with a lower learning_rate or more warmup_steps, into another "
-                "--output."
+                f"The loss is {loss:g} and the gradient {grad_norm:g} at step {done + 1}; both must be finite. "
+                f"{self.advice()}"
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss, grad_norm
-
-    def _explain_out_of_memory(self) -> contextlib.AbstractContextManager[None]:
-        return explain_out_of_memory(
-            f"A pass over {self.recipe.batch_size} × {self.stream.length} tokens",
-            "Begin again with a smaller batch_size, an adapter or shorter sequences, into another --output; `ropecli "
-            "plan` says what fits.",
-        )
-
-    def _batch(self, step: int, part: int) -> Batch:
-        """This process's sequences of one pass: processes side by side, passes one after the other."""
-        rank, ranks = data_ranks(self.accelerator)
-        at = ((step * self.recipe.gradient_accumulation + part) * ranks + rank) * self.recipe.batch_size
-        return self.stream.batch(range(at, at + self.recipe.batch_size))
+        speed = self._tokens * self.accelerator.num_processes / (time.monotonic() - self._begun)
+        return TrainingProgress(done + 1, loss, self._rates[0] * factor, grad_norm, speed)
 
     def _pass(self, batch: Batch, scale: float) -> float:
         """Forward and backward; the summed negative log-likelihood of this process's tokens, nats."""
-        with self.accelerator.accumulate(self.wrapped), local_batch(self.accelerator, batch) as share:
-            nll = self.wrapped(share.ids, share.labels, share.positions, share.packed)
+        with self.accelerator.accumulate(self.loss_of), local_batch(self.accelerator, batch) as share:
+            nll = self.loss_of(share.ids, share.labels, share.positions, share.packed)
             self.accelerator.backward(nll * scale)
         self._tokens += share.ids.numel()
         return float(nll.detach())
@@ -183,58 +159,67 @@ class TrainingLoop:
             return value
         return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
 
-    @property
-    def _copies(self) -> int:
-        """How many processes read each sequence."""
-        return self.accelerator.num_processes // data_ranks(self.accelerator)[1]
-
-    def _speed(self) -> float:
-        return self._tokens * self.accelerator.num_processes / (time.monotonic() - self._begun)
-
-    def _report(self, progress: TrainingProgress) -> None:
-        if self._log:
-            self._log.write(asdict(progress))
-        self.trackers.log(asdict(progress))
-        self.on_step(progress)
-        self._divergence.add(progress.step, progress.loss)
-        self._validate(progress.step)
-
-    def _validate(self, step: int) -> None:
-        """Perplexity on held-out text, where it is due; before the first step too."""
-        if self.validation and self.validation.due(step):
-            measured = self.validation.run(self.accelerator, self.wrapped, step)
-            if self._log:
-                self._log.write(measured)
-            self.trackers.log(measured)
-
-    def _save_if_due(self, step: int) -> None:
+    def _save_if_due(self, done: int) -> None:
         """A checkpoint where one is due, and the end where one was asked for."""
-        stopping = self.interrupt.agreed(self.accelerator)
-        last = step == self.recipe.steps
-        due = step % self.recipe.save_every == 0
-        if last or due or stopping:
-            self._save(ResumePoint(step))
-        if stopping and not last:
-            self._stop(ResumePoint(step))
+        stopping = self.interrupt is not None and self.interrupt.agreed(self.accelerator)
+        if self.checkpoints and (stopping or self.ended(done) or done % self.checkpoints.every == 0):
+            self.checkpoints.save(done)
+        if self.interrupt and stopping:
+            leave_group(self.accelerator)
+            self.interrupt.stop(f"Saved after step {done}; the same command with --resume continues.")
 
-    def _save(self, point: ResumePoint, summed: float = 0.0) -> None:
-        save_checkpoint(
-            self.accelerator,
-            self.wrapped,
-            self.output,
-            point,
-            self.recipe.keep_checkpoints,
-            loss=summed,
-            spare=self._divergence.last_good,
-        )
 
-    def _stop(self, point: ResumePoint) -> NoReturn:
-        leave_group(self.accelerator)
-        self.interrupt.stop(f"Saved after {point}; the same command with --resume goes on.")
+class Divergence:
+    """Tells whether a run diverges: its loss is far above its best so far.
 
-    @property
-    def _holds_whole_gradients(self) -> bool:
-        from accelerate import DistributedType
+    What is held against the best is the median of the last 8 steps' losses, nats per token: up to three spikes among
+    them change nothing. The best is the least such median so far, of 4 steps or more: a few easy sequences at the
+    beginning are no measure. All follows from the losses alone, so a resumed run acts as an uninterrupted one.
 
-        sharded = (DistributedType.FSDP, DistributedType.DEEPSPEED)
-        return self.accelerator.distributed_type not in sharded
+    max_rise: nats per token. output: the run's folder, whose checkpoints the error names.
+    """
+
+    def __init__(self, max_rise: float, output: Path) -> None:
+        self._max_rise = max_rise
+        self._output = output
+        self._last: deque[float] = deque(maxlen=_STEPS)
+        self._best = math.inf
+        self._good: dict[int, bool] = {}
+
+    @classmethod
+    def from_losses(cls, losses: Mapping[int, float], max_rise: float, output: Path) -> "Divergence":
+        """As it stands after the steps of `losses`."""
+        divergence = cls(max_rise, output)
+        for step in sorted(losses):
+            divergence._enter(step, losses[step])
+        return divergence
+
+    def add(self, step: int, loss: float) -> None:
+        """Takes in a step's loss, which is finite. Raises DivergedError."""
+        self._enter(step, loss)
+        now = median(self._last)
+        if len(self._last) == _STEPS and now > self._best + self._max_rise:
+            raise DivergedError(
+                f"The loss is {now:.3f} nats per token around step {step}, and was {self._best:.3f} at its best: more "
+                f"than max_loss_rise, {self._max_rise:g}, above. {self.kept()} Start over with a lower learning_rate "
+                "or more warmup_steps, into another --output; or, if it may rise so far, --resume with a higher "
+                "max_loss_rise."
+            )
+
+    def last_good(self, steps: Iterable[int]) -> int | None:
+        """Of the steps that checkpoints are of, the last one at which the loss stood well."""
+        return max((step for step in steps if self._good.get(step, True)), default=None)
+
+    def _enter(self, step: int, loss: float) -> None:
+        self._last.append(loss)
+        if len(self._last) >= _FEWEST:
+            self._best = min(self._best, median(self._last))
+        # the latest steps alone: most of eight would still be from before
+        latest = median(list(self._last)[-_LATEST:])
+        self._good[step] = latest <= self._best + self._max_rise / 2
+
+    def kept(self) -> str:
+        """A sentence that names the checkpoint which a run that goes wrong leaves."""
+        folders = dict(list_snapshots(self._output / CHECKPOINTS))
+        step = self.last_good(folders)
+        return "No checkpoint was saved before." if step is None else f"{folders[step]} is of before, and is kept."

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-_BY_ULYSSES = ("sdpa", "flash_attention_2", "flash_attention_3")
-"""DeepSpeed refuses eager; Accelerate allows these by name."""
 _MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
 """Layer types that are not attention with a mask; `_carries_state` knows their models."""
 
@@ -43,59 +41,22 @@ def asked_for(engine: str) -> bool:
 
 
 def refuse_engine(accelerator: "Accelerator") -> None:
-    """What was set up, but cannot be used. Raises RecipeError."""
+    """Raises RecipeError for what was set up and would train wrongly, or fail with an error that says little."""
     from accelerate import DistributedType
 
-    kind = accelerator.distributed_type
-    if kind not in (
-        DistributedType.NO,
-        DistributedType.MULTI_CPU,
-        DistributedType.MULTI_GPU,
-        DistributedType.FSDP,
-        DistributedType.DEEPSPEED,
-    ):
-        raise RecipeError(
-            f"Accelerate is set up for {kind.value}; finetune runs on one process, or on several by DDP (MULTI_GPU, "
-            "MULTI_CPU), FSDP version 2 or DEEPSPEED. Launch it so."
-        )
-    if asked_for("FSDP"):
-        _refuse_fsdp(accelerator)
-    if kind == DistributedType.DEEPSPEED and (stage := accelerator.state.deepspeed_plugin.zero_stage) not in (1, 2, 3):
-        raise RecipeError(f"ZeRO stage {stage} is asked for; set zero_stage to 1, 2 or 3 in the launch's config.")
-    if sizes := accelerator.parallelism_config:
-        _refuse_sizes(sizes, accelerator, kind)
-
-
-def _refuse_fsdp(accelerator: "Accelerator") -> None:
-    if accelerator.state.fsdp_plugin is None:
-        raise RecipeError(
-            f"FSDP is asked for, and there is {accelerator.num_processes} process, started by no launcher that gives "
-            "it a rank. Set num_processes to at least 2, or distributed_type to 'NO'."
-        )
-    plugin = accelerator.state.fsdp_plugin
-    if plugin.fsdp_version != 2:
-        raise RecipeError(
-            f"FSDP version {plugin.fsdp_version} is asked for; set fsdp_version to 2 in the launch's config."
-        )
-    if plugin.cpu_ram_efficient_loading:
-        # transformers then leaves the weights of all processes but one empty, and the head is tried on real ones
-        raise RecipeError(
-            "fsdp_cpu_ram_efficient_loading is true, and every process must read the weights itself; set it to false."
-        )
-
-
-def _refuse_sizes(sizes: Any, accelerator: "Accelerator", kind: Any) -> None:
-    from accelerate import DistributedType
-
-    if sizes.tp_enabled:
-        raise RecipeError(f"Tensor parallelism is asked for (tp_size {sizes.tp_size}); set tp_size to 1.")
-    if sizes.sp_enabled and kind != DistributedType.DEEPSPEED:
-        raise RecipeError(
-            f"sp_size is {sizes.sp_size}, which DeepSpeed does, and the engine is {kind.value}; set distributed_type "
-            "to DEEPSPEED, or take cp_size with FSDP."
-        )
+    if plugin := getattr(accelerator.state, "fsdp_plugin", None):
+        if plugin.fsdp_version != 2:
+            raise RecipeError(f"FSDP version {plugin.fsdp_version} is asked for; set fsdp_version to 2 in the config.")
+        if plugin.cpu_ram_efficient_loading:
+            # transformers then leaves the weights of all processes but one empty, and the head is tried on real ones
+            raise RecipeError(
+                "Every process must read the weights itself; set fsdp_cpu_ram_efficient_loading to false."
+            )
+    sizes = accelerator.parallelism_config
+    if sizes and sizes.sp_enabled and accelerator.distributed_type != DistributedType.DEEPSPEED:
+        raise RecipeError(f"sp_size is {sizes.sp_size}; set distributed_type to DEEPSPEED, or take cp_size with FSDP.")
     # Accelerate leaves this unchecked under DeepSpeed, whose batch sizes would then not add up
-    if sizes.total_size != accelerator.num_processes:
+    if sizes and sizes.total_size != accelerator.num_processes:
         raise RecipeError(
             f"The sizes in parallelism_config make {sizes.total_size} processes, and there are "
             f"{accelerator.num_processes}; set dp_replicate_size so that all sizes multiply to that."
@@ -160,39 +121,29 @@ def shared_sequence_faults(
         # accelerate/big_modeling.py: every process would begin its part with an empty state
         yield f"the model's layers carry a state along the sequence, which {name} {size} does not hand on. {other}"
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
-    if ulysses:
-        yield from _ulysses_head_faults(model, size, other)
     method = method_of(model.config.get_text_config()._attn_implementation)
     if method is not None:
         # its mask function sees a process's own part of the row, and takes it for the whole
         yield f"{method} needs whole rows in each process, and {name} {size} splits them. {other}"
     elif ulysses:
-        if recipe.positions != "full" and attention != "sdpa":
-            # flash attention takes gaps for borders of documents, and Ulysses drops the mask that says otherwise
-            yield f"positions: {recipe.positions} under sp_size {size} needs another attention. Take attn: sdpa."
-        if attention not in _BY_ULYSSES:
-            yield f"the attention {attention!r} does not run under sp_size {size}. Take attn: {', '.join(_BY_ULYSSES)}."
+        yield from _ulysses_faults(model, size, attention, recipe.positions, other)
     elif attention != "sdpa":
         # torch's context_parallel stands in for scaled_dot_product_attention alone
         yield f"the attention {attention!r} does not run under cp_size {size}. Take attn: sdpa."
 
 
-def _ulysses_head_faults(model: "PreTrainedModel", size: int, other: str) -> Iterator[str]:
-    """What UlyssesSPAttentionHF asserts (deepspeed/runtime/sequence_parallel/ulysses_sp.py), most of it mid-step."""
+def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positions: str, other: str) -> Iterator[str]:
     if not model._supports_attention_backend:
         # the one place where Ulysses steps in; other attention would see a process's own part alone
         yield f"{type(model).__name__} does not attend through transformers' attention functions. {other}"
     config: Any = model.config.get_text_config()
-    heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    if heads % size:
-        yield f"{heads} attention heads cannot be shared evenly under sp_size {size}. Take a divisor of {heads}."
-    if keys is None:
-        yield f"{type(config).__name__} has no num_key_value_heads, which Ulysses reads. {other}"
-    elif keys % size and size % keys:
-        yield f"{keys} key-value heads and sp_size {size}: one must divide the other. {other}"
-    if getattr(config, "kv_lora_rank", None):
-        # it asserts that keys and values have one width, config.head_dim
-        yield f"keys and values of latent attention differ in width, which Ulysses does not expect. {other}"
+    heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or size
+    if heads % size or (keys % size and size % keys) or getattr(config, "kv_lora_rank", None):
+        # asserted in the middle of a step (deepspeed/runtime/sequence_parallel/ulysses_sp.py)
+        yield f"{heads} attention heads with {keys} for keys and values cannot be shared by sp_size {size}. {other}"
+    if positions != "full" and attention != "sdpa":
+        # flash attention takes gaps for borders of documents, and Ulysses drops the mask that says otherwise
+        yield f"positions: {positions} under sp_size {size} needs another attention. Take attn: sdpa."
 
 
 def _partial_attention_layers(model: "PreTrainedModel", length: int | None) -> set[str]:

@@ -27,10 +27,10 @@ from ropecli.checkpoint.state import read_state
 from ropecli.errors import MethodError, OutputError, PatchError, RecipeError, RopecliError
 from ropecli.scaling.spec import make_spec
 from ropecli.training.finetuning import beyond_context_length, finetune_checkpoint, settle_lengths, too_short_for_method
-from ropecli.training.output.finished_weights import clear_finished, finished_step
-from ropecli.training.output.run_settings import RUN, begin_run, lock_output, refuse_foreign
+from ropecli.training.finished_weights import clear_finished, finished_step
 from ropecli.training.recipe import Patch, Recipe, Source
 from ropecli.training.refusals import refuse_method_conflicts, saved_method
+from ropecli.training.run_folder import RUN, begin_run, lock_output, refuse_foreign
 
 STAGES = "stages"
 _PATIENCE = 3600.0
@@ -209,8 +209,7 @@ def _run(
             source = _patched(source, stage, patched_folder(folder), first, say)
             counted = partial(_count_on, on_step, steps)
             # the folder is this run's own, so what is there is gone on with
-            more = stage.number < len(stages)
-            finetune_checkpoint(source, stage.recipe, folder, resume=True, more=more, say=say, on_step=counted)
+            finetune_checkpoint(source, stage.recipe, folder, resume=True, say=say, on_step=counted)
         if first:
             tidy(folder, keep_patched=stage.recipe.save == "adapter")
         steps, trained = steps + stage.recipe.steps, folder

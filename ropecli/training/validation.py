@@ -124,7 +124,7 @@ def make_validation(
     pretrained = read_state(checkpoint).pretraining_length
     lengths = tuple(sorted(set(recipe.eval_lengths or (pretrained, reach))))
     _refuse_unshared(lengths, checkpoint, accelerator)
-    lengths, documents = _read(recipe, tokenizer, lengths, say)
+    documents = _read(recipe, tokenizer, lengths[-1])
     protocol = Protocol("tail").settled(list(lengths), documents.special)
     if twice := [source.data for source in recipe.sources if _overlap(source.data, recipe.eval_data)]:
         say(f"warning: eval_data, {recipe.eval_data}, is not held out: {twice[0]} is trained on. It will flatter.")
@@ -134,25 +134,13 @@ def make_validation(
     return Validation(documents, lengths, protocol, recipe.eval_every, recipe.steps)
 
 
-def _read(
-    recipe: Recipe, tokenizer: Any, lengths: tuple[int, ...], say: Callable[[str], None]
-) -> tuple[tuple[int, ...], Documents]:
-    """The lengths that there are documents for, and the documents. Raises DataError where none is left."""
-    left_out = []
-    while True:
-        longest = lengths[-1]
-        try:
-            texts = read_texts(recipe.eval_data or "", text_column=recipe.text_column, splits=TO_MEASURE)
-            documents = read_documents(texts, tokenizer, longest, most=recipe.eval_documents, cut=longest)
-        except DataError as error:
-            if len(lengths) == 1:
-                raise DataError(f"eval_data: {error}") from error
-            left_out.append(f"warning: perplexity is not measured at {longest} tokens. {error}")
-            lengths = lengths[:-1]
-        else:
-            for sentence in left_out:
-                say(sentence)
-            return lengths, documents
+def _read(recipe: Recipe, tokenizer: Any, longest: int) -> Documents:
+    """Raises DataError that names the recipe's key."""
+    try:
+        texts = read_texts(recipe.eval_data or "", text_column=recipe.text_column, splits=TO_MEASURE)
+        return read_documents(texts, tokenizer, longest, most=recipe.eval_documents, cut=longest)
+    except DataError as error:
+        raise DataError(f"eval_data: {error} Set eval_lengths to shorter ones, or take other text.") from error
 
 
 def _overlap(trained: str, measured: str) -> bool:

@@ -5,23 +5,27 @@ way.
 """
 
 import contextlib
-import hashlib
-import io
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ropecli.atomic import new_file
 from ropecli.attention.attention_probe import in_evaluation
 from ropecli.data.sequences import UNSCORED
-from ropecli.errors import NotFiniteError, OutputError, RecipeError
-from ropecli.live.rotary import rotary_tables
+from ropecli.errors import NotFiniteError, OutputError, reason_of
+from ropecli.resume import (
+    begin_snapshot,
+    complete_snapshot,
+    list_snapshots,
+    manifest_fault,
+    prune_snapshots,
+    restore_newest,
+)
 from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing, is_checkpointing
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.tune_report import Score
@@ -31,8 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_DIGEST_BYTES = 32
-"""Of sha256, at the end of a saved state."""
+_STATE = "state.pt"
 
 
 @dataclass(frozen=True)
@@ -55,30 +58,27 @@ def learn(
     *,
     name: str,
     start: Score,
-    state_file: Path | None,
+    snapshots: Path | None,
     on_score: Callable[[int, Score, float], None],
 ) -> Learned:
     """Updates `groups`, which are left at their best, whatever ends the training; all else of the model stays.
 
-    sequences: token ids, shape (sequences, tokens). start: the score before any update. state_file: saves the progress
-    at every score, and resumes from it; an interrupt loses no more than the steps since the last. on_score: told the
-    step, the score and the seconds since the last. Raises NotFiniteError; RecipeError for the state of another request,
-    OutputError for a damaged one and for what the disk refuses.
+    sequences: token ids, shape (sequences, tokens). start: the score before any update. snapshots: the folder where the
+    progress is saved at every score, and resumed from. on_score: told the step, the score and the seconds since the
+    last. Raises NotFiniteError, and OutputError where no snapshot is sound or the disk refuses.
     """
     parameters = [parameter for group in groups for parameter in group]
     optimizer = torch.optim.Adam(
         [{"params": list(group), "lr": rate} for group, rate in zip(groups, schedule.rates, strict=True)]
     )
-    request = _request(model, parameters, sequences, evaluator, schedule, name)
-    best, best_values, first = Learned(start, 0), _copies(parameters), 0
-    if state_file is not None and state_file.exists():
-        first, best, best_values = _restore(state_file, request, parameters, optimizer)
+    state = _State(Learned(start, 0), _copies(parameters))
+    first = state.restore(snapshots, parameters, optimizer) if snapshots else 0
     try:
         with _trained_alone(model, parameters):
             loss_of = NextTokenLoss(model)
             since = time.perf_counter()
             for step in range(first, schedule.steps):
-                if _evaluations_without_improvement(best, step, schedule) >= schedule.patience:
+                if _evaluations_without_improvement(state.best, step, schedule) >= schedule.patience:
                     break
                 model.train()
                 _update(loss_of, optimizer, parameters, sequences, schedule, step)
@@ -86,14 +86,14 @@ def learn(
                 if (step + 1) % schedule.evaluate_every == 0 or step + 1 == schedule.steps:
                     score = evaluator.score(model, f"{name} {step + 1}")
                     on_score(step + 1, score, time.perf_counter() - since)
-                    if score.objective < best.score.objective:
-                        best, best_values = Learned(score, step + 1), _copies(parameters)
-                    if state_file is not None:
-                        _save(state_file, request, step + 1, best, best_values, parameters, optimizer)
+                    if score.objective < state.best.score.objective:
+                        state.best, state.best_values = Learned(score, step + 1), _copies(parameters)
+                    if snapshots:
+                        state.save(snapshots, step + 1, parameters, optimizer)
                     since = time.perf_counter()
     finally:
-        _set(parameters, best_values)
-    return best
+        _set(parameters, state.best_values)
+    return state.best
 
 
 @contextlib.contextmanager
@@ -162,70 +162,42 @@ def _set(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
         parameter.copy_(value)
 
 
-def _request(
-    model: "PreTrainedModel",
-    parameters: Sequence[nn.Parameter],
-    sequences: Tensor,
-    evaluator: Evaluator,
-    schedule: Schedule,
-    name: str,
-) -> str:
-    """sha256 of what must be the same for a run that resumes from a saved state."""
-    tables = [(table.name, table.inv_freq.tolist(), table.attention_factor) for table in rotary_tables(model)]
-    shapes = [tuple(parameter.shape) for parameter in parameters]
-    evaluation = (
-        evaluator.documents.fingerprint(),
-        evaluator.original_length,
-        evaluator.target_length,
-        evaluator.short_weight,
-        evaluator.targets,
-    )
-    sha = hashlib.sha256(repr((name, schedule, shapes, evaluation, tables)).encode())
-    sha.update(sequences.numpy().tobytes())
-    return sha.hexdigest()
+@dataclass
+class _State:
+    """The best so far, saved and restored together with the parameters and their optimizer."""
 
+    best: Learned
+    best_values: list[Tensor]
 
-def _save(
-    path: Path,
-    request: str,
-    step: int,
-    best: Learned,
-    best_values: list[Tensor],
-    parameters: Sequence[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    values: dict[str, Any] = {
-        "request": request,
-        "step": step,
-        "best_step": best.step,
-        "best_score": asdict(best.score),
-        "kept": best_values,
-        "parameters": _copies(parameters),
-        "optimizer": optimizer.state_dict(),
-    }
-    written = io.BytesIO()  # torch would raise what it likes where a disk is full
-    torch.save(values, written)
-    digest = hashlib.sha256(written.getvalue()).digest()  # torch.load checks nothing
-    with new_file(path) as partial:
-        partial.write_bytes(written.getvalue() + digest)
+    def save(
+        self, snapshots: Path, step: int, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
+        values = {
+            "best_step": self.best.step,
+            "best_score": asdict(self.best.score),
+            "best_values": self.best_values,
+            "parameters": _copies(parameters),
+            "optimizer": optimizer.state_dict(),
+        }
+        try:
+            partial = begin_snapshot(snapshots, step)
+            torch.save(values, partial / _STATE)
+            complete_snapshot(partial)
+        except (OSError, RuntimeError) as error:  # torch raises either where a disk is full
+            raise OutputError(f"{snapshots} could not be written: {reason_of(error)}") from error
+        prune_snapshots(snapshots, step, keep=2)
 
+    def restore(self, snapshots: Path, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
+        """The step after which it was saved; 0 where it was not."""
 
-def _restore(
-    path: Path, request: str, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer
-) -> tuple[int, Learned, list[Tensor]]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror or error}.") from error
-    written, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-    if hashlib.sha256(written).digest() != digest:
-        raise OutputError(
-            f"Cannot resume from {path}: it is damaged, or an older version of ropecli wrote it. Delete it to train "
-            "from the start."
-        )
-    values = torch.load(io.BytesIO(written), map_location="cpu", weights_only=True)
-    if values["request"] != request:
-        raise RecipeError(f"{path} is of another request; go on with the same, or remove it to begin anew.")
-    _set(parameters, values["parameters"])
-    optimizer.load_state_dict(values["optimizer"])
-    return values["step"], Learned(Score(**values["best_score"]), values["best_step"]), values["kept"]
+        def load(snapshot: Path) -> str | None:
+            if fault := manifest_fault(snapshot):
+                return fault
+            values = torch.load(snapshot / _STATE, map_location="cpu", weights_only=True)
+            _set(parameters, values["parameters"])
+            optimizer.load_state_dict(values["optimizer"])
+            self.best = Learned(Score(**values["best_score"]), values["best_step"])
+            self.best_values = values["best_values"]
+            return None
+
+        return restore_newest(list_snapshots(snapshots), load)

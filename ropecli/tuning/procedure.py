@@ -108,7 +108,7 @@ def run_task(
         evaluator,
         sequences,
         settings,
-        state_file=state.learning_file,
+        snapshots=state.learned,
         on_point=keep,
     )
     tuned = tune(run)

@@ -38,8 +38,8 @@ _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torc
 class TuningRun:
     """What a level works on.
 
-    sequences: token ids to learn from, shape (sequences, target). state_file: saves the progress of a level that
-    learns; None: not saved. on_point: told of every measurement.
+    sequences: token ids to learn from, shape (sequences, target). snapshots: where a level that
+    learns saves its progress; None: not saved. on_point: told of every measurement.
     """
 
     checkpoint: Checkpoint
@@ -48,7 +48,7 @@ class TuningRun:
     evaluator: Evaluator
     sequences: Tensor
     settings: Settings
-    state_file: Path | None = None
+    snapshots: Path | None = None
     on_point: Callable[[Point], None] = lambda point: None
 
 
@@ -120,7 +120,7 @@ def train(
         replace(run.settings.schedule, rates=rates),
         name=level,
         start=start,
-        state_file=run.state_file,
+        snapshots=run.snapshots,
         on_score=on_score,
     )
     probe = probe_of(run)

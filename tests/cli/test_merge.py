@@ -16,7 +16,7 @@ def train(checkpoint, output, adapter="lora-plus", save="adapter", seed=0):
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.live.loading import load_model
     from ropecli.training.adapters import attach, trainable
-    from ropecli.training.output.finished_weights import write_result
+    from ropecli.training.finished_weights import write_result
     from ropecli.training.recipe import make_recipe
 
     opened = open_checkpoint(checkpoint)
@@ -233,7 +233,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(ropecli, adapter, tmp_path, monk
 
 
 def test_an_interrupt_leaves_nothing(ropecli, adapter, tmp_path, monkeypatch):
-    from ropecli.training.output import finished_weights
+    from ropecli.training import finished_weights
 
     def interrupted(*given):
         raise KeyboardInterrupt

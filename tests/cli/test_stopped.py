@@ -86,7 +86,8 @@ def test_a_signal_ends_an_evaluation_as_ctrl_c_does(ropecli, commands, stopping,
     assert "Progress is saved beside" in outcome.err
     assert "--resume" in outcome.err
     assert "Traceback" not in outcome.err
-    assert [path.name for path in tmp_path.iterdir()] == ["out.progress-0"]  # and no lock
+    assert [path.name for path in tmp_path.iterdir()] == ["out.state"]
+    assert not list((tmp_path / "out.state").glob("lock-*"))
     assert ropecli(*commands[name], "--resume").code == 0
 
 

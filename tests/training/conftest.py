@@ -107,7 +107,7 @@ def stop_and_resume(command_line, patched_llama, tmp_path):
         process = start([*arguments, "--resume"])
         _, err = process.communicate()
         assert process.returncode == 0, err[-4000:]
-        assert "going on after step" in err
+        assert "Resuming after step" in err
         return run
 
     return call

@@ -9,12 +9,12 @@ from ropecli.cli.app import main
 from ropecli.training import distributed
 
 
-def forced(recipe):
+def forced(recipe, **options):
     """As on GPUs with recipes/accelerate/8-gpu-fsdp2.yaml."""
     from accelerate import DistributedType, FullyShardedDataParallelPlugin
     from accelerate.state import PartialState
 
-    accelerator = distributed.make_accelerator(recipe)
+    accelerator = distributed.make_accelerator(recipe, **options)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",

@@ -9,9 +9,9 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import RecipeError
 from ropecli.live.loading import load_model
 from ropecli.training import adapters
+from ropecli.training.finished_weights import write_result
 from ropecli.training.loss import NextTokenLoss
 from ropecli.training.optimization import make_optimizer
-from ropecli.training.output.finished_weights import write_result
 from ropecli.training.recipe import make_recipe
 
 IDS = torch.arange(4, 4 + 2 * 40).reshape(2, 40) * 5 % 512

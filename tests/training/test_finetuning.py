@@ -112,7 +112,7 @@ def test_a_step_that_is_not_finite_is_not_made_and_the_last_checkpoint_is_named(
     with pytest.raises(NotFiniteError) as caught:
         tune(patched_llama, learning_rate=1e30, warmup_steps=0, save_every=1)
     last = max((tmp_path / "run" / "checkpoints").iterdir())
-    assert "and the run ends" in str(caught.value)
+    assert "both must be finite" in str(caught.value)
     assert f"{last} is of before" in str(caught.value)
     assert "--output" in str(caught.value)
 

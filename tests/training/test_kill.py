@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: --resume gives the bits of an uninterrupted run."""
+"""SIGKILL before any renaming: --resume gives the bits of an uninterrupted run. At random: test_random_kills.py."""
 
 import os
 import signal
@@ -64,48 +64,6 @@ for moment in range(1, 200, 3):
 """
 )
 
-# One run in five lives and more: each is killed at a random moment of its beginning, or of one of its first steps.
-# Should a life reach the end of the run first, the next one begins another run.
-AT_RANDOM = (
-    FORKING
-    + """
-def writings(child, log):
-    # when the log is begun by this life, and when it grows
-    before, run = None, log.parent
-    if log.exists():
-        before = (log.stat().st_ino, log.stat().st_size)
-    while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        if log.exists() and (now := (log.stat().st_ino, log.stat().st_size)) != before:
-            before = now
-            yield time.monotonic()
-        time.sleep(0.0005)
-
-random.seed(0)
-arguments, folder = sys.argv[1:], pathlib.Path(sys.argv[sys.argv.index("--output") + 1])
-spans, kills, runs = None, 0, 0
-while kills < 5:
-    run = folder / str(runs)
-    arguments[arguments.index("--output") + 1] = str(run)
-    begun, clock = time.monotonic(), time.time()
-    child = live([*arguments, "--resume"])
-    times = writings(child, run / "metrics.jsonl")
-    if spans is None:  # the first one shows how long the beginning and a step take
-        seen = [time for _, time in zip(range(6), times)]
-        spans = [seen[0] - begun, (seen[-1] - seen[1]) / (len(seen) - 2)]
-    step = random.randrange(5)
-    for _ in zip(range(step), times):
-        pass
-    time.sleep(random.uniform(0, spans[step > 0]))
-    os.kill(child, signal.SIGKILL)
-    if end_of(child) == -signal.SIGKILL:
-        kills += 1
-        partial = any(path.stat().st_mtime > clock for path in run.glob("checkpoints/*.partial"))
-        print(f"run {runs}: killed after writing {step}", "while saving" * partial)
-    else:
-        runs += 1
-"""
-)
-
 
 def untimed(lines):
     return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
@@ -139,21 +97,6 @@ def test_killed_before_renamings_or_amid_removals(
         arguments = command_line(patched_llama, run, save_every=3)
         faults[run.name] = faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_of)
     assert {moment: found for moment, found in faults.items() if found} == {}
-
-
-# A step is saved as soon as it is made, so that many kills come amid a saving.
-SHORT_STEPS = {"steps": 25, "save_every": 1}
-
-
-def test_killed_at_random_moments(ropecli, command_line, patched_llama, tmp_path, tune, metrics, weights_of):
-    arguments = command_line(patched_llama, tmp_path / "lives", **SHORT_STEPS)
-    done = subprocess.run([sys.executable, "-c", AT_RANDOM, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("killed") == 5
-    uninterrupted = tune(patched_llama, tmp_path / "uninterrupted", **SHORT_STEPS)
-    for run in (tmp_path / "lives").iterdir():
-        arguments = command_line(patched_llama, run, **SHORT_STEPS)
-        assert faults_of_resuming(ropecli, arguments, run, uninterrupted, metrics, weights_of) == []
 
 
 def started(arguments):

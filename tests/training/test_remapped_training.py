@@ -138,7 +138,7 @@ def test_adapters_carry_it_too_for_stock_peft_and_merged(remapped, llama, tune, 
     from peft import PeftModel
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from ropecli.training.output.finished_weights import merge_to
+    from ropecli.training.finished_weights import merge_to
 
     keys = {"length": LENGTH, "adapter": "lora", "learning_rate": 1e-2, "steps": 2}
     alone = tune(remapped(), tmp_path / "adapter", save="adapter", **keys)

@@ -56,7 +56,7 @@ def make_run(evaluator, sequences):
         factor: float = 2.0,
         *,
         dtype: str = "float32",
-        state_file: Path | None = None,
+        snapshots: Path | None = None,
         on_point: Callable[[Any], None] = lambda point: None,
         progress: Any = None,
         schedule: dict[str, Any] | None = None,
@@ -73,7 +73,7 @@ def make_run(evaluator, sequences):
             Settings(
                 schedule=Schedule(**{"steps": 6, "batch_size": 4, "evaluate_every": 2, **(schedule or {})}), **settings
             ),
-            state_file,
+            snapshots,
             on_point,
         )
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.errors import NotFiniteError, OutputError, RecipeError
+from ropecli.errors import NotFiniteError
 from ropecli.training.loss import NextTokenLoss
 from ropecli.tuning.learning import learn
 from ropecli.tuning.levels import HeadGains
@@ -26,7 +26,7 @@ class Learner:
         self.groups = [[*self.gains.log_gain, *self.gains.phase], [self.gains.log_temperature]]
         self.scores = []
 
-    def learn(self, schedule=SCHEDULE, start=START, state_file=None, **others):
+    def learn(self, schedule=SCHEDULE, start=START, snapshots=None, **others):
         named = {"name": "heads", "on_score": lambda step, score, seconds: self.scores.append((step, score)), **others}
         with self.gains.live(self.model):
             return learn(
@@ -36,7 +36,7 @@ class Learner:
                 self.evaluator,
                 schedule,
                 start=start,
-                state_file=state_file,
+                snapshots=snapshots,
                 **named,
             )
 
@@ -91,11 +91,11 @@ def test_it_learns_what_the_judge_likes_better(learner):
 def test_a_resumed_run_gives_the_same_to_the_last_bit(learner, build, tmp_path):
     folder = build("llama", head_dim=32, attention_dropout=0.3)
     whole, parted, again = learner(folder), learner(folder), learner(folder)
-    best = whole.learn(state_file=tmp_path / "whole")
+    best = whole.learn(snapshots=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        parted.learn(state_file=tmp_path / "state", on_score=stop_after(2))
+        parted.learn(snapshots=tmp_path / "state", on_score=stop_after(2))
     torch.manual_seed(99)  # another process draws otherwise
-    assert again.learn(state_file=tmp_path / "state") == best
+    assert again.learn(snapshots=tmp_path / "state") == best
     assert again.scores == whole.scores[1:]  # the second score was not saved any more
     assert same(again.values, whole.values)
     assert not same(again.values, learner(folder).values)
@@ -129,8 +129,8 @@ def test_a_number_that_is_none_ends_it_with_the_best(learner, tmp_path, monkeypa
 
     monkeypatch.setattr(NextTokenLoss, "forward", forward)
     with pytest.raises(NotFiniteError, match="at step 3"):
-        one.learn(state_file=tmp_path / "state")
-    assert same(one.values, torch.load(tmp_path / "state", weights_only=True)["kept"])
+        one.learn(snapshots=tmp_path / "state")
+    assert same(one.values, torch.load(tmp_path / "state" / "000002" / "state.pt", weights_only=True)["best_values"])
 
 
 def test_the_weights_get_no_gradient_and_all_is_as_before(learner):
@@ -155,24 +155,13 @@ def test_the_weights_get_no_gradient_and_all_is_as_before(learner):
     assert not checkpointing(one.model)
 
 
-def test_a_damaged_state_is_refused(learner, tmp_path):
-    """torch.load takes a flipped bit of a number for the number."""
-    one, state = learner(), tmp_path / "state"
-    one.learn(state_file=state)
+def test_a_damaged_snapshot_is_skipped_for_the_one_before(learner, tmp_path):
+    whole, again = learner(), learner()
+    best = whole.learn(snapshots=tmp_path)
+    state = tmp_path / "000006" / "state.pt"
     content = state.read_bytes()
     at = int(0.3 * len(content))
     state.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    with pytest.raises(OutputError, match=r"Cannot resume from .*state: it is damaged.*Delete it"):
-        learner().learn(state_file=state)
-
-
-@pytest.mark.parametrize("other", ["schedule", "sequences", "ropes"])
-def test_a_state_of_another_request_is_refused(learner, sequences, tmp_path, other):
-    learner().learn(state_file=tmp_path / "state")
-    one = learner(on=sequences[1:] if other == "sequences" else sequences)
-    if other == "ropes":
-        one.model.model.rotary_emb.inv_freq *= 0.5
-    schedule = replace(SCHEDULE, steps=8) if other == "schedule" else SCHEDULE
-    with pytest.raises(RecipeError, match="of another request"):
-        one.learn(schedule, state_file=tmp_path / "state")
-    assert not any(value.any() for value in one.values)
+    assert again.learn(snapshots=tmp_path) == best
+    assert again.scores == whole.scores[2:]
+    assert same(again.values, whole.values)

@@ -8,6 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,8 +26,8 @@ from ropecli.errors import OutputError, reason_of
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, other_base, read_adapter, weights_digest
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
-from ropecli.training.output.training_checkpoints import CHECKPOINTS
 from ropecli.training.recipe import Recipe
+from ropecli.training.run_folder import CHECKPOINTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,35 +48,20 @@ def write_result(
     """Writes what the recipe's `save` asks for of a trained `model`: a whole checkpoint, or an adapter's folder.
 
     checkpoint: what was trained from. state: full tensors on the CPU by the model's own names, where an engine has
-    left shards in the model. Raises OutputError; CheckpointError where the source has gone meanwhile.
+    left shards in the model. Then removes the run's checkpoints. Raises OutputError; CheckpointError where the source
+    has gone meanwhile.
     """
+    notes: dict[str, Any] = {_RECORD: settings}
     if recipe.adapter == "none":
-        write_finetuned(checkpoint, model, output, settings, state)
+        save = partial(save_weights, checkpoint, model, state=state)
     elif recipe.save == "adapter":
-        notes = {_RECORD: settings, ADAPTER_NOTE: {"weights": weights_digest(checkpoint)}}
-        _finish(checkpoint, output, notes, lambda partial: save_adapter(checkpoint, model, partial, state))
+        notes[ADAPTER_NOTE] = {"weights": weights_digest(checkpoint)}
+        save = partial(save_adapter, checkpoint, model, state=state)
     else:
-        tensors = adapter_tensors(model, state)
         # onto the weights of the files: a base in 4 bits, or in bfloat16, would leave its rounding behind
         base = load_model(checkpoint, dtype="float32", device="cpu")
-        write_finetuned(checkpoint, merge_adapter(checkpoint, base, lora_config(model), tensors), output, settings)
-
-
-def write_finetuned(
-    checkpoint: Checkpoint,
-    model: "PreTrainedModel",
-    output: Path,
-    settings: dict[str, Any],
-    state: Tensors | None = None,
-) -> None:
-    """Writes weights in the source's dtype and its other files; config.json last, so that it marks a whole folder.
-
-    Then removes the run's checkpoints. state: as write_result has it. Raises OutputError.
-    """
-    _finish(checkpoint, output, {_RECORD: settings}, lambda partial: save_weights(checkpoint, model, partial, state))
-
-
-def _finish(checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: Callable[[Path], None]) -> None:
+        merged = merge_adapter(checkpoint, base, lora_config(model), adapter_tensors(model, state))
+        save = partial(save_weights, checkpoint, merged)
     try:
         write_with_source_files(checkpoint, output, notes, save)
     except (OSError, SafetensorError) as error:
@@ -89,25 +75,26 @@ def write_with_source_files(
 ) -> None:
     """What `save` writes into a folder, moved into `output`; beside it the source's files but its weights.
 
-    notes: for the record, beside what the source's says. Raises OSError, SafetensorError.
+    config.json comes last, so it marks a whole folder. notes: for the record, beside what the source's says. Raises
+    OSError, SafetensorError.
     """
-    partial = output / _PARTIAL
+    filled = output / _PARTIAL
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        save(partial)
+        shutil.rmtree(filled, ignore_errors=True)
+        filled.mkdir(parents=True)
+        save(filled)
         weights = {file.name for file in checkpoint.weight_files()} | {"model.safetensors.index.json"}
         for file in checkpoint.files():
             if file.name not in weights:
                 place(file, output / file.name, link=False)
-        for file in [*partial.glob("*.safetensors*"), *partial.glob(ADAPTER_CONFIG)]:
+        for file in [*filled.glob("*.safetensors*"), *filled.glob(ADAPTER_CONFIG)]:
             shutil.copymode(checkpoint.folder / CONFIG, file)  # safetensors writes for the owner alone
             file.replace(output / file.name)
         _write_record(checkpoint, output, notes)
-        place(checkpoint.folder / CONFIG, partial / CONFIG, link=False)
-        (partial / CONFIG).replace(output / CONFIG)
+        place(checkpoint.folder / CONFIG, filled / CONFIG, link=False)
+        (filled / CONFIG).replace(output / CONFIG)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(filled, ignore_errors=True)
 
 
 def _write_record(checkpoint: Checkpoint, output: Path, notes: dict[str, Any]) -> None:
@@ -192,7 +179,7 @@ def merge_to(
         notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
         with new_folder(output) as folder:
             try:
-                write_with_source_files(whole, folder, notes, lambda partial: save_weights(whole, model, partial))
+                write_with_source_files(whole, folder, notes, partial(save_weights, whole, model))
             except SafetensorError as error:
                 raise OutputError(f"{output} could not be written: {error}. Make room.") from error
     return Merge(source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors))

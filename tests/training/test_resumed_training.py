@@ -49,39 +49,17 @@ def untimed(lines):
     return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
 
 
-@pytest.fixture
-def signalled(monkeypatch, tune, patched_llama):
-    """signalled(number, passes): a run that gets the signal in that pass, two passes being a step."""
-    from ropecli.training.loss import NextTokenLoss
-
-    def run(number, passes, **options):
-        done, forward = 0, NextTokenLoss.forward
-
-        def count(*arguments, **keys):
-            nonlocal done
-            done += 1
-            if done == passes:
-                os.kill(os.getpid(), number)
-            return forward(*arguments, **keys)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(NextTokenLoss, "forward", count)
-            return tune(patched_llama, **options)
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("number", "passes", "name"),
-    [(signal.SIGINT, 1, "000000-001"), (signal.SIGTERM, 11, "000005-001")],
-    ids=str,
-)
-def test_a_signal_saves_amid_a_step_and_the_run_goes_on_from_there(
-    signalled, tune, patched_llama, tmp_path, metrics, uninterrupted, weights_of, number, passes, name
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGTERM, 5)], ids=str)
+def test_a_signal_saves_after_the_step_and_the_run_resumes_from_there(
+    tune, patched_llama, tmp_path, metrics, uninterrupted, weights_of, number, step
 ):
+    def send(progress):
+        if progress.step == step:
+            os.kill(os.getpid(), number)
+
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated):
-        signalled(number, passes)
-    assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == name
+        tune(patched_llama, on_step=send)
+    assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == f"{step:06}"
     run = tune(patched_llama, resume=True)
     assert weights_of(run) == weights_of(uninterrupted)
     assert untimed(metrics(run)) == untimed(metrics(uninterrupted))
@@ -94,8 +72,8 @@ def test_a_damaged_checkpoint_costs_no_more_than_the_steps_since_the_one_before(
     optimizer.write_bytes(optimizer.read_bytes()[:-1])
     outcome = ropecli(*command_line(patched_llama, interrupted), "--resume")
     assert outcome.code == 0, outcome.err
-    assert "warning: the checkpoint" in outcome.err
-    assert "going on after step 2" in outcome.err
+    assert "warning: skipping the checkpoint" in outcome.err
+    assert "Resuming after step 2" in outcome.err
     assert weights_of(interrupted) == weights_of(uninterrupted)
     assert untimed(metrics(interrupted)) == untimed(metrics(uninterrupted))
 

@@ -1,0 +1,287 @@
+"""Saves and restores the progress of a run. One mechanism serves evaluation, training and tuning.
+
+Request    what a run was asked for; only the same request resumes it
+Records    JSON lines with a checksum each; a damaged line costs only itself
+Snapshots  folders named by step: whole or not at all, checked against a manifest of sizes and sha256
+
+OUTPUT.state/            of an evaluation or a tuning run, removed when its output is written
+    request              the request, as one record
+    lock-0               held by the first process
+    documents-0.jsonl    records of the first process
+    learned/000040/      a snapshot after 40 steps; 000040.partial was left by a kill
+OUTPUT/checkpoints/      snapshots of a training run, whose request is OUTPUT/run.yaml
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ropecli.atomic import is_partial, new_file, sole_use
+from ropecli.errors import OutputError, RecipeError, reason_of, shown
+
+MANIFEST = "manifest.json"
+_REQUEST = "request"
+_ABSENT = object()
+_PIECE = 2**20
+
+
+# Request
+
+
+def refuse_other_request(
+    before: Mapping[str, Any], now: Mapping[str, Any], state: Path, may_change: str | None = None
+) -> None:
+    """Raises RecipeError that names the keys that differ. may_change: a pattern of dotted keys that may."""
+    old, new = _flatten(before), _flatten(now)
+    keys = [*new, *(key for key in old if key not in new)]
+    changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]
+    if may_change:
+        changed = [key for key in changed if not re.fullmatch(may_change, key)]
+    if changed:
+        lines = [f"  {key}: {_value_of(old, key)} then, {_value_of(new, key)} now" for key in changed]
+        raise RecipeError(
+            f"{state} is of another request. Resume it with the same, or delete it to start over:\n" + "\n".join(lines)
+        )
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """By dotted keys; lists of mappings by their numbers."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+            value = dict(enumerate(value))
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _value_of(values: dict[str, Any], key: str) -> str:
+    return shown(values[key]) if key in values else "absent"
+
+
+# Records
+
+
+def read_records(path: Path) -> list[Any]:
+    """The values of the sound lines; none where there is no file. Raises OutputError where it cannot be read."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    parts = [line.partition(b" ") for line in lines]
+    return [json.loads(text) for checksum, _, text in parts if checksum == _checksum(text)]
+
+
+def append_record(path: Path, value: Any) -> None:
+    """Raises OutputError for what the disk refuses."""
+    text = json.dumps(value).encode()
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a line that was cut short must not spoil the next
+                    file.write(b"\n")
+            file.write(_checksum(text) + b" " + text + b"\n")
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)
+
+
+# The folder OUTPUT.state
+
+
+def state_folder(output: Path) -> Path:
+    return output.with_name(f"{output.name}.state")
+
+
+def refuse_interrupted(output: Path | None, resume: bool) -> None:
+    """Raises OutputError for an interrupted run that is not to be resumed, and for a user's folder of that name."""
+    if output is None:
+        if resume:
+            raise OutputError("--resume continues the run of an --output; name it.")
+        return
+    folder, earlier = state_folder(output), output.with_name(f"{output.name}.progress-0")
+    if earlier.exists():
+        raise OutputError(f"{earlier} is in the way: release 0.1.0 wrote it. Delete it to start over.")
+    if not folder.exists():
+        return
+    if not _is_state(folder):
+        raise OutputError(
+            f"{folder} is in the way: it is not the state of a run, or its file {_REQUEST!r} is damaged. Rename it, "
+            "delete it to start over, or give another --output."
+        )
+    if not resume:
+        raise OutputError(
+            f"{folder} is of a run that was interrupted, or is still going on. Continue it by --resume, or delete it "
+            "to start over."
+        )
+
+
+def _is_state(folder: Path) -> bool:
+    """Whether it holds a request, or nothing but what a kill leaves before the request is written."""
+    if not folder.is_dir():
+        return False
+    names = [path for path in folder.iterdir() if not (_is_lock(path) or is_partial(path, folder / _REQUEST))]
+    return not names or bool(read_records(folder / _REQUEST))
+
+
+def _is_lock(path: Path) -> bool:
+    return re.fullmatch(r"lock-\d+", path.name) is not None
+
+
+@contextlib.contextmanager
+def open_state(output: Path, request: Mapping[str, Any], rank: int = 0) -> Iterator[Path]:
+    """The folder OUTPUT.state with what an earlier run of the same request left there; removed if it stays empty.
+
+    rank: of this process, which holds a lock of its own. Raises RecipeError for another request, OutputError where
+    another run has the folder or the disk refuses.
+    """
+    refuse_interrupted(output, resume=True)
+    folder, request = state_folder(output), json.loads(json.dumps(request))
+    with sole_use(folder / f"lock-{rank}", folder):
+        try:
+            for before in read_records(folder / _REQUEST):
+                refuse_other_request(before, request, folder)
+            if not (folder / _REQUEST).exists():
+                with new_file(folder / _REQUEST) as partial:
+                    append_record(partial, request)
+            yield folder
+        finally:
+            with contextlib.suppress(OSError):  # the first process may have removed it
+                if {path.name for path in folder.iterdir()} == {_REQUEST, f"lock-{rank}"}:
+                    (folder / _REQUEST).unlink()
+
+
+def remove_state(output: Path | None) -> None:
+    """When the output is written."""
+    if output and _is_state(state_folder(output)):
+        shutil.rmtree(state_folder(output), ignore_errors=True)
+
+
+# Snapshots
+
+
+def list_snapshots(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of all that are named as snapshots, whole or not; the newest last."""
+    return sorted((int(path.name), path) for path in folder.glob("*") if path.name.isdecimal())
+
+
+def snapshot_path(folder: Path, step: int) -> Path:
+    return folder / f"{step:06}"
+
+
+def begin_snapshot(folder: Path, step: int) -> Path:
+    """An empty folder to fill, for complete_snapshot to rename. Raises OSError."""
+    partial = folder / f"{step:06}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def complete_snapshot(partial: Path) -> None:
+    """Gives a filled folder its manifest and its name, in place of a damaged one. Raises OSError."""
+    whole = partial.with_suffix("")
+    write_manifest(partial)
+    shutil.rmtree(whole, ignore_errors=True)
+    partial.rename(whole)
+    fsync(whole.parent)
+
+
+def prune_snapshots(folder: Path, newest: int, keep: int, spared: Iterable[int] = ()) -> None:
+    """Removes all but the last `keep` up to the step `newest`, and those of the steps `spared`."""
+    earlier = [step for step, _ in list_snapshots(folder) if step <= newest]
+    kept = {snapshot_path(folder, step) for step in (*earlier[-keep:], *spared)}
+    for path in folder.iterdir():
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def restore_newest(
+    snapshots: list[tuple[int, Path]],
+    restore: Callable[[Path], str | None],
+    say: Callable[[str], None] = lambda message: None,
+) -> int:
+    """Restores the newest snapshot that is sound, and returns its step; 0 where there are none.
+
+    restore: returns what is wrong with one; it is skipped with a warning for the one before. Raises OutputError where
+    none can be used.
+    """
+    faults = []
+    for step, path in reversed(snapshots):
+        fault = restore(path)
+        if fault is None:
+            return step
+        say(f"warning: skipping the checkpoint {path}: {fault}.")
+        faults.append(f"  {path.name}: {fault}")
+    if faults:
+        raise OutputError(
+            f"Cannot resume from any checkpoint in {snapshots[0][1].parent}:\n" + "\n".join(faults) + "\nRestore a "
+            "sound copy, or start over: with another --output, or after deleting this one."
+        )
+    return 0
+
+
+def write_manifest(folder: Path) -> None:
+    """Lists all files below `folder`, and has the disk hold them: a power cut tears none."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    listed = _describe(folder, [path.relative_to(folder).as_posix() for path in files])
+    (folder / MANIFEST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
+    for path in [*folder.rglob("*"), folder]:
+        fsync(path)
+
+
+def manifest_fault(folder: Path) -> str | None:
+    """In which way the files are not those of the manifest; None where all is well."""
+    try:
+        listed = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+        if missing := [name for name in listed if not (folder / name).is_file()]:
+            return f"{missing[0]} is missing"
+        found = _describe(folder, list(listed))
+    except (OSError, ValueError, TypeError) as error:
+        return f"its {MANIFEST} is missing, or a file cannot be read ({reason_of(error)})"
+    if not listed:
+        return f"its {MANIFEST} names no file"
+    changed = [name for name in listed if found[name] != listed[name]]
+    return f"{changed[0]} has other bytes than were written" if changed else None
+
+
+def _describe(folder: Path, names: list[str]) -> dict[str, Any]:
+    with ThreadPoolExecutor() as threads:  # hashing leaves Python's lock to others
+        digests = list(threads.map(_sha256, [folder / name for name in names]))
+    sizes = [(folder / name).stat().st_size for name in names]
+    return {name: {"size": size, "sha256": digest} for name, size, digest in zip(names, sizes, digests, strict=True)}
+
+
+def fsync(path: Path) -> None:
+    """Has the disk hold a file's bytes or a folder's names; nothing where it is not there."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except (FileNotFoundError, PermissionError):  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            sha.update(piece)
+    return sha.hexdigest()

@@ -1,1 +1,0 @@
-"""What a training run writes: its settings, metrics, training checkpoints and finished weights."""

@@ -1,0 +1,230 @@
+"""The state of an interrupted run: of the same request alone, checked to the bit, never a user's folder."""
+
+import signal
+
+import pytest
+
+from ropecli.errors import OutputError, RecipeError
+from ropecli.resume import (
+    append_record,
+    begin_snapshot,
+    complete_snapshot,
+    list_snapshots,
+    manifest_fault,
+    open_state,
+    prune_snapshots,
+    read_records,
+    refuse_interrupted,
+    refuse_other_request,
+    remove_state,
+    restore_newest,
+)
+
+REQUEST = {"lengths": [24, 64], "recipe": {"steps": 6, "mixture": [{"data": "a"}, {"data": "b"}]}, "baseline": None}
+
+
+def flipped(content, at, bit=1):
+    return content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :]
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "report.json"
+
+
+@pytest.fixture
+def records(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    for number in range(4):
+        append_record(path, {"number": number})
+    return path
+
+
+def test_one_flipped_bit_costs_its_record_alone(records):
+    content = records.read_bytes()
+    whole = read_records(records)
+    assert whole == [{"number": number} for number in range(4)]
+    for at in range(len(content)):
+        for bit in (1, 8, 128):
+            records.write_bytes(flipped(content, at, bit))
+            read = read_records(records)
+            lost = 2 if content[at : at + 1] == b"\n" and at + 1 < len(content) else 1  # two lines become one
+            assert len(read) >= 4 - lost
+            assert all(value in whole for value in read)
+            assert len(read) < 4 or at + 1 == len(content)
+
+
+def test_what_follows_a_line_that_was_cut_short_is_whole(records):
+    records.write_bytes(records.read_bytes()[:-5])
+    append_record(records, "next")
+    assert read_records(records) == [{"number": 0}, {"number": 1}, {"number": 2}, "next"]
+
+
+def test_a_full_disk_is_one_error(records):
+    """A limit on the size of files stands for it."""
+    resource = pytest.importorskip("resource")
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (records.stat().st_size + 10, before[1]))
+        with pytest.raises(OutputError, match="could not be written"):
+            append_record(records, "more than ten bytes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    append_record(records, "next")
+    assert read_records(records)[4:] == ["next"]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"lengths": [24]}, "lengths: [24, 64] then, [24] now"),
+        ({"recipe": {**REQUEST["recipe"], "steps": 7}}, "recipe.steps: 6 then, 7 now"),
+        ({"recipe": {"steps": 6, "mixture": [{"data": "a"}]}}, "recipe.mixture.1.data: 'b' then, absent now"),
+        ({"more": 1}, "more: absent then, 1 now"),
+    ],
+    ids=["list", "nested", "fewer", "new"],
+)
+def test_another_request_is_refused_by_the_keys_that_differ(output, change, line):
+    with pytest.raises(RecipeError) as caught:
+        refuse_other_request(REQUEST, REQUEST | change, output)
+    assert str(caught.value).splitlines()[1:] == [f"  {line}"]
+
+
+def test_keys_that_may_change(output):
+    refuse_other_request(REQUEST, REQUEST | {"lengths": [1]}, output, may_change="len.*")
+
+
+def interrupted(output, request=REQUEST):
+    with open_state(output, request) as folder:
+        append_record(folder / "documents-0.jsonl", 1)
+    return folder
+
+
+def test_a_state_is_resumed_by_its_own_request_alone(output, tmp_path):
+    folder = interrupted(output)
+    assert folder == tmp_path / "report.json.state"
+    with pytest.raises(OutputError, match="of a run that was interrupted"):
+        refuse_interrupted(output, resume=False)
+    with pytest.raises(RecipeError, match="baseline: None then, 1 now"), open_state(output, REQUEST | {"baseline": 1}):
+        pass
+    with (
+        open_state(output, REQUEST),
+        open_state(output, REQUEST, rank=1),
+        pytest.raises(OutputError, match="in use by another run"),
+        open_state(output, REQUEST),
+    ):
+        pass
+    assert read_records(folder / "documents-0.jsonl") == [1]
+    remove_state(output)
+    refuse_interrupted(output, resume=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_where_nothing_was_saved(output, tmp_path):
+    with open_state(output, REQUEST), open_state(output, REQUEST, rank=1):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def a_user_s_file(folder):
+    folder.write_text("mine")
+
+
+def a_user_s_folder(folder):
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+
+
+def a_damaged_request(folder):
+    interrupted(folder.with_suffix(""))
+    request = folder / "request"
+    request.write_bytes(flipped(request.read_bytes(), 30))
+
+
+def a_state_of_release_0_1_0(folder):
+    folder.with_name("report.json.progress-0").write_text('5b1c9e42 {"part": "model"}\n')
+
+
+@pytest.mark.parametrize("make", [a_user_s_file, a_user_s_folder, a_damaged_request, a_state_of_release_0_1_0])
+def test_what_is_no_state_is_refused_and_left_alone(output, tmp_path, make):
+    make(tmp_path / "report.json.state")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for resume in (False, True):
+        with pytest.raises(OutputError, match=r"is in the way: .*[Dd]elete it to start over"):
+            refuse_interrupted(output, resume)
+    with pytest.raises(OutputError, match="is in the way"), open_state(output, REQUEST):
+        pass
+    remove_state(output)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_what_a_kill_leaves_before_the_request_is_written_is_resumed(output, tmp_path):
+    folder = tmp_path / "report.json.state"
+    folder.mkdir()
+    (folder / "lock-0").touch()
+    (folder / ".request.partial-host-1-x").touch()
+    refuse_interrupted(output, resume=True)
+    assert interrupted(output) == folder
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """saved(step, ...) -> the folder of snapshots, with these."""
+
+    def save(*steps):
+        for step in steps:
+            partial = begin_snapshot(tmp_path, step)
+            (partial / "weights").write_bytes(b"weights after %d" % step)
+            (partial / "shards").mkdir()
+            (partial / "shards" / "0").write_bytes(b"a shard")
+            complete_snapshot(partial)
+        return tmp_path
+
+    return save
+
+
+def test_a_snapshot_is_whole_or_not_there(saved):
+    folder = saved(40)
+    begin_snapshot(folder, 80)
+    assert list_snapshots(folder) == [(40, folder / "000040")]
+    assert manifest_fault(folder / "000040") is None
+
+
+def test_one_flipped_bit_anywhere_in_a_snapshot_is_noticed(saved):
+    snapshot = saved(40) / "000040"
+    for path in [path for path in snapshot.rglob("*") if path.is_file()]:
+        content = path.read_bytes()
+        for at in range(len(content)):
+            path.write_bytes(flipped(content, at))
+            same_meaning = path.name == "manifest.json" and content[at : at + 1].isspace()
+            assert manifest_fault(snapshot) or same_meaning
+        path.write_bytes(content)
+        path.unlink()
+        assert manifest_fault(snapshot)
+        path.write_bytes(content)
+    (snapshot / "manifest.json").write_text("{}")
+    assert manifest_fault(snapshot)
+
+
+def test_a_damaged_snapshot_is_skipped_for_the_one_before(saved):
+    folder, said = saved(1, 2, 3), []
+    (folder / "000003" / "weights").unlink()
+    assert restore_newest(list_snapshots(folder), manifest_fault, said.append) == 2
+    assert said == [f"warning: skipping the checkpoint {folder / '000003'}: weights is missing."]
+    saved(3)
+    assert restore_newest(list_snapshots(folder), manifest_fault, said.append) == 3
+    for _, path in list_snapshots(folder):
+        (path / "manifest.json").unlink()
+    with pytest.raises(OutputError, match="Cannot resume from any checkpoint"):
+        restore_newest(list_snapshots(folder), manifest_fault)
+    assert len(list_snapshots(folder)) == 3
+    assert restore_newest([], manifest_fault) == 0
+
+
+def test_the_last_snapshots_are_kept_and_those_that_are_spared(saved):
+    folder = saved(1, 2, 3, 4, 5)
+    begin_snapshot(folder, 6)
+    prune_snapshots(folder, newest=4, keep=2, spared=[1])
+    assert [step for step, _ in list_snapshots(folder)] == [1, 3, 4]
+    assert not list(folder.glob("*.partial"))
