@@ -101,6 +101,7 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
+    import ropecli.attention  # noqa: F401  (registers the methods' attention)
     from ropecli.training.adapters import attach
     from ropecli.training.loss import NextTokenLoss
     from ropecli.training.optimization import make_optimizer
@@ -176,13 +177,13 @@ def main() -> None:
     for name, case in CASES.items():
         estimate = predict(case)
         row = {"case": name, "predicted": estimate.total, "measured": _in_new_process(name, "allocated")}
-        row |= {"ratio": row["predicted"] / row["measured"], "moment": estimate.moment}
+        row["ratio"] = row["predicted"] / row["measured"]
         if "--resident" in sys.argv:
             row["resident"] = _in_new_process(name, "resident")
         rows.append(row)
         if "--json" not in sys.argv:
             sizes = "".join(f"{row[key] / 2**20:10.1f}" for key in ("predicted", "measured", "resident") if key in row)
-            sys.stdout.write(f"{name:34}{sizes} MiB  ratio {row['ratio']:.3f}  at {row['moment']}\n")
+            sys.stdout.write(f"{name:34}{sizes} MiB  ratio {row['ratio']:.3f}\n")
             sys.stdout.flush()
     if "--json" in sys.argv:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")

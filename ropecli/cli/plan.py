@@ -26,9 +26,9 @@ def render(plan: "TrainingPlan") -> None:
         table.add_row(name, f"{counts[key]:,}")
     table.add_section()
     for name, size in memory.items():
-        if name not in ("total", "moment", "host"):
+        if name not in ("total", "host"):
             table.add_row(name, format_gb(size))
-    table.add_row(f"on each GPU, at {memory['moment']}", format_gb(memory["total"]))
+    table.add_row("on each GPU", format_gb(memory["total"]))
     if memory["host"]:
         table.add_row("in the CPU's memory, per process", format_gb(memory["host"]))
     table.add_section()

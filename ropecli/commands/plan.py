@@ -13,7 +13,6 @@ from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
-    from ropecli.training.memory_plan.estimate import MemoryEstimator
     from ropecli.training.memory_plan.setups import Setup
     from ropecli.training.stages import Stage
 
@@ -123,8 +122,8 @@ def _make_report(
         },
         "kv_cache": kv_cache(config, estimator.shape, length),
         "setting": _named(chosen),
-        "memory": {**estimate.parts(), "total": estimate.total, "moment": estimate.moment, "host": estimate.host},
-        "activations": _activations(estimator, chosen, length),
+        "memory": {**estimate.parts(), "total": estimate.total, "host": estimate.host},
+        "activations": estimator.activations(chosen.recipe, length, chosen.engine, chosen.world),
         "tokens_per_step": compute.tokens,
         "tokens": compute.tokens * recipe.steps,
         "steps": recipe.steps,
@@ -138,21 +137,6 @@ def _make_report(
         "options": [_row(one) for one in found],
         "command": setups.launch_command(chosen, opened.name, length, str(recipe_file) if recipe_file else None, given),
     }
-
-
-def _activations(estimator: "MemoryEstimator", chosen: "Setup", length: int) -> dict[str, int]:
-    """Bytes that the layers keep on a GPU, by what is done about them."""
-    sets = {
-        "plain": {"gradient_checkpointing": False, "offload_activations": False},
-        "checkpointing": {"gradient_checkpointing": True, "offload_activations": False},
-        "offload": {"gradient_checkpointing": True, "offload_activations": True},
-    }
-    own = -(-length // chosen.world) if chosen.engine == "ulysses" else length
-    kept = {}
-    for name, keys in sets.items():
-        seen = estimator.trace(chosen.recipe.model_copy(update=keys), own, chosen.engine)
-        kept[name] = min(seen.kept, seen.hidden) if name == "offload" else seen.kept
-    return kept
 
 
 def _row(setup: "Setup") -> dict[str, Any]:

@@ -38,11 +38,13 @@ class NextTokenLoss(torch.nn.Module):
     hidden state a layer.
     """
 
+    split_model = SplitModel
+
     def __init__(self, model: "PreTrainedModel", *, offload: bool = False) -> None:
         super().__init__()
         self.model = model
         self.offload = offload
-        self._split = SplitModel(model)
+        self._split = self.split_model(model)
         self._chunk = max(1, min(_CHUNK, _LOGITS // self._split.vocabulary))
 
     @property
@@ -100,11 +102,13 @@ class NextTokenLoss(torch.nn.Module):
             return cross_entropy(logits.flatten(0, 1), part_labels.flatten(), ignore_index=UNSCORED, reduction="sum")
 
         total = hidden.new_zeros((), dtype=torch.float32)
-        step = max(1, self._chunk // len(hidden))
-        for start in range(0, hidden.shape[1], step):
-            part, part_labels = hidden[:, start : start + step], labels[:, start : start + step]
-            total = total + checkpoint(chunk_loss, part, part_labels, use_reentrant=False)
+        for chunk in self._chunks(hidden):
+            total = total + checkpoint(chunk_loss, hidden[:, chunk], labels[:, chunk], use_reentrant=False)
         return total
+
+    def _chunks(self, hidden: torch.Tensor) -> list[slice]:
+        step = max(1, self._chunk // len(hidden))
+        return [slice(start, start + step) for start in range(0, hidden.shape[1], step)]
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def layers_of(model: "PreTrainedModel") -> tuple[nn.Module, str, nn.ModuleList]:
 
 
 def keep_one_of_each(model: "PreTrainedModel", kinds: tuple[int, ...]) -> list[int]:
-    """Takes all layers out of the model but one of each kind; returns the kinds of those that stay, in order."""
+    """Takes all layers out of the model but one of each kind; returns for how many each of them stands."""
     holder, name, layers = layers_of(model)
     config = model.config.get_text_config()
     kept = sorted(kinds.index(kind) for kind in set(kinds))
@@ -119,7 +119,7 @@ def keep_one_of_each(model: "PreTrainedModel", kinds: tuple[int, ...]) -> list[i
     if labels:
         config.layer_types = [labels[index] for index in kept]
     config.num_hidden_layers = len(kept)
-    return [kinds[index] for index in kept]
+    return [kinds.count(kinds[index]) for index in kept]
 
 
 def _kinds(model: "PreTrainedModel") -> Iterator[int]:

@@ -1,10 +1,11 @@
 """Finds the training setups that fit into a GPU's memory, the smallest change first, and the command that runs one."""
 
-import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from ropecli.errors import RecipeError, shown
 from ropecli.scaling.registry import find_method
@@ -22,9 +23,6 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 )
 _MOST = 4096
 _BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
-_UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", 1)}
-_UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", 1)}
 
 
 @dataclass(frozen=True)
@@ -148,16 +146,16 @@ def _yaml(value: Any) -> str:
 
 
 def parse_size(text: str, name: str) -> int:
-    """Bytes of a size as people write it: 80GB is 80 × 10⁹ bytes, 80GiB 80 × 2³⁰.
+    """Bytes of a size as people write it: 80GB is 80 × 10⁹ bytes, 80GiB 80 × 2³⁰. name: for the message.
 
-    Raises RecipeError, which calls the value by `name`, for what is no size above zero.
+    Raises RecipeError.
     """
-    found = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNITS.get(found[2].upper()) if found else None
-    size = round(float(found[1]) * unit) if found and unit else 0
-    if size <= 0 or (found and not found[2]):
-        raise RecipeError(f"{name} is {shown(text)}; a number with a unit was expected, as 80GB (10⁹ bytes) or 80GiB.")
-    return size
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError as error:
+        raise RecipeError(
+            f"{name} is {shown(text)}; a number with a unit was expected, as 80GB (10⁹ bytes) or 80GiB."
+        ) from error
 
 
 def format_gb(size: float) -> str:
