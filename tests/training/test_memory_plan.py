@@ -63,7 +63,7 @@ def test_parameters_of_llama_2_7b(estimator):
     layer = 4 * 4096**2 + 3 * 4096 * 11008
     assert estimator.shape.total == estimator.shape.active == 6_738_415_616
     assert estimator.shape.matmul == 32 * layer + 32000 * 4096
-    assert estimator.shape.kinds == (0,) * 32
+    assert len(estimator.shape.attention) == 32
 
 
 def test_a_token_goes_through_some_experts_alone(config_of):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from ropecli.errors import CheckpointError, PatchError, RopecliError, reason_of
+from ropecli.errors import PatchError
 from ropecli.live.rotary import rotary_tables
 from ropecli.training.memory_plan.fake_step import FakeStep, run_fake_step
 from ropecli.training.memory_plan.model_shape import ModelShape, build, model_shape
@@ -71,13 +71,8 @@ class MemoryEstimator:
         self.config = config
         with torch.device("meta"):
             self.model = build(config)
-            try:
-                self.shape: ModelShape = model_shape(self.model)
-                self.varies = _follows_length(self.model)
-            except RopecliError:
-                raise
-            except Exception as error:  # some configs refuse to be asked
-                raise CheckpointError(f"{config.model_type}: its shapes are not known: {reason_of(error)}") from error
+            self.varies = _follows_length(self.model)
+        self.shape = model_shape(self.model)
         self._steps: dict[Any, FakeStep] = {}
 
     def estimate(
@@ -124,9 +119,7 @@ class MemoryEstimator:
         asked = recipe.model_copy(update=changes)
         key = (asked.model_dump_json(), part, half)
         if key not in self._steps:
-            self._steps[key] = run_fake_step(
-                self.config, self.shape, asked, part, torch.bfloat16 if half else torch.float32
-            )
+            self._steps[key] = run_fake_step(self.config, asked, part, torch.bfloat16 if half else torch.float32)
         return self._steps[key]
 
     def _weights(self, step: FakeStep, recipe: Recipe, engine: Engine, gpu: bool) -> int:

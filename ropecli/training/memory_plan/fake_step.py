@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropecli.attention.attention_function import make_kernel
@@ -21,7 +22,7 @@ from ropecli.live.lm_head import SplitModel
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss, enable_checkpointing
-from ropecli.training.memory_plan.model_shape import ModelShape, build, keep_one_of_each, layers_of
+from ropecli.training.memory_plan.model_shape import build, keep_one_of_each, layers_of
 from ropecli.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ class FakeStep:
     outside: int
 
 
-def run_fake_step(
-    config: Any, shape: ModelShape, recipe: Recipe, length: int, dtype: torch.dtype = torch.float32
-) -> FakeStep:
+def run_fake_step(config: Any, recipe: Recipe, length: int, dtype: torch.dtype = torch.float32) -> FakeStep:
     """length: tokens of a sequence on one process. dtype: of the weights, an adapter's own aside.
 
     Raises CheckpointError where a model needs values.
@@ -69,10 +68,11 @@ def run_fake_step(
     try:
         with quiet_transformers(), torch.device("meta"):
             model = build(_independent_of_length(config), dtype)
-            counts = keep_one_of_each(model, shape.kinds)
+            counts = keep_one_of_each(model)
             attach(model, recipe)
         with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
-            _move_to_cpu(model)
+            model.to_empty(device="cpu")  # some models ask for the device
+            model.tie_weights()
             _set_attention(model, recipe)
             model.train()
             if recipe.gradient_checkpointing:
@@ -121,7 +121,7 @@ class AllocationCounter(TorchDispatchMode):
     weight: how many times the next ones count. before: tensors that were there already.
     """
 
-    def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(self, before: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.now = 0
         self.made = 0
@@ -150,7 +150,7 @@ class AllocationCounter(TorchDispatchMode):
         else:
             result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, Tensor):
                 self._note(tensor.untyped_storage())
         return result
 
@@ -170,7 +170,7 @@ class AllocationCounter(TorchDispatchMode):
         self.now -= size * weight
 
 
-def _grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor, *_: Any) -> torch.Tensor:
+def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any) -> Tensor:
     """The shape of a mixture's product, expert by expert: torch 2.13's own rule takes bfloat16 alone."""
     rows = (len(offsets),) if left.ndim == right.ndim == 2 else ()
     return left.new_empty(*rows, left.shape[-2], right.shape[-1])
@@ -198,7 +198,7 @@ class _WatchedLoss(NextTokenLoss):
         embeddings: Any = self.model.get_input_embeddings()
         embeddings.register_forward_hook(lambda module, given, output: self._enter_at(output, "embeddings"))
 
-    def hidden(self, ids: torch.Tensor, positions: torch.Tensor | None, packed: bool) -> Any:
+    def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
         hidden = outputs.last_hidden_state
         if not hidden.requires_grad:
@@ -208,17 +208,17 @@ class _WatchedLoss(NextTokenLoss):
         self._enter_at(hidden, "layers")
         return outputs
 
-    def _enter_at(self, tensor: torch.Tensor, phase: str) -> None:
+    def _enter_at(self, tensor: Tensor, phase: str) -> None:
         """The phase begins when the gradient comes to the tensor."""
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: setattr(self.counter, "phase", phase))
 
-    def _of_plain_head(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _of_plain_head(self, hidden: Tensor, labels: Tensor) -> Tensor:
         loss = super()._of_plain_head(hidden, labels)
         torch.empty(min(len(hidden), self._chunk), self._split.vocabulary)  # the logits of a chunk, made inside of it
         return loss
 
-    def _chunks(self, hidden: torch.Tensor) -> list[slice]:
+    def _chunks(self, hidden: Tensor) -> list[slice]:
         """Three, since each more takes the same memory."""
         return super()._chunks(hidden)[:3]
 
@@ -229,7 +229,7 @@ def _weigh_layers(layers: torch.nn.ModuleList, counts: list[int], counter: Alloc
     hold: whether its output is held until its gradient comes. With checkpointing that is what the next layer keeps, and
     here there may be none.
     """
-    held: dict[torch.nn.Module, torch.Tensor] = {}
+    held: dict[torch.nn.Module, Tensor] = {}
 
     def enter(layer: torch.nn.Module, given: Any) -> None:
         if counter.phase == "decoder":  # not where checkpointing computes it again
@@ -238,7 +238,7 @@ def _weigh_layers(layers: torch.nn.ModuleList, counts: list[int], counter: Alloc
     def leave(layer: torch.nn.Module, given: Any, output: Any) -> None:
         if counter.phase == "decoder":
             counter.weight = 1
-            hidden = output if isinstance(output, torch.Tensor) else output[0]
+            hidden = output if isinstance(output, Tensor) else output[0]
             if hold and hidden.requires_grad:
                 held[layer] = hidden
                 hidden.register_hook(lambda gradient: held.update({layer: gradient.new_empty(0)}))
@@ -274,37 +274,21 @@ def _independent_of_length(config: Any) -> Any:
     return config
 
 
-def _move_to_cpu(model: "PreTrainedModel") -> None:
-    """From the meta device to tensors that say they are on a CPU: some models ask. Tied ones stay tied."""
-    moved: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                if id(parameter) not in moved:
-                    fresh = torch.empty_like(parameter, device="cpu")
-                    moved[id(parameter)] = torch.nn.Parameter(fresh, requires_grad=parameter.requires_grad)
-                module._parameters[name] = moved[id(parameter)]
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty_like(buffer, device="cpu")
-
-
 def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
-    """The recipe's attention, and its masks of tokens × tokens where there are such in training.
+    """The recipe's attention, with a mask of tokens × tokens only where there is one in training.
 
-    transformers makes one when it meets tensors without values, in which it cannot see whether documents are packed.
-    Of causal attention alone SDPA needs none; others than SDPA and eager, as flash attention, never do. Their kernels
-    may not be here, and keep as much as SDPA's. The methods' own attention is the one for a CPU, a block at a time.
+    Without values transformers always makes one, since it cannot see whether documents are packed. SDPA needs none for
+    causal attention alone; flash attention never does, keeps as much as SDPA, and may not be installed here.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
+    own = model.config.get_text_config()._attn_implementation
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
     if attention == "eager":
         model.set_attn_implementation("eager")
         return
-    own = model.config.get_text_config()._attn_implementation
     packed = any(source.sequences == "packed" for source in recipe.sources)
 
     def mask(**arguments: Any) -> Any:
@@ -322,29 +306,11 @@ def _last_block(name: str) -> Callable[..., Any]:
     """
 
     def attend(
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: Any,
-        scaling: float = 1.0,
-        dropout: float = 0.0,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        **others: Any,
-    ) -> tuple[torch.Tensor, None]:
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **others: Any
+    ) -> tuple[Tensor, None]:
         first = max(query.shape[2] - _ROWS, 0)
-        kernel = make_kernel(module, name, sliding_window, query.shape[-1])
-        last = kernel(
-            query[:, :, first:],
-            key,
-            value,
-            first_query=first,
-            first_key=0,
-            scaling=scaling,
-            softcap=softcap,
-            dropout=dropout,
-        )
+        kernel = make_kernel(module, name, others.get("sliding_window"), query.shape[-1])
+        last = kernel(query[:, :, first:], key, value, first_query=first, first_key=0, scaling=scaling)
         before = last.new_empty(*last.shape[:2], first, last.shape[-1])
         return torch.cat((before, last), 2).transpose(1, 2).contiguous(), None
 

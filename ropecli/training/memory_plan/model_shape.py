@@ -1,6 +1,5 @@
 """Reads a model's sizes, and its KV cache's, off what stock transformers builds from a config, without weights."""
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_exp
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
 _NO_ATTENTION = ("linear", "mamba", "conv", "recurrent", "ssm")
 _ITEM = 2
+"""Bytes of a bfloat16 value."""
 
 
 def read_config(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Any:
@@ -52,47 +52,30 @@ class ModelShape:
     matmul: of matrices that a token is multiplied by, the head with them and the embeddings without. attention:
     per layer that attends, heads × (query width + value width), and the window in tokens or None. sees: of how many
     keys a relative-position method lets a query see at most; None for all before it.
-    kinds: per layer of the decoder, which of the distinct kinds of layers it is.
     """
 
     total: int
     active: int
     matmul: int
-    width: int
-    vocabulary: int
     attention: tuple[tuple[int, int | None], ...]
-    kinds: tuple[int, ...]
-    tied: bool
     sees: int | None = None
 
 
 def model_shape(model: "PreTrainedModel") -> ModelShape:
-    """Raises CheckpointError for a model whose decoder is no list of layers."""
     text = model.config.get_text_config()
     head: Any = model.get_output_embeddings()
     embeddings: Any = model.get_input_embeddings()
     share = _share_of_experts(text)
     total = active = matmul = 0
     for name, parameter in model.named_parameters():
-        used = share if "experts" in name.split(".") else 1.0
+        used = round(parameter.numel() * (share if "experts" in name.split(".") else 1.0))
         total += parameter.numel()
-        active += round(parameter.numel() * used)
+        active += used
         if parameter.ndim >= 2 and parameter is not embeddings.weight:
-            matmul += round(parameter.numel() * used)
-    tied = head is not None and head.weight is embeddings.weight
-    vocabulary, width = embeddings.weight.shape
-    kinds = tuple(_kinds(model))
-    return ModelShape(
-        total=total,
-        active=active,
-        matmul=matmul + (embeddings.weight.numel() if tied else 0),
-        width=width,
-        vocabulary=vocabulary,
-        attention=tuple(_attention(text, len(kinds))),
-        kinds=kinds,
-        tied=tied,
-        sees=_seen_by_method(text),
-    )
+            matmul += used
+    if head is not None and head.weight is embeddings.weight:
+        matmul += head.weight.numel()
+    return ModelShape(total, active, matmul, tuple(_attention(text)), _seen_by_method(text))
 
 
 def layers_of(model: "PreTrainedModel") -> tuple[nn.Module, str, nn.ModuleList]:
@@ -105,46 +88,48 @@ def layers_of(model: "PreTrainedModel") -> tuple[nn.Module, str, nn.ModuleList]:
     raise CheckpointError(f"{type(model).__name__} has no list of {count} layers; its memory cannot be foreseen.")
 
 
-def keep_one_of_each(model: "PreTrainedModel", kinds: tuple[int, ...]) -> list[int]:
+def keep_one_of_each(model: "PreTrainedModel") -> list[int]:
     """Takes all layers out of the model but one of each kind; returns for how many each of them stands."""
     holder, name, layers = layers_of(model)
     config = model.config.get_text_config()
-    kept = sorted(kinds.index(kind) for kind in set(kinds))
+    labels = getattr(config, "layer_types", None)
+    kinds = _kinds(layers, labels or [])
+    kept = [members[0] for members in kinds]
     setattr(holder, name, nn.ModuleList(layers[index] for index in kept))
     for position, index in enumerate(kept):
         for module in layers[index].modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, "layer_idx", position)  # noqa: B010  (to a checker of types it is a module)
-    labels = getattr(config, "layer_types", None)
     if labels:
         config.layer_types = [labels[index] for index in kept]
     config.num_hidden_layers = len(kept)
-    return [kinds.count(kinds[index]) for index in kept]
+    return [len(members) for members in kinds]
 
 
-def _kinds(model: "PreTrainedModel") -> Iterator[int]:
-    """Layers are of one kind where their parameters have the same shapes and they attend alike."""
-    labels = getattr(model.config.get_text_config(), "layer_types", None) or []
-    known: dict[Any, int] = {}
-    for index, layer in enumerate(layers_of(model)[2]):
+def _kinds(layers: nn.ModuleList, labels: list[str]) -> list[list[int]]:
+    """The layers of each kind: their parameters have the same shapes, and they attend alike."""
+    kinds: dict[Any, list[int]] = {}
+    for index, layer in enumerate(layers):
         shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
-        look = (type(layer), shapes, labels[index] if index < len(labels) else None)
-        yield known.setdefault(look, len(known))
+        kinds.setdefault((type(layer), shapes, *labels[index : index + 1]), []).append(index)
+    return list(kinds.values())
 
 
-def _attention(config: Any, layers: int) -> Iterator[tuple[int, int | None]]:
+def _attention(config: Any) -> Iterator[tuple[int, int | None]]:
     heads = getattr(config, "num_attention_heads", 0) or 0
-    width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
-    queries, values = width, width
-    if latent_width(config):
+    queries = values = _head_width(config)
+    if getattr(config, "kv_lora_rank", None):
         queries, values = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
-    labels = getattr(config, "layer_types", None) or ["full_attention"] * layers
     window = getattr(config, "sliding_window", None)
-    for label in labels:
-        if any(word in str(label) for word in _NO_ATTENTION):
-            continue
-        slides = "sliding" in str(label) or (window and not getattr(config, "layer_types", None))
-        yield heads * (queries + values), window if slides else None
+    chunk = getattr(config, "attention_chunk_size", None)
+    for label in getattr(config, "layer_types", None) or ["sliding" if window else "full"] * config.num_hidden_layers:
+        if not any(word in label for word in _NO_ATTENTION):
+            yield heads * (queries + values), window if "sliding" in label else chunk if "chunked" in label else None
+
+
+def _head_width(config: Any) -> int:
+    heads = getattr(config, "num_attention_heads", None) or 1
+    return getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def _seen_by_method(config: Any) -> int | None:
@@ -158,12 +143,6 @@ def _seen_by_method(config: Any) -> int | None:
     return seen if seen <= saved.target else None
 
 
-def latent_width(config: Any) -> int | None:
-    """Of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): what is kept of a token and layer, in values."""
-    rank = getattr(config, "kv_lora_rank", None)
-    return rank + config.qk_rope_head_dim if rank else None
-
-
 def _share_of_experts(config: Any) -> float:
     """Of the experts' values, those that a token goes through."""
     experts = next((value for key in _EXPERTS if (value := getattr(config, key, None))), None)
@@ -174,26 +153,14 @@ def _share_of_experts(config: Any) -> float:
 def kv_cache(config: Any, shape: ModelShape, length: int) -> int:
     """Bytes for one sequence of `length` tokens: layers that slide keep their window, layers that do not attend none.
 
-    Of multi-head latent attention, what it was made to keep: the latent and the part that turns (DeepSeek-V2,
-    arXiv:2405.04434, section 2.1); transformers 5 itself keeps the full keys and values. Raises CheckpointError where
-    transformers makes no cache for the model.
+    Of multi-head latent attention, what it was made to keep: the latent and the part that rotates (DeepSeek-V2,
+    arXiv:2405.04434, section 2.1); transformers 5 itself keeps the full keys and values.
     """
-    from transformers import DynamicCache
-
     text = config.get_text_config()
-    if latent := latent_width(text):
-        return latent * _ITEM * len(shape.attention) * length
-    try:
-        with quiet_transformers(), torch.device("meta"):
-            layers = DynamicCache(config=copy.deepcopy(config)).layers
-    except Exception as error:  # config classes raise what they like
-        raise CheckpointError(f"{config.model_type}: no KV cache can be made: {reason_of(error)}") from error
-    heads = getattr(text, "num_attention_heads", None) or 1
-    groups = getattr(text, "num_key_value_heads", None) or (1 if getattr(text, "multi_query", False) else heads)
-    width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    windows = [window for _, window in shape.attention]
-    if len(layers) == len(shape.kinds) and len(windows) == len(layers):
-        windows = [
-            getattr(layer, "sliding_window", None) or window for layer, window in zip(layers, windows, strict=True)
-        ]
-    return sum(2 * groups * width * _ITEM * min(length, window or length) for window in windows)
+    if rank := getattr(text, "kv_lora_rank", None):
+        values = rank + text.qk_rope_head_dim
+    else:
+        heads = getattr(text, "num_attention_heads", None) or 1
+        groups = getattr(text, "num_key_value_heads", None) or (1 if getattr(text, "multi_query", False) else heads)
+        values = 2 * groups * _head_width(text)
+    return sum(_ITEM * values * min(length, window or length) for _, window in shape.attention)
