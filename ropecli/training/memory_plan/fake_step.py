@@ -90,10 +90,9 @@ def _run(model: "PreTrainedModel", recipe: Recipe, length: int, counts: list[int
     loss_of = _WatchedLoss(model)
     ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
     trained = [parameter for _, parameter in trainable(model)]
-    if recipe.gradient_accumulation > 1:
-        for parameter in trained:
-            parameter.grad = torch.empty_like(parameter)
-    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    gradients = [torch.empty_like(parameter) for parameter in trained] if recipe.gradient_accumulation > 1 else []
+    for parameter, gradient in zip(trained, gradients, strict=False):
+        parameter.grad = gradient
     counter = AllocationCounter([*model.parameters(), *model.buffers(), *gradients, ids])
     loss_of.watch(counter)
     _weigh_layers(layers_of(model)[2], counts, counter, hold=recipe.gradient_checkpointing)
@@ -241,7 +240,10 @@ def _weigh_layers(layers: torch.nn.ModuleList, counts: list[int], counter: Alloc
             hidden = output if isinstance(output, Tensor) else output[0]
             if hold and hidden.requires_grad:
                 held[layer] = hidden
-                hidden.register_hook(lambda gradient: held.update({layer: gradient.new_empty(0)}))
+                hidden.register_hook(release(layer))
+
+    def release(layer: torch.nn.Module) -> Callable[[Tensor], None]:
+        return lambda gradient: held.__delitem__(layer)
 
     weights = dict(zip(layers, counts, strict=True))
     for layer in layers:
