@@ -16,7 +16,8 @@ _SPEC = importlib.util.spec_from_file_location("scripts_bench_plan", _SCRIPT)
 bench = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(bench)
 
-WITHIN = 0.2
+WITHIN = 0.05
+WITHIN_ON_GPU = 0.2
 
 
 def recipe(**keys) -> Recipe:
@@ -167,4 +168,4 @@ def test_a_real_step_on_a_gpu_takes_what_was_foreseen(name):
     bench.train(case, "cuda")
     measured = torch.cuda.max_memory_allocated() - before
     estimate = bench.predict(case, gpu=True)
-    assert estimate.total - estimate.runtime == pytest.approx(measured, rel=WITHIN)
+    assert estimate.total - estimate.runtime == pytest.approx(measured, rel=WITHIN_ON_GPU)

@@ -21,6 +21,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "optimizer": "adamw-8bit"},
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
+"""In the order in which they are tried: the first that fits changes least."""
 _MOST = 4096
 _BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
 
@@ -85,10 +86,11 @@ def _smallest_change(
         changes = {key: value for key, value in asked.items() if getattr(recipe, key) != value}
         changed = recipe.model_copy(update=changes)
         estimate = estimator.estimate(changed, length, engine, gpus)
-        tried.append(Setup(engine, gpus, changes, changed, estimate, estimate.total <= memory))
-    # sorted() is stable: of as many changes, the first in the list
-    fitting = sorted((one for one in tried if one.fits), key=lambda one: len(one.changes))
-    return fitting[0] if fitting else min(tried, key=lambda one: one.estimate.total)
+        setup = Setup(engine, gpus, changes, changed, estimate, estimate.total <= memory)
+        if setup.fits:
+            return setup
+        tried.append(setup)
+    return min(tried, key=lambda one: one.estimate.total)
 
 
 def _adapters(recipe: Recipe) -> tuple[str, ...]:
