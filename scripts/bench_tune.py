@@ -25,11 +25,11 @@ from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.results import LengthResult, paired_change
 from ropecli.evaluation.saved_progress import EvalProgress
-from ropecli.tuning.calibration import Calibration, Evaluator, read_calibration
+from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.learning import learn
-from ropecli.tuning.procedure import tune
-from ropecli.tuning.tuning_run import TuningRun
-from ropecli.tuning.tuning_settings import Evolution, Schedule, Settings
+from ropecli.tuning.procedure import run_task
+from ropecli.tuning.settings import TuneSettings
+from ropecli.tuning.task import make_task
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
 LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")
@@ -39,10 +39,6 @@ FULL_RATE = 5e-4
 
 def held_out(tokenizer: Any, target: int) -> Documents:
     return read_documents(read_texts("demo"), tokenizer, target, most=HELD_OUT, cut=target)
-
-
-def calibration(tokenizer: Any, target: int, seed: int, sequences: int | None = None) -> Calibration:
-    return read_calibration("demo-train", tokenizer, target, most=sequences or 416, seed=seed)
 
 
 def measured(model: Any, documents: Documents, target: int) -> list[LengthResult]:
@@ -63,32 +59,31 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
     if level == "yarn":
         live_patch(model, plain.ropes)
     elif level != "base":
-        given = calibration(tokenizer, target, seed, sequences)
-        evaluator = Evaluator(given.evaluated, WINDOW, target, 0.25, TARGETS, EvalProgress())
+        name, _, iterations = level.partition("-")
+        settings = TuneSettings(
+            "grid" if name == "full" else name,
+            iterations=int(iterations or 0),
+            targets=TARGETS,
+            max_documents=sequences,
+            seed=seed,
+        )
+        task = make_task(checkpoint, factor, "demo-train", settings)
         started = time.perf_counter()
         if level == "full":
             live_patch(model, plain.ropes)
-            start = evaluator.score(model, "0")
-            schedule = Schedule(rates=(FULL_RATE,), seed=seed)
+            evaluator = Evaluator(task.calibration.evaluated, WINDOW, target, 0.25, TARGETS, EvalProgress())
             best = learn(
                 model,
-                [list(model.parameters())],
-                given.sequences,
+                [(list(model.parameters()), FULL_RATE)],
+                task.calibration.sequences,
                 evaluator,
-                schedule,
-                name="full",
-                start=start,
-                snapshots=None,
-                on_score=lambda *look: None,
+                settings,
+                start=evaluator.score(model, "0"),
             )
             learned, step = sum(parameter.numel() for parameter in model.parameters()), best.step
         else:
-            name, _, iterations = level.partition("-")
-            evolution = Evolution(iterations=int(iterations or 0))
-            settings = Settings(level=name, schedule=Schedule(seed=seed), evolution=evolution, seed=seed)
-            tuned = tune(TuningRun(checkpoint, model, factor, evaluator, given.sequences, settings))
-            learned, step = tuned.learned, tuned.step
-            found = tuned.plan.spec.params
+            report = run_task(task, model).report
+            learned, step, found = report.learned, report.step, report.params
             params = {key: value for key, value in found.items() if not isinstance(value, list)}
             learned = learned or sum(len(value) if isinstance(value, list) else 1 for value in found.values())
     seconds = time.perf_counter() - started

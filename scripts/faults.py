@@ -88,12 +88,12 @@ FAULTS: list[tuple[str, str]] = [
     ("now > self._best + self._max_rise:", "now > self._best + 10 * self._max_rise:"),
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),
     # tune
-    ("return cos * first - sin * second, sin * first + cos * second", "return cos * first + sin * second, cos * second - sin * first"),
-    ("changed[f\"{one.name}.{name}\"] = folded - offset", "changed[f\"{one.name}.{name}\"] = folded"),
+    ("changed[..., second_row] = sin * first + cos * second", "changed[..., second_row] = cos * second - sin * first"),
+    ("changed = self._changed(layer, values + offset) - offset", "changed = self._changed(layer, values + offset)"),
     ("target + self.short_weight * short, len", "target + short, len"),
     ("points, read = (points + 1) // 2, min(2 * read, documents)", "points, read = points // 2, min(2 * read, documents)"),
     ("if not off <= allowed:", "if off > 1000 * allowed:"),
-    ("torch.equal(file.get_tensor(name), missing[name])", "True"),
+    ("torch.equal(tensor.double(), value.double())", "True"),
     # checkpoint
     ("written_length = geometry.original_max_position_embeddings if keeps_length else target", "written_length = target"),
     ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL", "allowed = rope.inv_freq + _STILL"),

@@ -15,16 +15,15 @@ from ropecli.commands.options import Flag
 from ropecli.errors import MethodError
 
 if TYPE_CHECKING:
-    from ropecli.tuning.procedure import TuneResult
-    from ropecli.tuning.tuning_state import TuningState
-    from ropecli.tuning.tuning_task import TuningTask
+    from ropecli.tuning.procedure import Tuned
+    from ropecli.tuning.task import TuningTask
 
 
 @dataclass(frozen=True)
 class TunedCheckpoint:
     """tuned: the plan and the report. proved: how many live rotary tables agree with the mathematics."""
 
-    tuned: "TuneResult"
+    tuned: "Tuned"
     output: Path
     proved: int
 
@@ -57,11 +56,11 @@ def tune(
         int, Ge(1), Doc("How many constants are tried, of all methods together; at least one of each.")
     ] = 24,
     short_weight: Annotated[
-        float, Doc("What a nat at the pretraining length counts, against one at the target.")
+        float, Ge(0), Doc("What a nat at the pretraining length counts, against one at the target.")
     ] = 0.25,
     steps: Annotated[int, Ge(1), Doc("heads, lora: updates at most.")] = 100,
     batch_size: Annotated[int, Ge(1), Doc("heads, lora: sequences a step.")] = 4,
-    rank: Annotated[int, Doc("lora: of its matrices, 1 to 8.")] = 4,
+    rank: Annotated[int, Ge(1), Doc("lora: rank of its matrices.")] = 4,
     population: Annotated[int, Ge(1), Doc("search: how many it begins with.")] = 64,
     iterations: Annotated[int, Ge(0), Doc("search: generations.")] = 40,
     original_length: options.OriginalLength = None,
@@ -86,41 +85,38 @@ def tune(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.measuring import documents_are, interruptible
     from ropecli.commands.subject import refuse_attention
-    from ropecli.resume import refuse_interrupted, remove_state
+    from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import write_tuned
-    from ropecli.tuning.tuning_settings import refuse_request, tune_settings
-    from ropecli.tuning.tuning_state import saved_tuning_state
-    from ropecli.tuning.tuning_task import make_task
+    from ropecli.tuning.settings import TuneSettings
+    from ropecli.tuning.task import make_task
 
     if weights not in ("link", "copy"):
         raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
-    names = list(dict.fromkeys(options.listed(methods)))
-    refuse_request(level, names, factor, data)
-    folder = options.as_path(output)
-    refuse_existing(folder)
-    opened = open_checkpoint(checkpoint, weights=True, revision=revision)
-    refuse_interrupted(folder, resume)
-    settings = tune_settings(
+    settings = TuneSettings(
         level,
-        methods=names,
+        methods=tuple(dict.fromkeys(options.listed(methods))),
         points=points,
+        short_weight=short_weight,
+        targets=targets,
+        max_documents=max_documents,
+        original_length=original_length,
+        seed=seed,
         steps=steps,
         batch_size=batch_size,
         rank=rank,
         population=population,
         iterations=iterations,
-        seed=seed,
-        original_length=original_length,
     )
+    folder = options.as_path(output)
+    refuse_existing(folder)
+    opened = open_checkpoint(checkpoint, weights=True, revision=revision)
+    refuse_interrupted(folder, resume)
     with progress_bar("reading documents", None) as step:
         task = make_task(
             opened,
             factor,
             data,
             settings,
-            short_weight=short_weight,
-            targets=targets,
-            max_documents=max_documents,
             text_column=text_column,
             split=split,
             loading={"dtype": dtype, "device": device, "attn": attn},
@@ -129,7 +125,7 @@ def tune(
     if short := task.calibration.evaluated.too_short:
         warn(f"{documents_are(short)} shorter than {task.target_length} tokens and left out.")
     refuse_attention(opened, task.baseline, attn)
-    with interruptible(folder), saved_tuning_state(folder, task.request()) as state:
+    with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile
         result = _tune(task, state)
         for warning in result.plan.warnings:
@@ -139,11 +135,11 @@ def tune(
     return TunedCheckpoint(result, folder, proved)
 
 
-def _tune(task: "TuningTask", state: "TuningState") -> "TuneResult":
+def _tune(task: "TuningTask", state: Path) -> "Tuned":
     from ropecli.commands.subject import load
     from ropecli.commands.tune_progress import watching
     from ropecli.tuning.procedure import run_task
 
     model = load(task.checkpoint, task.tokenizer, **task.loading, whole=True)
-    with watching(task, state.points.all) as on_point:
-        return run_task(task, model, state=state, command=list(command_line.get()), on_point=on_point)
+    with watching(task) as on_point:
+        return run_task(task, model, folder=state, command=list(command_line.get()), on_point=on_point)

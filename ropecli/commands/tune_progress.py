@@ -1,7 +1,7 @@
 """What a tuning says while it measures: the best so far in the bar, and a line for each round and training look."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ropecli.commands.messages import Step, progress_bar, say
@@ -9,14 +9,14 @@ from ropecli.reporting.cells import ppl_words
 from ropecli.tuning.tune_report import TRAINING, Point
 
 if TYPE_CHECKING:
-    from ropecli.tuning.tuning_task import TuningTask
+    from ropecli.tuning.task import TuningTask
 
 
 @contextlib.contextmanager
-def watching(task: "TuningTask", earlier: Sequence[Point]) -> Iterator[Callable[[Point], None]]:
-    """Gives what is to be told of every measurement. earlier: those of the run that is resumed."""
+def watching(task: "TuningTask") -> Iterator[Callable[[Point], None]]:
+    """Gives what is to be told of every measurement."""
     with progress_bar("measuring", None) as step:
-        watch = _Watch(task, step, earlier)
+        watch = _Watch(task, step)
         yield watch.see
         watch.end_round()
 
@@ -24,11 +24,9 @@ def watching(task: "TuningTask", earlier: Sequence[Point]) -> Iterator[Callable[
 class _Watch:
     """A round is of one level, on as many documents: its points can be compared."""
 
-    def __init__(self, task: "TuningTask", step: Step, earlier: Sequence[Point]) -> None:
+    def __init__(self, task: "TuningTask", step: Step) -> None:
         self._lengths = task.original_length, task.target_length
         self._step = step
-        # the updates behind these are not made again, whereas other levels tell of every point once more
-        self._learned = [point for point in earlier if point.level in TRAINING]
         self._round: tuple[str, int, int] | None = None
         self._best: Point | None = None
         self._seen = 0
@@ -50,9 +48,6 @@ class _Watch:
             self._say_round(before)
             if before[1] != now[1]:
                 self._best = None  # on other documents; what learns begins at the best of the grid's last
-        if now[0] in TRAINING and (before is None or before[0] != now[0]):
-            known = [point for point in (self._best, *self._learned) if point is not None]
-            self._best = min(known, key=lambda point: point.score.objective, default=None)
         self._seen = 0
 
     def end_round(self) -> None:

@@ -15,22 +15,20 @@ import torch
 from torch import Tensor
 
 from ropecli.data.documents import Documents, read_documents
-from ropecli.data.sources import TO_TRAIN, read_texts
+from ropecli.data.sources import DEMO, TO_TRAIN, read_texts
 from ropecli.errors import DataError
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.tuning.tune_report import Score
-from ropecli.tuning.tuning_settings import refuse_held_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MOST_EVALUATED = 16
 """Documents for the score, at most."""
-_SHARE = 4
-"""Of few documents one in so many is for the score."""
 _FEWEST = 4
+"""Different documents; of few one in four is for the score."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +59,19 @@ def read_calibration(
     Those that begin alike count as one: else the score could read one that was learned from. most: read at most so
     many; None for all. advance: called after each document. Raises DataError where there are fewer than four.
     """
-    refuse_held_out(source)
+    if source == DEMO:
+        raise DataError("'demo' is the held-out text that eval-ppl measures on; calibrate on 'demo-train'.")
     texts = read_texts(source, text_column=text_column, split=split, splits=TO_TRAIN)
     documents = read_documents(texts, tokenizer, target, most=most, cut=target, advance=advance)
     different = list({document.ids.tobytes(): document for document in documents.kept}.values())
     if len(different) < _FEWEST:
-        among = f" among the {most} that are read" if most and len(documents.kept) == most else ""
         raise DataError(
-            f"{source} has too few different documents of {target} tokens: {len(different)}{among}; at least {_FEWEST} "
-            "are needed, some to learn from and some to judge by."
+            f"{source} has too few different documents of {target} tokens: {len(different)} of the "
+            f"{len(documents.kept)} read; at least {_FEWEST} are needed, some to learn from and some to judge by."
         )
     order = np.random.default_rng(seed).permutation(len(different))
     shuffled = [different[index] for index in order]
-    count = min(MOST_EVALUATED, max(2, len(shuffled) // _SHARE))
+    count = min(MOST_EVALUATED, max(2, len(shuffled) // _FEWEST))
     evaluated = replace(documents, kept=tuple(shuffled[:count]))
     return Calibration(evaluated, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
 
@@ -100,15 +98,14 @@ class Evaluator:
 
         Raises RopecliError for a loss that is not finite.
         """
+        return self.timed_score(model, part, count)[0]
+
+    def timed_score(self, model: "PreTrainedModel", part: str, count: int | None = None) -> tuple[Score, float]:
+        """With the seconds that it took, in whichever run it was measured."""
         documents = replace(self.documents, kept=self.documents.kept[:count])
         lengths = sorted({self.original_length, self.target_length})
-        rows = evaluate_perplexity(
-            model,
-            documents,
-            lengths,
-            protocol=Protocol("tail", targets=self.targets),
-            progress=self.progress,
-            part=part,
-        )
+        protocol = Protocol("tail", targets=self.targets)
+        rows = evaluate_perplexity(model, documents, lengths, protocol=protocol, progress=self.progress, part=part)
         short, target = rows[0].nll, rows[-1].nll
-        return Score(target, short, target + self.short_weight * short, len(documents.kept))
+        score = Score(target, short, target + self.short_weight * short, len(documents.kept))
+        return score, sum(row.seconds for row in rows)

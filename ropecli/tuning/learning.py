@@ -1,203 +1,203 @@
-"""Learns a few numbers on calibration sequences, the weights frozen; keeps those with the best score.
+"""Trains a few parameters on calibration sequences, the weights frozen; keeps those with the best score.
 
-Deterministic: what a step reads and drops follows from the seed and its number, so that a resumed run goes the same
-way.
+The loop is that of `ropecli finetune`. What a step reads and drops follows from the seed and its number, so a resumed
+run gives the same bits.
 """
 
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ropecli.attention.attention_probe import in_evaluation
 from ropecli.data.sequences import UNSCORED
-from ropecli.errors import NotFiniteError, OutputError, reason_of
-from ropecli.resume import (
-    begin_snapshot,
-    complete_snapshot,
-    list_snapshots,
-    manifest_fault,
-    prune_snapshots,
-    restore_newest,
-)
-from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing, is_checkpointing
+from ropecli.data.stream import Batch
+from ropecli.training.distributed import make_accelerator
+from ropecli.training.loop import TrainingLoop, TrainingProgress
+from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing
+from ropecli.training.recipe import make_recipe
+from ropecli.training.run_folder import Checkpoints
 from ropecli.tuning.calibration import Evaluator
+from ropecli.tuning.settings import TuneSettings
 from ropecli.tuning.tune_report import Score
-from ropecli.tuning.tuning_settings import Schedule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Groups = Sequence[tuple[Sequence[nn.Parameter], float]]
+"""Parameters that are trained together, with their learning rate at the start; it falls by a cosine to zero."""
+_MAX_GRAD_NORM = 1.0
 
-_STATE = "state.pt"
 
+class Learned(NamedTuple):
+    """What was scored after `step` updates; step 0 is the start. seconds: with the updates since the last score."""
 
-@dataclass(frozen=True)
-class Learned:
-    """The best that was found. step: after how many updates; 0 where nothing was better than the start. numbers: how
-    many were learned.
-    """
-
-    score: Score
     step: int
-    numbers: int = 0
+    score: Score
+    seconds: float = 0.0
+
+
+class _Progress(nn.Module):
+    """What a training checkpoint holds: the parameters, the best values of them so far, and all scores so far."""
+
+    scores: Tensor
+
+    def __init__(self, parameters: Sequence[nn.Parameter], settings: TuneSettings) -> None:
+        super().__init__()
+        self.steps = [*range(settings.evaluate_every, settings.steps, settings.evaluate_every), settings.steps]
+        self.trained = nn.ParameterList(parameters)
+        copies = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
+        self.best = nn.ParameterList(nn.Parameter(copy, requires_grad=False) for copy in copies)
+        self.register_buffer("scores", torch.full((len(self.steps), 5), torch.nan, dtype=torch.float64))
+
+    @property
+    def learned(self) -> list[Learned]:
+        rows = zip(self.steps, self.scores.tolist(), strict=True)
+        return [
+            Learned(step, Score(target, window, objective, int(documents)), seconds)
+            for step, (target, window, objective, documents, seconds) in rows
+            if not math.isnan(target)
+        ]
+
+    def add(self, learned: Learned) -> None:
+        row = [*astuple(learned.score), learned.seconds]
+        self.scores[self.steps.index(learned.step)] = torch.tensor(row, dtype=torch.float64)
+
+    def keep_best(self) -> None:
+        _copy(self.trained, self.best)
+
+    def restore_best(self) -> None:
+        _copy(self.best, self.trained)
+
+
+@torch.no_grad()
+def _copy(source: Iterable[Tensor], target: Iterable[Tensor]) -> None:
+    for one, other in zip(source, target, strict=True):
+        other.copy_(one)
+
+
+@dataclass
+class _Learning:
+    """What the training loop asks: which sequences a step reads, whether the training has ended, and how it scores."""
+
+    model: "PreTrainedModel"
+    sequences: Tensor
+    evaluator: Evaluator
+    settings: TuneSettings
+    start: Score
+    on_score: Callable[[Learned], None]
+    progress: _Progress
+
+    def __post_init__(self) -> None:
+        self._since = time.perf_counter()
+
+    @property
+    def best(self) -> Learned:
+        return min((Learned(0, self.start), *self.progress.learned), key=lambda learned: learned.score.objective)
+
+    def rate_factor(self, step: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * step / self.settings.steps))
+
+    def batches(self, step: int) -> list[Batch]:
+        drawn = torch.Generator().manual_seed(self.settings.seed + step)
+        order = torch.randperm(len(self.sequences), generator=drawn)
+        ids = self.sequences[order[: self.settings.batch_size]].numpy()
+        labels = np.concatenate([ids[:, 1:], np.full_like(ids[:, :1], UNSCORED)], axis=1)
+        return [Batch(ids, labels)]
+
+    def ended(self, step: int) -> bool:
+        every = self.settings.evaluate_every
+        without_improvement = step // every - self.best.step // every
+        return step >= self.settings.steps or without_improvement >= self.settings.patience
+
+    def score_if_due(self, trained: TrainingProgress) -> None:
+        if trained.step not in self.progress.steps:
+            return
+        self.model.eval()
+        score = self.evaluator.score(self.model, f"{self.settings.level} {trained.step}")
+        self.model.train()
+        learned = Learned(trained.step, score, time.perf_counter() - self._since)
+        self.on_score(learned)
+        if score.objective < self.best.score.objective:
+            self.progress.keep_best()
+        self.progress.add(learned)
+        self._since = time.perf_counter()
 
 
 def learn(
     model: "PreTrainedModel",
-    groups: Sequence[Sequence[nn.Parameter]],
+    groups: Groups,
     sequences: Tensor,
     evaluator: Evaluator,
-    schedule: Schedule,
+    settings: TuneSettings,
     *,
-    name: str,
     start: Score,
-    snapshots: Path | None,
-    on_score: Callable[[int, Score, float], None],
+    snapshots: Path | None = None,
+    on_score: Callable[[Learned], None] = lambda learned: None,
 ) -> Learned:
-    """Updates `groups`, which are left at their best, whatever ends the training; all else of the model stays.
+    """Updates `groups` and leaves them at their best, whatever ends the training; the rest of the model is frozen.
 
     sequences: token ids, shape (sequences, tokens). start: the score before any update. snapshots: the folder where the
-    progress is saved at every score, and resumed from. on_score: told the step, the score and the seconds since the
-    last. Raises NotFiniteError, and OutputError where no snapshot is sound or the disk refuses.
+    progress is saved at every score, and resumed from. on_score: told of every score, those of an interrupted run too.
+    Raises NotFiniteError, and OutputError where no snapshot is sound or the disk refuses.
     """
-    parameters = [parameter for group in groups for parameter in group]
-    optimizer = torch.optim.Adam(
-        [{"params": list(group), "lr": rate} for group, rate in zip(groups, schedule.rates, strict=True)]
+    parameters = [parameter for group, _ in groups for parameter in group]
+    accelerator, progress = _make_accelerator(model), _Progress(parameters, settings)
+    optimizer = torch.optim.Adam([{"params": list(group), "lr": rate} for group, rate in groups])
+    _, optimizer = accelerator.prepare(progress, optimizer, device_placement=[False, False])
+    learning = _Learning(model, sequences, evaluator, settings, start, on_score, progress)
+    checkpoints = Checkpoints(accelerator, snapshots, settings.evaluate_every, keep=2) if snapshots else None
+    loop = TrainingLoop(
+        accelerator,
+        NextTokenLoss(model),
+        parameters,
+        optimizer,
+        schedule=learning.rate_factor,
+        batches=learning.batches,
+        ended=learning.ended,
+        max_grad_norm=_MAX_GRAD_NORM,
+        seed=settings.seed,
+        on_step=learning.score_if_due,
+        checkpoints=checkpoints,
+        advice=lambda: "Load the model in float32, if it is not.",
     )
-    state = _State(Learned(start, 0), _copies(parameters))
-    first = state.restore(snapshots, parameters, optimizer) if snapshots else 0
     try:
-        with _trained_alone(model, parameters):
-            loss_of = NextTokenLoss(model)
-            since = time.perf_counter()
-            for step in range(first, schedule.steps):
-                if _evaluations_without_improvement(state.best, step, schedule) >= schedule.patience:
-                    break
-                model.train()
-                _update(loss_of, optimizer, parameters, sequences, schedule, step)
-                model.eval()
-                if (step + 1) % schedule.evaluate_every == 0 or step + 1 == schedule.steps:
-                    score = evaluator.score(model, f"{name} {step + 1}")
-                    on_score(step + 1, score, time.perf_counter() - since)
-                    if score.objective < state.best.score.objective:
-                        state.best, state.best_values = Learned(score, step + 1), _copies(parameters)
-                    if snapshots:
-                        state.save(snapshots, step + 1, parameters, optimizer)
-                    since = time.perf_counter()
+        with _training(model, parameters):
+            done = checkpoints.restore() if checkpoints else 0
+            for learned in progress.learned:
+                on_score(learned)
+            loop.train(done)
     finally:
-        _set(parameters, state.best_values)
-    return state.best
+        progress.restore_best()
+    return learning.best
+
+
+def _make_accelerator(model: "PreTrainedModel") -> Any:
+    recipe = {"data": "calibration", "mixed_precision": "none", "gradient_accumulation": 1}
+    accelerator = make_accelerator(make_recipe(None, recipe))
+    accelerator.state.device = model.device  # --device may name another than Accelerate's first
+    return accelerator
 
 
 @contextlib.contextmanager
-def _trained_alone(model: "PreTrainedModel", parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Only `parameters` get a gradient, and layers are computed again in the backward pass; at the end as before."""
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    switches = model.supports_gradient_checkpointing and not is_checkpointing(model)
+def _training(model: "PreTrainedModel", parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Only `parameters` get a gradient, and layers are computed again in the backward pass."""
+    model.requires_grad_(False)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    if model.supports_gradient_checkpointing:
+        enable_checkpointing(model)
+    model.train()
     try:
-        with in_evaluation(model):
-            model.requires_grad_(False)
-            for parameter in parameters:
-                parameter.requires_grad_(True)
-            if switches:
-                enable_checkpointing(model)
-            yield
+        yield
     finally:
-        if switches:
+        model.eval()
+        if model.supports_gradient_checkpointing:
             disable_checkpointing(model)
-        for parameter, required in before:
-            parameter.requires_grad_(required)
-        for parameter in parameters:
-            parameter.grad = None
-
-
-def _evaluations_without_improvement(best: Learned, step: int, schedule: Schedule) -> int:
-    return step // schedule.evaluate_every - best.step // schedule.evaluate_every
-
-
-def _update(
-    loss_of: NextTokenLoss,
-    optimizer: torch.optim.Optimizer,
-    parameters: Sequence[nn.Parameter],
-    sequences: Tensor,
-    schedule: Schedule,
-    step: int,
-) -> None:
-    for group, rate in zip(optimizer.param_groups, schedule.rates, strict=True):
-        group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / schedule.steps))
-    drawn = torch.Generator().manual_seed(schedule.seed + step)
-    count = min(schedule.batch_size, len(sequences))
-    device = parameters[0].device
-    ids = sequences[torch.randperm(len(sequences), generator=drawn)[:count]].to(device)
-    labels = torch.full_like(ids, UNSCORED)
-    labels[:, :-1] = ids[:, 1:]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(schedule.seed + step)
-        loss = loss_of(ids, labels) / (labels != UNSCORED).sum()
-        loss.backward()
-    norm = nn.utils.clip_grad_norm_(parameters, schedule.max_grad_norm)
-    if not (loss.isfinite() and norm.isfinite()):
-        raise NotFiniteError(
-            f"The loss is {loss.item():g} and the gradient {float(norm):g} at step {step + 1}; both must be finite. "
-            "Load the model in float32, if it is not."
-        )
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def _copies(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    return [parameter.detach().to("cpu", copy=True) for parameter in parameters]
-
-
-@torch.no_grad()
-def _set(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)
-
-
-@dataclass
-class _State:
-    """The best so far, saved and restored together with the parameters and their optimizer."""
-
-    best: Learned
-    best_values: list[Tensor]
-
-    def save(
-        self, snapshots: Path, step: int, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer
-    ) -> None:
-        values = {
-            "best_step": self.best.step,
-            "best_score": asdict(self.best.score),
-            "best_values": self.best_values,
-            "parameters": _copies(parameters),
-            "optimizer": optimizer.state_dict(),
-        }
-        try:
-            partial = begin_snapshot(snapshots, step)
-            torch.save(values, partial / _STATE)
-            complete_snapshot(partial)
-        except (OSError, RuntimeError) as error:  # torch raises either where a disk is full
-            raise OutputError(f"{snapshots} could not be written: {reason_of(error)}") from error
-        prune_snapshots(snapshots, step, keep=2)
-
-    def restore(self, snapshots: Path, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
-        """The step after which it was saved; 0 where it was not."""
-
-        def load(snapshot: Path) -> str | None:
-            if fault := manifest_fault(snapshot):
-                return fault
-            values = torch.load(snapshot / _STATE, map_location="cpu", weights_only=True)
-            _set(parameters, values["parameters"])
-            optimizer.load_state_dict(values["optimizer"])
-            self.best = Learned(Score(**values["best_score"]), values["best_step"])
-            self.best_values = values["best_values"]
-            return None
-
-        return restore_newest(list_snapshots(snapshots), load)
+        model.requires_grad_(False)

@@ -3,160 +3,214 @@
 Constants are searched first; a level that learns starts from the best of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from ropecli.attention import load_model
-from ropecli.attention.patching import live_patch, patch_to, unpatched_after
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
+from ropecli.attention.patching import live_patch, unpatched_after
 from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.checkpoint.writing import write_json
-from ropecli.errors import PatchError
+from ropecli.errors import NotFiniteError, PatchError
+from ropecli.evaluation.eval_report import environment
+from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.evaluation.scoring import refuse_unknown_ids
-from ropecli.live.loading import vocabulary_mismatch
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
 from ropecli.tuning.calibration import Evaluator
-from ropecli.tuning.folding import find_stored, refuse_unwritten, rewrite_shard
-from ropecli.tuning.levels import HeadGains, projections_to_train, tune_heads, tune_lora
-from ropecli.tuning.parameter_search import evolve, search_constants
-from ropecli.tuning.tune_report import TRAINING, Point, Score, TuneReport, files_of, make_report, notes_of
-from ropecli.tuning.tuning_run import Tuned, TuningRun, finish, logits_of, refuse_other
-from ropecli.tuning.tuning_state import TuningState
+from ropecli.tuning.folding import (
+    Folded,
+    Logits,
+    StoredWeight,
+    find_stored,
+    fold,
+    in_float32,
+    logits_of,
+    write_folded,
+)
+from ropecli.tuning.gains import HeadGains
+from ropecli.tuning.learning import Learned, learn
+from ropecli.tuning.low_rank import LowRankUpdates
+from ropecli.tuning.search import evolve, search_constants
+from ropecli.tuning.task import TuningTask
+from ropecli.tuning.tune_report import TRAINING, Point, Score, TuneReport, files_of, notes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-from ropecli.tuning.tuning_settings import Settings, tune_settings
-from ropecli.tuning.tuning_task import TuningTask, make_task
 
-_LEVELS_THAT_LEARN = {"heads": tune_heads, "lora": tune_lora}
+_PROBE_TOKENS = 64
+"""Tokens whose logits the written checkpoint must give."""
+Learner = HeadGains | LowRankUpdates
 
 
 @dataclass(frozen=True)
-class TuneResult:
-    """tuned: the plan, and the weights that go with it. report: what was tried and found."""
-
-    tuned: Tuned
-    report: TuneReport
-
-    @property
-    def plan(self) -> PatchPlan:
-        return self.tuned.plan
-
-
-def tune_checkpoint(
-    checkpoint: Checkpoint,
-    factor: float,
-    source: str,
-    settings: Settings | None = None,
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    attn: str = "auto",
-    on_point: Callable[[Point], None] = lambda point: None,
-    say: Callable[[str], None] = lambda message: None,
-    **others: Any,
-) -> TuneResult:
-    """What `ropecli tune` does, but for keeping how far it came: write_tuned writes the result.
-
-    settings: of tune_settings. say: told what may be amiss. others: of make_task. Raises RopecliError.
+class Tuned:
+    """plan: the patch. folded: the weights that go with it. probe: token ids, shape (1, tokens), whose logits the
+    written checkpoint must give. report: what was tried and found.
     """
-    loading = {"dtype": dtype, "device": device, "attn": attn}
-    task = make_task(checkpoint, factor, source, settings or tune_settings(), loading=loading, **others)
-    model = load_model(checkpoint, dtype=dtype, device=device, attn=attn)
-    if mismatch := vocabulary_mismatch(task.tokenizer, model):
-        say(mismatch)
-    return run_task(task, model, on_point=on_point)
+
+    plan: PatchPlan
+    folded: Folded
+    probe: Tensor
+    report: TuneReport
 
 
 def run_task(
     task: TuningTask,
     model: "PreTrainedModel",
     *,
-    state: TuningState | None = None,
+    folder: Path | None = None,
     command: Sequence[str] = (),
     on_point: Callable[[Point], None] = lambda point: None,
-) -> TuneResult:
+) -> Tuned:
     """Measures the model as pretrained and by the baseline patch, and tunes it; it is left as it was tuned.
 
-    state: what an earlier run of the same request left, and where this one leaves its own. command: for the report.
-    on_point: told of every measurement. Raises as tune does.
+    folder: where the progress is saved, and resumed from (resume.open_state). command: for the report. on_point: told
+    of every measurement, those of an interrupted run too. Raises PatchError for a model whose weights cannot hold what
+    would be learned, ProofError, NotFiniteError.
     """
-    state, settings = state or TuningState(), task.settings
-    documents, sequences = task.calibration.evaluated, task.calibration.sequences
-    # the evaluator refuses unknown ids of its own documents
-    refuse_unknown_ids(int(sequences.max()), model)
-    _refuse_unwritable(task, model)
-    evaluator = Evaluator(
-        documents, task.original_length, task.target_length, task.short_weight, task.targets, state.progress
-    )
-    base = _measured(model, settings.plan(task.checkpoint, make_spec("none")), evaluator, "base")
-    baseline = _measured(model, task.baseline, evaluator, "plain")
-
-    def keep(point: Point) -> None:
-        state.points.add(point)
-        on_point(point)
-
-    run = TuningRun(
-        task.checkpoint,
-        model,
-        task.factor,
-        evaluator,
-        sequences,
-        settings,
-        snapshots=state.learned,
-        on_point=keep,
-    )
-    tuned = tune(run)
-    report = make_report(
-        tuned,
-        source=task.source,
-        fingerprint=task.calibration.fingerprint(),
-        settings=task.settings_values(),
-        command=command,
-        device=str(model.device),
-        dtype=str(model.dtype).removeprefix("torch."),
-        base=base,
-        plain=baseline,
-        plain_name=_baseline_name(task.baseline.spec),
-        points=state.points.all,
-    )
-    return TuneResult(tuned, report)
+    run = TuningRun(task, model, folder, on_point)
+    learner, stored = _make_learner(task, model)
+    base = run.score_patched(task.plan(make_spec("none")), "base")
+    plain = run.score_patched(task.baseline, "plain")
+    plan = task.plan(run.search())
+    live_patch(model, plan.ropes)
+    begun = run.evaluator.score(model, f"{task.settings.level} 0")
+    best, folded = Learned(0, begun), Folded(logits_of(model, run.probe))
+    found: dict[str, Any] = {"learned": 0}
+    if learner:
+        best, live, numbers = run.train(learner, plan, begun)
+        if best.step:
+            folded = fold(model, learner.folded(), stored, live, run.probe)
+            found = {"learned": numbers, **learner.record()}
+    scores = {"base": base, "plain": plain, "begun": begun, "score": best.score}
+    report = run.report(plan, command=list(command), step=best.step, rounding=folded.rounding, **scores, **found)
+    return Tuned(plan, folded, run.probe, report)
 
 
-def _refuse_unwritable(task: TuningTask, model: "PreTrainedModel") -> None:
-    """Before anything is searched. Raises PatchError where what is learned could not be written into the weights."""
-    level = task.settings.level
-    if level not in TRAINING:
-        return
-    coarse = torch.finfo(model.dtype).eps
-    try:
-        if level == "heads":
-            weights = list(HeadGains(model, task.baseline.scaled).folded(model))
-        else:
-            weights = [f"{name}.weight" for name in projections_to_train(model)]
-        stored = find_stored(task.checkpoint, model, weights)
-    except PatchError as error:
-        others = " or ".join(f"--level {other}" for other in ("grid", "lora") if other != level)
-        raise PatchError(
-            f"--level {level} cannot be had of {task.checkpoint.name}. {error} It can be tuned by {others}."
-        ) from error
-    if finer := [one for one in stored.values() if torch.finfo(one.dtype).eps < coarse]:
-        files, loaded = (str(dtype).removeprefix("torch.") for dtype in (finer[0].dtype, model.dtype))
-        raise PatchError(
-            f"The weight files of {task.checkpoint.name} hold {files}, and the model is loaded in {loaded}: what "
-            f"--level {level} writes would be rounded to it. Load it in {files}, by --dtype {files}."
+class TuningRun:
+    """A model, and what is measured of it."""
+
+    def __init__(
+        self, task: TuningTask, model: "PreTrainedModel", folder: Path | None, on_point: Callable[[Point], None]
+    ) -> None:
+        self.task, self.model, self._folder, self._on_point = task, model, folder, on_point
+        self.points: list[Point] = []
+        documents = task.calibration.evaluated
+        self.probe = torch.from_numpy(documents.kept[0].ids[:_PROBE_TOKENS])[None]
+        self.evaluator = Evaluator(
+            documents,
+            task.original_length,
+            task.target_length,
+            task.settings.short_weight,
+            task.targets,
+            EvalProgress(folder),
+        )
+        refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks its own documents
+
+    def score_patched(self, plan: PatchPlan, part: str) -> Score:
+        """Of the model with this patch; the model is left as it was."""
+        with unpatched_after(self.model):
+            live_patch(self.model, plan.ropes)
+            return self.evaluator.score(self.model, part)
+
+    def search(self) -> ScalingSpec:
+        """The best constants, or with --level search the best factors."""
+        task = self.task
+        search = evolve if task.settings.level == "search" else search_constants
+        return search(task.geometry, task.factor, task.settings, len(task.calibration.evaluated.kept), self._measure)
+
+    def _measure(self, spec: ScalingSpec, documents: int, iteration: int = 0) -> float:
+        """The objective of a scaling; infinite where a loss is not finite."""
+        level = "search" if self.task.settings.level == "search" else "grid"
+        plan, started = self.task.plan(spec), time.perf_counter()
+        with unpatched_after(self.model):
+            live_patch(self.model, plan.ropes)
+            try:
+                score, seconds = self.evaluator.timed_score(self.model, f"{level} {spec}", documents)
+            except NotFiniteError:
+                score, seconds = Score(math.inf, math.inf, math.inf, documents), time.perf_counter() - started
+        self._add(Point.of(plan, score, seconds, level, step=iteration))
+        return score.objective
+
+    def train(self, learner: Learner, plan: PatchPlan, begun: Score) -> tuple[Learned, Logits, int]:
+        """The best that was learned, the logits of the probe with it, and how many numbers are trained."""
+        settings = self.task.settings
+        with learner.live():
+            numbers = sum(parameter.numel() for group, _ in learner.groups for parameter in group)
+
+            def on_score(learned: Learned) -> None:
+                step, score, seconds = learned
+                self._add(Point.of(plan, score, seconds, settings.level, step=step, learned=numbers))
+
+            best = learn(
+                self.model,
+                learner.groups,
+                self.task.calibration.sequences,
+                self.evaluator,
+                settings,
+                start=begun,
+                snapshots=self._folder / "learned" if self._folder else None,
+                on_score=on_score,
+            )
+            with in_float32(self.model, self.probe):
+                return best, logits_of(self.model, self.probe), numbers
+
+    def _add(self, point: Point) -> None:
+        self.points.append(point)
+        self._on_point(point)
+
+    def report(self, plan: PatchPlan, **found: Any) -> TuneReport:
+        """found: the scores and what was learned. Seconds are of all points, in whichever run they were measured."""
+        task, rope = self.task, plan.ropes[plan.scaled[0]]
+        return TuneReport(
+            checkpoint=task.checkpoint.name,
+            digest=task.checkpoint.digest(),
+            level=task.settings.level,
+            factor=plan.spec.factor,
+            original_max_position_embeddings=task.original_length,
+            target_length=task.target_length,
+            source=task.source,
+            fingerprint=task.calibration.fingerprint(),
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            device=str(self.model.device),
+            settings=task.settings_values(),
+            method=plan.spec.method.name,
+            params=dict(plan.spec.params),
+            attention_factor=float(rope.attention_factor),
+            inv_freq=rope.inv_freq.tolist(),
+            pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
+            plain_name=_baseline_name(task.baseline.spec),
+            seconds=sum(point.seconds for point in self.points),
+            points=self.points,
+            environment=environment(),
+            **found,
         )
 
 
-def _measured(model: "PreTrainedModel", plan: PatchPlan, evaluator: Evaluator, part: str) -> Score:
-    with unpatched_after(model):
-        live_patch(model, plan.ropes)
-        return evaluator.score(model, part)
+def _make_learner(task: TuningTask, model: "PreTrainedModel") -> tuple[Learner | None, dict[str, StoredWeight]]:
+    """What the level learns, and where the files hold the weights that will hold it; nothing for grid and search.
+
+    Raises PatchError, before anything is searched, where what is learned could not be written into the weights.
+    """
+    level, settings = task.settings.level, task.settings
+    if level not in TRAINING:
+        return None, {}
+    try:
+        learner: Learner
+        if level == "heads":
+            learner = HeadGains(model, task.baseline.scaled)
+        else:
+            learner = LowRankUpdates(model, settings.rank, settings.seed)
+        return learner, find_stored(task.checkpoint, model, learner.weights)
+    except PatchError as error:
+        raise PatchError(
+            f"{task.checkpoint.name} does not support --level {level}. {error} --level grid leaves the weights as they "
+            "are."
+        ) from error
 
 
 def _baseline_name(spec: ScalingSpec) -> str:
@@ -164,62 +218,20 @@ def _baseline_name(spec: ScalingSpec) -> str:
     return f"{chosen}, nothing tuned" if chosen == label_of(spec.method.name, spec.factor, {}) else f"{chosen}, a point"
 
 
-def tune(run: TuningRun) -> Tuned:
-    """Runs the level that the settings ask for. The model is left as it was tuned.
-
-    Raises MethodError for a method that cannot be tuned, PatchError for a model whose weights cannot hold what would be
-    learned, ProofError, NotFiniteError.
-    """
-    level = run.settings.level
-    plan = evolve(run) if level == "search" else search_constants(run)
-    live_patch(run.model, plan.ropes)
-    start = run.evaluator.score(run.model, f"{level} 0")
-    return _LEVELS_THAT_LEARN[level](run, plan, start) if level in _LEVELS_THAT_LEARN else finish(run, plan, start)
-
-
 def write_tuned(
-    result: TuneResult, output: Path, *, link: bool = True, say: Callable[[str], None] = lambda message: None
+    tuned: Tuned, output: Path, *, link: bool = True, say: Callable[[str], None] = lambda message: None
 ) -> int:
-    """Writes the checkpoint, with its report as tune.json; returns how many live rotary tables proved it.
+    """Writes the tuned checkpoint with its report, and proves it; returns how many live rotary tables did.
 
-    link, say: as patch_to's. Raises OutputError, ProofError; then nothing is left behind.
+    link, say: as write_patch's. Raises OutputError, ProofError; then nothing is left behind.
     """
-    report = result.report
-    return tuned_to(result.tuned, output, link=link, notes=notes_of(report), files=files_of(report), say=say)
-
-
-def tuned_to(
-    tuned: Tuned,
-    output: Path,
-    *,
-    link: bool = True,
-    notes: Mapping[str, Any] | None = None,
-    files: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = lambda message: None,
-) -> int:
-    """Writes the tuned checkpoint, shard by shard, and proves it; returns how many live rotary tables did.
-
-    Stock transformers loads what was written, before it gets its name, and must give the tuned model's logits. link,
-    say: as patch_to's. notes: for ropecli.yaml, beside whether weights changed. files: JSON that lies in the folder
-    too, by name. Raises OutputError, ProofError; then nothing is left behind.
-    """
-    return patch_to(
+    return write_folded(
         tuned.plan,
+        tuned.folded,
+        tuned.probe,
         output,
+        files=files_of(tuned.report),
+        notes={"tuned": {**notes_of(tuned.report), "weights_changed": bool(tuned.folded.changed)}},
         link=link,
         say=say,
-        rewrite=partial(rewrite_shard, tuned.changed) if tuned.changed else None,
-        notes={"tuned": {**(notes or {}), "weights_changed": bool(tuned.changed)}},
-        check=partial(_complete, tuned, files or {}),
     )
-
-
-def _complete(tuned: Tuned, files: Mapping[str, Any], folder: Path) -> None:
-    """With the files beside the weights, and proved."""
-    for name, value in files.items():
-        write_json(folder / name, value)
-    written, dtype = open_checkpoint(folder, weights=True), str(tuned.logits.dtype).removeprefix("torch.")
-    refuse_unwritten(tuned.changed, written)
-    model = load_model(written, dtype=dtype, device="cpu")
-    found = logits_of(model, tuned.probe)
-    refuse_other(found, tuned.logits, "Stock transformers, loading what was written, gives")

@@ -1,20 +1,18 @@
 """The report of a tuning run: what was tried and found, as plain values. Loads no model library."""
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Interval, Len
 
 from ropecli.checkpoint.files import FACTORS, TUNING
-from ropecli.evaluation.eval_report import Factor, environment
+from ropecli.evaluation.eval_report import Factor
 from ropecli.evaluation.results import Amount, Count, TokenCount
 from ropecli.scaling.spec import label_of
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import PatchPlan
-    from ropecli.tuning.tuning_run import Tuned
 
 SCHEMA_VERSION = 1
 LEVELS = ("grid", "heads", "lora", "search")
@@ -123,57 +121,6 @@ class TuneReport:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def make_report(
-    tuned: "Tuned",
-    *,
-    source: str,
-    fingerprint: str,
-    settings: Mapping[str, Any],
-    command: Sequence[str],
-    device: str,
-    dtype: str,
-    base: Score,
-    plain: Score,
-    plain_name: str,
-    points: Sequence[Point],
-) -> TuneReport:
-    """Seconds are of all points together, in whichever run they were measured."""
-    plan = tuned.plan
-    rope = plan.ropes[plan.scaled[0]]
-    return TuneReport(
-        checkpoint=plan.source.name,
-        digest=plan.source.digest(),
-        level=str(settings["level"]),
-        factor=plan.spec.factor,
-        original_max_position_embeddings=rope.geometry.original_max_position_embeddings,
-        target_length=plan.target_length,
-        source=source,
-        fingerprint=fingerprint,
-        dtype=dtype,
-        device=device,
-        command=list(command),
-        settings=dict(settings),
-        method=plan.spec.method.name,
-        params=dict(plan.spec.params),
-        attention_factor=float(rope.attention_factor),
-        inv_freq=rope.inv_freq.tolist(),
-        pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
-        base=base,
-        plain=plain,
-        plain_name=plain_name,
-        begun=tuned.start,
-        score=tuned.score,
-        learned=tuned.learned,
-        step=tuned.step,
-        rounding=tuned.rounding,
-        seconds=sum(point.seconds for point in points),
-        points=list(points),
-        gains=list(tuned.gains),
-        log_temperature=tuned.log_temperature,
-        environment=environment(),
-    )
 
 
 def files_of(report: TuneReport) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -43,38 +43,53 @@ def sequences(documents) -> torch.Tensor:
     return torch.from_numpy(np.stack([document.ids for document in documents.kept[:8]]))
 
 
+class Run(NamedTuple):
+    """What run_task takes, and what the tests look at."""
+
+    task: Any
+    model: Any
+    evaluator: Any
+    on_point: Callable[[Any], None]
+
+    @property
+    def checkpoint(self) -> Any:
+        return self.task.checkpoint
+
+    @property
+    def probe(self) -> torch.Tensor:
+        return torch.from_numpy(self.task.calibration.evaluated.kept[0].ids[:64])[None]
+
+    def tune(self, folder: Path | None = None) -> Any:
+        from ropecli.tuning.procedure import run_task
+
+        return run_task(self.task, self.model, folder=folder, on_point=self.on_point)
+
+
 @pytest.fixture
 def make_run(evaluator, sequences):
     """make_run(folder, level="grid", points=4, ...) -> a run on the model in the folder, freshly loaded, at ×2."""
     from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.live.loading import load_model
-    from ropecli.tuning.tuning_run import TuningRun
-    from ropecli.tuning.tuning_settings import Schedule, Settings
+    from ropecli.scaling.spec import make_spec
+    from ropecli.tuning.calibration import Calibration
+    from ropecli.tuning.settings import TuneSettings
+    from ropecli.tuning.task import TuningTask
 
     def make(
         folder: Path,
         factor: float = 2.0,
         *,
         dtype: str = "float32",
-        snapshots: Path | None = None,
         on_point: Callable[[Any], None] = lambda point: None,
-        progress: Any = None,
-        schedule: dict[str, Any] | None = None,
         **settings: Any,
-    ) -> TuningRun:
+    ) -> Run:
         checkpoint = open_checkpoint(folder, weights=True)
-        target = round(WINDOW * factor)
-        return TuningRun(
-            checkpoint,
-            load_model(checkpoint, dtype=dtype, device="cpu"),
-            factor,
-            evaluator(target=target, progress=progress),
-            sequences[:, :target],
-            Settings(
-                schedule=Schedule(**{"steps": 6, "batch_size": 4, "evaluate_every": 2, **(schedule or {})}), **settings
-            ),
-            snapshots,
-            on_point,
-        )
+        judge = evaluator(target=round(WINDOW * factor))
+        calibration = Calibration(judge.documents, sequences[:, : judge.target_length])
+        chosen = TuneSettings(**{"steps": 6, "batch_size": 4, "evaluate_every": 2, **settings})
+        baseline = make_plan(checkpoint, make_spec("yarn", factor))
+        task = TuningTask(checkpoint, chosen, "texts", None, baseline, calibration, targets=judge.targets)
+        return Run(task, load_model(checkpoint, dtype=dtype, device="cpu"), judge, on_point)
 
     return make

@@ -67,9 +67,9 @@ def test_what_is_there_twice_is_not_on_both_sides(texts, tokenizer):
 
 
 def test_too_few_are_told(texts, tokenizer):
-    with pytest.raises(DataError, match="has too few different documents of 100 tokens: 3; at least 4"):
+    with pytest.raises(DataError, match="has too few different documents of 100 tokens: 3 of the 8 read; at least 4"):
         read_calibration(texts(3, repeated=5), tokenizer, TARGET, most=None, seed=0)
-    with pytest.raises(DataError, match="different documents of 100 tokens: 3 among the 3 that are read;"):
+    with pytest.raises(DataError, match="different documents of 100 tokens: 3 of the 3 read;"):
         read_calibration(texts(8), tokenizer, TARGET, most=3, seed=0)
     with pytest.raises(DataError, match="No document is as long"):
         read_calibration(texts(9), tokenizer, 100_000, most=None, seed=0)

@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 
-from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning import parameter_search
-from ropecli.tuning.calibration import Evaluator
-from ropecli.tuning.parameter_search import evolve
-from ropecli.tuning.tune_report import Score
-from ropecli.tuning.tuning_settings import Evolution, Settings
+from ropecli.tuning import search
+from ropecli.tuning.settings import TuneSettings
 
 GEOMETRY = RopeGeometry(128, 128, 10000.0, 4096)
 
@@ -29,21 +25,19 @@ def sound(factors, factor):
 @pytest.mark.parametrize("factor", [1.0, 7.3])
 def test_all_that_is_drawn_never_falls_and_keeps_its_bounds(factor):
     drawing = np.random.default_rng(0)
-    first = parameter_search._first_population(parameter_search._known_methods(GEOMETRY, factor), factor, 24, drawing)
+    first = search.first_population(search.known_methods(GEOMETRY, factor), factor, 24, drawing)
     assert len(first) == 24
     everyone = [*first]
     for _ in range(40):
         parents = everyone[-24:]
-        everyone += [parameter_search._mutated(parents[drawing.integers(24)], factor, drawing) for _ in range(3)]
-        everyone += [parameter_search._crossed(parents, factor, drawing) for _ in range(3)]
+        everyone += [search.mutated(parents[drawing.integers(24)], factor, drawing) for _ in range(3)]
+        everyone += [search.crossed(parents, factor, drawing) for _ in range(3)]
     assert all(sound(one, factor) for one in everyone)
     assert len(set(everyone)) > (20 if factor == 1 else 150)
 
 
 def test_it_begins_with_interpolation_ntk_and_yarn():
-    first = parameter_search._first_population(
-        parameter_search._known_methods(GEOMETRY, 4.0), 4.0, 64, np.random.default_rng(0)
-    )
+    first = search.first_population(search.known_methods(GEOMETRY, 4.0), 4.0, 64, np.random.default_rng(0))
     assert first[0] == (4.0,) * 64
     for one, method in zip(first[1:3], ("ntk", "yarn"), strict=True):
         known = GEOMETRY.inv_freq() / scale(GEOMETRY, make_spec(method, 4.0)).inv_freq
@@ -54,49 +48,47 @@ def test_a_child_has_every_factor_from_a_parent():
     drawing = np.random.default_rng(1)
     parents = [(1.0, 2.0, 3.0, 4.0), (1.5, 1.5, 3.5, 3.5)]
     for _ in range(50):
-        child = parameter_search._crossed(parents, 4.0, drawing)
+        child = search.crossed(parents, 4.0, drawing)
         assert all(value in pair for value, *pair in zip(child, *parents, strict=True))
 
 
 @pytest.mark.parametrize(
     ("sizes", "most"),
     [
-        (Evolution(population=4, iterations=2, mutations=2, crossovers=2, parents=8, documents=2), 12),
-        (Evolution(population=3, iterations=1, mutations=0, crossovers=0, documents=1), 3),
+        ({"population": 4, "iterations": 2, "mutations": 2, "crossovers": 2, "parents": 8, "documents": 2}, 12),
+        ({"population": 3, "iterations": 1, "mutations": 0, "crossovers": 0, "documents": 1}, 3),
     ],
 )
 def test_it_finds_the_best_that_it_measured(llama, make_run, sizes, most):
     points = []
-    plan = evolve(run := make_run(llama, level="search", evolution=sizes, on_point=points.append))
+    tuned = (run := make_run(llama, level="search", **sizes, on_point=points.append)).tune()
     searched, last = (
-        [point for point in points if (point.score.documents == sizes.documents) == few] for few in (True, False)
+        [point for point in points if (point.score.documents == sizes["documents"]) == few] for few in (True, False)
     )
     assert 0 < len(searched) <= most
     assert len({str(point.params) for point in searched}) == len(searched)
-    assert {point.step for point in searched} <= set(range(sizes.iterations + 1))
+    assert {point.step for point in searched} <= set(range(sizes["iterations"] + 1))
     best, decided = (min(some, key=lambda point: point.score.objective) for some in (searched, last))
     # on all three documents, the best of the few and the three known methods, whatever became of them
     assert {point.score.documents for point in last} == {3}
     assert len(last) in (3, 4)
     assert str(best.params) in {str(point.params) for point in last}
-    assert plan.spec.params == decided.params
-    rope = plan.ropes[None]
+    assert tuned.plan.spec.params == decided.params
+    rope = tuned.plan.ropes[None]
     assert sound(rope.spec.params["long_factor"], 2.0)
     assert rope.spec.params["short_factor"] == rope.spec.params["long_factor"]
-    again = evolve(make_run(llama, level="search", evolution=sizes))
-    assert again.spec == plan.spec
-    assert run.model.model.rotary_emb.inv_freq[1] == pytest.approx(rope.geometry.inv_freq()[1])  # left as it was
+    assert run.model.model.rotary_emb.inv_freq[1] == pytest.approx(rope.inv_freq[1])
+    assert make_run(llama, level="search", **sizes).tune().plan.spec == tuned.plan.spec
 
 
-def test_what_is_best_on_few_documents_alone_is_not_chosen(llama, make_run, monkeypatch):
-    known = parameter_search._known_methods(Settings().geometry(open_checkpoint(llama)), 2.0)
+def test_what_is_best_on_few_documents_alone_is_not_chosen(llama, make_run):
+    geometry = make_run(llama).task.geometry
+    known = search.known_methods(geometry, 2.0)
 
-    def score(self, model, part, count=None):
+    def measure(spec, documents, iteration=0):
         """On two documents the known methods are the worst, on all three the best."""
-        good = any(part == f"search {one}" for one in known) == (count == 3)
-        return Score(1.0, 1.0, 1.0 if good else 2.0, count)
+        return 1.0 if (tuple(spec.params["long_factor"]) in known) == (documents == 3) else 2.0
 
-    monkeypatch.setattr(Evaluator, "score", score)
-    sizes = Evolution(population=8, iterations=1, documents=2)
-    plan = evolve(make_run(llama, level="search", evolution=sizes))
-    assert tuple(plan.spec.params["long_factor"]) in known
+    settings = TuneSettings(level="search", population=8, iterations=1, documents=2)
+    found = search.evolve(geometry, 2.0, settings, 3, measure)
+    assert tuple(found.params["long_factor"]) in known

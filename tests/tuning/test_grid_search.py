@@ -9,7 +9,8 @@ from ropecli.scaling.method import SearchRange
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
-from ropecli.tuning.parameter_search import grid_points, halve, rounds
+from ropecli.tuning.search import grid_points, halve, rounds, search_constants
+from ropecli.tuning.settings import TuneSettings
 
 GEOMETRY = RopeGeometry(64, 64, 10000.0, 2048)
 
@@ -90,3 +91,16 @@ def test_halving_reads_less_than_everything_and_finds_the_best():
     assert found[0] == 0
     assert found == sorted(found)
     assert sum(read.values()) == 16 * 2 + 8 * 4 + 4 * 8 + 2 * 16  # where all of each would be 256
+
+
+def test_a_methods_own_constants_are_measured_to_the_end():
+    """On two documents they are the worst, on all three the best."""
+    measured = []
+
+    def measure(spec, documents, iteration=0):
+        measured.append((str(spec), documents))
+        return 1.0 if spec.params else 9.0 if documents == 2 else 0.5
+
+    settings = TuneSettings(points=8)
+    assert search_constants(GEOMETRY, 2.0, settings, 3, measure).params == {}
+    assert len(measured) == len(set(measured)) == 8 + 4 + 1

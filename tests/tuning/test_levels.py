@@ -12,20 +12,18 @@ from ropecli.checkpoint.state import read_state
 from ropecli.errors import NotFiniteError
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
-from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.scaling.spec import make_spec
 from ropecli.tuning.calibration import Evaluator
-from ropecli.tuning.procedure import tune, tuned_to
-from ropecli.tuning.tune_report import Point, Score
-from ropecli.tuning.tuning_run import difference, logits_of, probe_of
-from ropecli.tuning.tuning_settings import Evolution
+from ropecli.tuning.folding import difference, logits_of
+from ropecli.tuning.procedure import write_tuned
+from ropecli.tuning.tune_report import Point
 
-FEW = Evolution(population=4, iterations=2, mutations=2, crossovers=2, parents=2, documents=2)
+FEW = {"population": 4, "iterations": 2, "mutations": 2, "crossovers": 2, "parents": 2, "documents": 2}
 SETTINGS = {
     "grid": {"points": 4},
     "heads": {"points": 2},
     "lora": {"points": 2, "rank": 2},
-    "search": {"evolution": FEW},
+    "search": FEW,
 }
 
 
@@ -46,9 +44,9 @@ def test_every_level_ends_as_a_checkpoint_that_is_what_was_tuned(llama, make_run
     points: list[Point] = []
     run = make_run(llama, level=level, on_point=points.append, **SETTINGS[level])
     before = state_of(run.model)
-    tuned = tune(run)
-    assert tuned.score.objective <= tuned.start.objective
-    assert tuned.start.objective == pytest.approx(plain_objective(run, tuned.plan.spec), rel=1e-6)
+    tuned = run.tune()
+    assert tuned.report.score.objective <= tuned.report.begun.objective
+    assert tuned.report.begun.objective == pytest.approx(plain_objective(run, tuned.plan.spec), rel=1e-6)
     assert {point.level for point in points} == {level} | ({"grid"} if level in ("heads", "lora") else set())
     assert all(point.seconds > 0 for point in points)
     after = state_of(run.model)
@@ -56,12 +54,12 @@ def test_every_level_ends_as_a_checkpoint_that_is_what_was_tuned(llama, make_run
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     kinds = {"heads": {"q_proj"}, "lora": {"q_proj", "k_proj"}}.get(level, set())
     assert {name.split(".")[-2] for name in changed} == kinds
-    assert set(tuned.changed) == changed
-    assert (tuned.step > 0) == bool(kinds)
-    assert tuned.learned == {"heads": 2 * 2 * 2 * 16 + 1, "lora": 2 * 2 * (64 + 64 + 64 + 32)}.get(level, 0)
-    tuned_to(tuned, tmp_path / "tuned", notes={"level": level})
+    assert set(tuned.folded.changed) == changed
+    assert (tuned.report.step > 0) == bool(kinds)
+    assert tuned.report.learned == {"heads": 2 * 2 * 2 * 16 + 1, "lora": 2 * 2 * (64 + 64 + 64 + 32)}.get(level, 0)
+    write_tuned(tuned, tmp_path / "tuned")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned").eval()
-    assert difference(logits_of(loaded, probe_of(run)), logits_of(run.model, probe_of(run))) < 1e-5
+    assert difference(logits_of(loaded, run.probe), logits_of(run.model, run.probe)) < 1e-5
 
 
 def test_lora_that_is_interrupted_leaves_the_model_itself(llama, make_run):
@@ -73,20 +71,20 @@ def test_lora_that_is_interrupted_leaves_the_model_itself(llama, make_run):
     names = [name for name, _ in run.model.named_modules()]
     before = state_of(run.model)
     with pytest.raises(KeyboardInterrupt):
-        tune(run)
+        run.tune()
     assert [name for name, _ in run.model.named_modules()] == names
     assert all(torch.equal(value, before[name]) for name, value in state_of(run.model).items())
 
 
 def test_what_nothing_improves_is_left_alone(llama, make_run, tmp_path, monkeypatch):
     """Rates that only do harm: the start stays the best, and no weight is written."""
-    monkeypatch.setattr("ropecli.tuning.levels._LORA_RATE", 1.0)
+    monkeypatch.setattr("ropecli.tuning.low_rank.RATE", 1.0)
     run = make_run(llama, level="lora", points=1)
     before = state_of(run.model)
-    tuned = tune(run)
-    assert (tuned.step, tuned.score, tuned.changed) == (0, tuned.start, {})
+    tuned = run.tune()
+    assert (tuned.report.step, tuned.report.score, tuned.folded.changed) == (0, tuned.report.begun, {})
     assert all(torch.equal(value, before[name]) for name, value in state_of(run.model).items())
-    tuned_to(tuned, tmp_path / "tuned")
+    write_tuned(tuned, tmp_path / "tuned")
     assert (tmp_path / "tuned" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
 
 
@@ -95,7 +93,7 @@ def test_the_grid_finds_the_best_of_several_methods(llama, make_run):
     points = []
     run = make_run(llama, level="grid", methods=("yarn", "ntk", "abf", "llama3"), points=12, on_point=points.append)
     with unpatched_after(run.model):
-        tuned = tune(run)
+        tuned = run.tune()
     assert {point.method for point in points} == {"yarn", "ntk", "abf", "llama3"}
     first = [point for point in points if point.score.documents == 2]
     assert len({str(point.params) + point.method for point in first}) == 10  # ntk has no range: its own constant alone
@@ -103,28 +101,31 @@ def test_the_grid_finds_the_best_of_several_methods(llama, make_run):
     found = {point.label: plain_objective(run, make_spec(point.method, 2.0, point.params)) for point in last}
     for point in last:
         assert point.score.objective == pytest.approx(found[point.label], rel=1e-6)
-    assert tuned.score.objective == pytest.approx(min(found.values()), rel=1e-6)
+    assert tuned.report.score.objective == pytest.approx(min(found.values()), rel=1e-6)
     assert min(found.values()) <= plain_objective(run, make_spec("yarn", 2.0))
 
 
-def test_what_the_progress_knows_is_not_measured_again(llama, make_run, monkeypatch):
-    progress = EvalProgress()
-    one = tune(make_run(llama, level="search", progress=progress, **SETTINGS["search"]))
+@pytest.mark.parametrize("level", ["search", "lora"])
+def test_what_was_measured_is_not_measured_again(llama, make_run, monkeypatch, tmp_path, level):
+    points, again = [], []
+    one = make_run(llama, level=level, on_point=points.append, **SETTINGS[level]).tune(tmp_path)
 
     def refuse(*arguments):
         pytest.fail("a document was read again")
 
     monkeypatch.setattr("ropecli.evaluation.perplexity._Meter.measure", refuse)
-    again = tune(make_run(llama, level="search", progress=progress, **SETTINGS["search"]))
-    assert again.plan.spec == one.plan.spec
-    assert again.score == one.score
+    other = make_run(llama, level=level, on_point=again.append, **SETTINGS[level]).tune(tmp_path)
+    assert other.plan.spec == one.plan.spec
+    assert again == points  # the seconds too
+    assert all(torch.equal(value, one.folded.changed[name]) for name, value in other.folded.changed.items())
+    assert other.report == one.report
 
 
 def test_a_factor_of_one_has_one_length(llama, make_run, tmp_path):
     run = make_run(llama, 1.0, level="heads", **SETTINGS["heads"])
-    tuned = tune(run)
-    assert tuned.score.target == tuned.score.window
-    tuned_to(tuned, tmp_path / "tuned")
+    tuned = run.tune()
+    assert tuned.report.score.target == tuned.report.score.window
+    write_tuned(tuned, tmp_path / "tuned")
     rope = read_state(open_checkpoint(tmp_path / "tuned")).ropes[None]
     np.testing.assert_array_equal(rope.inv_freq, rope.geometry.inv_freq())
 
@@ -132,46 +133,31 @@ def test_a_factor_of_one_has_one_length(llama, make_run, tmp_path):
 def test_of_several_kinds_of_layers_those_that_see_everything_are_tuned(build, make_run):
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "head_dim": 32}
     run = make_run(build("gemma3_text", **kinds), level="heads", points=1)
-    tuned = tune(run)
+    tuned = run.tune()
     assert tuned.plan.scaled == ("full_attention",)
-    assert [layer.name for layer in tuned.gains] == ["model.layers.1.self_attn.q_norm"]
-    assert tuned.gains[0].phase == []
-    assert np.shape(tuned.gains[0].log_gain) == (1, 16)
+    assert [layer.name for layer in tuned.report.gains] == ["model.layers.1.self_attn.q_norm"]
+    assert tuned.report.gains[0].phase == []
+    assert np.shape(tuned.report.gains[0].log_gain) == (1, 16)
 
 
 def test_a_checkpoint_that_was_scaled_already_is_planned_from_its_origin(llama, make_run, tmp_path):
     patch_to(make_plan(open_checkpoint(llama), make_spec("yarn", 4.0)), tmp_path / "patched")
-    tuned = tune(make_run(tmp_path / "patched", level="grid", points=2))
-    plain = tune(make_run(llama, level="grid", points=2))
+    tuned = make_run(tmp_path / "patched", level="grid", points=2).tune()
+    plain = make_run(llama, level="grid", points=2).tune()
     assert tuned.plan.spec == plain.plan.spec
     np.testing.assert_array_equal(tuned.plan.ropes[None].inv_freq, plain.plan.ropes[None].inv_freq)
-    assert tuned.score.objective == pytest.approx(plain.score.objective, rel=1e-6)
+    assert tuned.report.score.objective == pytest.approx(plain.report.score.objective, rel=1e-6)
 
 
 def test_points_that_overflow_are_infinitely_bad(llama, make_run, monkeypatch):
-    plain, points = Evaluator.score, []
+    plain, points = Evaluator.timed_score, []
 
-    def score(self, model, part, count=None):
+    def timed_score(self, model, part, count=None):
         if part.startswith("grid") and "beta_fast" in part:
             raise NotFiniteError("too much")
         return plain(self, model, part, count)
 
-    monkeypatch.setattr(Evaluator, "score", score)
-    tuned = tune(make_run(llama, level="grid", points=4, on_point=points.append))
+    monkeypatch.setattr(Evaluator, "timed_score", timed_score)
+    tuned = make_run(llama, level="grid", points=4, on_point=points.append).tune()
     assert tuned.plan.spec.params == {}
     assert {point.score.objective == float("inf") for point in points} == {True, False}
-
-
-def test_a_methods_own_constants_are_measured_to_the_end(llama, make_run, monkeypatch):
-    """On two documents they are the worst, on all three the best."""
-
-    def score(self, model, part, count=None):
-        own = part.endswith("params={})")
-        objective = 1.0 if not own else 9.0 if count == 2 else 0.5
-        return Score(objective, 0.0, objective, count or 3)
-
-    points = []
-    monkeypatch.setattr(Evaluator, "score", score)
-    assert tune(make_run(llama, level="grid", points=8, on_point=points.append)).plan.spec.params == {}
-    assert len(points) == 8 + 4 + 1
-    assert len({(point.label, point.score.documents) for point in points}) == len(points)

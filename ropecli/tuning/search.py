@@ -6,28 +6,29 @@ few documents, fewer points on more. Source: Jamieson and Talwalkar 2016 (arXiv:
 `evolve` is the evolutionary search of LongRoPE: Ding et al. 2024 (arXiv:2402.13753), section 4 and appendix A. Factors
 never fall from a faster pair to a slower one, and lie between 1 and 1.25·s. Its second search space, how many first
 tokens stay as they were, is left out: no config.json can say it.
+
+A measure gives a scaling's loss on the first so many documents, the smaller the better.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Protocol
 
 import numpy as np
 
-from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry
+from ropecli.scaling.method import SearchRange
+from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.tuning_run import TuningRun, try_plan
-from ropecli.tuning.tuning_settings import tunable
+from ropecli.tuning.settings import TuneSettings
 
 _DIGITS = 3
 """Significant digits of a constant: nobody wants to read more in a config.json."""
 _DRAWS_PER_POINT = 8
 """Draws for each point wanted: some do not fit the geometry."""
 _FIRST_ROUND_DOCUMENTS = 2
-"""Documents of the first round."""
 START_METHODS = ("linear", "ntk", "yarn")
 """The methods whose factors the first population is made of."""
 _LARGEST_FACTOR = 1.25
@@ -35,41 +36,41 @@ _FACTOR_STEP = 0.01
 _MUTATED_SHARE = 0.3
 """The share of its factors that a mutation draws anew."""
 _CROSSOVER_TRIES = 100
-T = TypeVar("T")
 Factors = tuple[float, ...]
 
 
-def search_constants(run: TuningRun) -> PatchPlan:
-    """The plan with the best score, of all methods, each with its share of the points; the model stays as it was.
+class Measure(Protocol):
+    def __call__(self, spec: ScalingSpec, documents: int, iteration: int = 0) -> float: ...
+
+
+def search_constants(
+    geometry: RopeGeometry, factor: float, settings: TuneSettings, documents: int, measure: Measure
+) -> ScalingSpec:
+    """The best scaling of all methods, each with its share of the points, at least one.
 
     The first constants that are a method's own are measured on all documents whatever becomes of them: what the others
-    are held against. Raises MethodError, PatchError.
+    are compared with. Raises MethodError.
     """
-    settings, geometry = run.settings, run.settings.geometry(run.checkpoint)
-    share = settings.points // len(settings.methods)
-    specs = [spec for one in settings.methods for spec in grid_points(geometry, one, run.factor, share, settings.seed)]
-    plans = [settings.plan(run.checkpoint, spec) for spec in specs]
+    share = max(1, settings.points // len(settings.methods))
+    points = [grid_points(geometry, method, factor, share, settings.seed) for method in settings.methods]
+    specs = [spec for of_method in points for spec in of_method]
 
     @cache
-    def measure(index: int, count: int) -> float:
-        return try_plan(run, plans[index], f"grid {specs[index]}", count, level="grid")
+    def loss(index: int, count: int) -> float:
+        return measure(specs[index], count)
 
-    count = len(run.evaluator.documents.kept)
-    best = halve(range(len(plans)), count, measure)[0]
-    return plans[min((best, own_constants(specs)), key=lambda index: measure(index, count))]
+    best = halve(range(len(specs)), documents, loss)[0]
+    return specs[min((best, own_constants(specs)), key=lambda index: loss(index, documents))]
 
 
 def grid_points(geometry: RopeGeometry, method: str, factor: float, count: int, seed: int) -> list[ScalingSpec]:
-    """Up to `count`, the method's defaults first where it runs by them, the others evenly spread over the ranges.
+    """Up to `count`, the method's defaults first where it has some, the others evenly spread over the ranges.
 
-    Raises MethodError for a method that changes distances, and where nothing fits the geometry.
+    Raises MethodError where nothing fits the geometry.
     """
-    known = tunable(method)
+    ranges = find_method(method).search_ranges
     tried = [make_spec(method, factor)]
-    if known.search_ranges:
-        tried += [
-            make_spec(method, factor, params) for params in _spread(known.search_ranges, _DRAWS_PER_POINT * count, seed)
-        ]
+    tried += [make_spec(method, factor, params) for params in _spread(ranges, _DRAWS_PER_POINT * count, seed)]
     fitting: list[ScalingSpec] = []
     refusal: MethodError | None = None
     for spec in tried:
@@ -77,8 +78,8 @@ def grid_points(geometry: RopeGeometry, method: str, factor: float, count: int, 
             scale(geometry, spec)
         except MethodError as error:
             refusal = error
-            continue
-        fitting.append(spec)
+        else:
+            fitting.append(spec)
         if len(fitting) == count:
             break
     if not fitting:
@@ -91,14 +92,16 @@ def own_constants(specs: Sequence[ScalingSpec]) -> int:
     return next((index for index, spec in enumerate(specs) if not spec.params), 0)
 
 
-def _spread(ranges: dict[str, Any], count: int, seed: int) -> list[dict[str, float]]:
+def _spread(ranges: dict[str, SearchRange], count: int, seed: int) -> list[dict[str, float]]:
     """Sobol's points, each range in equal steps of its logarithm."""
     import torch
 
-    drawn = (
-        torch.quasirandom.SobolEngine(len(ranges), scramble=True, seed=seed).draw(count, dtype=torch.float64).numpy()
-    )
-    lows, highs = (np.log([getattr(one, end) for one in ranges.values()]) for end in ("low", "high"))
+    if not ranges:
+        return []
+    sobol = torch.quasirandom.SobolEngine(len(ranges), scramble=True, seed=seed)
+    drawn = sobol.draw(count, dtype=torch.float64).numpy()
+    lows = np.log([one.low for one in ranges.values()])
+    highs = np.log([one.high for one in ranges.values()])
     values = np.exp(lows + drawn * (highs - lows))
     return [dict(zip(ranges, (float(f"{value:.{_DIGITS}g}") for value in row), strict=True)) for row in values]
 
@@ -113,42 +116,42 @@ def rounds(points: int, documents: int) -> list[tuple[int, int]]:
     return [*plan, (points, documents)]
 
 
-def halve(points: Sequence[T], documents: int, measure: Callable[[T, int], float]) -> list[T]:
-    """The points of the last round, best first. measure: of a point on so many documents, the smaller the better."""
+def halve(points: Sequence[int], documents: int, loss: Callable[[int, int], float]) -> list[int]:
+    """The points of the last round, best first. loss: of a point on so many documents."""
     left = list(points)
     for count, read in rounds(len(left), documents):
-        left = sorted(left[:count], key=lambda point: measure(point, read))
+        left = sorted(left[:count], key=lambda point: loss(point, read))
     return left
 
 
-def evolve(run: TuningRun) -> PatchPlan:
-    """The plan of the best factors that were found. The model is left as it was. Raises MethodError, PatchError.
+def evolve(
+    geometry: RopeGeometry, factor: float, settings: TuneSettings, documents: int, measure: Measure
+) -> ScalingSpec:
+    """The best factors that were found, as a longrope scaling.
 
-    The evolution reads few documents; all of them decide between its best and the known methods it began with.
+    The evolution reads a few documents; all of them decide between its best and the known methods it began with.
     """
-    settings, sizes, factor = run.settings, run.settings.evolution, run.factor
     rng = np.random.default_rng(settings.seed)
-    known = _known_methods(settings.geometry(run.checkpoint), factor)
-    population = _first_population(known, factor, sizes.population, rng)
-    measured: dict[Factors, float] = {}
-    for iteration in range(sizes.iterations + 1):
-        for one in population:
-            if one not in measured:
-                measured[one] = _measure(run, one, iteration, sizes.documents)
-        parents = sorted(measured, key=lambda one: measured[one])[: sizes.parents]
-        mutants = [_mutated(parents[rng.integers(len(parents))], factor, rng) for _ in range(sizes.mutations)]
-        crossed = [_crossed(parents, factor, rng) for _ in range(sizes.crossovers)]
-        population = [*mutants, *crossed]
-    count = len(run.evaluator.documents.kept)
-    best = min(dict.fromkeys((parents[0], *known)), key=lambda one: _measure(run, one, sizes.iterations, count))
-    return settings.plan(run.checkpoint, _spec(best, factor))
+    known = known_methods(geometry, factor)
+    candidates = first_population(known, factor, settings.population, rng)
+    losses: dict[Factors, float] = {}
+    for iteration in range(settings.iterations + 1):
+        for candidate in candidates:
+            if candidate not in losses:
+                losses[candidate] = measure(spec_of(candidate, factor), settings.documents, iteration)
+        best = sorted(losses, key=lambda one: losses[one])[: settings.parents]
+        mutants = [mutated(best[rng.integers(len(best))], factor, rng) for _ in range(settings.mutations)]
+        children = [crossed(best, factor, rng) for _ in range(settings.crossovers)]
+        candidates = [*mutants, *children]
+    finalists = [spec_of(factors, factor) for factors in dict.fromkeys((best[0], *known))]
+    return min(finalists, key=lambda spec: measure(spec, documents, settings.iterations))
 
 
-def _spec(factors: Factors, factor: float) -> ScalingSpec:
+def spec_of(factors: Factors, factor: float) -> ScalingSpec:
     return make_spec("longrope", factor, {"long_factor": list(factors)})
 
 
-def _known_methods(geometry: RopeGeometry, factor: float) -> list[Factors]:
+def known_methods(geometry: RopeGeometry, factor: float) -> list[Factors]:
     """The factors of known methods."""
     known = []
     for method in START_METHODS:
@@ -160,11 +163,10 @@ def _known_methods(geometry: RopeGeometry, factor: float) -> list[Factors]:
     return known
 
 
-def _first_population(known: Sequence[Factors], factor: float, size: int, rng: np.random.Generator) -> list[Factors]:
+def first_population(known: Sequence[Factors], factor: float, size: int, rng: np.random.Generator) -> list[Factors]:
     """The known ones, as many as there is room for, and their mutants."""
-    return [*known[:size]] + [
-        _mutated(known[index % len(known)], factor, rng) for index in range(max(0, size - len(known)))
-    ]
+    mutants = [mutated(known[index % len(known)], factor, rng) for index in range(size - len(known))]
+    return [*known[:size], *mutants]
 
 
 def _within_bounds(factors: np.ndarray, factor: float) -> Factors:
@@ -173,7 +175,7 @@ def _within_bounds(factors: np.ndarray, factor: float) -> Factors:
     return tuple(float(f"{value:.2f}") for value in np.maximum.accumulate(stepped))
 
 
-def _mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors:
+def mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors:
     """Some factors drawn anew, each between its neighbours."""
     child = np.array(parent)
     for place in np.flatnonzero(rng.random(len(child)) < _MUTATED_SHARE):
@@ -183,7 +185,7 @@ def _mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factor
     return _within_bounds(child, factor)
 
 
-def _crossed(parents: Sequence[Factors], factor: float, rng: np.random.Generator) -> Factors:
+def crossed(parents: Sequence[Factors], factor: float, rng: np.random.Generator) -> Factors:
     """Every factor from one of two parents; drawn again until they never fall, and at last raised where they do."""
     for _ in range(_CROSSOVER_TRIES):
         pair = rng.choice(len(parents), size=2, replace=len(parents) < 2)
@@ -192,9 +194,3 @@ def _crossed(parents: Sequence[Factors], factor: float, rng: np.random.Generator
         if (np.diff(child) >= 0).all():
             break
     return _within_bounds(child, factor)
-
-
-def _measure(run: TuningRun, factors: Factors, iteration: int, count: int) -> float:
-    """On so many documents."""
-    plan = run.settings.plan(run.checkpoint, _spec(factors, run.factor))
-    return try_plan(run, plan, f"search {factors}", count, level="search", step=iteration)

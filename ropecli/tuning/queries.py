@@ -1,0 +1,152 @@
+"""Finds the weights that give a layer's queries, by asking the model.
+
+A module's output is replaced by the number of each of its rows, in binary, one digit per sequence. Where the queries
+that reach the attention hold these digits unchanged, the module is their last producer. At position 0 no pair is
+rotated. So fused projections, interleaved heads and MLA need no table of architectures.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropecli.attention.attention_probe import attending_by, causal_attention, in_evaluation
+from ropecli.attention.head_layout import HeadLayout, find_rotating_layers, layer_label
+from ropecli.errors import PatchError
+from ropecli.live.rotary import restored, rotary_tables
+from ropecli.live.stock_transformers import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+_DIGITS = 19
+"""Binary digits: they number half a million rows."""
+_SAME = 1e-2
+"""Relative, between digits that went the same way: half precision's rounding of an attention factor."""
+
+
+class Queries(NamedTuple):
+    """The last producer of a layer's queries. name: the module's, in the model. rows: shape (2, heads, pairs), where in
+    the last dimension of its output the first and the second dimension of each pair are; (2, 1, pairs) where all heads
+    go through one norm. projection: whether it is a linear map; a norm's weight can make a pair longer, not rotate it.
+    """
+
+    name: str
+    rows: Tensor
+    projection: bool
+
+
+def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> list[Queries]:
+    """Of every layer that rotates by a rope of these labels (layer types; None where all share one).
+
+    The model is afterwards what it was. Raises PatchError with the reason where a layer's queries come from no module
+    with a weight of its own, or rotate in a way that is not understood (see head_layout.find_rotating_layers).
+    """
+    tables = rotary_tables(model)
+    pairs = {table.layer_type: len(table.inv_freq) for table in tables}
+    layout, layers = find_rotating_layers(model, labels)
+    capture, names = _QueryCapture(), {module: name for name, module in model.named_modules()}
+    found: dict[int, Queries] = {}
+    attending = attending_by(model, capture, own_code=True)
+    with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending:
+        for name in _candidates(layers):
+            for layer, numbers in _trace_rows(model, capture, layers, name).items():
+                rows = _rows(numbers, layout, pairs[layer_label(layer, pairs)])
+                if bool((rows >= 0).all()):
+                    module = layer.get_submodule(name)
+                    found[layers.index(layer)] = Queries(names[module], rows, isinstance(module, torch.nn.Linear))
+    for index, layer in enumerate(layers):
+        if index not in found:
+            raise PatchError(
+                f"Layer {getattr(layer, 'layer_idx', index)} ({type(layer).__name__}): its queries do not come "
+                "unchanged from a projection or a norm, so that nothing can be folded into a weight."
+            )
+    return [found[index] for index in range(len(layers))]
+
+
+def _rows(numbers: Tensor, layout: HeadLayout, pairs: int) -> Tensor:
+    """numbers: by head and dimension. As Queries.rows."""
+    at = layout.rotary_start + (2 if layout.neighbours else 1) * torch.arange(pairs)
+    rows = torch.stack([numbers[:, at], numbers[:, at + (1 if layout.neighbours else pairs)]])
+    same_for_all_heads = bool((rows == rows[:, :1]).all())
+    return rows[:, :1] if same_for_all_heads else rows
+
+
+class _QueryCapture:
+    """An attention function that keeps the queries it gets, and a mask function."""
+
+    def __init__(self) -> None:
+        self.queries: dict[Any, Tensor] = {}
+
+    def mask(self, *, batch_size: int, **others: Any) -> Tensor:
+        return torch.zeros((batch_size, 1, 1, 1), dtype=torch.int64)
+
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
+    ) -> tuple[Tensor, None]:
+        return self.keep(module, query, key, value, others.get("scaling"))
+
+    def keep(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+    ) -> tuple[Tensor, None]:
+        self.queries[module] = query[:, :, 0].float()
+        return causal_attention(query, key, value, scaling), None
+
+
+def _candidates(layers: list[Any]) -> list[str]:
+    """The modules with a weight in an attention, by their names there, as they are defined: of two that fit, the later
+    one is taken.
+    """
+    names = [name for layer in layers for name, module in layer.named_modules() if name and _has_weight(module)]
+    return list(dict.fromkeys(names))
+
+
+def _has_weight(module: torch.nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim in (1, 2)
+
+
+def _trace_rows(model: "PreTrainedModel", capture: _QueryCapture, layers: list[Any], name: str) -> dict[Any, Tensor]:
+    """By layer, for every head and dimension of its queries, which row of this module's output it is, or -1.
+
+    Shape (heads, width).
+    """
+    sizes: dict[Any, int] = {}
+
+    def give_numbers(module: Any, arguments: Any, output: Any) -> Any:
+        """The rows' numbers, from 1 on: a binary digit per sequence, and ones in the last sequence."""
+        if not isinstance(output, Tensor):
+            return output
+        sizes[module] = size = output.shape[-1]
+        numbers = torch.arange(1, size + 1, device=output.device)
+        digits = (numbers >> torch.arange(_DIGITS, device=output.device)[:, None]) & 1
+        rows = torch.cat([digits, torch.ones_like(digits[:1])]).to(output.dtype)
+        return rows.reshape(_DIGITS + 1, *[1] * (output.ndim - 2), size).expand_as(output).clone()
+
+    modules = {layer: dict(layer.named_modules()).get(name) for layer in layers}
+    handles = [module.register_forward_hook(give_numbers) for module in modules.values() if module is not None]
+    ids = torch.zeros((_DIGITS + 1, 1), dtype=torch.int64, device=model.device)
+    try:
+        model(input_ids=ids, use_cache=False)
+    except (RuntimeError, IndexError, ValueError):  # what it gives is more than a row of states for each token
+        return {}
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {
+        layer: _read_numbers(capture.queries[layer], sizes[module])
+        for layer, module in modules.items()
+        if module in sizes
+    }
+
+
+def _read_numbers(query: Tensor, size: int) -> Tensor:
+    """query: shape (sequences, heads, width). A norm in between makes the digits of each sequence of another size."""
+    ones, digits = query[-1], query[:-1]
+    written = digits.abs() > ones.abs() / 2
+    alike = (digits - written * ones).abs() <= _SAME * ones.abs()
+    numbers = (written.long() << torch.arange(_DIGITS, device=query.device)[:, None, None]).sum(dim=0) - 1
+    sound = alike.all(dim=0) & (ones > 0) & (numbers >= 0) & (numbers < size)
+    return torch.where(sound, numbers, -1).cpu()
