@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ropecli.attention.attention_function import frequencies_of
+from ropecli.attention.attention_probe import in_evaluation, remember_attention
 from ropecli.attention.head_layout import find_layout
 from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.patch_plan import PatchPlan
@@ -79,7 +80,7 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
     """
     put_back, saved = _remember(model), SavedRemapping.of(ropes.values())
     try:
-        remove_remapping(model)
+        _remove_remapping(model)
         turn_by(model, ropes)
         if saved is not None:
             set_remapping(model, saved, ropes)
@@ -99,11 +100,16 @@ def unpatched_after(model: "PreTrainedModel") -> Iterator[None]:
 
 
 def _remember(model: "PreTrainedModel") -> Callable[[], None]:
-    tables, attention = remember(rotary_tables(model)), remember_attention(model)
+    config = model.config.get_text_config()
+    block = getattr(config, KEY, None)
+    put_back_tables, put_back_attention = remember(rotary_tables(model)), remember_attention(model)
 
     def put_back() -> None:
-        tables()
-        attention()
+        put_back_tables()
+        config.__dict__.pop(KEY, None)
+        if block is not None:
+            setattr(config, KEY, block)
+        put_back_attention()
 
     return put_back
 
@@ -127,26 +133,12 @@ def set_remapping(
     return complete
 
 
-def remove_remapping(model: "PreTrainedModel") -> None:
+def _remove_remapping(model: "PreTrainedModel") -> None:
     """Takes a distance method away from a model; nothing where it has none."""
     config = model.config.get_text_config()
     if getattr(config, KEY, None) is not None:
         delattr(config, KEY)
         _set_attention(model, "sdpa" if model._supports_sdpa else "eager")
-
-
-def remember_attention(model: "PreTrainedModel") -> Callable[[], None]:
-    """What makes the model attend again as it does now."""
-    config = model.config.get_text_config()
-    name, block = config._attn_implementation, getattr(config, KEY, None)
-
-    def put_back() -> None:
-        config.__dict__.pop(KEY, None)
-        if block is not None:
-            setattr(config, KEY, block)
-        _set_attention(model, name)
-
-    return put_back
 
 
 def _set_attention(model: "PreTrainedModel", name: str) -> None:
@@ -183,23 +175,19 @@ def _check_frequencies(model: "PreTrainedModel") -> None:
 @torch.no_grad()
 def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
     """For some tokens, no more than the method leaves at their distances: the logits, of a model that gives them."""
-    rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
-    ids = torch.arange(unchanged_length(saved), device=model.device)[None] * 7 % rows
-    training = model.training
-    model.eval()
-    try:
+    embeddings: Any = model.get_input_embeddings()
+    ids = torch.arange(_unchanged_length(saved), device=model.device)[None] * 7 % embeddings.weight.shape[0]
+    with in_evaluation(model):
         return model(input_ids=ids, use_cache=False)[0]
-    finally:
-        model.train(training)
 
 
-def unchanged_length(saved: SavedRemapping, most: int = _TOKENS) -> int:
-    """Tokens up to which the method is plain attention, at most `most`."""
-    at = np.arange(most)
+def _unchanged_length(saved: SavedRemapping) -> int:
+    """Tokens up to which the method is plain attention, at most _TOKENS."""
+    at = np.arange(_TOKENS)
     distances = saved.remapping().distances(at, at)
     plain = at[:, None] - at[None]
     differs = ((distances != plain) & (plain >= 0)).any(axis=1)
-    return int(differs.argmax()) if differs.any() else most
+    return int(differs.argmax()) if differs.any() else _TOKENS
 
 
 def _compare(expected: torch.Tensor, found: torch.Tensor, saved: SavedRemapping) -> None:

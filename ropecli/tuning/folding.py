@@ -62,7 +62,7 @@ def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> li
     layout, layers = find_rotating_layers(model, labels)
     capture, names = _Capture(), {module: name for name, module in model.named_modules()}
     found: dict[int, Queries] = {}
-    attending = attending_by(model, capture, own_code=True)
+    attending = attending_by(model, capture)
     with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending:
         for name in _candidates(layers):
             for layer, numbers in _numbered(model, capture, layers, name).items():
@@ -102,13 +102,8 @@ class _Capture:
     def __call__(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
     ) -> tuple[Tensor, None]:
-        return self.keep(module, query, key, value, others.get("scaling"))
-
-    def keep(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
-    ) -> tuple[Tensor, None]:
         self.calls.append((module, query[:, :, 0].float()))
-        return causal_attention(query, key, value, scaling), None
+        return causal_attention(query, key, value, others.get("scaling")), None
 
     def run(self, model: "PreTrainedModel") -> None:
         """A pass over one token in `_DIGITS` sequences."""

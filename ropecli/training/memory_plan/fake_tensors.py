@@ -127,7 +127,7 @@ def _in_one_block(name: str) -> Callable[..., Any]:
         s_aux: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        kernel = make_kernel(module, name, sliding_window, query.shape[-1])
+        kernel = make_kernel(module, name, sliding_window)
         first = max(query.shape[2] - _ROWS, 0)
         last = kernel(
             query[:, :, first:],
