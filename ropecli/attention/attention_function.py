@@ -4,6 +4,7 @@ transformers rotates queries and keys as it always does; here they are rotated f
 What it would do wrong in silence is refused here and in row_padding.py.
 """
 
+import json
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -99,19 +100,16 @@ def _attend_alike(
     return torch.nn.functional.pad(result, (0, 0, padded, 0)) if padded else result
 
 
-_KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, Any, int | None, BlockAttention]]" = WeakKeyDictionary()
+_KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, BlockAttention]]" = WeakKeyDictionary()
 
 
 def _kernel(module: torch.nn.Module, sliding_window: int | None) -> BlockAttention:
     """The attention of a layer, made anew where the model was patched since."""
     config: Any = module.config
-    block, name = getattr(config, KEY, None), config._attn_implementation
-    known = _KERNELS.get(module)
-    if known is not None and known[0] is block and known[1:3] == (name, sliding_window):
-        return known[3]
-    kernel = make_kernel(module, name, sliding_window)
-    _KERNELS[module] = (block, name, sliding_window, kernel)
-    return kernel
+    block = getattr(config, KEY, None)
+    if module not in _KERNELS or _KERNELS[module][0] is not block:
+        _KERNELS[module] = (block, make_kernel(module, config._attn_implementation, sliding_window))
+    return _KERNELS[module][1]
 
 
 def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None) -> BlockAttention:
@@ -122,32 +120,21 @@ def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None) 
     if sliding_window is not None:
         return _sliding(sliding_window)
     saved = parse_saved_remapping(getattr(module.config, KEY, None), method_of(name) or name)
+    inv_freq = saved.inv_freq or frequencies_of(module.config)
+    label = layer_label(module, {one or None for one in inv_freq})
+    return _shared(json.dumps(saved.as_json(), sort_keys=True), tuple(inv_freq[label or ""]))
+
+
+@lru_cache(maxsize=16)
+def _shared(saved_as_json: str, inv_freq: tuple[float, ...]) -> BlockAttention:
+    """Layers that rotate alike share one, with its tables."""
+    saved = SavedRemapping(**json.loads(saved_as_json))
     if saved.rotary_start is None or saved.neighbours is None:
         raise CheckpointError(
             f"{KEY} in config.json does not say which dimensions of a head turn. Write the patch anew from the "
             "original checkpoint."
         )
-    inv_freq = saved.inv_freq or frequencies_of(module.config)
-    numbers = inv_freq[layer_label(module, {label or None for label in inv_freq}) or ""]
-    parameters = tuple(sorted(saved.params.items()))
-    return _shared(
-        saved.method, parameters, saved.pretrained, saved.target, tuple(numbers), saved.rotary_start, saved.neighbours
-    )
-
-
-@lru_cache(maxsize=16)
-def _shared(
-    method: str,
-    params: tuple[tuple[str, Any], ...],
-    pretrained: int,
-    target: int,
-    inv_freq: tuple[float, ...],
-    rotary_start: int,
-    neighbours: bool,
-) -> BlockAttention:
-    """Layers that rotate alike share one, with its tables."""
-    remapping = SavedRemapping(method, dict(params), pretrained, target).remapping()
-    return BlockAttention(remapping, Rotation(np.array(inv_freq), rotary_start, neighbours))
+    return BlockAttention(saved.remapping(), Rotation(np.array(inv_freq), saved.rotary_start, saved.neighbours))
 
 
 @lru_cache(maxsize=16)

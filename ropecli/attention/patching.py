@@ -48,25 +48,19 @@ def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True, **options: A
 
 
 def with_layout(plan: PatchPlan) -> PatchPlan:
-    """The plan with what a distance method has to find out about the model, see settle_layout."""
-    config = settle_layout(plan.config)
-    return replace(plan, config=config, changes=tuple(diff(plan.source.config, config)))
+    """The plan with what a distance method must know of the model: which dimensions of a head rotate.
 
-
-def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with what its distance method must know of the model: which dimensions of a head rotate.
-
-    It is found on a small model of the architecture with random weights, and proved there. A config that carries no
-    such method, or knows it already, is given back as it is. Raises PatchError where the architecture does not allow
-    the method, OutputError where nothing temporary can be written.
+    It is found on a small model of the architecture with random weights, and proved there. A plan without such a
+    method, or one that knows it already, is given back as it is. Raises PatchError where the architecture does not
+    allow the method, OutputError where nothing temporary can be written.
     """
-    saved = read_saved_remapping(config)
+    saved = read_saved_remapping(plan.config)
     if saved is None or saved.rotary_start is not None:
-        return config
-    settled = prove_on_small_model(stock_config_of(config), saved)
-    config = copy.deepcopy(config)
+        return plan
+    settled = _prove_on_small_model(stock_config_of(plan.config), saved)
+    config = copy.deepcopy(plan.config)
     write_saved_remapping(config, settled)
-    return config
+    return replace(plan, config=config, changes=tuple(diff(plan.source.config, config)))
 
 
 def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
@@ -83,7 +77,7 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
         _remove_remapping(model)
         turn_by(model, ropes)
         if saved is not None:
-            set_remapping(model, saved, ropes)
+            _set_remapping(model, saved, ropes)
     except BaseException:  # all of it or nothing
         put_back()
         raise
@@ -114,7 +108,7 @@ def _remember(model: "PreTrainedModel") -> Callable[[], None]:
     return put_back
 
 
-def set_remapping(
+def _set_remapping(
     model: "PreTrainedModel", saved: SavedRemapping, ropes: Mapping[str | None, ScaledRope]
 ) -> SavedRemapping:
     """Makes a model attend as `saved` says, in memory; returns it with the layout that was found.
@@ -142,16 +136,11 @@ def _remove_remapping(model: "PreTrainedModel") -> None:
 
 
 def _set_attention(model: "PreTrainedModel", name: str) -> None:
-    config = model.config.get_text_config()
-    if config._attn_implementation == name:
-        return
     with quiet_transformers():
-        model.set_attn_implementation(name if config is model.config else {"text_config": name})
-    if config._attn_implementation != name:
-        raise PatchError(f"{type(model).__name__} does not let its attention be set.")
+        model.set_attn_implementation(name if model.config.get_text_config() is model.config else {"text_config": name})
 
 
-def prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
+def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
     """Has a small model of the architecture attend as `config` asks for, which stock transformers has read.
 
     Returns it with the layout that was found. Raises ProofError, PatchError, CheckpointError.
@@ -160,7 +149,7 @@ def prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
         raise ProofError("Stock transformers does not take the attention that config.json asks for.")
     model = make_small_model(config)
     _check_frequencies(model)
-    return set_remapping(model, saved, ropes={})
+    return _set_remapping(model, saved, ropes={})
 
 
 def _check_frequencies(model: "PreTrainedModel") -> None:
