@@ -1,4 +1,4 @@
-"""Measures the attention of the relative-position methods against plain SDPA and against whole matrices of scores.
+"""Measures the attention of the distance methods against plain SDPA and against whole matrices of scores.
 
     python scripts/bench_remapping.py            # memory and wall time on the CPU, float32, 8 heads of 64 dimensions
     python scripts/bench_remapping.py --rounds 9
@@ -26,26 +26,36 @@ from torch.nn.functional import scaled_dot_product_attention
 from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.rotation import Rotation
 from ropecli.live.peak_memory import peak_memory, reset_peak
-from ropecli.remapping.branches import plain
+from ropecli.rope import Branch, Remapping
 from ropecli.scaling.registry import scaling_methods
 
 HEADS, HEAD_DIM = 8, 64
 PRETRAINED, TARGET = 2048, 8192
 THAT_FITS = 4096
 SDPA, MATRICES, PLAIN = "SDPA", "whole matrices", "plain, in blocks"
+PLAIN_REMAPPING = Remapping((Branch(np.zeros_like, lambda n: n + 1),))
+TRAINED, TRAINED_HEADS, TRAINED_TOKENS = "rerope", 2, (8192, 16_384, 32_768)
 Way = Callable[[], torch.Tensor]
 
 
-def make_way(name: str, tokens: int, kv_heads: int) -> Way:
+def make_way(name: str, tokens: int, kv_heads: int, training: bool = False) -> Way:
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, heads, tokens, HEAD_DIM) for heads in (HEADS, kv_heads, kv_heads))
+    shapes = [(1, heads, tokens, HEAD_DIM) for heads in (TRAINED_HEADS if training else HEADS, kv_heads, kv_heads)]
+    query, key, value = (torch.randn(shape, requires_grad=training) for shape in shapes)
     if name == SDPA:
         return lambda: scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     if name == MATRICES:
         return lambda: by_matrices(query, key, value)
-    remapping = plain() if name == PLAIN else scaling_methods()[name].function(PRETRAINED, TARGET)
+    remapping = PLAIN_REMAPPING if name == PLAIN else scaling_methods()[name].function(PRETRAINED, TARGET)
     kernel = BlockAttention(remapping, Rotation(10_000.0 ** -(np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))))
-    return lambda: kernel(query, key, value, first_query=0, first_key=0, scaling=HEAD_DIM**-0.5)
+
+    def attend() -> torch.Tensor:
+        result = kernel(query, key, value, first_query=0, first_key=0, scaling=HEAD_DIM**-0.5)
+        if training:
+            result.sum().backward()
+        return result
+
+    return attend
 
 
 def by_matrices(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -62,18 +72,18 @@ def matrices(tokens: int) -> float:
     return 2 * HEADS * tokens**2 * 4 / 2**20
 
 
-def measure_memory(name: str, tokens: int, kv_heads: int) -> None:
-    make_way(name, 256, kv_heads)()  # what the first call alone takes: threads, code
-    way = make_way(name, tokens, kv_heads)
+def measure_memory(name: str, tokens: int, kv_heads: int, training: bool) -> None:
+    make_way(name, 256, kv_heads, training)()  # what the first call alone takes: threads, code
+    way = make_way(name, tokens, kv_heads, training)
     reset_peak(torch.device("cpu"))
     before = psutil.Process().memory_info().rss
     way()
     print(json.dumps((peak_memory(torch.device("cpu")) - before) / 2**20))
 
 
-def extra_memory(name: str, tokens: int, kv_heads: int) -> float:
+def extra_memory(name: str, tokens: int, kv_heads: int, *more: str) -> float:
     """Peak memory of a call above its inputs, its result included, MiB, in a process of its own."""
-    arguments = ["--only", name, "--tokens", str(tokens), "--kv-heads", str(kv_heads)]
+    arguments = ["--only", name, "--tokens", str(tokens), "--kv-heads", str(kv_heads), *more]
     run = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
     if run.returncode:
         raise SystemExit(run.stderr)
@@ -82,6 +92,7 @@ def extra_memory(name: str, tokens: int, kv_heads: int) -> float:
 
 def times(names: Sequence[str], tokens: int, kv_heads: int, rounds: int) -> dict[str, float]:
     """Wall seconds, the best of each."""
+    torch.set_grad_enabled(False)
     ways = {name: make_way(name, tokens, kv_heads) for name in names}
     best = dict.fromkeys(names, float("inf"))
     for _ in range(rounds + 1):
@@ -116,16 +127,21 @@ def compare(names: Sequence[str], kv_heads: int, tokens: int, rounds: int) -> Ta
     return table
 
 
-@torch.inference_mode()
-def main(only: str = "", tokens: int = TARGET, kv_heads: int = 0, rounds: int = 5) -> None:
-    """Print memory and wall time of every relative-position method."""
+def main(only: str = "", tokens: int = TARGET, kv_heads: int = 0, rounds: int = 5, training: bool = False) -> None:
+    """Print memory and wall time of every distance method."""
     if only:
-        measure_memory(only, tokens, kv_heads)
+        with torch.inference_mode(not training):
+            measure_memory(only, tokens, kv_heads, training)
         return
     console = Console(width=110)
     names = [PLAIN, *(method.name for method in scaling_methods().values() if method.remaps)]
     for heads in [kv_heads] if kv_heads else [HEADS, 2]:
         console.print(compare(names, heads, tokens, rounds))
+    trained = [extra_memory(TRAINED, size, TRAINED_HEADS, "--training") for size in TRAINED_TOKENS]
+    console.print(
+        f"{TRAINED}, forward and backward, the gradients of {TRAINED_HEADS} heads with them: "
+        f"{', '.join(f'{one:,.0f} MiB at {size:,}' for one, size in zip(trained, TRAINED_TOKENS, strict=True))}"
+    )
     found = extra_memory(MATRICES, THAT_FITS, HEADS)
     console.print(
         f"whole matrices, made in truth at {THAT_FITS:,} tokens: {found:,.0f} MiB, computed {matrices(THAT_FITS):,.0f}"

@@ -54,8 +54,8 @@ FAULTS: list[tuple[str, str]] = [
     ("shift = window - window // group", "shift = window // group"),
     ("np.minimum(n % stride + stride, chunk)", "np.minimum(n % stride, chunk)"),
     ("last = sinks + window - 1", "last = sinks + window"),
-    ("torch.mul(one, cos_sin.cos).addcmul_(two, cos_sin.sin, value=-1)", "torch.mul(one, cos_sin.cos).addcmul_(two, cos_sin.sin)"),
-    ("query = query.to(computing_dtype(query)) * self._scaling", "query = query.to(computing_dtype(query))"),
+    ("(one * cos - two * sin, two * cos + one * sin)", "(one * cos + two * sin, two * cos - one * sin)"),
+    ("query.flatten(1, 2) * self.scaling", "query.flatten(1, 2)"),
     # evaluate
     ('ids = _begun(special.prefix, document.ids[longest - length : longest])', 'ids = _begun(special.prefix, document.ids[:length])'),
     ('yield Window(document.ids[:length], length - special.first_scored, length)', 'yield Window(document.ids[:length], length - special.first_scored - 1, length)'),

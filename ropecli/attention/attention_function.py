@@ -4,6 +4,7 @@ transformers rotates queries and keys as it always does; here they are rotated f
 What it would do wrong in silence is refused here and in row_padding.py.
 """
 
+import json
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from ropecli.attention.head_layout import layer_label
 from ropecli.attention.rotation import Rotation
 from ropecli.attention.row_padding import RowPadding, describe_padding, read_padding, refuse_other_positions
 from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
-from ropecli.errors import CheckpointError, PatchError
+from ropecli.errors import CheckpointError
 from ropecli.remapping.branches import sliding
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale
@@ -46,7 +47,6 @@ def remapped_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    is_causal: bool | None = None,
     position_ids: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -56,9 +56,7 @@ def remapped_attention(
     describe_padding. sliding_window: tokens; such a layer is left as it is. position_ids: shape (batch, queries).
     Returns shape (batch, queries, heads, width). Raises PatchError for positions that leave some out, or begin again.
     """
-    if is_causal is False or getattr(module, "is_causal", True) is False:
-        raise PatchError("A layer attends in both directions, where a relative-position method has no meaning.")
-    kernel = _kernel(module, sliding_window, query.shape[-1])
+    kernel = _kernel(module, sliding_window)
     options = {
         "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
         "softcap": softcap,
@@ -102,59 +100,41 @@ def _attend_alike(
     return torch.nn.functional.pad(result, (0, 0, padded, 0)) if padded else result
 
 
-_KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, Any, int | None, BlockAttention]]" = WeakKeyDictionary()
+_KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, BlockAttention]]" = WeakKeyDictionary()
 
 
-def _kernel(module: torch.nn.Module, sliding_window: int | None, head_dim: int) -> BlockAttention:
-    """The attention of a layer; layers that rotate alike share one, with its tables."""
+def _kernel(module: torch.nn.Module, sliding_window: int | None) -> BlockAttention:
+    """The attention of a layer, made anew where the model was patched since."""
     config: Any = module.config
-    block, name = getattr(config, KEY, None), config._attn_implementation
-    known = _KERNELS.get(module)
-    if known is not None and known[0] is block and known[1] == name and known[2] == sliding_window:
-        return known[3]
-    kernel = make_kernel(module, name, sliding_window, head_dim)
-    _KERNELS[module] = (block, name, sliding_window, kernel)
-    return kernel
+    block = getattr(config, KEY, None)
+    if module not in _KERNELS or _KERNELS[module][0] is not block:
+        _KERNELS[module] = (block, make_kernel(module, config._attn_implementation, sliding_window))
+    return _KERNELS[module][1]
 
 
-def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None, head_dim: int) -> BlockAttention:
+def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None) -> BlockAttention:
     """The attention of a layer. name: of the attention in its config. sliding_window: tokens; None where it has none.
 
-    Raises CheckpointError where the layer's config does not say how, or says what cannot be.
+    Raises CheckpointError where the layer's config does not say how.
     """
     if sliding_window is not None:
         return _sliding(sliding_window)
-    method, block = method_of(name), getattr(module.config, KEY, None)
-    if method is None or block is None:
-        raise CheckpointError(
-            f"The attention {name} was asked for, and config.json has no {KEY} that says with which parameters. "
-            "Write the checkpoint with `ropecli patch`."
-        )
-    saved = parse_saved_remapping(block, method)
+    saved = parse_saved_remapping(getattr(module.config, KEY, None), method_of(name) or name)
+    inv_freq = saved.inv_freq or frequencies_of(module.config)
+    label = layer_label(module, {one or None for one in inv_freq})
+    return _shared(json.dumps(saved.as_json(), sort_keys=True), tuple(inv_freq[label or ""]))
+
+
+@lru_cache(maxsize=16)
+def _shared(saved_as_json: str, inv_freq: tuple[float, ...]) -> BlockAttention:
+    """Layers that rotate alike share one, with its tables."""
+    saved = SavedRemapping(**json.loads(saved_as_json))
     if saved.rotary_start is None or saved.neighbours is None:
         raise CheckpointError(
             f"{KEY} in config.json does not say which dimensions of a head turn. Write the patch anew from the "
             "original checkpoint."
         )
-    inv_freq = saved.inv_freq or frequencies_of(module.config)
-    label = layer_label(module, {name or None for name in inv_freq})
-    numbers = np.asarray(inv_freq[label or ""], dtype=np.float64)
-    if (stop := saved.rotary_start + 2 * len(numbers)) > head_dim:
-        raise CheckpointError(
-            f"{KEY} in config.json has dimensions {saved.rotary_start} to {stop - 1} of a head turn, which is "
-            f"{head_dim} wide. Write the patch anew from the original checkpoint."
-        )
-    parameters = tuple(sorted(saved.params.items()))
-    lengths = (saved.pretrained, saved.target)
-    return _shared(method, parameters, lengths, numbers.tobytes(), saved.rotary_start, saved.neighbours)
-
-
-@lru_cache(maxsize=16)
-def _shared(
-    method: str, params: tuple[tuple[str, Any], ...], lengths: tuple[int, int], inv_freq: bytes, start: int, pairs: bool
-) -> BlockAttention:
-    remapping = SavedRemapping(method, dict(params), *lengths).remapping()
-    return BlockAttention(remapping, Rotation(np.frombuffer(inv_freq), start, pairs))
+    return BlockAttention(saved.remapping(), Rotation(np.array(inv_freq), saved.rotary_start, saved.neighbours))
 
 
 @lru_cache(maxsize=16)

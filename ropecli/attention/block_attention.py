@@ -1,23 +1,22 @@
-"""Attention at remapped distances, a block of queries at a time: extra memory is O(block × keys), never O(n × n).
+"""Attention at remapped distances: fused kernels on a GPU, and blocks of queries everywhere else.
 
-A block has one softmax over all that its queries see; keys that none of them sees are not computed. The idea is of
-Rabe and Staats 2021 (arXiv:2112.05682). Knows no method, config or model; expects no padding.
+Knows no method, config or model; expects no padding.
 """
 
 import warnings
-from functools import cache, lru_cache, partial
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
-from ropecli.attention.block_loop import BlockLoop, Softmax
+from ropecli.attention.block_loop import BlockLoop
 from ropecli.attention.flex_kernels import attend_by_flex, is_failed_compilation, make_block_masks, suits_flex
-from ropecli.attention.key_ranges import count_keys, find_ranges
-from ropecli.attention.rotation import BranchRotation, Rotation, RotationTable, computing_dtype
+from ropecli.attention.key_ranges import KeyRange, find_ranges
+from ropecli.attention.rotation import Rotation, RotationTable, computing_dtype
 from ropecli.rope import Positions, Remapping
 
-_SCORES_ON_CPU = 2**21
+_SCORES_ON_CPU = 2**20
 """Scores of a block: so many stay in the cache."""
 
 _SCORES_ELSEWHERE = 2**25
@@ -30,24 +29,18 @@ class BlockAttention:
     """Attention as a remapping has it, for heads that arrive rotated at their own positions.
 
     One serves all layers that rotate alike, and keeps the angles it has met. rotation: None for a remapping that
-    rotates nothing; raises ValueError for any other then.
+    rotates nothing.
     """
 
     def __init__(self, remapping: Remapping, rotation: Rotation | None) -> None:
         self.remapping = remapping
-
-        @cache  # branches of the same positions share a table
-        def table(positions: Positions | None) -> RotationTable | None:
-            if positions is None:
-                return None
-            if rotation is None:
-                raise ValueError("This remapping turns heads: it needs to know how the model does.")
-            return RotationTable(positions, rotation)
-
-        self._sides = tuple(BranchRotation(table(branch.query), table(branch.key)) for branch in remapping.branches)
-        # What the next layer asks for again.
-        self._ranges = lru_cache(maxsize=4)(partial(find_ranges, remapping))
-        self._masks = lru_cache(maxsize=4)(partial(make_block_masks, remapping))
+        self._tables = {
+            positions: RotationTable(rotation, positions)
+            for branch in remapping.branches
+            for positions in (branch.query, branch.key)
+            if rotation and positions
+        }
+        self._masks = lru_cache(maxsize=4)(partial(make_block_masks, remapping))  # the next layer asks for them again
 
     def __call__(
         self,
@@ -67,39 +60,46 @@ class BlockAttention:
 
         scaling: multiplies the scores. softcap: they become softcap·tanh(score/softcap). sinks: shape (heads,), scores
         that take part in the softmax and have no value. dropout: of probabilities. Scores and sums are float32, or
-        float64 for such states. Returns shape (batch, heads, queries, width), in value's dtype; zeros for a query that
-        sees no key.
+        float64 for such states. Returns shape (batch, heads, queries, width), in value's dtype.
         """
-        batch, heads, queries, head_dim = query.shape
-        kv_heads, keys, width = value.shape[1:]
-        group = heads // kv_heads
-        ranges = self._ranges(first_query, queries, first_key, keys)
-        counts = count_keys(ranges, queries)
-        if not counts.any():
-            return value.new_zeros(batch, heads, queries, width)
+        places = (first_query, query.shape[2], first_key, key.shape[2])
+        ranges = find_ranges(self.remapping, *places)
         if suits_flex(query, key, value, dropout):
-            sides = [self._sides[one.branch] for one in ranges]
-            masks = self._masks(first_query, queries, first_key, keys, query.device)
-            options: dict[str, Any] = {"scaling": scaling, "softcap": softcap, "sinks": sinks}
+            rotated = self._rotate(ranges, query, key, first_query, first_key)
+            masks = self._masks(*places, query.device)
             try:
-                return attend_by_flex(query, key, value, sides, masks, first_query, first_key, **options)
+                return attend_by_flex(rotated, value, masks, scaling=scaling, softcap=softcap, sinks=sinks)
             except Exception as error:
                 if not is_failed_compilation(error):
                     raise
                 warnings.warn(f"Attention runs without fused kernels, slower: {error}", stacklevel=2)
-        query, key, value = query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)
-        if sinks is not None:
-            sinks = sinks.view(kv_heads, group).repeat(batch, 1).to(computing_dtype(query))
+        batch, heads, queries, head_dim = query.shape
+        kv_heads, keys = key.shape[1:3]
+        group = heads // kv_heads
         most = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
-        scores = group * int(counts.max())
+        scores = group * int(sum(one.stop - one.first for one in ranges).max())
         rows = min(queries, max(_FEWEST_QUERIES, min(_MOST_QUERIES, most // scores)))
         units = max(1, most // max(rows * scores, keys * head_dim))  # of one token's block, its rotated keys are more
-        loop = BlockLoop(self._sides, ranges, rows, first_query, first_key, scaling)
-        results = []
-        for at in (slice(first, first + units) for first in range(0, len(query), units)):
-            softmax = Softmax(softcap, None if sinks is None else sinks[at], dropout)
-            results.append(loop.run(query[at], key[at], value[at], softmax))
-        result = torch.cat(results).view(batch, heads, queries, width)
-        if not counts.all():
-            result = result.masked_fill(torch.tensor(counts == 0, device=result.device)[:, None], 0.0)
-        return result
+        loop = BlockLoop(ranges, rows, scaling, softcap, dropout)
+        states = [query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)]
+        if sinks is not None:
+            states.append(sinks.view(kv_heads, group).repeat(batch, 1))
+        results, dtype = [], computing_dtype(query)
+        for own in zip(*(one.split(units) for one in states), strict=True):
+            queries_of_units, keys_of_units, *others = (one.to(dtype) for one in own)
+            rotated = self._rotate(ranges, queries_of_units, keys_of_units, first_query, first_key)
+            results.append(loop.run(rotated, *others).to(value.dtype))
+        return torch.cat(results).view(batch, heads, queries, -1)
+
+    def _rotate(
+        self, ranges: Sequence[KeyRange], query: Tensor, key: Tensor, first_query: int, first_key: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The queries and the keys as each branch has them. query, key: shape (..., tokens, head_dim)."""
+        for one in ranges:
+            yield (
+                self._rotate_to(one.branch.query, query, first_query),
+                self._rotate_to(one.branch.key, key, first_key),
+            )
+
+    def _rotate_to(self, positions: Positions | None, states: Tensor, first: int) -> Tensor:
+        return states if positions is None else self._tables[positions].rotate(states, first)

@@ -4,7 +4,7 @@ Source: Dong et al. 2024, FlexAttention (arXiv:2412.05496); of the merging, Dao 
 section 3.1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from ropecli.attention.key_ranges import KeyRange, find_ranges
-from ropecli.attention.rotation import BranchRotation
 from ropecli.rope import Remapping
 
 _BLOCK = 128
@@ -39,32 +38,23 @@ def suits_flex(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> boo
 
 
 def attend_by_flex(
-    query: Tensor,
-    key: Tensor,
+    rotated: Iterable[tuple[Tensor, Tensor]],
     value: Tensor,
-    sides: Sequence[BranchRotation],
     masks: Sequence[BlockMask],
-    first_query: int,
-    first_key: int,
     *,
     scaling: float,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """As BlockAttention, whose arguments these are. sides, masks: of each branch of which any query sees a key."""
-    kernel: Any = _compiled() if query.is_cuda else flex_attention
-    options: dict[str, Any] = {
-        "scale": scaling,
-        "enable_gqa": query.shape[1] != key.shape[1],
-        "return_aux": AuxRequest(lse=True),
-    }
+    """As BlockAttention, whose arguments these are. rotated: by branch, the queries and the keys. masks: likewise."""
+    kernel: Any = _compiled() if value.is_cuda else flex_attention
+    options: dict[str, Any] = {"scale": scaling, "return_aux": AuxRequest(lse=True)}
     if softcap:
         options["score_mod"] = _capped(softcap)
     outputs, sums = [], []
-    for side, mask in zip(sides, masks, strict=True):
-        rotated = query if side.query is None else side.query.rotate(query, first_query)
-        keys = key if side.key is None else side.key.rotate(key, first_key)
-        output, more = kernel(rotated, keys, value, block_mask=mask, **options)
+    for (query, key), mask in zip(rotated, masks, strict=True):
+        grouped = query.shape[1] != key.shape[1]
+        output, more = kernel(query, key, value, block_mask=mask, enable_gqa=grouped, **options)
         outputs.append(output)
         sums.append(more.lse)
     return _merge(outputs, sums, sinks).to(value.dtype)

@@ -36,9 +36,17 @@ class HeadLayout(NamedTuple):
     neighbours: bool
 
 
-class _Pass(NamedTuple):
-    calls: list[AttentionCall]
-    output: Tensor
+class _Seen(NamedTuple):
+    """What one layer gave its attention: at the model's positions, and at twice these."""
+
+    before: AttentionCall
+    after: AttentionCall
+
+    @property
+    def rotates(self) -> bool:
+        return _difference(self.before.query, self.after.query) > _allowed(self.before.query) or (
+            _difference(self.before.key, self.after.key) > _allowed(self.before.key)
+        )
 
 
 def find_layout(model: "PreTrainedModel") -> HeadLayout:
@@ -47,19 +55,18 @@ def find_layout(model: "PreTrainedModel") -> HeadLayout:
     The model is afterwards what it was. Raises PatchError with the reason where rotating q and k in the attention
     function is not exact, and where some of the model's positions do not come by there.
     """
-    calls, frequencies = _two_passes(model)
-    far = [pair for pair in calls if not pair[0].slides]
+    far = [layer for layer in _see_layers(model) if not layer.before.slides]
     if not far:
         raise PatchError(
             "Every layer looks back sliding_window tokens and no further; other distances have no meaning there."
         )
-    still = [before for before, after in far if _stands_still(before, after)]
+    still = [layer.before.name for layer in far if not layer.rotates]
     if still:
         raise PatchError(
             f"Of the layers that see the whole context, {len(still)} of {len(far)} do not turn by the rotary tables "
-            f"({_name(still[0])} is the first): they have no positions, or others, which cannot be remapped."
+            f"({still[0]} is the first): they have no positions, or others, which cannot be remapped."
         )
-    return _common(far, frequencies)
+    return _common_layout(far, _frequencies(model))
 
 
 def find_rotating_layers(model: "PreTrainedModel", labels: Collection[str | None]) -> tuple[HeadLayout, list[Any]]:
@@ -68,31 +75,16 @@ def find_rotating_layers(model: "PreTrainedModel", labels: Collection[str | None
 
     The model is afterwards what it was. Raises PatchError as find_layout does, and where no layer rotates.
     """
-    calls, frequencies = _two_passes(model, own_code=True)
+    frequencies = _frequencies(model)
     rotating = [
-        (before, after)
-        for before, after in calls
-        if not _stands_still(before, after) and layer_label(before.module, frequencies) in labels
+        layer
+        for layer in _see_layers(model)
+        if layer.rotates and layer_label(layer.before.module, frequencies) in labels
     ]
     if not rotating:
         raise PatchError(f"No layer turns by the rotary table of {', '.join(map(str, labels))}.")
-    modules = {id(before.module): before.module for before, _ in rotating}  # some attend several times
-    return _common(rotating, frequencies), list(modules.values())
-
-
-def _two_passes(
-    model: "PreTrainedModel", own_code: bool = False
-) -> tuple[list[tuple["AttentionCall", "AttentionCall"]], dict[str | None, np.ndarray]]:
-    """What every layer gave at the model's positions and at twice these; and the frequencies by rope label."""
-    tables = rotary_tables(model)
-    probe = AttentionProbe()
-    attending = attending_by(model, probe, own_code)
-    with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending:
-        first = _run(model, probe)
-        _double(tables)
-        second = _run(model, probe.replaying())
-    _check_same(first, second)
-    return list(zip(first.calls, second.calls, strict=True)), _frequencies(tables)
+    modules = {id(layer.before.module): layer.before.module for layer in rotating}  # some attend several times
+    return _common_layout(rotating, frequencies), list(modules.values())
 
 
 def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
@@ -114,21 +106,50 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
     )
 
 
-def _run(model: "PreTrainedModel", probe: AttentionProbe) -> _Pass:
+def _frequencies(model: "PreTrainedModel") -> dict[str | None, np.ndarray]:
+    return {table.layer_type: table.inv_freq for table in rotary_tables(model)}
+
+
+def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
+    """Two passes. Raises PatchError where more than queries and keys depends on positions."""
+    tables = rotary_tables(model)
+    probe = AttentionProbe()
+    with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending_by(model, probe):
+        output, first = _run(model), probe.calls
+        if not first:
+            raise PatchError(
+                "No layer calls an attention function of transformers' interface: the model attends by code of its "
+                "own, or not at all, so that nothing can be seen or changed there."
+            )
+        _double(tables)
+        probe.replay()
+        output_of_second, second = _run(model), probe.calls
+    if len(first) != len(second):
+        raise PatchError("How often the model attends depends on the positions.")
+    layers = [_Seen(*calls) for calls in zip(first, second, strict=True)]
+    for before, after in layers:
+        _refuse_not_finite(before)
+        if _difference(before.value, after.value) > _allowed(before.value):
+            raise PatchError(f"{before.name}: the values go by the positions too, not the queries and keys alone.")
+    if _difference(*(one.reshape(1, 1, 1, -1) for one in (output, output_of_second))) > _allowed(output):
+        raise PatchError(
+            "Some of the model's layers turn by the rotary tables and do not come by the attention function."
+        )
+    return layers
+
+
+def _run(model: "PreTrainedModel") -> Tensor:
     embeddings: Any = model.get_input_embeddings()
     ids = torch.arange(_TOKENS, device=embeddings.weight.device)[None] % embeddings.weight.shape[0]
     try:
-        output = model(input_ids=ids, use_cache=False)[0]
+        return model(input_ids=ids, use_cache=False)[0]
     except PatchError:
         raise
-    except (RuntimeError, IndexError) as error:  # by a mask that has another shape than they take for granted
+    except Exception as error:  # models raise what they like
         raise PatchError(
             f"{type(model).__name__} does not run with another attention. Perhaps it works on the mask itself, as "
             f"sparse attention does: {reason_of(error)}"
         ) from error
-    except Exception as error:  # models raise what they like
-        raise PatchError(f"{type(model).__name__} does not run with another attention: {reason_of(error)}") from error
-    return _Pass(probe.calls, output)
 
 
 def _double(tables: list[RotaryTable]) -> None:
@@ -143,76 +164,39 @@ def _double(tables: list[RotaryTable]) -> None:
         module.register_forward_pre_hook(before_pass, with_kwargs=True)
 
 
-def _frequencies(tables: list[RotaryTable]) -> dict[str | None, np.ndarray]:
-    """By rope label. Raises PatchError where two tables of one label rotate differently."""
-    known: dict[str | None, np.ndarray] = {}
-    for table in tables:
-        if not np.array_equal(known.setdefault(table.layer_type, table.inv_freq), table.inv_freq):
-            raise PatchError(f"{table.name} turns by other frequencies than another table of the same layers.")
-    return known
-
-
-def _check_same(first: _Pass, second: _Pass) -> None:
-    """What does not come by the attention function must not know the positions."""
-    if not first.calls:
-        raise PatchError(
-            "No layer calls an attention function of transformers' interface: the model attends by code of its own, or "
-            "not at all, so that nothing can be seen or changed there."
-        )
-    for call in first.calls:
-        if not all(one.isfinite().all() for one in (call.query, call.key, call.value)):
-            raise NotFiniteError(
-                f"{_name(call)} gets numbers that are not finite: there are some among the weights, or "
-                f"{str(call.query.dtype).removeprefix('torch.')} cannot hold what they give."
-            )
-    if len(first.calls) != len(second.calls):
-        raise PatchError("How often the model attends depends on the positions.")
-    for before, after in zip(first.calls, second.calls, strict=True):
-        if _difference(before.value, after.value) > _allowed(before.value):
-            raise PatchError(f"{_name(before)}: the values go by the positions too, not the queries and keys alone.")
-    if _difference(*(one.output.reshape(1, 1, 1, -1) for one in (first, second))) > _allowed(first.output):
-        raise PatchError(
-            "Some of the model's layers turn by the rotary tables and do not come by the attention function."
+def _refuse_not_finite(call: AttentionCall) -> None:
+    if not all(one.isfinite().all() for one in (call.query, call.key, call.value)):
+        raise NotFiniteError(
+            f"{call.name} gets numbers that are not finite: there are some among the weights, or "
+            f"{str(call.query.dtype).removeprefix('torch.')} cannot hold what they give."
         )
 
 
-def _common(pairs: list[tuple[AttentionCall, AttentionCall]], frequencies: dict[str | None, np.ndarray]) -> HeadLayout:
+def _common_layout(layers: list[_Seen], frequencies: dict[str | None, np.ndarray]) -> HeadLayout:
     """The one layout by which all these layers rotate."""
-    found = [_fitting(before, after, frequencies) for before, after in pairs]
-    for (before, _), layouts in zip(pairs, found, strict=True):
+    width = layers[0].before.query.shape[3]
+    starts = sorted({0, *(width - 2 * inv_freq.size for inv_freq in frequencies.values())})
+    layouts = [HeadLayout(start, neighbours) for start in starts for neighbours in (False, True)]
+    for layer in layers:
+        inv_freq = frequencies[layer_label(layer.before.module, frequencies)]
+        layouts = [layout for layout in layouts if _rotates_by(layer, inv_freq, layout)]
         if not layouts:
             raise PatchError(
-                f"{_name(before)} changes queries or keys after the rotation, as a norm does, or turns them by a rule "
-                "of its own: turning them further in the attention is not the same as other positions."
+                f"{layer.before.name} changes queries or keys after the rotation, as a norm does, or turns them by a "
+                "rule of its own: turning them further in the attention is not the same as other positions."
             )
-    common = [layout for layout in found[0] if all(layout in others for others in found)]
-    if not common:
-        raise PatchError(f"The layers' heads do not turn alike: {list(dict.fromkeys(map(str, map(list, found))))}.")
-    return min(common, key=lambda layout: max(others[layout] for others in found))
+    return layouts[0]
 
 
-def _fitting(
-    before: AttentionCall, after: AttentionCall, frequencies: dict[str | None, np.ndarray]
-) -> dict[HeadLayout, float]:
-    """The layouts by which a layer may rotate, and by how much each of them is off."""
-    inv_freq = frequencies[layer_label(before.module, frequencies)]
-    by = np.arange(before.query.shape[2], dtype=np.float64)
-    starts = sorted({0, before.query.shape[3] - 2 * inv_freq.size})
-    layouts = [HeadLayout(start, neighbours) for start in starts for neighbours in (False, True)]
-    errors = {layout: _error(before, after, Rotation(inv_freq, *layout), by) for layout in layouts}
-    return {layout: error for layout, error in errors.items() if error <= _allowed(before.query)}
-
-
-def _error(before: AttentionCall, after: AttentionCall, rotation: Rotation, by: np.ndarray) -> float:
+def _rotates_by(layer: _Seen, inv_freq: np.ndarray, layout: HeadLayout) -> bool:
+    """Whether twice the positions are one more rotation by the positions."""
+    before, after = layer
+    tokens, width = before.query.shape[2:]
+    if not 0 <= layout.rotary_start <= width - 2 * inv_freq.size:
+        return False
+    rotation, by = Rotation(inv_freq, *layout), np.arange(tokens)
     pairs = ((before.query, after.query), (before.key, after.key))
-    return max(_difference(rotation.rotate(one, by), other) for one, other in pairs)
-
-
-def _stands_still(before: AttentionCall, after: AttentionCall) -> bool:
-    return all(
-        _difference(one, other) <= _allowed(one)
-        for one, other in ((before.query, after.query), (before.key, after.key))
-    )
+    return all(_difference(rotation.rotate(one, by), other) <= _allowed(one) for one, other in pairs)
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
@@ -223,8 +207,3 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 def _allowed(states: Tensor) -> float:
     return _ALLOWED[states.dtype]
-
-
-def _name(call: AttentionCall) -> str:
-    index = getattr(call.module, "layer_idx", None)
-    return type(call.module).__name__ if index is None else f"Layer {index} ({type(call.module).__name__})"

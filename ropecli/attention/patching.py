@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ropecli.attention.attention_function import frequencies_of
+from ropecli.attention.attention_probe import in_evaluation, remember_attention
 from ropecli.attention.head_layout import find_layout
 from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.patch_plan import PatchPlan
@@ -47,25 +48,19 @@ def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True, **options: A
 
 
 def with_layout(plan: PatchPlan) -> PatchPlan:
-    """The plan with what a distance method has to find out about the model, see settle_layout."""
-    config = settle_layout(plan.config)
-    return replace(plan, config=config, changes=tuple(diff(plan.source.config, config)))
+    """The plan with what a distance method must know of the model: which dimensions of a head rotate.
 
-
-def settle_layout(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with what its distance method must know of the model: which dimensions of a head rotate.
-
-    It is found on a small model of the architecture with random weights, and proved there. A config that carries no
-    such method, or knows it already, is given back as it is. Raises PatchError where the architecture does not allow
-    the method, OutputError where nothing temporary can be written.
+    It is found on a small model of the architecture with random weights, and proved there. A plan without such a
+    method, or one that knows it already, is given back as it is. Raises PatchError where the architecture does not
+    allow the method, OutputError where nothing temporary can be written.
     """
-    saved = read_saved_remapping(config)
+    saved = read_saved_remapping(plan.config)
     if saved is None or saved.rotary_start is not None:
-        return config
-    settled = prove_on_small_model(stock_config_of(config), saved)
-    config = copy.deepcopy(config)
+        return plan
+    settled = _prove_on_small_model(stock_config_of(plan.config), saved)
+    config = copy.deepcopy(plan.config)
     write_saved_remapping(config, settled)
-    return config
+    return replace(plan, config=config, changes=tuple(diff(plan.source.config, config)))
 
 
 def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
@@ -79,10 +74,10 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
     """
     put_back, saved = _remember(model), SavedRemapping.of(ropes.values())
     try:
-        remove_remapping(model)
+        _remove_remapping(model)
         turn_by(model, ropes)
         if saved is not None:
-            set_remapping(model, saved, ropes)
+            _set_remapping(model, saved, ropes)
     except BaseException:  # all of it or nothing
         put_back()
         raise
@@ -99,16 +94,21 @@ def unpatched_after(model: "PreTrainedModel") -> Iterator[None]:
 
 
 def _remember(model: "PreTrainedModel") -> Callable[[], None]:
-    tables, attention = remember(rotary_tables(model)), remember_attention(model)
+    config = model.config.get_text_config()
+    block = getattr(config, KEY, None)
+    put_back_tables, put_back_attention = remember(rotary_tables(model)), remember_attention(model)
 
     def put_back() -> None:
-        tables()
-        attention()
+        put_back_tables()
+        config.__dict__.pop(KEY, None)
+        if block is not None:
+            setattr(config, KEY, block)
+        put_back_attention()
 
     return put_back
 
 
-def set_remapping(
+def _set_remapping(
     model: "PreTrainedModel", saved: SavedRemapping, ropes: Mapping[str | None, ScaledRope]
 ) -> SavedRemapping:
     """Makes a model attend as `saved` says, in memory; returns it with the layout that was found.
@@ -127,7 +127,7 @@ def set_remapping(
     return complete
 
 
-def remove_remapping(model: "PreTrainedModel") -> None:
+def _remove_remapping(model: "PreTrainedModel") -> None:
     """Takes a distance method away from a model; nothing where it has none."""
     config = model.config.get_text_config()
     if getattr(config, KEY, None) is not None:
@@ -135,31 +135,12 @@ def remove_remapping(model: "PreTrainedModel") -> None:
         _set_attention(model, "sdpa" if model._supports_sdpa else "eager")
 
 
-def remember_attention(model: "PreTrainedModel") -> Callable[[], None]:
-    """What makes the model attend again as it does now."""
-    config = model.config.get_text_config()
-    name, block = config._attn_implementation, getattr(config, KEY, None)
-
-    def put_back() -> None:
-        config.__dict__.pop(KEY, None)
-        if block is not None:
-            setattr(config, KEY, block)
-        _set_attention(model, name)
-
-    return put_back
-
-
 def _set_attention(model: "PreTrainedModel", name: str) -> None:
-    config = model.config.get_text_config()
-    if config._attn_implementation == name:
-        return
     with quiet_transformers():
-        model.set_attn_implementation(name if config is model.config else {"text_config": name})
-    if config._attn_implementation != name:
-        raise PatchError(f"{type(model).__name__} does not let its attention be set.")
+        model.set_attn_implementation(name if model.config.get_text_config() is model.config else {"text_config": name})
 
 
-def prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
+def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
     """Has a small model of the architecture attend as `config` asks for, which stock transformers has read.
 
     Returns it with the layout that was found. Raises ProofError, PatchError, CheckpointError.
@@ -168,7 +149,7 @@ def prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
         raise ProofError("Stock transformers does not take the attention that config.json asks for.")
     model = make_small_model(config)
     _check_frequencies(model)
-    return set_remapping(model, saved, ropes={})
+    return _set_remapping(model, saved, ropes={})
 
 
 def _check_frequencies(model: "PreTrainedModel") -> None:
@@ -183,23 +164,19 @@ def _check_frequencies(model: "PreTrainedModel") -> None:
 @torch.no_grad()
 def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
     """For some tokens, no more than the method leaves at their distances: the logits, of a model that gives them."""
-    rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
-    ids = torch.arange(unchanged_length(saved), device=model.device)[None] * 7 % rows
-    training = model.training
-    model.eval()
-    try:
+    embeddings: Any = model.get_input_embeddings()
+    ids = torch.arange(_unchanged_length(saved), device=model.device)[None] * 7 % embeddings.weight.shape[0]
+    with in_evaluation(model):
         return model(input_ids=ids, use_cache=False)[0]
-    finally:
-        model.train(training)
 
 
-def unchanged_length(saved: SavedRemapping, most: int = _TOKENS) -> int:
-    """Tokens up to which the method is plain attention, at most `most`."""
-    at = np.arange(most)
+def _unchanged_length(saved: SavedRemapping) -> int:
+    """Tokens up to which the method is plain attention, at most _TOKENS."""
+    at = np.arange(_TOKENS)
     distances = saved.remapping().distances(at, at)
     plain = at[:, None] - at[None]
     differs = ((distances != plain) & (plain >= 0)).any(axis=1)
-    return int(differs.argmax()) if differs.any() else most
+    return int(differs.argmax()) if differs.any() else _TOKENS
 
 
 def _compare(expected: torch.Tensor, found: torch.Tensor, saved: SavedRemapping) -> None:

@@ -1,30 +1,16 @@
-"""How a model rotates its heads, and rotating them further, to other positions; with tables of the angles.
+"""How a model rotates its heads, and rotating them further, to other positions.
 
 Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2: pair i of a head at position p is rotated by p·θ_i. Two
 rotations one after the other are one by the sum of their positions: a head at n rotated by ρ - n is one at ρ.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ropecli.rope import Positions
-
-_SMALLEST_TABLE = 512
-"""Positions."""
-
-
-class CosSin(NamedTuple):
-    """cos and sin of the angles to rotate by, each of shape (tokens, pairs)."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def rows(self, first: int, stop: int) -> "CosSin":
-        return CosSin(self.cos[first:stop], self.sin[first:stop])
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,34 +27,26 @@ class Rotation:
 
     def rotate(self, states: Tensor, by: np.ndarray) -> Tensor:
         """states: shape (..., tokens, head_dim). by: shape (tokens,), float64, positions to add to each token's."""
-        return self.apply(states, self.make_cos_sin(by, states.device, computing_dtype(states)))
+        return self.apply(states, *self.cos_sin(by, states.device, computing_dtype(states)))
 
-    def make_cos_sin(self, by: np.ndarray, device: torch.device, dtype: torch.dtype) -> CosSin:
-        """by: as in rotate. Angles are float64, whatever the dtype: float32 is 1e-3 off beyond 16,384 tokens."""
+    def cos_sin(self, by: np.ndarray, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Each of shape (tokens, pairs). Angles are float64, whatever the dtype: float32 is 1e-3 off beyond 16,384."""
         angles = np.asarray(by, dtype=np.float64)[:, None] * self.inv_freq
         with torch.inference_mode(False):  # what a pass for inference made could not be used in training afterwards
             cos, sin = (torch.tensor(values, device=device, dtype=dtype) for values in (np.cos(angles), np.sin(angles)))
-        return CosSin(cos, sin)
+        return cos, sin
 
-    def apply(self, states: Tensor, cos_sin: CosSin) -> Tensor:
+    def apply(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """states: as in rotate. Half precision is rotated in float32; the result has the states' dtype."""
-        result = torch.empty_like(states)
         stop = self.start + 2 * len(self.inv_freq)
-        result[..., : self.start] = states[..., : self.start]
-        result[..., stop:] = states[..., stop:]
-        one, two = (half.to(cos_sin.cos.dtype) for half in self._halves(states))
-        first, second = self._halves(result)
-        first.copy_(torch.mul(one, cos_sin.cos).addcmul_(two, cos_sin.sin, value=-1))
-        second.copy_(torch.mul(two, cos_sin.cos).addcmul_(one, cos_sin.sin))
-        return result
-
-    def _halves(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and the second dimension of every pair, each of shape (..., pairs)."""
-        pairs = len(self.inv_freq)
-        rotating = states[..., self.start : self.start + 2 * pairs]
+        rotating = states[..., self.start : stop].to(cos.dtype)
         if self.neighbours:
-            return rotating[..., 0::2], rotating[..., 1::2]
-        return rotating[..., :pairs], rotating[..., pairs:]
+            one, two = rotating[..., 0::2], rotating[..., 1::2]
+        else:
+            one, two = rotating.chunk(2, -1)
+        rotated = (one * cos - two * sin, two * cos + one * sin)
+        joined = torch.stack(rotated, -1).flatten(-2) if self.neighbours else torch.cat(rotated, -1)
+        return torch.cat([states[..., : self.start], joined.to(states.dtype), states[..., stop:]], -1)
 
 
 def computing_dtype(states: Tensor) -> torch.dtype:
@@ -76,40 +54,23 @@ def computing_dtype(states: Tensor) -> torch.dtype:
     return torch.float64 if states.dtype == torch.float64 else torch.float32
 
 
-class _Kind(NamedTuple):
-    device: torch.device
-    dtype: torch.dtype
-
-
 class RotationTable:
-    """How far one side of a branch, its queries or its keys, is rotated at each position: by positions(p) - p."""
+    """Rotates heads from each position p further, to positions(p); keeps the angles for the next layer and token."""
 
-    def __init__(self, positions: Positions, rotation: Rotation) -> None:
-        self._positions = positions
+    def __init__(self, rotation: Rotation, positions: Positions) -> None:
         self._rotation = rotation
-        self._known: dict[_Kind, CosSin] = {}
+        self._positions = positions
+        self._known: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def rotate(self, states: Tensor, first: int) -> Tensor:
-        """states: shape (..., tokens, head_dim), of contiguous positions from `first` on."""
+        """states: shape (..., tokens, head_dim), at contiguous positions from `first` on."""
         stop = first + states.shape[-2]
-        return self._rotation.apply(states, self._rows(states, first, stop))
-
-    def _rows(self, states: Tensor, first: int, stop: int) -> CosSin:
-        kind = _Kind(states.device, computing_dtype(states))
-        if type(states) is not Tensor:  # without storage, as in the foresight of a training step: not to be kept
-            return self._make(first, stop, kind)
+        kind = (states.device, computing_dtype(states))
         known = self._known.get(kind)
-        if known is None or len(known.cos) < stop:
-            known = self._known[kind] = self._make(0, max(_SMALLEST_TABLE, 1 << int(stop - 1).bit_length()), kind)
-        return known.rows(first, stop)
-
-    def _make(self, first: int, stop: int, kind: _Kind) -> CosSin:
-        positions = np.arange(first, stop)
-        return self._rotation.make_cos_sin(self._positions(positions) - positions, *kind)
-
-
-class BranchRotation(NamedTuple):
-    """How the queries and the keys of a branch are rotated; None for as they are."""
-
-    query: RotationTable | None
-    key: RotationTable | None
+        if known is None or len(known[0]) < stop:
+            at = np.arange(1 << int(stop - 1).bit_length())  # rarely made anew while a text grows token by token
+            known = self._rotation.cos_sin(self._positions(at) - at, *kind)
+            if type(states) is Tensor:  # those of a memory plan have no values to keep
+                self._known[kind] = known
+        cos, sin = known
+        return self._rotation.apply(states, cos[first:stop], sin[first:stop])

@@ -3,10 +3,8 @@
 Refuses what would be done wrong in silence: packed documents, masks of another shape, padding between tokens.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -44,84 +42,60 @@ def describe_padding(
     """
     first = int(q_offset)
     if use_vmap:
-        raise PatchError("The model overlays a mask of its own, which a relative-position method would pass over.")
+        raise PatchError("The model overlays a mask of its own, which a distance method would ignore.")
     # models make the sliding layers' mask though they have no such layer, and then it may be one that hides everything
     if mask_function is not None and local_size is None:
         _refuse_other_masks(mask_function, batch_size, range(first, first + q_length), kv_offset, device)
-    paddings = [0] * batch_size
-    if attention_mask is not None and not _without_storage(attention_mask):
-        if attention_mask.shape[1] < first + q_length:
-            raise PatchError(
-                f"The attention mask is of {attention_mask.shape[1]} tokens, and with those in the cache there are "
-                f"{first + q_length}; it must be of all of them."
-            )
-        paddings = _left_paddings(attention_mask[:, : first + q_length])
+    paddings = [0] * batch_size if attention_mask is None else _left_paddings(attention_mask, first + q_length)
     rows = [RowPadding(padding, first, kv_offset) for padding in paddings]
-    described: Any = torch.tensor(rows, device="cpu")[:, None, None]
-    if _without_storage(described):
-        described.ropecli_rows = rows
-    return described
+    return torch.tensor(rows, device="cpu")[:, None, None]
 
 
-def read_padding(described: Any) -> list[RowPadding]:
+def read_padding(described: Tensor | None) -> list[RowPadding]:
     """What describe_padding has put into a mask's place. Raises PatchError for any other mask."""
-    if described is None:
+    if described is None or described.dtype != torch.int64 or described.shape[1:] != (1, 1, 3):
+        given = "no mask" if described is None else f"a mask of shape {tuple(described.shape)}"
         raise PatchError(
-            "The model gives its attention no mask, so that padding would be read. Take another checkpoint, or the "
-            "model as it is."
-        )
-    if (known := getattr(described, "ropecli_rows", None)) is not None:
-        return known
-    if described.dtype != torch.int64 or described.shape[1:] != (1, 1, 3):
-        raise PatchError(
-            f"The model gives its attention a mask of shape {tuple(described.shape)}; a relative-position method takes "
-            "none but the causal one with padding, which transformers makes from a mask of shape (batch, tokens)."
+            f"The model gives its attention {given}; a distance method takes none but the causal one with padding, "
+            "which transformers makes from a mask of shape (batch, tokens)."
         )
     return [RowPadding(*row) for row in described[:, 0, 0].tolist()]
 
 
-def _left_paddings(mask: Tensor) -> list[int]:
-    """mask: shape (batch, tokens), true for tokens. Raises PatchError for padding between tokens."""
-    tokens = mask.shape[1]
-    real = mask.to(torch.int64)
-    first = torch.where(mask, torch.arange(tokens, device=mask.device), tokens).amin(1)
-    last = torch.where(mask, torch.arange(tokens, device=mask.device), -1).amax(1)
-    if bool((real.sum(1) != (last - first + 1).clamp_min(0)).any()):
+def _left_paddings(mask: Tensor, tokens: int) -> list[int]:
+    """mask: shape (batch, tokens or more), true for tokens. Raises PatchError for padding between tokens."""
+    if mask.shape[1] < tokens:
         raise PatchError(
-            "The attention mask has padding between tokens; a relative-position method takes it at the ends alone."
+            f"The attention mask is of {mask.shape[1]} tokens, and with those in the cache there are {tokens}; it must "
+            "be of all of them."
         )
-    return first.tolist()
+    mask = mask[:, :tokens].to(torch.int64)
+    first, last = mask.argmax(1), tokens - 1 - mask.flip(1).argmax(1)
+    counts = mask.sum(1)
+    if bool(((counts != last - first + 1) & (counts > 0)).any()):
+        raise PatchError("The attention mask has padding between tokens; a distance method takes it at the ends alone.")
+    return torch.where(counts > 0, first, tokens).tolist()
 
 
 def _refuse_other_masks(
     mask_function: Callable[..., Any], batch: int, places: range, first_key: int, device: torch.device | str
 ) -> None:
-    """A token sees the one before it and not the one after it, in plain and in sliding attention.
-
-    places: the queries'.
-    """
+    """A token sees the one before it and not the one after it. places: the queries'."""
     at = torch.arange(places.start, places.stop, device=device)[None]
-    if _without_storage(at):
-        return
     row, head = torch.arange(batch, device=device)[:, None], at.new_zeros(1, 1)
     before = at[:, max(0, first_key + 1 - places.start) :]
     if not bool(torch.as_tensor(mask_function(row, head, before, before - 1)).all()):
         raise PatchError(
             "Tokens do not see the ones before them: documents are packed into one sequence, or the model attends in "
-            "chunks. A relative-position method reads one document per row."
+            "chunks. A distance method reads one document per row."
         )
     if bool(torch.as_tensor(mask_function(row, head, at[:, :-1], at[:, 1:])).any()):
-        raise PatchError("Tokens see the ones after them, which a relative-position method would not let them.")
+        raise PatchError("Tokens see the ones after them, which a distance method would not let them.")
 
 
 def refuse_other_positions(position_ids: Tensor | None, rows: list[RowPadding], queries: int) -> None:
-    """Every token is one position after the one before; padding may be anywhere, and all of it at one place.
-
-    What all layers are given is looked at once.
-    """
-    if position_ids is None or queries == 1 or position_ids.shape[1:] != (queries,) or _without_storage(position_ids):
-        return
-    if any(known() is position_ids and of == rows for known, of in _KNOWN_POSITIONS):
+    """Every token is one position after the one before; padding may be anywhere, and all of it at one place."""
+    if position_ids is None or queries == 1 or position_ids.shape[1:] != (queries,):
         return
     steps = position_ids.diff(dim=1).expand(len(rows), -1)
     index = torch.arange(1, queries, device=steps.device)
@@ -131,18 +105,6 @@ def refuse_other_positions(position_ids: Tensor | None, rows: list[RowPadding], 
     ended = odd.cumsum(1) > 0
     if bool((ended & (steps != 0) & (ended.cumsum(1) > 1)).any()):
         raise PatchError(
-            "The positions leave some out or begin again, as where documents are packed into one row; a "
-            "relative-position method counts the tokens of a row one by one. Give each document a row, and no "
-            "position_ids."
+            "The positions leave some out or begin again, as where documents are packed into one row; a distance "
+            "method counts the tokens of a row one by one. Give each document a row, and no position_ids."
         )
-    _KNOWN_POSITIONS.append((ref(position_ids), rows))
-
-
-_KNOWN_POSITIONS: deque[tuple[ref[Tensor], list[RowPadding]]] = deque(maxlen=4)
-
-
-def _without_storage(tensor: Any) -> bool:
-    """Such tensors follow a computation's shapes alone; nothing is known of their values."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor) or (isinstance(tensor, Tensor) and tensor.is_meta)

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _VOCABULARY = 128
-_TOKENS = 8
 _WIDTH = 64  # of feed-forward parts
-_PARAMETERS = 1_000_000_000  # at most, 4 GB
 _FEW = 4  # layers, which are all kept
 _SEED = 0
 # a norm whose weights are all 1 commutes with a rotation, and so hides itself
@@ -46,7 +44,7 @@ def make_small_model(config: Any) -> "PreTrainedModel":
 
     config: as transformers' AutoConfig reads it; it is left as it is. Of a model with other parts than text the text
     part alone, where that is a model by itself. No weight is zero or the same as all its neighbours, so that nothing
-    commutes with a rotation by accident. Raises CheckpointError where transformers does not build or run it.
+    commutes with a rotation by accident. Raises CheckpointError where transformers does not build it.
     """
     from transformers import AutoModelForCausalLM
 
@@ -57,18 +55,13 @@ def make_small_model(config: Any) -> "PreTrainedModel":
     kinds = _kinds(_build(config, "meta"))
     kept = [index for index, kind in enumerate(kinds) if len(kinds) <= _FEW or kind not in kinds[:index]]
     small = _cut(config, kept, len(kinds))
-    without_weights = _build(small, "meta")
-    if _kinds(without_weights) != [kinds[index] for index in kept]:
+    if _kinds(_build(small, "meta")) != [kinds[index] for index in kept]:
         # some count their layers: every fourth, the first ten
         small = _cut(config, list(range(kept[-1] + 1)), len(kinds))
-        without_weights = _build(small, "meta")
-    if (size := sum(parameter.numel() for parameter in without_weights.parameters())) > _PARAMETERS:
-        raise CheckpointError(f"With one layer of each kind the model would have {size:,} parameters still, too many.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = _build(small, "cpu")
     _perturb(model)
-    _try(model)
     return model
 
 
@@ -181,12 +174,3 @@ def _perturb(model: "PreTrainedModel") -> None:
     for parameter in model.parameters():
         if parameter.ndim < 2 or parameter.min() == parameter.max():
             parameter.add_(_NOISE * torch.randn(parameter.shape, generator=numbers))
-
-
-@torch.no_grad()
-def _try(model: "PreTrainedModel") -> None:
-    try:
-        with quiet_transformers():
-            model(input_ids=torch.arange(_TOKENS)[None], use_cache=False)
-    except Exception as error:  # models raise what they like
-        raise CheckpointError(f"transformers does not run a small model of this kind: {reason_of(error)}") from error

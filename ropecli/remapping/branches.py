@@ -34,8 +34,3 @@ def check_window(method: str, name: str, window: int, pretrained: int) -> int:
 def sliding(window: int) -> Remapping:
     """Plain attention over the last `window` tokens, the query's own among them."""
     return Remapping((Branch(lambda n: np.maximum(n - window + 1, 0), lambda n: n + 1),))
-
-
-def plain() -> Remapping:
-    """Plain causal attention: every key at its own distance."""
-    return Remapping((Branch(np.zeros_like, lambda n: n + 1),))

@@ -49,7 +49,7 @@ def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> li
     layout, layers = find_rotating_layers(model, labels)
     capture, names = _QueryCapture(), {module: name for name, module in model.named_modules()}
     found: dict[int, Queries] = {}
-    attending = attending_by(model, capture, own_code=True)
+    attending = attending_by(model, capture)
     with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending:
         for name in _candidates(layers):
             for layer, numbers in _trace_rows(model, capture, layers, name).items():
@@ -86,13 +86,8 @@ class _QueryCapture:
     def __call__(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
     ) -> tuple[Tensor, None]:
-        return self.keep(module, query, key, value, others.get("scaling"))
-
-    def keep(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
-    ) -> tuple[Tensor, None]:
         self.queries[module] = query[:, :, 0].float()
-        return causal_attention(query, key, value, scaling), None
+        return causal_attention(query, key, value, others.get("scaling")), None
 
 
 def _candidates(layers: list[Any]) -> list[str]:

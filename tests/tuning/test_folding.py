@@ -27,7 +27,6 @@ from ropecli.tuning.gains import HeadGains
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-FALCON = {"new_decoder_architecture": False}
 # by name: the model type, its settings, and how many gains and phases there are in all
 MODELS = {
     "llama": ("llama", {"head_dim": 32}, 64, 64),
@@ -38,8 +37,6 @@ MODELS = {
     "interleaved": ("cohere", {}, 64, 64),
     "latent": ("deepseek_v3", LATENT, 32, 32),
     "latent, interleaved": ("deepseek_v2", LATENT, 32, 32),
-    "code of its own, one key": ("falcon", {**FALCON, "multi_query": True}, 64, 64),
-    "code of its own, fused by groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 1}, 64, 64),
     "sinks": ("gpt_oss", {"head_dim": 32, **DEFAULT, **EXPERTS}, 64, 64),
     "norm of each head": ("qwen3", GROUPED, 16, 0),
     "norm, weight + 1, one layer of two": ("gemma3_text", {"head_dim": 32, **ONE_OF_EACH}, 16, 0),

@@ -58,13 +58,6 @@ def test_of_layer_types_only_those_that_are_asked_for(build):
     assert len(find_queries(model, {"sliding_attention", "full_attention"})) == 2
 
 
-def test_attention_by_code_of_its_own_is_seen(build):
-    model = load_uneven(build("falcon", new_decoder_architecture=False, multi_query=False))
-    for queries in find_queries(model, {None}):
-        assert torch.equal(queries.rows, halves([0, 96], 16))
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
 def test_what_changes_the_queries_in_between_is_noticed(llama):
     model = load_uneven(llama)
     for layer in model.model.layers:

@@ -311,7 +311,7 @@ def _last_block(name: str) -> Callable[..., Any]:
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **others: Any
     ) -> tuple[Tensor, None]:
         first = max(query.shape[2] - _ROWS, 0)
-        kernel = make_kernel(module, name, others.get("sliding_window"), query.shape[-1])
+        kernel = make_kernel(module, name, others.get("sliding_window"))
         last = kernel(query[:, :, first:], key, value, first_query=first, first_key=0, scaling=scaling)
         before = last.new_empty(*last.shape[:2], first, last.shape[-1])
         return torch.cat((before, last), 2).transpose(1, 2).contiguous(), None
