@@ -17,13 +17,17 @@ from ropecli.attention.key_ranges import KeyRange
 
 
 class BlockLoop(NamedTuple):
-    """How a BlockAttention goes through its queries. ranges: the keys of each branch. rows: queries of a block."""
+    """How a BlockAttention goes through its queries. ranges: the keys of each branch. rows: queries of a block.
+
+    last_alone: compute the last block alone, which sees the most keys, to estimate memory: each block takes the same.
+    """
 
     ranges: Sequence[KeyRange]
     rows: int
     scaling: float
     softcap: float | None
     dropout: float
+    last_alone: bool = False
 
     def run(self, rotated: Iterable[tuple[Tensor, Tensor]], value: Tensor, *sinks: Tensor) -> Tensor:
         """rotated: by branch, queries, shape (units, group, queries, head_dim), and keys, (units, keys, head_dim).
@@ -36,7 +40,8 @@ class BlockLoop(NamedTuple):
 
     def blocks(self) -> Iterator[slice]:
         queries = len(self.ranges[0].first)
-        return (slice(begin, min(begin + self.rows, queries)) for begin in range(0, queries, self.rows))
+        begins = range(0, queries, self.rows)[-1:] if self.last_alone else range(0, queries, self.rows)
+        return (slice(begin, min(begin + self.rows, queries)) for begin in begins)
 
     def pieces(self, block: slice, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What a block needs, as views: by branch its queries, the keys that they see, and the values; and the sinks.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ATTENTION = "ropecli-memory-plan"
-_ROWS = 256
-"""Queries of the one block that is computed: the most that a block has (ropecli/attention/)."""
 
 
 @dataclass(frozen=True)
@@ -302,18 +300,16 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
 
 
 def _last_block(name: str) -> Callable[..., Any]:
-    """The attention of a relative-position method, for the last queries alone, which see the most keys.
+    """The attention of a distance method, of which the last block alone is computed: each takes the same memory.
 
-    Block after block takes the same memory, and at 100,000 tokens there are 10,000 blocks. name: of the attention.
+    name: of the attention.
     """
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **others: Any
     ) -> tuple[Tensor, None]:
-        first = max(query.shape[2] - _ROWS, 0)
         kernel = make_kernel(module, name, others.get("sliding_window"))
-        last = kernel(query[:, :, first:], key, value, first_query=first, first_key=0, scaling=scaling)
-        before = last.new_empty(*last.shape[:2], first, last.shape[-1])
-        return torch.cat((before, last), 2).transpose(1, 2).contiguous(), None
+        result = kernel(query, key, value, first_query=0, first_key=0, scaling=scaling, last_block_alone=True)
+        return result.transpose(1, 2).contiguous(), None
 
     return attend
