@@ -213,8 +213,10 @@ class _WatchedLoss(NextTokenLoss):
             tensor.register_hook(lambda gradient: setattr(self.counter, "phase", phase))
 
     def _of_plain_head(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """As it is, and once more what is there while its one operation runs: operands, and the logits of a chunk."""
         loss = super()._of_plain_head(hidden, labels)
-        torch.empty(min(len(hidden), self._chunk), self._split.vocabulary)  # the logits of a chunk, made inside of it
+        operands = hidden.float(), self._split.head.weight.float()
+        operands[0].new_empty(min(len(hidden), self._chunk), self._split.vocabulary)
         return loss
 
     def _chunks(self, hidden: Tensor) -> list[slice]:
