@@ -32,6 +32,8 @@ class BlockAttention:
     rotates nothing.
     """
 
+    loop_type: type[BlockLoop] = BlockLoop
+
     def __init__(self, remapping: Remapping, rotation: Rotation | None) -> None:
         self.remapping = remapping
         self._tables = {
@@ -80,7 +82,7 @@ class BlockAttention:
         scores = group * int(sum(one.stop - one.first for one in ranges).max())
         rows = min(queries, max(_FEWEST_QUERIES, min(_MOST_QUERIES, most // scores)))
         units = max(1, most // max(rows * scores, keys * head_dim))  # of one token's block, its rotated keys are more
-        loop = BlockLoop(ranges, rows, scaling, softcap, dropout)
+        loop = self.loop_type(ranges, rows, scaling, softcap, dropout)
         states = [query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)]
         if sinks is not None:
             states.append(sinks.view(kv_heads, group).repeat(batch, 1))

@@ -7,7 +7,7 @@ itself while it runs is not seen. The model has one layer of each kind, whose ac
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropecli.attention.attention_function import make_kernel
+from ropecli.attention.block_loop import BlockLoop
 from ropecli.config.saved_remapping import method_of
 from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.live.lm_head import SplitModel
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ATTENTION = "ropecli-memory-plan"
-_ROWS = 256
-"""Queries of the one block that is computed: the most that a block has (ropecli/attention/)."""
 
 
 @dataclass(frozen=True)
@@ -298,24 +297,28 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
     def mask(**arguments: Any) -> Any:
         return sdpa_mask(**{**arguments, "allow_is_causal_skip": not packed}) if attention == "sdpa" else None
 
-    AttentionInterface.register(_ATTENTION, _last_block(own) if method_of(own) else sdpa_attention_forward)
+    AttentionInterface.register(_ATTENTION, _attend_last_block(own) if method_of(own) else sdpa_attention_forward)
     AttentionMaskInterface.register(_ATTENTION, mask)
     model.set_attn_implementation(_ATTENTION)
 
 
-def _last_block(name: str) -> Callable[..., Any]:
-    """The attention of a relative-position method, for the last queries alone, which see the most keys.
+class _LastBlock(BlockLoop):
+    """Block after block takes the same memory, and at 100,000 tokens there are 10,000. The last one sees most keys."""
 
-    Block after block takes the same memory, and at 100,000 tokens there are 10,000 blocks. name: of the attention.
-    """
+    def blocks(self) -> Iterator[slice]:
+        *_, last = super().blocks()
+        yield last
+
+
+def _attend_last_block(name: str) -> Callable[..., Any]:
+    """The attention of a relative-position method. name: of the attention in the model's config."""
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **others: Any
     ) -> tuple[Tensor, None]:
-        first = max(query.shape[2] - _ROWS, 0)
-        kernel = make_kernel(module, name, others.get("sliding_window"))
-        last = kernel(query[:, :, first:], key, value, first_query=first, first_key=0, scaling=scaling)
-        before = last.new_empty(*last.shape[:2], first, last.shape[-1])
-        return torch.cat((before, last), 2).transpose(1, 2).contiguous(), None
+        kernel = copy.copy(make_kernel(module, name, others.get("sliding_window")))
+        kernel.loop_type = _LastBlock
+        output = kernel(query, key, value, first_query=0, first_key=0, scaling=scaling)
+        return output.transpose(1, 2).contiguous(), None
 
     return attend
