@@ -32,6 +32,8 @@ class BlockAttention:
     rotates nothing.
     """
 
+    loop_type: type[BlockLoop] = BlockLoop
+
     def __init__(self, remapping: Remapping, rotation: Rotation | None) -> None:
         self.remapping = remapping
         self._tables = {

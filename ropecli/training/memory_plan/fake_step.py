@@ -7,7 +7,7 @@ itself while it runs is not seen. The model has one layer of each kind, whose ac
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropecli.attention.attention_function import make_kernel
+from ropecli.attention.block_loop import BlockLoop
 from ropecli.config.saved_remapping import method_of
 from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.live.lm_head import SplitModel
@@ -211,8 +212,10 @@ class _WatchedLoss(NextTokenLoss):
             tensor.register_hook(lambda gradient: setattr(self.counter, "phase", phase))
 
     def _of_plain_head(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """As it is, and once more what is there while its one operation runs: operands, and the logits of a chunk."""
         loss = super()._of_plain_head(hidden, labels)
-        torch.empty(min(len(hidden), self._chunk), self._split.vocabulary)  # the logits of a chunk, made inside of it
+        operands = hidden.float(), self._split.head.weight.float()
+        operands[0].new_empty(min(len(hidden), self._chunk), self._split.vocabulary)
         return loss
 
     def _chunks(self, hidden: Tensor) -> list[slice]:
@@ -294,7 +297,7 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
     def mask(**arguments: Any) -> Any:
         return sdpa_mask(**{**arguments, "allow_is_causal_skip": not packed}) if attention == "sdpa" else None
 
-    AttentionInterface.register(_ATTENTION, _last_block(own) if method_of(own) else sdpa_attention_forward)
+    AttentionInterface.register(_ATTENTION, _attend_last_block(own) if method_of(own) else sdpa_attention_forward)
     AttentionMaskInterface.register(_ATTENTION, mask)
     model.set_attn_implementation(_ATTENTION)
 
