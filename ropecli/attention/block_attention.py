@@ -32,8 +32,6 @@ class BlockAttention:
     rotates nothing.
     """
 
-    loop_type: type[BlockLoop] = BlockLoop
-
     def __init__(self, remapping: Remapping, rotation: Rotation | None) -> None:
         self.remapping = remapping
         self._tables = {

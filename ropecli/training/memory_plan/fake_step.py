@@ -7,7 +7,7 @@ itself while it runs is not seen. The model has one layer of each kind, whose ac
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropecli.attention.attention_function import make_kernel
-from ropecli.attention.block_loop import BlockLoop
 from ropecli.config.saved_remapping import method_of
 from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.live.lm_head import SplitModel
@@ -297,7 +296,7 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
     def mask(**arguments: Any) -> Any:
         return sdpa_mask(**{**arguments, "allow_is_causal_skip": not packed}) if attention == "sdpa" else None
 
-    AttentionInterface.register(_ATTENTION, _attend_last_block(own) if method_of(own) else sdpa_attention_forward)
+    AttentionInterface.register(_ATTENTION, _last_block(own) if method_of(own) else sdpa_attention_forward)
     AttentionMaskInterface.register(_ATTENTION, mask)
     model.set_attn_implementation(_ATTENTION)
 
