@@ -26,10 +26,10 @@ from ropecli.cli import (
     theory,
     tune,
 )
-from ropecli.cli.adapter import as_command
 from ropecli.cli.progress import shown_progress
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
+from ropecli.cli.typer_command import as_command
 from ropecli.errors import RopecliError, reason_of
 
 app = typer.Typer(

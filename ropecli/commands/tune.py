@@ -87,8 +87,8 @@ def tune(
     from ropecli.commands.subject import refuse_attention
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import write_tuned
-    from ropecli.tuning.settings import TuneSettings
     from ropecli.tuning.task import make_task
+    from ropecli.tuning.tune_settings import TuneSettings
 
     if weights not in ("link", "copy"):
         raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")

@@ -24,8 +24,8 @@ from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_c
 from ropecli.training.recipe import make_recipe
 from ropecli.training.run_folder import Checkpoints
 from ropecli.tuning.calibration import Evaluator
-from ropecli.tuning.settings import TuneSettings
 from ropecli.tuning.tune_report import Score
+from ropecli.tuning.tune_settings import TuneSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

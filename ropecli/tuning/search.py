@@ -22,7 +22,7 @@ from ropecli.scaling.method import SearchRange
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.settings import TuneSettings
+from ropecli.tuning.tune_settings import TuneSettings
 
 _DIGITS = 3
 """Significant digits of a constant: nobody wants to read more in a config.json."""

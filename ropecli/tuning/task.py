@@ -15,7 +15,7 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScalingSpec, make_spec
 from ropecli.tuning.calibration import MOST_EVALUATED, Calibration, read_calibration
 from ropecli.tuning.search import grid_points, own_constants
-from ropecli.tuning.settings import TuneSettings
+from ropecli.tuning.tune_settings import TuneSettings
 
 _SEARCH = ("population", "iterations", "mutations", "crossovers", "parents", "documents")
 """The settings that tune.json calls search_..."""

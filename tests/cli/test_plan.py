@@ -17,8 +17,8 @@ def plan(capsys, monkeypatch):
     """plan(folder, ...) -> (standard output, standard error); what goes wrong is raised."""
     from ropecli import commands
     from ropecli.cli import plan as rendering
-    from ropecli.cli.adapter import as_command
     from ropecli.cli.progress import shown_progress
+    from ropecli.cli.typer_command import as_command
 
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(as_command(commands.plan, rendering.render))

@@ -73,8 +73,8 @@ def make_run(evaluator, sequences):
     from ropecli.live.loading import load_model
     from ropecli.scaling.spec import make_spec
     from ropecli.tuning.calibration import Calibration
-    from ropecli.tuning.settings import TuneSettings
     from ropecli.tuning.task import TuningTask
+    from ropecli.tuning.tune_settings import TuneSettings
 
     def make(
         folder: Path,
