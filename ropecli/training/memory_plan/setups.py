@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ByteSize, TypeAdapter
 
 from ropecli.errors import RecipeError, shown
 from ropecli.scaling.registry import find_method
@@ -153,8 +153,10 @@ def parse_size(text: str, name: str) -> int:
     Raises RecipeError.
     """
     try:
+        if text.strip().isdecimal():
+            raise ValueError("no unit")
         return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError as error:
+    except ValueError as error:
         raise RecipeError(
             f"{name} is {shown(text)}; a number with a unit was expected, as 80GB (10⁹ bytes) or 80GiB."
         ) from error
