@@ -11,21 +11,7 @@ from typing import Any, NoReturn
 import typer
 
 from ropecli import commands
-from ropecli.cli import (
-    compare,
-    eval_ppl,
-    export,
-    finetune,
-    inspect,
-    merge,
-    methods,
-    patch,
-    plan,
-    report,
-    retrieval,
-    theory,
-    tune,
-)
+from ropecli.cli import inspect, methods, plan, render
 from ropecli.cli.progress import shown_progress
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
@@ -42,22 +28,22 @@ app = typer.Typer(
 _COMMANDS: list[tuple[Callable[..., Any], Callable[[Any], None]]] = [
     (commands.inspect, inspect.render),
     (commands.methods, methods.render),
-    (commands.patch, patch.render),
-    (commands.eval_ppl, eval_ppl.render),
-    (commands.compare, compare.render),
-    (commands.passkey, retrieval.render),
-    (commands.needle, retrieval.render),
-    (commands.plot, report.render),
-    (commands.theory, theory.render),
-    (commands.report, report.render),
+    (commands.patch, render.show_patch),
+    (commands.eval_ppl, render.show_perplexity),
+    (commands.compare, render.show_comparison),
+    (commands.passkey, render.show_retrieval),
+    (commands.needle, render.show_retrieval),
+    (commands.plot, render.show_file),
+    (commands.theory, render.show_theory),
+    (commands.report, render.show_file),
     (commands.plan, plan.render),
-    (commands.finetune, finetune.render),
-    (commands.tune, tune.render),
-    (commands.merge, merge.render),
-    (commands.export, export.render),
+    (commands.finetune, render.show_finetuned),
+    (commands.tune, render.show_tuned),
+    (commands.merge, render.show_merged),
+    (commands.export, render.show_export),
 ]
-for function, render in _COMMANDS:
-    app.command(function.__name__.replace("_", "-"))(as_command(function, render))
+for function, show in _COMMANDS:
+    app.command(function.__name__.replace("_", "-"))(as_command(function, show))
 
 
 def _print_version(wanted: bool) -> None:

@@ -139,6 +139,7 @@ def test_a_length_beyond_the_window_is_warned_of(config_alone, plan):
     [
         (["--gpus", 0], "--gpus is 0"),
         (["--gpu-memory", "80 bananas"], "80GB"),
+        (["--gpu-memory", "80"], "80GB"),
         (["--gpu", "abacus"], "--gpu abacus"),
         (["--set", "nothing=1"], "nothing"),
         (["--gpu-memory", "1MB"], "Nothing fits"),

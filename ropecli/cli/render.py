@@ -1,0 +1,117 @@
+"""Prints what the commands return; inspect, methods and plan have files of their own."""
+
+from typing import TYPE_CHECKING
+
+from ropecli.cli.terminal import err, out, show_changes, tell, warn
+
+if TYPE_CHECKING:
+    from ropecli.commands.compare import Comparison
+    from ropecli.commands.finetune import FinetuneResult
+    from ropecli.commands.merge import MergeResult
+    from ropecli.commands.patch import PatchResult, RevertResult
+    from ropecli.commands.report import DrawnFile
+    from ropecli.commands.theory import Theory
+    from ropecli.commands.tune import TunedCheckpoint
+    from ropecli.engines.engine_export import Export
+    from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
+
+
+def show_patch(result: "PatchResult | RevertResult") -> None:
+    from ropecli.commands.patch import RevertResult
+
+    if isinstance(result, RevertResult):
+        _show_revert(result)
+        return
+    plan, output = result.plan, result.output
+    factor = f"{plan.spec.method} ×{plan.spec.factor:g}"
+    if output is None:
+        tell(f"{plan.source.name}: {factor}, {plan.target_length} tokens")
+        show_changes("config.json", plan.changes)
+        return
+    tell(f"{plan.source.name} → {output}: {factor}, {plan.target_length} tokens")
+    if result.proved:
+        tell(f"proved: {_tables(result.proved)} with the mathematics")
+    else:
+        tell("not proved (--no-verify): that the live rotary tables agree with the mathematics")
+    if plan.remaps:
+        tell("proved: on a small model of this architecture, the attention agrees with the model's own")
+
+
+def _show_revert(result: "RevertResult") -> None:
+    reversal = result.reversal
+    if result.output is not None:
+        tell(f"{reversal.source.name} → {result.output}: as it was before its patches")
+        return
+    show_changes("config.json", reversal.changes)
+    if reversal.tokenizer_changes:
+        show_changes("tokenizer_config.json", reversal.tokenizer_changes)
+
+
+def _tables(proved: int) -> str:
+    return f"{proved} live rotary {'table agrees' if proved == 1 else 'tables agree'}"
+
+
+def show_perplexity(report: "EvalReport") -> None:
+    from ropecli.reporting.tables import perplexity_table
+
+    out.print(perplexity_table(report))
+
+
+def show_comparison(comparison: "Comparison") -> None:
+    from ropecli.reporting.tables import comparison_table
+
+    out.print(comparison_table(comparison.reports))
+    if comparison.plot:
+        tell(f"plot: {comparison.plot}")
+
+
+def show_retrieval(report: "RetrievalReport") -> None:
+    from ropecli.reporting.tables import retrieval_tables
+
+    out.print(retrieval_tables(report))
+
+
+def show_theory(theory: "Theory") -> None:
+    from ropecli.reporting.theory_tables import theory_tables
+
+    out.print(theory_tables(theory.report))
+
+
+def show_file(drawn: "DrawnFile") -> None:
+    tell(f"{drawn.kind}: {drawn.path}")
+
+
+def show_finetuned(result: "FinetuneResult") -> None:
+    for sentence in result.stages:
+        tell(sentence)
+    if result.output:
+        tell(f"{result.checkpoint} → {result.output}: {result.steps} step{'s'[: result.steps > 1]}")
+
+
+def show_tuned(result: "TunedCheckpoint") -> None:
+    from ropecli.reporting.tables import tuning_table
+
+    report = result.tuned.report
+    out.print(tuning_table(report))
+    tell(f"{report.checkpoint} → {result.output}: {report.method} ×{report.factor:g}, {report.target_length} tokens")
+    proved = f"proved: {_tables(result.proved)} with the mathematics"
+    tell(f"{proved}; stock transformers gives the tuned model's logits")
+    lengths = ",".join(map(str, sorted({report.original_max_position_embeddings, report.target_length})))
+    tell(
+        "The documents above chose the result. Measure it on others: "
+        f"ropecli eval-ppl {result.output} --baseline {report.checkpoint} --data HELD_OUT --protocol tail --lengths "
+        f"{lengths}"
+    )
+
+
+def show_merged(result: "MergeResult") -> None:
+    tell(f"{result.adapter} + {result.base.name} → {result.output}: {result.matrices} matrices")
+
+
+def show_export(export: "Export") -> None:
+    """The command alone on standard output, to be pasted."""
+    tell(export.command)
+    for sentence in export.cannot:
+        warn(sentence)
+    for sentence in export.notes:
+        err.print(f"note: {sentence}", markup=False, soft_wrap=True)
