@@ -39,7 +39,8 @@ def shown_progress(typed: tuple[str, ...]) -> Iterator[None]:
 @contextlib.contextmanager
 def _bar(description: str, total: int | None) -> Iterator[Step]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
+    bar = Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal)
+    with bar as progress:
         task = progress.add_task(description, total=total)
 
         def step(*, done: int | None = None, text: str | None = None) -> None:

@@ -97,7 +97,7 @@ def parse_list(text: str, option: str, kind: type) -> list[Any]:
     try:
         return [kind(part) for part in parts]
     except ValueError:
-        example = "256,512" if kind is int else "0.5,1"
+        example = "256,512" if kind is int else "1,2.5"
         raise MethodError(f"{option} is {shown(text)}; it must be numbers with commas between, as {example}.") from None
 
 
