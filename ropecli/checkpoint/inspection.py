@@ -15,7 +15,7 @@ from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
-from ropecli.checkpoint.state import read_state
+from ropecli.checkpoint.state import CheckpointState, read_state
 from ropecli.errors import CheckpointError
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, label_of, make_spec
@@ -24,7 +24,7 @@ _LONGEST_BASE = 32768
 """Tokens up to which the base for a length is worked out: a third of a second."""
 
 
-def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
     """The report of `ropecli inspect`: the fields of the rope that sees the whole context, and all of them in `ropes`.
 
     Lengths and wavelengths in tokens, inv_freq in radians per token; float32_angle_error in radians, the largest of
@@ -33,8 +33,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     where it has no need or is too long to be worked out at once. tuned_from: the checkpoint whose weights
     `ropecli tune` changed, null where it changed none. findings: what is off, each with a rule, a message and a fix.
     """
-    state = read_state(checkpoint)
-    length = state.context_length
+    checkpoint, length = state.checkpoint, state.context_length
     reports = [_describe(rope, length) for rope in state.ropes.values()]
     shared = {key: value for key, value in _describe(state.main, length).items() if key != "layer_type"}
     tokenizer, record = checkpoint.tokenizer_config or {}, read_record(checkpoint.folder)

@@ -14,7 +14,6 @@ from annotated_types import Ge
 from ropecli.cli.terminal import parse_list, parse_settings, print_json, speak_from_first_process
 from ropecli.commands.options import Flag
 
-Parse = Callable[[Any, str], Any]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
 
 

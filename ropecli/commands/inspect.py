@@ -53,5 +53,6 @@ def inspect(
     opened = [open_checkpoint(checkpoint, revision=revision)]
     if other is not None:
         opened.append(open_checkpoint(other))
-    reports = tuple(inspect_checkpoint(one) for one in opened)
-    return Inspection(tuple(read_state(one) for one in opened), reports, tuple(differences(reports)))
+    states = tuple(read_state(one) for one in opened)
+    reports = tuple(inspect_checkpoint(state) for state in states)
+    return Inspection(states, reports, tuple(differences(reports)))

@@ -28,7 +28,7 @@ _CANDIDATES, _MOST_CANDIDATES = 10, 1000
 
 @dataclass(frozen=True)
 class KeySearch:
-    """What is asked of any checkpoint. lengths: tokens. depths: 0 to 1. chunk: tokens; None for the default."""
+    """What is asked of any checkpoint. lengths: tokens. depths: 0 to 1. chunk: tokens; None for all at once."""
 
     lengths: list[int]
     depths: list[float]

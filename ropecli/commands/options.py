@@ -127,6 +127,13 @@ def optional_path(path: str | Path | None) -> Path | None:
     return None if path is None else as_path(path)
 
 
+def is_link(weights: str) -> bool:
+    """Whether unchanged weights are to be hard-linked. Raises MethodError for what is neither link nor copy."""
+    if weights not in ("link", "copy"):
+        raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
+    return weights == "link"
+
+
 def listed(values: Any) -> list[Any]:
     """One value, or several, as a list."""
     return [values] if isinstance(values, str | Path) else list(values)

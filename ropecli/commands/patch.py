@@ -19,6 +19,7 @@ from ropecli.commands.options import (
     Settings,
     Weights,
     as_path,
+    is_link,
 )
 from ropecli.errors import MethodError, OutputError, PatchError
 
@@ -106,8 +107,7 @@ def patch(
     from ropecli.commands.scalings import method_parameters
     from ropecli.scaling.spec import make_spec
 
-    if weights not in ("link", "copy"):
-        raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
+    link = is_link(weights)
     given = {
         "--method": method,
         "--factor": factor,
@@ -125,7 +125,7 @@ def patch(
     folder = _output_folder(output, dry_run)
     opened = open_checkpoint(checkpoint, weights=folder is not None, revision=revision)
     if revert or method is None:
-        return _revert(plan_reversal(opened), folder, link=weights == "link")
+        return _revert(plan_reversal(opened), folder, link=link)
     plan = make_plan(
         opened,
         make_spec(method, 1.0 if factor is None else factor, method_parameters(method, settings, factors_file)),
@@ -134,7 +134,7 @@ def patch(
         layer_types=layer_types,
         choose_factor=factor is None,
     )
-    return _write(plan, folder, link=weights == "link", verify=not no_verify)
+    return _write(plan, folder, link=link, verify=not no_verify)
 
 
 def _check_method(method: str | None, factor: float | None, target_length: int | None) -> str:

@@ -12,7 +12,6 @@ from ropecli.atomic import refuse_existing
 from ropecli.commands import options
 from ropecli.commands.messages import command_line, progress_bar, warn
 from ropecli.commands.options import Flag
-from ropecli.errors import MethodError
 
 if TYPE_CHECKING:
     from ropecli.tuning.procedure import Tuned
@@ -90,8 +89,7 @@ def tune(
     from ropecli.tuning.task import make_task
     from ropecli.tuning.tune_settings import TuneSettings
 
-    if weights not in ("link", "copy"):
-        raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
+    link = options.is_link(weights)
     settings = TuneSettings(
         level,
         methods=tuple(dict.fromkeys(options.listed(methods))),
@@ -130,7 +128,7 @@ def tune(
         result = _tune(task, state)
         for warning in result.plan.warnings:
             warn(warning)
-        proved = write_tuned(result, folder, link=weights == "link", say=warn)
+        proved = write_tuned(result, folder, link=link, say=warn)
     remove_state(folder)
     return TunedCheckpoint(result, folder, proved)
 

@@ -246,11 +246,12 @@ def settle_lengths(recipe: Recipe, checkpoint: Checkpoint, plan: PatchPlan | Non
     or, where positions have gaps, those of the pretraining length. plan: the patch in effect when the run begins,
     where it is not on disk yet. Raises RecipeError for sequences longer than their positions may reach.
     """
-    context_length = plan.target_length if plan else read_state(checkpoint).context_length
+    state = read_state(checkpoint)
+    context_length = plan.target_length if plan else state.context_length
     reach = recipe.window or context_length
     if recipe.positions == "full":
         return recipe.length or context_length, reach
-    length = recipe.length or read_state(checkpoint).pretraining_length
+    length = recipe.length or state.pretraining_length
     refuse_impossible_positions(recipe.positions, length, reach, recipe.pose_chunks)
     return length, reach
 

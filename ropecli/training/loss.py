@@ -129,11 +129,6 @@ def disable_checkpointing(model: Any) -> None:
     getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
 
 
-def is_checkpointing(model: Any) -> bool:
-    newer = getattr(model, "is_activation_checkpointing", None)
-    return bool(model.is_gradient_checkpointing if newer is None else newer)
-
-
 def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> None:
     """Checks on the live model that gaps and restarts in the positions mean what the recipe means by them.
 

@@ -13,6 +13,7 @@ from tiny_settings import TINY
 from ropecli.checkpoint import lint
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.state import read_state
 from ropecli.errors import CheckpointError
 from ropecli.live.stock_transformers import build_without_weights
 
@@ -270,7 +271,7 @@ TRAPS = {
 
 
 def findings(folder: Path) -> list[dict]:
-    return inspect_checkpoint(open_checkpoint(folder))["findings"]
+    return inspect_checkpoint(read_state(open_checkpoint(folder)))["findings"]
 
 
 def rules(folder: Path) -> list[str]:
@@ -329,7 +330,7 @@ def test_a_window_that_is_no_multiple_is_kept(written, mended):
     config = scaled({**llama3, "original_max_position_embeddings": 8192}, max_position_embeddings=131072)
     assert findings(written(config)) == []
     (finding,) = findings(written({**config, "rope_scaling": None}))
-    after = inspect_checkpoint(open_checkpoint(mended(finding["fix"])))
+    after = inspect_checkpoint(read_state(open_checkpoint(mended(finding["fix"]))))
     assert (after["factor"], after["max_position_embeddings"], after["findings"]) == (8.0, 131072, [])
 
 
@@ -341,7 +342,7 @@ def test_a_factor_and_parameters_are_named_exactly(written, mended):
     folder = written(config)
     fix = findings(folder)[0]["fix"]
     assert "--set beta_fast=16.0 --set truncate=false --output" in fix
-    before, after = (inspect_checkpoint(open_checkpoint(one)) for one in (folder, mended(fix)))
+    before, after = (inspect_checkpoint(read_state(open_checkpoint(one))) for one in (folder, mended(fix)))
     for key in (
         "factor",
         "inv_freq",
@@ -356,7 +357,7 @@ def test_a_revision_is_named_again(written):
     from dataclasses import replace
 
     checkpoint = replace(open_checkpoint(written(NEW_ALONE)), name="owner/name", revision="v2")
-    (finding,) = inspect_checkpoint(checkpoint)["findings"]
+    (finding,) = inspect_checkpoint(read_state(checkpoint))["findings"]
     assert finding["fix"].startswith("ropecli patch owner/name --revision v2 --method yarn")
 
 
@@ -371,7 +372,7 @@ def test_a_tokenizer_that_caps_lower(method, written, ropecli, mended, tmp_path)
     assert "model_max_length is 64 tokens, below the context length of 256" in finding["message"]
     again = mended(finding["fix"])
     assert "tokenizer-caps" not in rules(again)
-    reports = [inspect_checkpoint(open_checkpoint(folder)) for folder in (tmp_path / "out", again)]
+    reports = [inspect_checkpoint(read_state(open_checkpoint(folder))) for folder in (tmp_path / "out", again)]
     assert reports[0]["inv_freq"] == reports[1]["inv_freq"]
 
 

@@ -15,6 +15,7 @@ import pytest
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.state import read_state
 from ropecli.errors import RopecliError
 from ropecli.scaling.spec import make_spec
 
@@ -377,7 +378,10 @@ def test_values_of_every_kind_in_every_field_that_is_read(name, tmp_path):
             changed.append({**config, nest: inside if name == "nested" else {**config[nest], key: value}})
     for one in changed:
         checkpoint = Checkpoint("hostile", tmp_path, json.loads(json.dumps(one)))
-        for attempt in (inspect_checkpoint, lambda it: make_plan(it, make_spec("yarn", 4.0))):
+        for attempt in (
+            lambda it: inspect_checkpoint(read_state(it)),
+            lambda it: make_plan(it, make_spec("yarn", 4.0)),
+        ):
             message = ""
             try:
                 attempt(checkpoint)

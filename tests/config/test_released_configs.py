@@ -348,7 +348,7 @@ def released(written):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_nothing_is_found_but_what_is_there_and_it_turns_as_in_stock_transformers(name, released, live):
     folder = released(name)
-    report = inspect_checkpoint(open_checkpoint(folder))
+    report = inspect_checkpoint(read_state(open_checkpoint(folder)))
     assert [finding["rule"] for finding in report["findings"]] == FOUND.get(name, [])
     ropes = read_state(open_checkpoint(folder)).ropes
     tables = live(folder)
