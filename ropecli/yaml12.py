@@ -1,4 +1,7 @@
-"""Reads recipes and the values of `--set` as YAML 1.2. PyYAML reads 1.1, in which 1:30 is 90 and 0100 is 64."""
+"""Reads what users type: recipes and values of `--set` as YAML 1.2, and token counts such as 32k.
+
+PyYAML reads YAML 1.1, in which 1:30 is 90 and 0100 is 64.
+"""
 
 import re
 from typing import Any
@@ -38,3 +41,12 @@ def read_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
+
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20}
+
+
+def token_count(value: Any) -> Any:
+    """A number of tokens from text: 4k is 4,096, 1M is 1,048,576. Returns anything else unchanged."""
+    found = re.fullmatch(r"\s*([0-9]+)([kKmM]?)\s*", value) if isinstance(value, str) else None
+    return int(found[1]) * _UNITS[found[2].lower()] if found else value

@@ -1,1 +1,1 @@
-"""The command line: each file parses one command, calls one function, and renders what it gives."""
+"""The command line: parses options, calls the command's function, prints its result."""

@@ -1,4 +1,4 @@
-"""The `ropecli` command: its subcommands, and what becomes of their errors.
+"""The `ropecli` command: its subcommands and its error handling.
 
 Loads neither torch nor transformers; a command imports them when it runs.
 """
@@ -15,7 +15,7 @@ from ropecli.cli import inspect, methods, plan, render
 from ropecli.cli.progress import shown_progress
 from ropecli.cli.streams import safe_streams
 from ropecli.cli.terminal import fail
-from ropecli.cli.typer_command import as_command
+from ropecli.cli.typer_command import AliasedCommand, as_command
 from ropecli.errors import RopecliError, reason_of
 
 app = typer.Typer(
@@ -23,27 +23,33 @@ app = typer.Typer(
     help="Extend the context window of Hugging Face checkpoints with rotary position embeddings.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COMMANDS: list[tuple[Callable[..., Any], Callable[[Any], None]]] = [
-    (commands.inspect, inspect.render),
-    (commands.methods, methods.render),
-    (commands.patch, render.show_patch),
-    (commands.eval_ppl, render.show_perplexity),
-    (commands.compare, render.show_comparison),
-    (commands.passkey, render.show_retrieval),
-    (commands.needle, render.show_retrieval),
-    (commands.plot, render.show_file),
-    (commands.theory, render.show_theory),
-    (commands.report, render.show_file),
-    (commands.plan, plan.render),
-    (commands.finetune, render.show_finetuned),
-    (commands.tune, render.show_tuned),
-    (commands.merge, render.show_merged),
-    (commands.export, render.show_export),
-]
-for function, show in _COMMANDS:
-    app.command(function.__name__.replace("_", "-"))(as_command(function, show))
+_COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
+    "Look": [
+        (commands.inspect, inspect.render),
+        (commands.methods, methods.render),
+        (commands.theory, render.show_theory),
+        (commands.plan, plan.render),
+    ],
+    "Change": [
+        (commands.patch, render.show_patch),
+        (commands.merge, render.show_merged),
+        (commands.export, render.show_export),
+    ],
+    "Measure": [
+        (commands.eval_ppl, render.show_perplexity),
+        (commands.compare, render.show_comparison),
+        (commands.passkey, render.show_retrieval),
+        (commands.needle, render.show_retrieval),
+    ],
+    "Train": [(commands.finetune, render.show_finetuned), (commands.tune, render.show_tuned)],
+    "Show": [(commands.plot, render.show_file), (commands.report, render.show_file)],
+}
+for panel, members in _COMMANDS.items():
+    for function, show in members:
+        name = function.__name__.replace("_", "-")
+        app.command(name, cls=AliasedCommand, rich_help_panel=panel)(as_command(function, show))
 
 
 def _print_version(wanted: bool) -> None:

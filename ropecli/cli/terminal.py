@@ -12,13 +12,15 @@ from rich.markup import escape
 from rich.text import Text
 
 from ropecli.errors import MethodError, shown
-from ropecli.yaml12 import read_yaml
+from ropecli.yaml12 import read_yaml, token_count
 
 # What a terminal would take for a command: a name or a config may come from anyone.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
 
 class _Console(Console):
+    verbose = False
+
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(text.translate(_CONTROLS), **options)
 
@@ -39,13 +41,15 @@ out = _Console(highlight=False, emoji=False)
 err = _Console(stderr=True, highlight=False, emoji=False)
 
 
-def speak_from_first_process() -> None:
-    """Under a launcher of several processes, the first speaks for all."""
-    err.quiet = out.quiet = os.environ.get("RANK", "0") != "0"
+def set_verbosity(*, quiet: bool, verbose: bool) -> None:
+    """Sets what this process prints. Of several processes, only the first prints anything but its own errors."""
+    other = os.environ.get("RANK", "0") != "0"
+    out.quiet, err.quiet = other, other or quiet
+    out.verbose = verbose
 
 
 def fail(message: str) -> None:
-    err.quiet = False  # processes beside the first are quiet, but not about their own end
+    err.quiet = False
     err.print("[bold red]error:[/]", end=" ")
     err.print(message, markup=False, soft_wrap=True)
 
@@ -92,13 +96,21 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
 
 
 def parse_list(text: str, option: str, kind: type) -> list[Any]:
-    """`256,512,1024` as numbers, or names as words. Raises MethodError for what is no number."""
+    """Parses `256,4k,1M` as token counts, `0,0.5` as floats, names as strings. Raises MethodError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
-        return [kind(part) for part in parts]
+        return [kind(token_count(part) if kind is int else part) for part in parts]
     except ValueError:
-        example = "256,512" if kind is int else "1,2.5"
-        raise MethodError(f"{option} is {shown(text)}; it must be numbers with commas between, as {example}.") from None
+        example = "256,4k" if kind is int else "1,2.5"
+        raise MethodError(f"{option} is {shown(text)}; expected numbers separated by commas: {example}.") from None
+
+
+def parse_tokens(text: str, option: str, least: int) -> int:
+    """Parses `512`, `4k` or `1M`. Raises MethodError."""
+    count = token_count(text)
+    if not isinstance(count, int) or count < least:
+        raise MethodError(f"{option} is {shown(text)}; expected {least} tokens or more, such as 512, 4k or 1M.")
+    return count
 
 
 def _value(text: str) -> Any:

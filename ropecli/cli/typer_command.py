@@ -1,4 +1,4 @@
-"""Turns a command function into a command of Typer: its signature says the options, its docstring the help."""
+"""Turns a command function into a Typer command: its signature gives the options, its docstring the help."""
 
 import inspect
 import types
@@ -10,47 +10,103 @@ from typing import Annotated, Any
 import typer
 from annotated_doc import Doc
 from annotated_types import Ge
+from typer.core import TyperCommand, TyperOption
 
-from ropecli.cli.terminal import parse_list, parse_settings, print_json, speak_from_first_process
-from ropecli.commands.options import Flag
+from ropecli.cli import terminal
+from ropecli.cli.terminal import parse_list, parse_settings, parse_tokens, print_json
+from ropecli.commands.options import OUTPUT, Flag, Panel, TokenCount
+from ropecli.errors import RopecliError
 
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
+ALIASES = {
+    "--attn": ("--attn-implementation",),
+    "--batch-size": ("--per-device-train-batch-size",),
+    "--gradient-accumulation": ("--gradient-accumulation-steps",),
+    "--length": ("--max-length",),
+    "--max-documents": ("--limit", "-L"),
+    "--output DIR": ("--output-dir",),
+    "--recipe": ("--config",),
+    "--steps": ("--max-steps",),
+    "--target-length": ("--max-model-len",),
+    "--tracker": ("--report-to",),
+}
+"""Names that transformers, lm-eval, vLLM and TRL use: accepted wherever a command has the option, hidden from help."""
+
+
+def _switch(name: str, short: str | None, text: str) -> Any:
+    return Annotated[bool, typer.Option(*filter(None, (name, short)), help=text, rich_help_panel=OUTPUT.title)]
+
+
+_SWITCHES = {
+    "as_json": _switch("--json", None, "Print the result as JSON on standard output."),
+    "quiet": _switch("--quiet", "-q", "Print only the result and errors."),
+    "verbose": _switch("--verbose", "-v", "Print all columns of the result."),
+}
+
+
+class AliasedCommand(TyperCommand):
+    """A command that also accepts the names in ALIASES."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser = super().make_parser(ctx)
+        for option in (one for one in self.params if isinstance(one, TyperOption)):
+            name = option.opts[0]
+            for alias in (*ALIASES.get(name, ()), *ALIASES.get(f"{name} {option.metavar}", ())):
+                parser.add_option(obj=option, opts=[alias], dest=option.name, action="store", nargs=option.nargs)
+        return parser
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--trust-remote-code" in args:
+            raise RopecliError(
+                "ropecli does not run code from a checkpoint, so it does not have --trust-remote-code. It supports the "
+                "architectures that transformers has built in."
+            )
+        return super().parse_args(ctx, args)
 
 
 def as_command(function: Callable[..., Any], render: Callable[[Any], None]) -> Callable[..., None]:
-    """A Typer command that calls `function` and prints what it returns, by `render` or, with --json, as JSON.
+    """A Typer command that calls `function` and prints its result with `render`, or as JSON with --json.
 
     Parameters before the * are arguments, those after it options.
     """
     converted = {name: _convert(parameter) for name, parameter in inspect.signature(function).parameters.items()}
 
-    def command(**values: Any) -> None:
-        speak_from_first_process()
-        as_json = values.pop("as_json")
+    def command(*, as_json: bool, quiet: bool, verbose: bool, **values: Any) -> None:
+        terminal.set_verbosity(quiet=quiet, verbose=verbose)
         result = function(**{name: converted[name][1](value) for name, value in values.items()})
         if as_json:
             print_json(result.as_json())
         else:
             render(result)
 
-    flag = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_AsJson)
-    parameters = [*(parameter for parameter, _ in converted.values()), flag]
+    parameters = [parameter for parameter, _ in converted.values()]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+        for name, annotation in _SWITCHES.items()
+    ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__doc__ = function.__doc__
     return command
 
 
 def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[[Any], Any]]:
-    """The parameter as Typer takes it, and what makes the function's value of what was typed."""
+    """The parameter for Typer, and a function that converts the parsed value."""
     kind, *notes = typing.get_args(parameter.annotation)
     found = {type(note): note for note in notes}
     flag = found.get(Flag, Flag("--" + parameter.name.replace("_", "-")))
     options: dict[str, Any] = {"help": found[Doc].documentation, "metavar": flag.metavar}
-    if Ge in found:
-        options["min"] = found[Ge].ge
+    if Panel in found:
+        options["rich_help_panel"] = found[Panel].title
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     typed, parse = _typed(kind, flag.name, several=is_argument)
+    least = found[Ge].ge if Ge in found else None
+    if TokenCount in found and typed is not str | None:
+        typed = str | None if type(None) in typing.get_args(kind) else str
+        parse = lambda value: None if value is None else parse_tokens(str(value), flag.name, least or 1)  # noqa: E731
+        options["metavar"] = flag.metavar or "TOKENS"
+    elif least is not None:
+        options |= {"min": least, "metavar": "N"}
     if is_argument:
+        options["metavar"] = flag.metavar or parameter.name.upper()
         note: Any = typer.Argument(**options)
     else:
         note = typer.Option(*filter(None, (flag.name, flag.short)), **options)
@@ -60,7 +116,7 @@ def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[
 
 
 def _typed(kind: Any, name: str, *, several: bool) -> tuple[Any, Callable[[Any], Any]]:
-    """The type that Typer parses, and what is made of its value. several: of an argument, which may be repeated."""
+    """The type that Typer parses, and a function that converts its value. several: an argument that may be repeated."""
     optional = type(None) in typing.get_args(kind)
     kinds = [one for one in typing.get_args(kind) if one is not type(None)] if _is_union(kind) else [kind]
     inner = kinds[0]

@@ -38,11 +38,11 @@ def compare(
     checkpoints: Annotated[
         Sequence[str],
         Flag("checkpoints", metavar="CHECKPOINT..."),
-        Doc("One or several: folders, Hub ids (owner/name), 'demo'."),
+        Doc("Folders, Hub ids (owner/name), or 'demo'."),
     ],
     *,
     data: options.Data,
-    methods: Annotated[Sequence[str], Flag("--methods", "-m"), Doc("Methods with commas between; as-is: no patch.")] = (
+    methods: Annotated[Sequence[str], Doc("Methods, separated by commas; as-is: no patch."), options.SCALING] = (
         "none",
         "linear",
         "ntk",
@@ -51,8 +51,10 @@ def compare(
         "ntk-by-parts",
         "yarn",
     ),
-    factors: Annotated[Sequence[float], Flag("--factors", "-f"), Doc("Factors with commas between.")] = (4,),
-    lengths: options.Lengths = (256, 512, 1024, 2048),
+    factors: Annotated[
+        Sequence[float], Flag("--factors", "-f"), Doc("Factors, separated by commas."), options.SCALING
+    ] = (4,),
+    lengths: options.Lengths = None,
     settings: options.SeveralSettings = None,
     protocol: options.ProtocolName = "prefix",
     stride: options.Stride = None,
@@ -67,19 +69,21 @@ def compare(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attn: options.Attn = "auto",
-    plot: Annotated[str | Path | None, Doc("Draw the result here: .png, .svg or .pdf.")] = None,
+    plot: Annotated[
+        str | Path | None, Flag("--plot", metavar="FILE"), Doc("Draw the result: .png, .svg or .pdf."), options.OUTPUT
+    ] = None,
     output: options.ReportFile = None,
     resume: options.Resume = False,
     revision: options.Revision = None,
 ) -> Comparison:
-    """Compare scaling methods by perplexity, without writing checkpoints: each model is loaded once, patched in memory.
+    """Compare scaling methods by perplexity, without writing checkpoints.
 
-    With several checkpoints, such as sizes of one model, every method is tried on each.
+    Loads each model once and patches it in memory. With several checkpoints, tries every method on each.
     """
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.measuring import DataChoice, interruptible, prepare_run
     from ropecli.commands.scalings import method_specs
-    from ropecli.commands.subject import refuse_attention
+    from ropecli.commands.subject import reach_of, refuse_attention
     from ropecli.evaluation.comparison import plan_comparison
     from ropecli.evaluation.eval_report import write_report
     from ropecli.evaluation.processes import join_workers
@@ -94,7 +98,6 @@ def compare(
     refuse_outputs(report_file, picture)
     refuse_interrupted(report_file, resume)
     asked = Protocol(protocol, stride, targets)
-    wanted = options.sorted_numbers(lengths, "--lengths")
     names = list(dict.fromkeys(options.listed(checkpoints)))
     if revision and len(names) > 1:
         raise MethodError("--revision is for one checkpoint; which of several it means is not clear.")
@@ -105,14 +108,17 @@ def compare(
         refuse_attention(one, plan, attn)
     for warning in dict.fromkeys(text for one, own in zip(opened, plans, strict=True) for text in _warnings(one, own)):
         warn(warning)
+    reaches = [reach_of(one, plan) for one, own in zip(opened, plans, strict=True) for plan in own]
+    reach = min(shortest for shortest, _ in reaches), max(longest for _, longest in reaches)
     workers = join_workers()
     runs: list[PerplexityRun] = []
     for one in opened:
         run = prepare_run(
             one,
             DataChoice(data, text_column, split, max_documents, min_tokens, max_tokens),
-            wanted,
+            lengths,
             asked,
+            reach=reach,
             chunk=chunk,
             batch_size=batch_size,
             loading={"dtype": dtype, "device": device, "attn": attn},

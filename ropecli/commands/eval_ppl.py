@@ -1,4 +1,4 @@
-"""`ropecli eval-ppl`: perplexity of one checkpoint at several lengths, and of a baseline beside it."""
+"""`ropecli eval-ppl`: perplexity of a checkpoint at several lengths, with or without a baseline."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +22,12 @@ def eval_ppl(
     checkpoint: options.Checkpoint,
     *,
     data: options.Data,
-    lengths: options.Lengths = (256, 512, 1024, 2048),
+    lengths: options.Lengths = None,
     protocol: options.ProtocolName = "prefix",
     stride: options.Stride = None,
     targets: options.Targets = None,
     baseline: Annotated[
-        str | None, Doc("Measure this checkpoint too, on the same tokens, and say what the other costs and gains.")
+        str | None, Doc("Second checkpoint to measure on the same tokens. Adds cost and gain with intervals.")
     ] = None,
     method: options.InMemory = None,
     factor: options.Factor = None,
@@ -72,8 +72,9 @@ def eval_ppl(
     run = prepare_run(
         subject.checkpoint,
         DataChoice(data, text_column, split, max_documents, min_tokens, max_tokens),
-        options.sorted_numbers(lengths, "--lengths"),
+        lengths,
         asked,
+        reach=subject.reach,
         chunk=chunk,
         batch_size=batch_size,
         loading={"dtype": dtype, "device": device, "attn": attn},

@@ -1,4 +1,4 @@
-"""`ropecli export`: what a serving engine must be told of a checkpoint's positions."""
+"""`ropecli export`: prints the command with which an engine serves a checkpoint."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,7 @@ def export(
     engine: Annotated[str, Flag("--engine", "-e"), Doc("vllm, sglang or llama.cpp.")],
     revision: Revision = None,
 ) -> "Export":
-    """Print the command by which an engine serves a checkpoint at its context length, and what it cannot express."""
+    """Print the command with which an engine serves a checkpoint at its context length."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.engine_export import export_checkpoint
 

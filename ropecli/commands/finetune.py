@@ -1,4 +1,4 @@
-"""`ropecli finetune`: train a patched checkpoint on sequences of its extended length."""
+"""`ropecli finetune`: trains a checkpoint on long sequences."""
 
 import os
 from collections.abc import Mapping
@@ -7,9 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
+from annotated_types import Ge
 
 from ropecli.commands.messages import progress_bar, say, warn
-from ropecli.commands.options import Checkpoint, Flag, OutputFolder, RecipeFile, Revision, as_path, optional_path
+from ropecli.commands.options import (
+    DATA,
+    OUTPUT,
+    TOKENS,
+    Checkpoint,
+    Flag,
+    OutputFolder,
+    RecipeFile,
+    Revision,
+    as_path,
+    optional_path,
+)
 from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -38,32 +50,36 @@ def finetune(
     output: OutputFolder,
     recipe: RecipeFile = None,
     data: Annotated[
-        str | None, Flag("--data", "-d"), Doc("'demo-train', a file or folder, or a Hub dataset id.")
+        str | None, Flag("--data", "-d"), Doc("'demo-train', a file or folder, or a Hub dataset id."), DATA
     ] = None,
-    text_column: Annotated[str | None, Doc("Of tables, the column that holds the text.")] = None,
-    split: Annotated[str | None, Doc("Of a Hub dataset; 'train' by default.")] = None,
-    length: Annotated[int | None, Doc("Tokens per sequence; by default the context length.")] = None,
-    sequences: Annotated[str | None, Doc("long, packed or concat.")] = None,
-    positions: Annotated[str | None, Doc("full, pose or randomized.")] = None,
-    steps: Annotated[int | None, Doc("Updates of the weights.")] = None,
+    text_column: Annotated[str | None, Doc("Column of a table that holds the text."), DATA] = None,
+    split: Annotated[str | None, Doc("Split of a Hub dataset. Default: train."), DATA] = None,
+    length: Annotated[int | None, Ge(2), TOKENS, Doc("Tokens per sequence. Default: the context length.")] = None,
+    sequences: Annotated[str | None, Doc("long, packed or concat."), DATA] = None,
+    positions: Annotated[str | None, Doc("full, pose or randomized."), DATA] = None,
+    steps: Annotated[int | None, Doc("Training steps.")] = None,
     batch_size: Annotated[int | None, Doc("Sequences per process and forward pass.")] = None,
     gradient_accumulation: Annotated[int | None, Doc("Forward passes per step.")] = None,
-    learning_rate: Annotated[float | None, Flag("--learning-rate", "--lr"), Doc("Peak rate of AdamW.")] = None,
+    learning_rate: Annotated[float | None, Flag("--learning-rate", "--lr"), Doc("Peak learning rate.")] = None,
     adapter: Annotated[
-        str | None, Doc("lora, lora-plus (and embeddings and norms) or qlora; by default, all weights.")
+        str | None, Doc("none, lora, lora-plus (also embeddings and norms) or qlora. Default: none.")
     ] = None,
-    eval_data: Annotated[str | None, Doc("A source to measure perplexity on while training.")] = None,
-    seed: Annotated[int | None, Doc("Order of the sequences.")] = None,
+    eval_data: Annotated[str | None, Doc("Source on which to measure perplexity while training."), DATA] = None,
+    seed: Annotated[int | None, Doc("Random seed.")] = None,
+    tracker: Annotated[str | None, Doc("auto, none, tensorboard or wandb."), OUTPUT] = None,
     settings: Annotated[
         Mapping[str, Any] | None,
         Flag("--set", metavar="KEY=VALUE"),
         Doc("Any other key of the recipe; repeatable."),
     ] = None,
     revision: Revision = None,
-    dry_run: Annotated[bool, Doc("Say what would be done, and write nothing.")] = False,
-    resume: Annotated[bool, Doc("Go on from the last checkpoint in OUTPUT.")] = False,
+    dry_run: Annotated[bool, Doc("Print what would be done and write nothing."), OUTPUT] = False,
+    resume: Annotated[bool, Doc("Resume from the last checkpoint in --output."), OUTPUT] = False,
 ) -> FinetuneResult:
-    """Fine-tune a checkpoint on long sequences; start it with `accelerate launch -m ropecli` for several processes."""
+    """Fine-tune a checkpoint on long sequences.
+
+    Several processes: `accelerate launch -m ropecli finetune ...`.
+    """
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.training.recipe import make_recipe
     from ropecli.training.stages import describe, plan_stages
@@ -82,10 +98,11 @@ def finetune(
         "adapter": adapter,
         "eval_data": eval_data,
         "seed": seed,
+        "tracker": tracker,
     }
     others = dict(settings or {})
     if twice := [key for key in others if given.get(key) is not None]:
-        raise RecipeError(f"{twice[0]} was given by its own option and by --set; once is meant.")
+        raise RecipeError(f"{twice[0]} was given twice: by its own option and by --set.")
     whole = make_recipe(optional_path(recipe), {**given, **others})
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
     total = sum(run.steps for run in whole.runs)

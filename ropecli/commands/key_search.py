@@ -1,7 +1,7 @@
 """What `passkey` and `needle` share: the request, the run, and its report. Loads torch when it runs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ropecli.evaluation.retrieval.haystack import PieceTokenizer
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
 
-LENGTHS = (256, 512, 1024)
 DEPTHS = (0, 0.25, 0.5, 0.75, 1)
 _LONGEST = 2**24
 _CANDIDATES, _MOST_CANDIDATES = 10, 1000
@@ -28,7 +27,10 @@ _CANDIDATES, _MOST_CANDIDATES = 10, 1000
 
 @dataclass(frozen=True)
 class KeySearch:
-    """What is asked of any checkpoint. lengths: tokens. depths: 0 to 1. chunk: tokens; None for all at once."""
+    """The options of a search.
+
+    lengths: tokens; empty until `at` fills in the default ones. depths: 0 to 1. chunk: tokens; None for the default.
+    """
 
     lengths: list[int]
     depths: list[float]
@@ -39,6 +41,25 @@ class KeySearch:
     chunk: int | None
     output: Path | None
     plot: Path | None
+    default_lengths: bool = False
+
+    def at(self, subject: "Subject") -> "KeySearch":
+        """With the default lengths of this checkpoint, unless the user gave others."""
+        from ropecli.commands.measuring import default_lengths
+
+        return self if self.lengths else replace(self, lengths=default_lengths(*subject.reach), default_lengths=True)
+
+    def with_room(self, task: "RetrievalTask") -> "KeySearch":
+        """Without default lengths that are too short for the task. Raises DataError for such a length of the user's."""
+        if not self.default_lengths:
+            task.check_room(self.lengths, self.depths, self.trials)
+            return self
+        shortest = next(
+            (length for length in self.lengths[:-1] if task.has_room(length, self.depths, self.trials)),
+            self.lengths[-1],
+        )
+        task.check_room([shortest], self.depths, self.trials)
+        return replace(self, lengths=[length for length in self.lengths if length >= shortest])
 
     def run(
         self,
@@ -64,14 +85,13 @@ class KeySearch:
         refuse_attention(subject.checkpoint, subject.plan, loading["attn"])
         tokenizer = load_tokenizer(subject.checkpoint)
         task = make_task(PieceTokenizer(tokenizer))
-        # what does not fit is known before the weights are loaded
-        task.check_room(self.lengths, self.depths, self.trials)
+        search = self.with_room(task)  # before the weights are loaded
         workers = join_workers()
         model = load(subject.checkpoint, tokenizer, **loading)
         with interruptible(None):
-            result = self._measure(subject, task, model, workers)
+            result = search._measure(subject, task, model, workers)
         settings = {**settings, "attn": loading["attn"], "processes": workers.count}
-        report = self._report(subject, source, task, model, result, settings)
+        report = search._report(subject, source, task, model, result, settings)
         if workers.first and self.output:
             write_report(self.output, report.as_json())
         if workers.first and self.plot:
@@ -83,6 +103,7 @@ class KeySearch:
     def _measure(
         self, subject: "Subject", task: "RetrievalTask", model: "PreTrainedModel", workers: "Workers"
     ) -> "RetrievalResult":
+        from ropecli.commands.measuring import chunk_size
         from ropecli.evaluation.retrieval.accuracy import evaluate_retrieval
 
         switching = subject.patch(model)
@@ -96,7 +117,7 @@ class KeySearch:
                 trials=self.trials,
                 mode=self.mode,
                 switching=switching,
-                chunk=self.chunk,
+                chunk=chunk_size(self.chunk, self.lengths[-1]),
                 workers=workers,
                 advance=step,
                 say=warn,
@@ -111,6 +132,7 @@ class KeySearch:
         result: "RetrievalResult",
         settings: Mapping[str, Any],
     ) -> "RetrievalReport":
+        from ropecli.commands.measuring import chunk_size
         from ropecli.commands.subject import base_report
         from ropecli.evaluation.eval_report import RetrievalReport
         from ropecli.evaluation.retrieval.accuracy import chance_of
@@ -127,7 +149,7 @@ class KeySearch:
                 "candidates": task.candidates if self.mode == "rank" else None,
                 "trials": self.trials,
                 "seed": task.seed,
-                "chunk": self.chunk,
+                "chunk": chunk_size(self.chunk, self.lengths[-1]),
                 "prompts_read_once": result.once,
                 **settings,
             },
@@ -138,7 +160,7 @@ class KeySearch:
 
 
 def make_search(
-    lengths: Sequence[int],
+    lengths: Sequence[int] | None,
     depths: Sequence[float],
     *,
     mode: str,
@@ -151,12 +173,11 @@ def make_search(
     keys: int = 1,
 ) -> KeySearch:
     """Raises MethodError, and OutputError for files that could not be written, before anything is loaded."""
-    from ropecli.commands.measuring import chunk_size
     from ropecli.evaluation.retrieval.accuracy import check_mode
     from ropecli.reporting.figures.style import refuse_unknown_ending
 
-    wanted = sorted_numbers(lengths, "--lengths")
-    if wanted[-1] > _LONGEST:
+    wanted = [] if lengths is None else sorted_numbers(lengths, "--lengths")
+    if wanted and wanted[-1] > _LONGEST:
         raise MethodError(f"--lengths has {wanted[-1]}; a prompt may have up to {_LONGEST} tokens.")
     check_mode(mode)
     if mode == "generate":
@@ -169,7 +190,6 @@ def make_search(
     picture, report_file = optional_path(plot), optional_path(output)
     refuse_unknown_ending(picture)
     refuse_outputs(report_file, picture)
-    chunk = chunk_size(chunk, wanted[-1])
     return KeySearch(wanted, _depths(depths), trials, seed, mode, candidates, chunk, report_file, picture)
 
 

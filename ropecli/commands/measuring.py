@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.commands.messages import progress_bar, warn
+from ropecli.commands.messages import progress_bar, say, warn
+from ropecli.commands.options import sorted_numbers
 from ropecli.commands.subject import Subject, base_report
 from ropecli.data.documents import Documents, read_documents, special_tokens
 from ropecli.data.sources import read_texts
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _LONG = 32_768
 _CHUNK_OF_LONG = 1024
+_ENOUGH_DOCUMENTS = 8
+_SHORTEST = 16
 
 
 def chunk_size(asked: int | None, longest: int) -> int | None:
@@ -34,6 +37,14 @@ def chunk_size(asked: int | None, longest: int) -> int | None:
     if asked is None:
         return _CHUNK_OF_LONG if longest > _LONG else None
     return asked or None
+
+
+def default_lengths(pretraining_length: int, context_length: int) -> list[int]:
+    """Lengths to measure, in tokens: doubling from a quarter of the pretraining length to the context length."""
+    lengths = [max(_SHORTEST, pretraining_length // 4)]
+    while 2 * lengths[-1] <= context_length:
+        lengths.append(2 * lengths[-1])
+    return lengths if lengths[-1] >= context_length else [*lengths, context_length]
 
 
 @dataclass(frozen=True)
@@ -47,15 +58,20 @@ class DataChoice:
     min_tokens: int | None = None
     max_tokens: int | None = None
 
-    def read(self, tokenizer: "PreTrainedTokenizerBase", lengths: Sequence[int], protocol: Protocol) -> Documents:
-        """The documents that `protocol` can score at these lengths; warns of those that were left out."""
+    def read(
+        self, tokenizer: "PreTrainedTokenizerBase", lengths: list[int], protocol: Protocol, *, drop_rare: bool = False
+    ) -> tuple[Documents, list[int]]:
+        """Reads the documents that `protocol` can score at these lengths; warns about those that it skips.
+
+        drop_rare: drop the longest lengths that fewer than 8 documents have. Returns the remaining lengths too.
+        """
         whole = protocol.reads_whole_documents
         if not whole and (self.min_tokens or self.max_tokens):
             raise DataError(
-                f"--min-tokens and --max-tokens are for whole documents; {protocol.name} reads what it scores."
+                f"--min-tokens and --max-tokens apply to whole documents; {protocol.name} reads only what it scores."
             )
         special = special_tokens(tokenizer)
-        least = lengths[-1]
+        least = lengths[0] if drop_rare else lengths[-1]
         if whole:
             least = self.min_tokens or special.first_scored + 1 + len(special.suffix)
         texts = read_texts(self.source, text_column=self.text_column, split=self.split)
@@ -69,18 +85,34 @@ class DataChoice:
                 count_bytes=True,
                 advance=step,
             )
+        if drop_rare:
+            lengths = _common_lengths(documents, lengths)
+            if not whole:
+                least = lengths[-1]
+                documents = documents.at_least(least)
         if documents.too_short:
-            warn(f"{documents_are(documents.too_short)} shorter than {least} tokens and left out.")
+            warn(f"Skipping {count_documents(documents.too_short)} shorter than {least} tokens.")
         if shorter := sum(len(document.ids) < lengths[-1] for document in documents.kept):
-            warn(
-                f"{documents_are(shorter)} shorter than {lengths[-1]} tokens: scored, with less before them than asked "
-                "for."
-            )
-        return documents
+            warn(f"{count_documents(shorter)} shorter than {lengths[-1]} tokens: scored with less context.")
+        return documents, lengths
 
 
-def documents_are(count: int) -> str:
-    return "1 document is" if count == 1 else f"{count} documents are"
+def _common_lengths(documents: Documents, lengths: list[int]) -> list[int]:
+    """The lengths that 8 documents have, or all documents if there are fewer; says which were dropped."""
+    enough = min(_ENOUGH_DOCUMENTS, len(documents.kept))
+    tokens = sorted((len(document.ids) for document in documents.kept), reverse=True)
+    kept = [length for length in lengths if tokens[enough - 1] >= length] or lengths[:1]
+    if len(kept) < len(lengths):
+        having = sum(count >= lengths[len(kept)] for count in tokens)
+        say(
+            f"Measuring up to {kept[-1]} tokens: only {count_documents(having)} of {documents.count} have "
+            f"{lengths[len(kept)]}. Longer lengths: --lengths."
+        )
+    return kept
+
+
+def count_documents(count: int) -> str:
+    return f"{count} document{'s'[: count != 1]}"
 
 
 @dataclass(frozen=True)
@@ -159,32 +191,38 @@ class PerplexityRun:
 def prepare_run(
     checkpoint: Checkpoint,
     data: DataChoice,
-    lengths: Sequence[int],
+    lengths: Sequence[int] | None,
     protocol: Protocol,
     *,
+    reach: tuple[int, int],
     chunk: int | None,
     batch_size: int,
     loading: dict[str, Any],
     workers: Workers,
     before: Sequence[PerplexityRun] = (),
 ) -> PerplexityRun:
-    """A run on the documents of `data`, by the checkpoint's tokenizer.
+    """A run on the documents of `data`, read with the checkpoint's tokenizer.
 
-    before: other checkpoints' runs of the same request. Sizes of one model share a tokenizer, and so the documents.
+    lengths: None for the default lengths, which follow from `reach`: pretraining length and context length. before:
+    other checkpoints' runs of the same request, whose lengths are taken. Sizes of one model share a tokenizer, and so
+    the documents.
     """
     tokenizer = load_tokenizer(checkpoint)
     for run in before:
         if tokenizer.is_fast and _is_the_same(tokenizer, run.tokenizer):
             return run
-    documents = data.read(tokenizer, lengths, protocol)
-    protocol = protocol.settled(list(lengths), documents.special)
-    chunk = chunk_size(chunk, lengths[-1])
+    if lengths is None and before:
+        lengths = before[0].lengths
+    wanted = default_lengths(*reach) if lengths is None else sorted_numbers(lengths, "--lengths")
+    documents, wanted = data.read(tokenizer, wanted, protocol, drop_rare=lengths is None)
+    protocol = protocol.settled(wanted, documents.special)
+    chunk = chunk_size(chunk, wanted[-1])
     return PerplexityRun(
         tokenizer,
         documents,
         documents.fingerprint(),
         data.source,
-        list(lengths),
+        wanted,
         protocol,
         chunk,
         batch_size,

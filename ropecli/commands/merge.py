@@ -1,4 +1,4 @@
-"""`ropecli merge`: an adapter and its base as one whole checkpoint."""
+"""`ropecli merge`: merges an adapter into its base."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MergeResult:
-    """base: what the adapter was added to. matrices: how many were changed."""
+    """base: the checkpoint that the adapter was added to. matrices: how many changed."""
 
     adapter: Path
     base: "Checkpoint"
@@ -27,13 +27,13 @@ class MergeResult:
 
 
 def merge(
-    adapter: Annotated[str | Path, Doc("The folder of an adapter, as finetune with save: adapter writes it.")],
+    adapter: Annotated[str | Path, Doc("Folder of an adapter, written by finetune with save: adapter.")],
     *,
     output: OutputFolder,
-    base: Annotated[str | None, Doc("The checkpoint to add it to; by default the one that the adapter names.")] = None,
+    base: Annotated[str | None, Doc("Base checkpoint. Default: the one that the adapter names.")] = None,
     revision: Revision = None,
 ) -> MergeResult:
-    """Write a whole checkpoint: the base's weights with the adapter added, and the adapter's RoPE patch."""
+    """Merge an adapter into its base and write a whole checkpoint, with the adapter's RoPE patch."""
     from ropecli.training.finished_weights import merge_to
 
     folder, written = as_path(adapter), as_path(output)

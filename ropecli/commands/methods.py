@@ -1,4 +1,4 @@
-"""`ropecli methods`: what the scaling methods are, as their own functions tell it."""
+"""`ropecli methods`: lists or explains the scaling methods."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,9 +31,9 @@ class MethodList:
 
 
 def methods(
-    method: Annotated[str | None, Doc("One of them, to be explained; without it, all.")] = None,
+    method: Annotated[str | None, Doc("The method to explain. Default: list all.")] = None,
 ) -> MethodList:
-    """List the scaling methods, or explain one: what it does, its parameters, how it is written, its source."""
+    """List the scaling methods, or explain one: its formula, parameters and source."""
     from ropecli.scaling.registry import find_method, scaling_methods
 
     if method is None:

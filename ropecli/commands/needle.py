@@ -1,4 +1,4 @@
-"""`ropecli needle`: whether a model finds a key in a text of the user's choice, by length and depth."""
+"""`ropecli needle`: measures whether a model finds a key in a text."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -6,7 +6,7 @@ from annotated_doc import Doc
 from annotated_types import Ge
 
 from ropecli.commands import options
-from ropecli.commands.key_search import DEPTHS, LENGTHS, make_search
+from ropecli.commands.key_search import DEPTHS, make_search
 from ropecli.commands.messages import progress_bar, warn
 from ropecli.commands.options import Flag
 
@@ -22,30 +22,33 @@ def needle(
     checkpoint: options.Checkpoint,
     *,
     data: Annotated[
-        str, Flag("--data", "-d"), Doc("The text between: 'demo', a file or folder of text or rows, or a Hub id.")
+        str,
+        Flag("--data", "-d"),
+        Doc("Text to hide the needle in: 'demo', a file or folder of text or rows, or a Hub id."),
+        options.DATA,
     ] = "demo",
-    lengths: options.PromptLengths = LENGTHS,
+    lengths: options.PromptLengths = None,
     depths: options.Depths = DEPTHS,
     trials: options.Trials = 5,
     style: Annotated[
         str | None,
         Doc(
             "code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a sentence and a question. "
-            "Else code for the data 'demo' and 'demo-train', which are source, and prose for other data."
+            "Default: code for 'demo' and 'demo-train', else prose."
         ),
     ] = None,
     needle: Annotated[
         str | None,
         Flag("--needle", metavar="TEMPLATE"),
-        Doc("A line of your own with {key}, and {name} where there are --keys."),
+        Doc("Your own needle, with {key}, and {name} if --keys is above 1."),
     ] = None,
     question: Annotated[
         str | None,
         Flag("--question", metavar="TEMPLATE"),
-        Doc("For --needle: the last line, which the key completes; with its {name}."),
+        Doc("For --needle: the last line, which the key completes, with {name}."),
     ] = None,
     keys: Annotated[
-        int, Ge(1), Doc("Needles with different names, one asked for, the others spread evenly in the text.")
+        int, Ge(1), Doc("Number of needles with different names. One is asked for, the others are spread evenly.")
     ] = 1,
     mode: options.Mode = "rank",
     candidates: options.Candidates = None,
@@ -62,12 +65,12 @@ def needle(
     device: options.Device = "auto",
     attn: options.Attn = "auto",
     output: options.ReportFile = None,
-    plot: options.HeatMap = None,
+    plot: options.PlotFile = None,
     revision: options.Revision = None,
 ) -> "RetrievalReport":
-    """Look for a needle in a text of your choice, at several lengths and depths.
+    """Measure whether a model finds a needle in a text of your choice, by length and depth.
 
-    The key is a random number of five digits. A model that cannot tell several --keys apart scores 1 ÷ keys.
+    The key is a random number of five digits. A model that confuses several --keys scores 1 ÷ keys.
 
     Several processes, started by `accelerate launch -m ropecli needle ...`, share the prompts.
     """
@@ -93,6 +96,7 @@ def needle(
     templates = choose_templates(style, needle, question, default)
     templates.check_keys(keys)
     subject = open_subject(checkpoint, revision, method, factor, settings, factors_file, original_length)
+    search = search.at(subject)
     texts = read_texts(data, text_column=text_column, split=split)
 
     def make_task(pieces: "PieceTokenizer") -> "RetrievalTask":

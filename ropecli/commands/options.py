@@ -19,101 +19,155 @@ from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 
 @dataclass(frozen=True)
 class Flag:
-    """How the command line spells an option, as Flag("--set", "-s"). metavar: what stands for its value in help."""
+    """How the command line spells an option: Flag("--set", "-s"). metavar: the placeholder for its value in help."""
 
     name: str
     short: str | None = None
     metavar: str | None = None
 
 
+@dataclass(frozen=True)
+class Panel:
+    """The group of options in which help lists an option."""
+
+    title: str
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """Marks a number of tokens, which the command line reads with suffixes: 4k is 4,096, 1M is 1,048,576."""
+
+
+SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
+TOKENS = TokenCount()
+
 Checkpoint = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]
-Revision = Annotated[str | None, Doc("Of a Hub id: a branch, a tag or a commit.")]
+Revision = Annotated[str | None, Doc("Branch, tag or commit of a Hub id."), LOADING]
 
 # Scaling
-Factor = Annotated[float | None, Doc("Target length ÷ pretraining length.")]
+Factor = Annotated[float | None, Doc("Target length ÷ pretraining length."), SCALING]
 Settings = Annotated[
-    Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("A parameter of the method; repeatable.")
+    Mapping[str, Any] | None,
+    Flag("--set", metavar="KEY=VALUE"),
+    Doc("A parameter of the method; repeatable."),
+    SCALING,
 ]
 SeveralSettings = Annotated[
     Mapping[str, Any] | None,
     Flag("--set", metavar="[METHOD.]KEY=VALUE"),
     Doc("A parameter of one of the methods; repeatable."),
+    SCALING,
 ]
 FactorsFile = Annotated[
     str | Path | None,
     Doc(
-        "Numbers for longrope or custom: a JSON list of factors, or an object with long_factor, factors or inv_freq; "
-        "for longrope also a config.json that has them."
+        "JSON file with the factors of longrope or custom: a list, an object with long_factor, factors or inv_freq, "
+        "or a config.json that has them."
     ),
+    SCALING,
 ]
 InMemory = Annotated[
     str | None,
-    Flag("--method", "-m"),
-    Doc("Patch the model in memory, by a method of `ropecli methods`; with --factor."),
+    Doc("Patch the model in memory with this method (see `ropecli methods`); needs --factor."),
+    SCALING,
 ]
-OriginalLength = Annotated[int | None, Ge(1), Doc("The true pretraining length, where config.json names another.")]
-Weights = Annotated[str, Doc("How to copy unchanged weights: link: hard-link where possible; copy: always copy.")]
+OriginalLength = Annotated[
+    int | None, Ge(1), TOKENS, Doc("True pretraining length, if config.json names another."), SCALING
+]
+Weights = Annotated[
+    str, Doc("How to copy unchanged weights: link (hard-link where possible) or copy (always copy)."), OUTPUT
+]
 
 # Evaluation
-Data = Annotated[str, Flag("--data", "-d"), Doc("'demo', a file or folder of text or rows, or a Hub dataset id.")]
-Lengths = Annotated[Sequence[int], Flag("--lengths", "-l"), Doc("Context lengths in tokens, as 256,512,1024.")]
+Data = Annotated[str, Flag("--data", "-d"), Doc("'demo', a file or folder of text or rows, or a Hub dataset id."), DATA]
+Lengths = Annotated[
+    Sequence[int] | None,
+    Flag("--lengths", "-l", metavar="TOKENS,..."),
+    Doc(
+        "Context lengths, such as 256,4k,32k. Default: doubling from a quarter of the pretraining length to the "
+        "context length, as far as the data has 8 documents of that length."
+    ),
+]
 ProtocolName = Annotated[str, Doc(" ".join(f"{name}: {protocol.summary}." for name, protocol in PROTOCOLS.items()))]
-Stride = Annotated[int | None, Ge(1), Doc("sliding: tokens between windows; else half of each length.")]
-Targets = Annotated[int | None, Ge(1), Doc("tail: tokens scored per document; else half the shortest length.")]
-MaxDocuments = Annotated[int | None, Ge(1), Doc("Read at most so many documents.")]
-MinTokens = Annotated[int | None, Ge(2), Doc("sliding, disjoint, yarn: leave out documents with fewer tokens.")]
-MaxTokens = Annotated[int | None, Ge(2), Doc("sliding, disjoint, yarn: read at most so many tokens of each document.")]
-TextColumn = Annotated[str, Doc("The column that holds the text, in tables.")]
-Split = Annotated[str | None, Doc("The split of a Hub dataset; else test, validation or train.")]
+Stride = Annotated[int | None, Ge(1), TOKENS, Doc("sliding: distance between windows. Default: half of each length.")]
+Targets = Annotated[
+    int | None, Ge(1), TOKENS, Doc("tail: tokens to score per document. Default: half the shortest length.")
+]
+MaxDocuments = Annotated[int | None, Ge(1), Doc("Maximum number of documents to read."), DATA]
+MinTokens = Annotated[
+    int | None, Ge(2), TOKENS, Doc("sliding, disjoint, yarn: skip documents with fewer tokens."), DATA
+]
+MaxTokens = Annotated[
+    int | None, Ge(2), TOKENS, Doc("sliding, disjoint, yarn: maximum tokens to read per document."), DATA
+]
+TextColumn = Annotated[str, Doc("Column of a table that holds the text."), DATA]
+Split = Annotated[str | None, Doc("Split of a Hub dataset. Default: test, validation or train."), DATA]
 Chunk = Annotated[
     int | None,
     Ge(0),
+    TOKENS,
     Doc(
-        "Tokens read at once, those before them being in a KV cache: less memory, more time. 0: all. By default all up "
-        "to 32,768, and beyond that 1,024."
+        "Tokens per forward pass, with a KV cache for those before: less memory, more time. 0: all at once. Default: "
+        "1k beyond 32k tokens."
     ),
+    LOADING,
 ]
-BatchSize = Annotated[int, Ge(1), Doc("Windows of the same length in one forward pass.")]
-Dtype = Annotated[str, Doc("auto (float32 on a CPU, bfloat16 elsewhere), float32, bfloat16, float16.")]
-Device = Annotated[str, Doc("auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")]
-Attn = Annotated[str, Doc("auto (as transformers chooses), sdpa, eager, flash_attention_2 or _3, flex_attention.")]
-ReportFile = Annotated[str | Path | None, Flag("--output", "-o"), Doc("Write the report here, as JSON.")]
-Resume = Annotated[bool, Doc("Go on with an interrupted run of the same --output; nothing is scored twice.")]
+BatchSize = Annotated[int, Ge(1), Doc("Windows of the same length per forward pass."), LOADING]
+Dtype = Annotated[
+    str, Doc("auto (float32 on a CPU, else bfloat16), float32 (fp32), bfloat16 (bf16), float16 (fp16)."), LOADING
+]
+Device = Annotated[str, Doc("auto (a GPU if there is one), cpu, cuda, cuda:1, mps."), LOADING]
+Attn = Annotated[
+    str,
+    Doc("auto (transformers' default), sdpa, eager, flash_attention_2, flash_attention_3, flex_attention."),
+    LOADING,
+]
+ReportFile = Annotated[
+    str | Path | None, Flag("--output", "-o", metavar="FILE"), Doc("Write the report as JSON."), OUTPUT
+]
+Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
 
 # Retrieval
 PromptLengths = Annotated[
-    Sequence[int], Flag("--lengths", "-l"), Doc("Tokens of the prompt with its answer, exactly, as 256,512,1024.")
+    Sequence[int] | None,
+    Flag("--lengths", "-l", metavar="TOKENS,..."),
+    Doc(
+        "Exact lengths of the prompt with its answer, such as 256,4k,32k. Default: doubling from a quarter of the "
+        "pretraining length to the context length."
+    ),
 ]
 Depths = Annotated[
     Sequence[float],
-    Doc("Where the key stands: 0 the beginning of the text, 1 its end, right before the question."),
+    Doc("Where to put the key: 0 is the beginning of the text, 1 its end, right before the question."),
 ]
-Trials = Annotated[int, Ge(1), Doc("Prompts for each length and depth.")]
+Trials = Annotated[int, Ge(1), Doc("Prompts per length and depth.")]
 Mode = Annotated[
     str,
     Doc(
-        "rank: the key has the highest log-probability among --candidates, which any base model can be asked. "
-        "generate: the greedy answer begins with the key."
+        "rank: the key must have the highest log-probability among --candidates; works for base models. generate: the "
+        "greedy answer must begin with the key."
     ),
 ]
 Candidates = Annotated[
     int | None,
     Ge(2),
-    Doc("rank: the true key, those of other needles, and some not in the text; else 10. At most 1000."),
+    Doc("rank: number of candidates: the key, those of other needles, and random ones. Default: 10, at most 1000."),
 ]
-Seed = Annotated[int, Ge(0), Doc("Of keys and texts: the same for every model with the same tokenizer.")]
-HeatMap = Annotated[str | Path | None, Doc("Draw a heat map here: .png, .svg or .pdf.")]
+Seed = Annotated[int, Ge(0), Doc("Random seed of keys and texts.")]
+PlotFile = Annotated[
+    str | Path | None, Flag("--plot", metavar="FILE"), Doc("Plot to draw: .png, .svg or .pdf."), OUTPUT
+]
 
 # Training
-RecipeFile = Annotated[str | Path | None, Flag("--recipe", "-r"), Doc("A YAML recipe; see recipes/.")]
-OutputFolder = Annotated[str | Path, Flag("--output", "-o"), Doc("The folder to write.")]
+RecipeFile = Annotated[str | Path | None, Flag("--recipe", "-r", metavar="FILE"), Doc("YAML recipe; see recipes/.")]
+OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT]
 
 
 def sorted_numbers(numbers: Sequence[Any], option: str) -> list[Any]:
-    """Without repeats, the smallest first. Raises MethodError for none, and for what is not above 0."""
+    """Removes repeats and sorts. Raises MethodError for an empty list or a number that is not positive."""
     found = sorted(set(numbers))
     if not found or not all(0 < number < math.inf for number in found):
-        raise MethodError(f"{option} is {shown(list(numbers))}; it must be positive numbers, as 256,512.")
+        raise MethodError(f"{option} is {shown(list(numbers))}; expected positive numbers, such as 256,512.")
     return found
 
 
@@ -128,9 +182,9 @@ def optional_path(path: str | Path | None) -> Path | None:
 
 
 def is_link(weights: str) -> bool:
-    """Whether unchanged weights are to be hard-linked. Raises MethodError for what is neither link nor copy."""
+    """Whether to hard-link unchanged weights. Raises MethodError for anything but link and copy."""
     if weights not in ("link", "copy"):
-        raise MethodError(f"--weights is {weights!r}; it must be 'link' or 'copy'.")
+        raise MethodError(f"--weights is {weights!r}; expected 'link' or 'copy'.")
     return weights == "link"
 
 

@@ -1,9 +1,9 @@
-"""`ropecli passkey`: whether a model finds a number among sentences that say nothing, by length and depth."""
+"""`ropecli passkey`: measures whether a model finds a number among repeated sentences."""
 
 from typing import TYPE_CHECKING
 
 from ropecli.commands import options
-from ropecli.commands.key_search import DEPTHS, LENGTHS, make_search
+from ropecli.commands.key_search import DEPTHS, make_search
 
 if TYPE_CHECKING:
     from ropecli.evaluation.eval_report import RetrievalReport
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def passkey(
     checkpoint: options.Checkpoint,
     *,
-    lengths: options.PromptLengths = LENGTHS,
+    lengths: options.PromptLengths = None,
     depths: options.Depths = DEPTHS,
     trials: options.Trials = 5,
     mode: options.Mode = "rank",
@@ -30,12 +30,12 @@ def passkey(
     device: options.Device = "auto",
     attn: options.Attn = "auto",
     output: options.ReportFile = None,
-    plot: options.HeatMap = None,
+    plot: options.PlotFile = None,
     revision: options.Revision = None,
 ) -> "RetrievalReport":
-    """Look for a pass key in a long text, at several lengths and depths.
+    """Measure whether a model finds a pass key in a long text, by length and depth.
 
-    The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): the key stands among sentences that are repeated.
+    The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): a key among repeated sentences.
 
     Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
@@ -56,6 +56,7 @@ def passkey(
         plot=plot,
     )
     subject = open_subject(checkpoint, revision, method, factor, settings, factors_file, original_length)
+    search = search.at(subject)
 
     def make_task(pieces: "PieceTokenizer") -> "RetrievalTask":
         haystack = repeat_sentences(PASSKEY_FILLER, pieces, search.lengths[-1])

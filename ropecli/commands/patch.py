@@ -1,4 +1,4 @@
-"""`ropecli patch`: write a copy of a checkpoint whose positions reach further, or as it was before its patches."""
+"""`ropecli patch`: writes a checkpoint with a longer context, or undoes its patches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
+from annotated_types import Ge
 
 from ropecli.atomic import refuse_existing
 from ropecli.commands.messages import warn
 from ropecli.commands.options import (
+    OUTPUT,
+    SCALING,
+    TOKENS,
     Checkpoint,
     Factor,
     FactorsFile,
@@ -73,34 +77,41 @@ def patch(
     *,
     method: Annotated[
         str | None,
-        Flag("--method", "-m"),
         Doc(
             "One of `ropecli methods`: none, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, longrope, p-rope, "
             "nope, custom; rerope, leaky-rerope, self-extend, dual-chunk, lm-infinite, streaming."
         ),
+        SCALING,
     ] = None,
     factor: Factor = None,
     target_length: Annotated[
-        int | None, Doc("Target length in tokens; the factor follows from it, unless --factor gives another.")
+        int | None,
+        Ge(1),
+        TOKENS,
+        Doc("Target length. Sets the factor, unless --factor gives another."),
+        SCALING,
     ] = None,
-    output: Annotated[str | Path | None, Flag("--output", "-o"), Doc("The folder to write.")] = None,
+    output: Annotated[str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT] = None,
     settings: Settings = None,
     factors_file: FactorsFile = None,
     original_length: OriginalLength = None,
     layer_types: Annotated[
         Sequence[str] | None,
-        Doc("Scale the layers of these types (commas between), not those that see the whole context."),
+        Flag("--layer-types", metavar="TYPE,..."),
+        Doc("Scale the layers of these types. Default: the layers with full attention."),
+        SCALING,
     ] = None,
     weights: Weights = "link",
-    dry_run: Annotated[bool, Doc("Print the change of config.json and write nothing.")] = False,
+    dry_run: Annotated[bool, Doc("Print the changes of config.json and write nothing."), OUTPUT] = False,
     no_verify: Annotated[
         bool,
-        Doc("Do not prove the patch against the live rotary modules. What changes the attention is proved anyway."),
+        Doc("Skip the proof that the model's rotary tables match. Distance methods are always proved."),
+        OUTPUT,
     ] = False,
-    revert: Annotated[bool, Doc("Take all patches back: write the checkpoint as it was before them.")] = False,
+    revert: Annotated[bool, Doc("Undo all patches: write the checkpoint as it was before.")] = False,
     revision: Revision = None,
 ) -> PatchResult | RevertResult:
-    """Write a copy of a checkpoint whose positions reach further, and prove that the patch took effect."""
+    """Write a copy of a checkpoint with a longer context, and prove that the patch takes effect."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.checkpoint.revert import plan_reversal

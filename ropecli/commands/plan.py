@@ -1,4 +1,4 @@
-"""`ropecli plan`: what fine-tuning takes in memory, operations and time, and which settings fit, before it runs."""
+"""`ropecli plan`: estimates the memory and time of fine-tuning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
+from annotated_types import Ge
 
 from ropecli.commands.messages import warn
-from ropecli.commands.options import Checkpoint, Flag, RecipeFile, Revision, optional_path
+from ropecli.commands.options import TOKENS, Checkpoint, Flag, RecipeFile, Revision, optional_path
 from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -30,22 +31,23 @@ class TrainingPlan:
 def plan(
     checkpoint: Checkpoint,
     *,
-    length: Annotated[int | None, Doc("Tokens per sequence; the recipe's, or the context length.")] = None,
-    gpus: Annotated[int, Doc("Of one kind, on which the training runs.")] = 1,
-    gpu_memory: Annotated[str, Doc("Of one GPU: 80GB is 80 × 10⁹ bytes, 80GiB 80 × 2³⁰.")] = "80GB",
+    length: Annotated[
+        int | None, Ge(2), TOKENS, Doc("Tokens per sequence. Default: the recipe's, or the context length.")
+    ] = None,
+    gpus: Annotated[int, Doc("Number of GPUs.")] = 1,
+    gpu_memory: Annotated[str, Doc("Memory of one GPU, such as 80GB (10⁹ bytes) or 80GiB.")] = "80GB",
     recipe: RecipeFile = None,
     settings: Annotated[
-        Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("Any key of the recipe; repeatable.")
+        Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("A key of the recipe; repeatable.")
     ] = None,
-    mfu: Annotated[float, Doc("Model FLOP utilisation, 0 to 1; 0.4 is usual for long sequences.")] = 0.4,
-    gpu: Annotated[str, Doc("Whose operations a second: a100, h100, h200, b200, l40s ...")] = "h100",
-    gpu_flops: Annotated[float | None, Doc("In place of --gpu: bfloat16 operations a second.")] = None,
+    mfu: Annotated[float, Doc("Model FLOP utilisation, 0 to 1. Long sequences usually reach 0.4.")] = 0.4,
+    gpu: Annotated[str, Doc("GPU model, for its speed: a100, h100, h200, b200, l40s, a6000, rtx4090.")] = "h100",
+    gpu_flops: Annotated[float | None, Doc("Dense bfloat16 FLOPs per second of another GPU.")] = None,
     revision: Revision = None,
 ) -> TrainingPlan:
-    """Say what fine-tuning takes before it runs: memory part by part, operations, time, and which settings fit.
+    """Estimate the memory and time that fine-tuning needs, and find settings that fit.
 
-    Needs config.json alone: no weights are read and no memory is taken. GB are 10⁹ bytes. A recipe with stages is
-    planned by its longest stage.
+    Reads only config.json. GB means 10⁹ bytes. For a recipe with stages, plans the stage with the longest sequences.
     """
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.training.memory_plan.estimate import GPUS
@@ -55,16 +57,16 @@ def plan(
 
     memory = parse_size(gpu_memory, "--gpu-memory")
     if not 1 <= gpus <= 65536:
-        raise RecipeError(f"--gpus is {gpus}; a number from 1 on was expected.")
+        raise RecipeError(f"--gpus is {gpus}; expected 1 to 65536.")
     if not 0 < mfu <= 1:
-        raise RecipeError(f"--mfu is {mfu:g}; a share above 0, at most 1, was expected.")
-    if length is not None and not 2 <= length <= 2**31:
-        raise RecipeError(f"--length is {length}; a number of tokens from 2 on was expected.")
+        raise RecipeError(f"--mfu is {mfu:g}; expected a number above 0 and at most 1.")
+    if length is not None and length > 2**31:
+        raise RecipeError(f"--length is {length}; expected at most {2**31} tokens.")
     if gpu_flops is None and gpu.lower() not in GPUS:
-        raise RecipeError(f"--gpu {gpu} is not known; give one of {', '.join(GPUS)}, or --gpu-flops.")
+        raise RecipeError(f"Unknown --gpu {gpu!r}. Known: {', '.join(GPUS)}. For others, give --gpu-flops.")
     flops = GPUS[gpu.lower()] if gpu_flops is None else gpu_flops
     if not 0 < flops < float("inf"):
-        raise RecipeError(f"--gpu-flops is {flops:g}; a number above 0 was expected, as 989e12.")
+        raise RecipeError(f"--gpu-flops is {flops:g}; expected a positive number, such as 989e12.")
     given = {**(settings or {}), **({} if length is None else {"length": length})}
     recipe_file = optional_path(recipe)
     # no data is read: without a recipe any name stands for it

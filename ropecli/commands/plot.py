@@ -1,4 +1,4 @@
-"""`ropecli plot`: what reports say, or a checkpoint's frequencies, as a picture in a file."""
+"""`ropecli plot`: draws reports, or a checkpoint's frequencies."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ class _ScalingOptions(NamedTuple):
     @property
     def given(self) -> list[str]:
         """The names of those that were given at all."""
-        names = ("--method", "--factor", "--set", "--factors-file", "--original-length", "--revision")
+        names = ("--methods", "--factor", "--set", "--factors-file", "--original-length", "--revision")
         return [name for name, value in zip(names, self, strict=True) if value is not None]
 
 
@@ -43,23 +43,24 @@ def plot(
     subjects: Annotated[
         Sequence[str],
         Flag("subjects", metavar="REPORT...|CHECKPOINT"),
-        Doc("JSON files that --output wrote; for the kinds that follow theory, one checkpoint."),
+        Doc("Reports written with --output, or one checkpoint for the kinds that draw theory."),
     ],
     *,
     kind: Annotated[
         str | None,
         Flag("--kind", "-k"),
         Doc(
-            "Of reports: perplexity, context (loss by tokens read), comparison, retrieval; of tune.json tuning, gains, "
-            "tuned-frequencies; else what suits them. Of a checkpoint: wavelengths, decay (score by distance), helix, "
-            "frequencies, tradeoff (granularity by distance to the old images)."
+            "For reports: perplexity, context (loss by position), comparison, retrieval; for tune.json: tuning, gains, "
+            "tuned-frequencies. Default: what fits the reports. For a checkpoint: wavelengths, decay (score by "
+            "distance), helix, frequencies, tradeoff (granularity against distance from the pretrained positions)."
         ),
     ] = None,
-    metric: Annotated[str | None, Doc("ppl, or bits-per-byte, which may be compared between tokenizers.")] = None,
-    method: Annotated[
+    metric: Annotated[str | None, Doc("ppl, or bits-per-byte, which is comparable across tokenizers.")] = None,
+    methods: Annotated[
         Sequence[str] | None,
-        Flag("--method", "-m"),
-        Doc("Of a checkpoint: methods with commas between; else what shows the kind."),
+        Flag("--methods"),
+        Doc("For a checkpoint: methods, separated by commas. Default: those that show the kind best."),
+        options.SCALING,
     ] = None,
     factor: options.Factor = None,
     settings: options.SeveralSettings = None,
@@ -68,14 +69,12 @@ def plot(
     revision: options.Revision = None,
     output: Annotated[
         str | Path | None,
-        Flag("--output", "-o"),
-        Doc(
-            "Write the picture here: PNG, SVG or PDF. Default: a PNG beside the first report, of a checkpoint "
-            "./KIND.png."
-        ),
+        Flag("--output", "-o", metavar="FILE"),
+        Doc("Picture to write: .png, .svg or .pdf. Default: a PNG beside the first report, or ./KIND.png."),
+        options.OUTPUT,
     ] = None,
 ) -> DrawnFile:
-    """Plot reports of evaluations and tunings, or what theory says of a checkpoint and its scaling, into a file."""
+    """Draw a plot of reports, or of a checkpoint's frequencies."""
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
     from ropecli.reporting.plot_kinds import STUDY_KINDS, refuse_unknown_kind
 
@@ -83,7 +82,7 @@ def plot(
     refuse_unknown_kind(kind)
     refuse_unknown_ending(picture)
     refuse_outputs(drawn=picture)
-    scaling = _ScalingOptions(method, factor, settings or None, factors_file, original_length, revision)
+    scaling = _ScalingOptions(methods, factor, settings or None, factors_file, original_length, revision)
     if kind in STUDY_KINDS:
         figure, beside = _draw_study(kind, names, metric, scaling), Path(f"{kind}.png")
     else:
@@ -153,7 +152,9 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: _Sc
         specs = method_specs(methods, [factor], scaling.settings, scaling.factors_file)
         study = make_study(checkpoint, specs, scaling.original_length)
     elif given := [one for one in scaling.given if one in ("--set", "--factors-file", "--original-length")]:
-        raise MethodError(f"{', '.join(given)}: for a --method, and none was given. Example: --method yarn --factor 4.")
+        raise MethodError(
+            f"{', '.join(given)}: for --methods, and none were given. Example: --methods yarn --factor 4."
+        )
     else:
         study = make_study(checkpoint, _default_specs(kind, checkpoint, factor, scaling.factor is not None))
     for warning in study.warnings:

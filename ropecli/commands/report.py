@@ -1,4 +1,4 @@
-"""`ropecli report`: one page that holds everything reports say."""
+"""`ropecli report`: writes an HTML page of reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import Flag, as_path, listed
+from ropecli.commands.options import OUTPUT, Flag, as_path, listed
 from ropecli.commands.outputs import refuse_outputs
 from ropecli.errors import OutputError
 
@@ -27,18 +27,18 @@ def report(
     reports: Annotated[
         Sequence[Path],
         Flag("reports", metavar="REPORT..."),
-        Doc("JSON files that --output wrote, or tune.json."),
+        Doc("Reports written with --output, or tune.json."),
     ],
     *,
-    output: Annotated[str | Path, Flag("--output", "-o"), Doc("Write the page here, as HTML.")],
+    output: Annotated[str | Path, Flag("--output", "-o", metavar="FILE"), Doc("HTML page to write."), OUTPUT],
 ) -> DrawnFile:
-    """Make one self-contained HTML page of reports: tables, plots, headline numbers, how it was measured."""
+    """Write a self-contained HTML page of reports: headline numbers, tables, plots, and how they were measured."""
     from ropecli.reporting.page import write_page
     from ropecli.reporting.report_files import read_reports
 
     page = as_path(output)
     if page.suffix.lower() not in (".html", ".htm"):
-        raise OutputError(f"{page} has not the ending of a page, .html.")
+        raise OutputError(f"{page} does not end in .html.")
     refuse_outputs(drawn=page)
     write_page(page, read_reports([as_path(one) for one in listed(reports)]))
     return DrawnFile("page", page)

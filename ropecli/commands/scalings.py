@@ -60,7 +60,7 @@ def method_specs(
 def refuse_without_method(*given: object) -> None:
     """Raises MethodError where one of the values, of options that mean nothing for a checkpoint as it is, is given."""
     if any(value is not None for value in given):
-        raise MethodError("--factor, --set, --factors-file and --original-length are for a --method.")
+        raise MethodError("--factor, --set, --factors-file and --original-length need a method.")
 
 
 def _sorted_by_method(names: list[str], as_is: bool, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -35,6 +35,11 @@ class Subject:
     plan: PatchPlan | None
     warnings: tuple[str, ...]
 
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Pretraining length and context length, in tokens."""
+        return reach_of(self.checkpoint, self.plan)
+
     def patch(self, model: "PreTrainedModel") -> bool:
         """Patches the model in memory, where there is a plan; whether its frequencies then follow the length."""
         if self.plan is None:
@@ -66,6 +71,14 @@ def open_subject(
 def subject_as_is(checkpoint: Checkpoint) -> Subject:
     state = read_state(checkpoint)
     return Subject(checkpoint, state.main.spec, state.main, None, state.warnings)
+
+
+def reach_of(checkpoint: Checkpoint, plan: PatchPlan | None) -> tuple[int, int]:
+    """Pretraining length and context length, in tokens, with the patch `plan`; None: as the checkpoint is."""
+    if plan is None:
+        state = read_state(checkpoint)
+        return state.pretraining_length, state.context_length
+    return plan.ropes[plan.scaled[0]].geometry.original_max_position_embeddings, plan.target_length
 
 
 def refuse_attention(checkpoint: Checkpoint, plan: PatchPlan | None, attn: str) -> None:

@@ -1,4 +1,4 @@
-"""`ropecli theory`: the quantities by which the papers explain a scaling, of a checkpoint, methods and a target."""
+"""`ropecli theory`: the quantities that papers use to explain a scaling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Theory:
-    """study: the ropes that were compared. report: their quantities."""
+    """study: the compared ropes. report: their quantities."""
 
     study: "Study"
     report: dict[str, Any]
@@ -29,10 +29,11 @@ class Theory:
 def theory(
     checkpoint: options.Checkpoint,
     *,
-    method: Annotated[
+    methods: Annotated[
         Sequence[str] | None,
-        Flag("--method", "-m"),
-        Doc("Methods with commas between; as-is: no change. Without: as-is alone."),
+        Flag("--methods"),
+        Doc("Methods, separated by commas; as-is: no change. Default: as-is."),
+        options.SCALING,
     ] = None,
     factor: options.Factor = None,
     settings: options.SeveralSettings = None,
@@ -40,9 +41,9 @@ def theory(
     original_length: options.OriginalLength = None,
     revision: options.Revision = None,
 ) -> Theory:
-    """Say what a scaling does, in the papers' quantities: wavelengths, decay, granularity, base bounds.
+    """Show the quantities that papers use to explain a scaling: wavelengths, decay, granularity, base bounds.
 
-    Reads config.json alone. Each method stands beside the frequencies as they were pretrained.
+    Reads only config.json. Compares each method with the pretrained frequencies.
     """
     from ropecli.checkpoint.inspection import make_study, study_report
     from ropecli.checkpoint.opening import open_checkpoint
@@ -50,10 +51,10 @@ def theory(
 
     opened = open_checkpoint(checkpoint, revision=revision)
     specs: list[ScalingSpec | None] = [None]
-    if method is not None:
+    if methods is not None:
         factors = [] if factor is None else [factor]
-        specs = method_specs(options.listed(method), factors, settings, factors_file)
-    if method is None:
+        specs = method_specs(options.listed(methods), factors, settings, factors_file)
+    if methods is None:
         refuse_without_method(factor, settings or None, factors_file, original_length)
     elif specs == [None]:
         refuse_without_method(factor, factors_file, original_length)

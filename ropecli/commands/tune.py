@@ -1,4 +1,4 @@
-"""`ropecli tune`: find what suits a model by measuring, and write it as a checkpoint."""
+"""`ropecli tune`: tunes a scaling to a model and writes the checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,55 +34,64 @@ def tune(
     checkpoint: options.Checkpoint,
     *,
     data: Annotated[
-        str, Flag("--data", "-d"), Doc("'demo-train', a file or folder of text or rows, or a Hub dataset id.")
+        str,
+        Flag("--data", "-d"),
+        Doc("'demo-train', a file or folder of text or rows, or a Hub dataset id."),
+        options.DATA,
     ],
     output: options.OutputFolder,
-    factor: Annotated[float, Doc("Target length ÷ pretraining length.")],
+    factor: Annotated[float, Doc("Target length ÷ pretraining length."), options.SCALING],
     level: Annotated[
         str,
         Doc(
-            "grid: a method's constants, by forward passes alone. heads: on top of them a gain and a phase of each "
-            "query head and rotary pair, folded into the weights. lora: on top of them low-rank updates of queries and "
-            "keys, merged. search: LongRoPE's evolutionary search for a factor of each pair."
+            "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
+            "pair, folded into the weights. lora: grid, then low-rank updates of queries and keys, merged. search: "
+            "LongRoPE's evolutionary search for a factor per pair."
         ),
     ] = "heads",
     methods: Annotated[
         Sequence[str],
-        Flag("--methods", "-m"),
-        Doc("Whose constants are tried, with commas between: yarn,ntk,abf,llama3."),
+        Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
+        options.SCALING,
     ] = ("yarn",),
-    points: Annotated[
-        int, Ge(1), Doc("How many constants are tried, of all methods together; at least one of each.")
-    ] = 24,
+    points: Annotated[int, Ge(1), Doc("Number of settings to try, over all methods; at least one per method.")] = 24,
     short_weight: Annotated[
-        float, Ge(0), Doc("What a nat at the pretraining length counts, against one at the target.")
+        float, Ge(0), Doc("Weight of the loss at the pretraining length, relative to that at the target.")
     ] = 0.25,
-    steps: Annotated[int, Ge(1), Doc("heads, lora: updates at most.")] = 100,
-    batch_size: Annotated[int, Ge(1), Doc("heads, lora: sequences a step.")] = 4,
-    rank: Annotated[int, Ge(1), Doc("lora: rank of its matrices.")] = 4,
-    population: Annotated[int, Ge(1), Doc("search: how many it begins with.")] = 64,
-    iterations: Annotated[int, Ge(0), Doc("search: generations.")] = 40,
+    steps: Annotated[int, Ge(1), Doc("heads, lora: maximum training steps.")] = 100,
+    batch_size: Annotated[int, Ge(1), Doc("heads, lora: sequences per step.")] = 4,
+    rank: Annotated[int, Ge(1), Doc("lora: rank.")] = 4,
+    population: Annotated[int, Ge(1), Doc("search: population size.")] = 64,
+    iterations: Annotated[int, Ge(0), Doc("search: number of generations.")] = 40,
     original_length: options.OriginalLength = None,
-    max_documents: Annotated[int | None, Ge(1), Doc("Read at most so many; else 16 and what the steps take.")] = None,
+    max_documents: Annotated[
+        int | None,
+        Ge(1),
+        Doc("Maximum number of documents to read. Default: 16, and as many as the steps need."),
+        options.DATA,
+    ] = None,
     targets: Annotated[
-        int | None, Ge(1), Doc("Tokens that are judged of each document; else half the pretraining length.")
+        int | None,
+        Ge(1),
+        options.TOKENS,
+        Doc("Tokens to score per document. Default: half the pretraining length."),
     ] = None,
     seed: Annotated[int, Ge(0), Doc("Random seed.")] = 0,
     text_column: options.TextColumn = "text",
-    split: Annotated[str | None, Doc("Of a Hub dataset; 'train' by default.")] = None,
+    split: Annotated[str | None, Doc("Split of a Hub dataset. Default: train."), options.DATA] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attn: options.Attn = "auto",
     weights: options.Weights = "link",
-    resume: Annotated[bool, Doc("Go on with an interrupted run of the same --output and request.")] = False,
+    resume: options.Resume = False,
     revision: options.Revision = None,
 ) -> TunedCheckpoint:
-    """Find by measuring what suits a model at a longer context, and write the checkpoint; stock software loads it.
+    """Tune a scaling to a model at a longer context, and write a checkpoint that stock software loads.
 
-    The documents of --data are parted: most are learned from, some judge.
+    Trains on most documents of --data and scores on the rest.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.commands.measuring import documents_are, interruptible
+    from ropecli.commands.measuring import count_documents, interruptible
     from ropecli.commands.subject import refuse_attention
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import write_tuned
@@ -121,7 +130,7 @@ def tune(
             advance=step,
         )
     if short := task.calibration.evaluated.too_short:
-        warn(f"{documents_are(short)} shorter than {task.target_length} tokens and left out.")
+        warn(f"Skipping {count_documents(short)} shorter than {task.target_length} tokens.")
     refuse_attention(opened, task.baseline, attn)
     with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -64,6 +64,15 @@ class Documents:
     kept: tuple[Document, ...]
     too_short: int
     special: SpecialTokens = SpecialTokens()
+
+    @property
+    def count(self) -> int:
+        return len(self.kept) + self.too_short
+
+    def at_least(self, tokens: int) -> "Documents":
+        """Without the documents that have fewer tokens."""
+        kept = tuple(document for document in self.kept if len(document.ids) >= tokens)
+        return replace(self, kept=kept, too_short=self.count - len(kept))
 
     def fingerprint(self, length: int | None = None) -> str:
         """sha256 over the first `length` token ids of every document, or over all of them."""

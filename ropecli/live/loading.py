@@ -11,7 +11,16 @@ from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = {
+    "auto": "auto",
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
+"""The dtypes to load in, by the names that users type."""
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 _FEW_TOKENS = 0.9
 
@@ -39,8 +48,8 @@ def choose_device(name: str = "auto") -> str:
 
 
 def settle(dtype: str = "auto", device: str = "auto") -> tuple[str, str]:
-    """(dtype, device) as they are meant: 'auto' is float32 on a CPU and bfloat16 elsewhere. Raises CheckpointError."""
-    device = choose_device(device)
+    """Resolves 'auto' (float32 on a CPU, else bfloat16) and short names of dtypes. Raises CheckpointError."""
+    device, dtype = choose_device(device), DTYPES.get(dtype, dtype)
     if dtype == "auto":
         dtype = "float32" if device.startswith("cpu") else "bfloat16"
     return dtype, device

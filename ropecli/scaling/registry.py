@@ -65,10 +65,9 @@ def scaling_methods() -> dict[str, ScalingMethod]:
 
 
 def find_method(name: str) -> ScalingMethod:
-    """Raises MethodError for a name that is not registered."""
-    methods = scaling_methods()
-    if name in methods:
-        return methods[name]
-    also = next((method.name for method in methods.values() if name.lower() in method.other_names), None)
-    hint = f" Here it is called {also!r}." if also else did_you_mean(name, methods)
-    raise MethodError(f"Unknown method {name!r}. Known: {', '.join(methods)}.{hint}")
+    """The method of this name, in any case, or one of its other names. Raises MethodError for an unknown name."""
+    methods, asked = scaling_methods(), name.lower().replace("_", "-")
+    for method in methods.values():
+        if asked == method.name or asked in method.other_names:
+            return method
+    raise MethodError(f"Unknown method {name!r}. Known: {', '.join(methods)}.{did_you_mean(asked, methods)}")

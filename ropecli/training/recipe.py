@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ropecli.checkpoint.files import read_bounded
 from ropecli.errors import RecipeError, shown
-from ropecli.yaml12 import read_yaml
+from ropecli.yaml12 import read_yaml, token_count
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Tokens = Annotated[int, Field(ge=2, le=2**40)]
+Tokens = Annotated[int, BeforeValidator(token_count), Field(ge=2, le=2**40)]
 _MOST = 10**6
 _LARGEST = 2**20
 """Bytes of a recipe. YAML is read at some 100 KB a second."""
@@ -31,8 +31,8 @@ class _Text(_Keys):
         "attending to itself alone. concat: the same, attending to all that stands before",
     )
     max_documents: int | None = Field(None, ge=1, description="read at most so many documents")
-    max_tokens: int | None = Field(None, ge=2, description="use at most so many tokens, of documents in a seeded order")
-    long_from: int | None = Field(None, ge=2, description="documents of so many tokens are all used, and of the ...")
+    max_tokens: Tokens | None = Field(None, description="use at most so many tokens, of documents in a seeded order")
+    long_from: Tokens | None = Field(None, description="documents of so many tokens are all used, and of the ...")
     keep_short: float = Field(1.0, ge=0, le=1, description="... shorter ones this share, sampled with the seed")
 
 
@@ -48,8 +48,8 @@ class Patch(_Keys):
 
     method: str = Field(description="as `ropecli methods` lists them")
     factor: float | None = Field(None, ge=1, allow_inf_nan=False, description="target length ÷ pretraining length")
-    target_length: int | None = Field(None, ge=1, description="tokens; in place of a factor")
-    original_length: int | None = Field(None, ge=1, description="the pretraining length, where config.json is wrong")
+    target_length: Tokens | None = Field(None, description="tokens; in place of a factor")
+    original_length: Tokens | None = Field(None, description="the pretraining length, where config.json is wrong")
     params: dict[str, Any] = Field(default_factory=dict, description="what `--set` sets")
 
 

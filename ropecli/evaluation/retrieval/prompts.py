@@ -73,6 +73,9 @@ class RetrievalTask:
             if least > length:
                 raise _too_short(length, least)
 
+    def has_room(self, length: int, depths: Sequence[float], trials: int) -> bool:
+        return self._most_words(length, depths, trials) <= length
+
     def _most_words(self, length: int, depths: Sequence[float], trials: int) -> int:
         return max(self._draft(length, depth, trial).words for depth in depths for trial in range(trials))
 
