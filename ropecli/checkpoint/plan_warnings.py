@@ -26,6 +26,7 @@ def of_scaling(
     section = section_of(config)
     return [
         *_of_factor(rope, spec, target),
+        *_of_shipped_length(settings, scaled, target),
         *_of_remapping(rope, target),
         *_of_frequencies(rope, spec),
         *_of_softmax_scale(settings, spec),
@@ -69,6 +70,18 @@ def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
         f"a factor of {spec.factor:g} reaches {rope.scaled_length} tokens; {target} need "
         f"{target / original:g}, the target over the pretraining length of {original}."
     ]
+
+
+def _of_shipped_length(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int) -> list[str]:
+    """A patch that shortens the context of a checkpoint that ships scaled."""
+    shipped = settings.max_position_embeddings
+    for rope in settings.ropes:
+        if rope.geometry.layer_type in scaled and rope.spec.method.name != "none" and target < shipped:
+            return [
+                f"this shortens the context: the checkpoint ships with {rope.spec.method} and reads {shipped} tokens, "
+                f"the patch reads {target}. To keep {shipped}, give --target-length {shipped}."
+            ]
+    return []
 
 
 def _of_remapping(rope: ScaledRope, target: int) -> list[str]:

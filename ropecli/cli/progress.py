@@ -1,7 +1,8 @@
-"""What commands say while they run, on standard error: warnings, sentences and a progress bar."""
+"""Prints warnings, messages and progress of a running command on standard error."""
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,7 +18,7 @@ class _Handler(logging.Handler):
         if record.levelno >= logging.WARNING:
             warn(record.getMessage())
         else:
-            err.print(record.getMessage(), markup=False, soft_wrap=True)
+            _print(record.getMessage())
 
 
 @contextlib.contextmanager
@@ -36,14 +37,55 @@ def shown_progress(typed: tuple[str, ...]) -> Iterator[None]:
         command_line.reset(line)
 
 
+_SECONDS = 30
+"""Between two lines of progress where there is no terminal."""
+
+
 @contextlib.contextmanager
 def _bar(description: str, total: int | None) -> Iterator[Step]:
+    """A progress bar on a terminal; elsewhere, as in a cluster's log, a line at the start and every 30 seconds."""
+    if not err.is_terminal:
+        yield _LogLines(description, total)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal)
-    with bar as progress:
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=err.quiet) as progress:
         task = progress.add_task(description, total=total)
 
         def step(*, done: int | None = None, text: str | None = None) -> None:
             progress.update(task, advance=1 if done is None else None, completed=done, description=text)
 
         yield step
+
+
+class _LogLines:
+    def __init__(self, description: str, total: int | None) -> None:
+        self.description, self.total, self.done = description, total, 0
+        self.begun = self.printed = time.monotonic()
+        self.first: int | None = None
+        _print(description + (f" 0/{total}" if total else ""))
+
+    def __call__(self, *, done: int | None = None, text: str | None = None) -> None:
+        self.done = self.done + 1 if done is None else done
+        if self.first is None:
+            self.first = self.done - 1  # a resumed run does not start at 0
+        now = time.monotonic()
+        if now - self.printed >= _SECONDS:
+            self.printed = now
+            _print(self._line(text, now - self.begun))
+
+    def _line(self, text: str | None, elapsed: float) -> str:
+        if not self.total:
+            return f"{self.description} {self.done}, {_minutes(elapsed)}"
+        left = elapsed * (self.total - self.done) / (self.done - (self.first or 0))
+        detail = f", {text}" if text else ""
+        return f"{self.description} {self.done}/{self.total}{detail}, {_minutes(left)} left"
+
+
+def _minutes(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _print(line: str) -> None:
+    err.print(line, markup=False, soft_wrap=True)

@@ -54,7 +54,7 @@ def _tables(proved: int) -> str:
 def show_perplexity(report: "EvalReport") -> None:
     from ropecli.reporting.tables import perplexity_table
 
-    out.print(perplexity_table(report))
+    out.print(perplexity_table(report, verbose=out.verbose))
 
 
 def show_comparison(comparison: "Comparison") -> None:
@@ -68,7 +68,7 @@ def show_comparison(comparison: "Comparison") -> None:
 def show_retrieval(report: "RetrievalReport") -> None:
     from ropecli.reporting.tables import retrieval_tables
 
-    out.print(retrieval_tables(report))
+    out.print(retrieval_tables(report, verbose=out.verbose))
 
 
 def show_theory(theory: "Theory") -> None:

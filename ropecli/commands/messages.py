@@ -1,6 +1,6 @@
-"""How a command speaks while it runs: sentences by the logger `ropecli`, progress by a bar that the command line sets.
+"""Messages and progress of a running command: the logger `ropecli`, and a progress bar that the command line sets.
 
-From Python, warnings show on standard error as those of any logger do, and no bar is drawn.
+From Python, warnings go to standard error as those of any logger do, and there is no progress bar.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ _LOG.setLevel(logging.INFO)
 
 
 class Step(Protocol):
-    """To be called once a step. done: steps so far, where it is called less often. text: shown before the bar."""
+    """Call it after each step. done: steps so far, if not one more than before. text: details, such as the loss."""
 
     def __call__(self, *, done: int | None = None, text: str | None = None) -> None: ...
 
 
 MakeBar = Callable[[str, int | None], AbstractContextManager[Step]]
-"""Takes a description and the number of steps, None where it is not known."""
+"""Takes a description and the number of steps, None if unknown."""
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def _no_bar(description: str, total: int | None) -> Iterator[Step]:
 
 progress_bars: ContextVar[MakeBar] = ContextVar("progress_bars", default=_no_bar)
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
-"""What was typed, for reports; empty where a command is called from Python."""
+"""What was typed, for reports; empty for calls from Python."""
 
 
 def warn(message: str) -> None:

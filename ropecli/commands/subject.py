@@ -11,7 +11,7 @@ from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.commands.messages import command_line, warn
+from ropecli.commands.messages import command_line, progress_bar, warn
 from ropecli.commands.scalings import method_parameters, one_spec, refuse_without_method
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import MethodError
@@ -127,7 +127,8 @@ def load(
     for option, value, known in (("--dtype", dtype, DTYPES), ("--attn", attn, ATTENTION)):
         if value not in known:
             raise MethodError(f"{option} is {value!r}; it must be one of {', '.join(known)}.")
-    model = load_model(checkpoint, dtype=dtype, device=device, attn=attn, say=None if whole else warn)
+    with progress_bar(f"loading {checkpoint.name}", None):
+        model = load_model(checkpoint, dtype=dtype, device=device, attn=attn, say=None if whole else warn)
     if mismatch := vocabulary_mismatch(tokenizer, model):
         warn(mismatch)
     return model

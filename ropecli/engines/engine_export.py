@@ -31,6 +31,7 @@ class Export:
         return vars(self)
 
 
+_ENGINE_NAMES = {"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp"}
 ENGINES = {"llama.cpp": llama_cpp.ENGINE, "sglang": sglang.ENGINE, "vllm": vllm.ENGINE}
 _ONE_TABLE = Case(
     lambda p: p.rope_type == "dynamic",
@@ -52,6 +53,7 @@ def export_checkpoint(checkpoint: Checkpoint, name: str) -> Export:
             "export no longer has transformers-v4: folders written by `ropecli patch` already carry the fields of "
             "transformers 4. For an unpatched checkpoint, run ropecli patch --method none."
         )
+    name = _ENGINE_NAMES.get(name.lower(), name.lower())
     if name not in ENGINES:
         raise MethodError(f"Unknown engine {name!r}. Known: {', '.join(ENGINES)}.{did_you_mean(name, ENGINES)}")
     engine, positions = ENGINES[name], read_positions(checkpoint)

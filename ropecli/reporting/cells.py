@@ -28,10 +28,15 @@ OVERFLOW = 700.0
 
 @dataclass(frozen=True)
 class TextTable:
-    """rows: a cell under each of the heads."""
+    """rows: a cell per head."""
 
     heads: list[str]
     rows: list[list[str]]
+
+    def only(self, *heads: str) -> "TextTable":
+        """The table with some of its columns."""
+        kept = [index for index, head in enumerate(self.heads) if head in heads]
+        return TextTable([self.heads[index] for index in kept], [[row[index] for index in kept] for row in self.rows])
 
 
 def _interval(row: LengthResult) -> str:
@@ -148,11 +153,11 @@ def length_summary(report: RetrievalReport) -> TextTable:
         hits, trials = sum(cell.hits for cell in cells), sum(cell.trials for cell in cells)
         low, high = wilson(hits, trials)
         means = [_mean(cells, "rank", ".1f"), _mean(cells, "margin", "+.2f")] if ranked else []
-        place = "inside" if length <= report.original_max_position_embeddings else "beyond"
+        place = "within" if length <= report.original_max_position_embeddings else "beyond"
         interval = f"{100 * low:.0f} to {100 * high:.0f}%"
         rows.append([f"{length}", f"{100 * hits / trials:.0f}%", interval, f"{trials}", *means, place])
     heads = ["length", "found", "95% (Wilson)", "prompts"]
-    return TextTable([*heads, *(("mean rank", "margin (nats)") if ranked else ()), "window"], rows)
+    return TextTable([*heads, *(("mean rank", "margin (nats)") if ranked else ()), "pretraining length"], rows)
 
 
 def wilson(hits: int, trials: int) -> tuple[float, float]:

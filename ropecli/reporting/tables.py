@@ -70,12 +70,14 @@ def _numbers(table: cells.TextTable) -> FittingTable:
     return FittingTable(table.heads[:1], table.heads[1:], table.rows, justify="right")
 
 
-def perplexity_table(report: EvalReport) -> Group:
-    """A line a length; the baseline beside it, and below what follows from the two."""
+def perplexity_table(report: EvalReport, *, verbose: bool = True) -> Group:
+    """A row per length, with the baseline's perplexity, and below it cost and gain. verbose: all columns."""
     patched = f", {clean(report.label)} in memory" if report.in_memory else ""
     title = f"{clean(report.checkpoint)}{patched}: perplexity by length, protocol {protocol_name(report)}, "
     title += f"data {clean(report.source)}"
     measured = cells.measured_rows(report)
+    if not verbose:
+        measured = measured.only("length", "ppl", "baseline ppl", "95% interval", "bits/byte", "documents")
     below = []
     if report.baseline is not None:
         base = report.baseline
@@ -101,13 +103,13 @@ def comparison_table(reports: Sequence[EvalReport]) -> Group:
     return Group(Text(comparison.title), fitting, *map(Text, comparison.notes))
 
 
-def retrieval_tables(report: RetrievalReport) -> Group:
-    """Keys found, percent, by depth and length; and in sum by length."""
+def retrieval_tables(report: RetrievalReport, *, verbose: bool = True) -> Group:
+    """Keys found, percent, by depth and length, and summed by length. verbose: all columns."""
     patched = f", {clean(report.label)} in memory" if report.in_memory else ""
     asked = "ranked among candidates" if report.mode == "rank" else "generated"
     title = (
         f"{clean(report.checkpoint)}{patched}: {clean(report.task)}, {asked}, data {clean(report.source)}; "
-        f"a guess finds {100 * report.chance:.3g}%, window {report.original_max_position_embeddings}"
+        f"a guess finds {100 * report.chance:.3g}%, pretraining length {report.original_max_position_embeddings}"
     )
     found = cells.pivot(report)
     heads = ["depth", *(f"{length}" for length in found.lengths)]
@@ -115,7 +117,10 @@ def retrieval_tables(report: RetrievalReport) -> Group:
         [name, *("–" if cell is None else f"{100 * cell.accuracy:.0f}" for cell in own)] for name, own in found.rows
     ]
     note = Text("keys found, percent", "italic")
-    return Group(Text(title), note, _numbers(cells.TextTable(heads, rows)), _numbers(cells.length_summary(report)))
+    summary = cells.length_summary(report)
+    if not verbose:
+        summary = summary.only("length", "found", "95% (Wilson)", "prompts", "pretraining length")
+    return Group(Text(title), note, _numbers(cells.TextTable(heads, rows)), _numbers(summary))
 
 
 def tuning_table(report: TuneReport) -> Group:
