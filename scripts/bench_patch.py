@@ -120,7 +120,7 @@ def measure(*arguments: object) -> Cost:
 
 
 def patch(source: Path, output: Path, *options: str) -> Cost:
-    cost = measure("-m", "ropecli", "patch", source, "-m", "yarn", "--factor", 4, *options, "-o", output)
+    cost = measure("-m", "ropecli", "patch", source, "--method", "yarn", "--factor", 4, *options, "-o", output)
     for weights in source.glob("*.safetensors"):
         assert weights.samefile(output / weights.name), "the weights were copied; measure on a disk with hard links"
     return cost

@@ -56,7 +56,7 @@ EVALUATIONS = {
 THEORY = {
     "as it is": ["theory", "demo"],
     "methods": [
-        "theory", "demo", "--factor", "8", "--method",
+        "theory", "demo", "--factor", "8", "--methods",
         "linear,abf,ntk,dynamic,dynamic-yarn,ntk-by-parts,yarn,llama3,p-rope,nope,rerope,self-extend",
         "--set", "abf.beta=50",
     ],

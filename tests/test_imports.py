@@ -58,7 +58,7 @@ def test_the_probe_sees_what_is_loaded(loaded):
 
 def test_commands_that_ask_of_a_config_alone(loaded, llama, tmp_path):
     helped = ("patch", "inspect", "plot", "theory", "tune")
-    patch = ["patch", llama, "-m", "yarn", "--factor", 4]
+    patch = ["patch", llama, "--method", "yarn", "--factor", 4]
     assert not HEAVY & loaded(
         COMMANDS,
         ["--help"],
@@ -68,7 +68,7 @@ def test_commands_that_ask_of_a_config_alone(loaded, llama, tmp_path):
         ["inspect", llama, "--json"],
         ["theory", "demo"],
         ["theory", "demo", "--json"],
-        ["theory", "demo", "-m", "yarn,ntk,rerope", "--factor", "8"],
+        ["theory", "demo", "--methods", "yarn,ntk,rerope", "--factor", "8"],
         ["methods"],
         ["methods", "yarn"],
         ["methods", "yarn", "--json"],

@@ -30,7 +30,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def theory(ropecli, folder):
-    options = re.search(r"with `(--method \S*abf\S* --set abf.beta=50)`", SECTION).group(1).split()
+    options = re.search(r"with `(--methods \S*abf\S* --set abf.beta=50)`", SECTION).group(1).split()
     return json.loads(ropecli("theory", folder, *options, "--factor", "8", "--json").out)
 
 
@@ -61,5 +61,5 @@ def test_the_sentences_are_too(theory, ropecli, folder):
     assert f"32,768 at least {int(theory['smallest_base']):,}" in SECTION
     own = json.loads(ropecli("theory", folder, "--json").out)
     assert f"4,096 want at least {int(own['smallest_base']):,}" in SECTION
-    rerope = json.loads(ropecli("theory", folder, "--method", "rerope", "--factor", "8", "--json").out)
+    rerope = json.loads(ropecli("theory", folder, "--methods", "rerope", "--factor", "8", "--json").out)
     assert f"at most {rerope['ropes'][1]['largest_distance']:,} here" in SECTION

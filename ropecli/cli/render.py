@@ -1,7 +1,9 @@
 """Prints what the commands return; inspect, methods and plan have files of their own."""
 
+import shlex
 from typing import TYPE_CHECKING
 
+from ropecli import demo
 from ropecli.cli.terminal import err, out, show_changes, tell, warn
 
 if TYPE_CHECKING:
@@ -29,18 +31,16 @@ def show_patch(result: "PatchResult | RevertResult") -> None:
         show_changes("config.json", plan.changes)
         return
     tell(f"{plan.source.name} → {output}: {factor}, {plan.target_length} tokens")
-    if result.proved:
-        tell(f"proved: {_tables(result.proved)} with the mathematics")
-    else:
-        tell("not proved (--no-verify): that the live rotary tables agree with the mathematics")
+    tell(f"Proved: {_tables(result.proved)}." if result.proved else "Not proved (--no-verify).")
     if plan.remaps:
-        tell("proved: on a small model of this architecture, the attention agrees with the model's own")
+        tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
+    _next("eval-ppl", output, "--baseline", plan.source.name, "--data", _data_for(plan.source.name))
 
 
 def _show_revert(result: "RevertResult") -> None:
     reversal = result.reversal
     if result.output is not None:
-        tell(f"{reversal.source.name} → {result.output}: as it was before its patches")
+        tell(f"{reversal.source.name} → {result.output}: all patches undone")
         return
     show_changes("config.json", reversal.changes)
     if reversal.tokenizer_changes:
@@ -48,7 +48,17 @@ def _show_revert(result: "RevertResult") -> None:
 
 
 def _tables(proved: int) -> str:
-    return f"{proved} live rotary {'table agrees' if proved == 1 else 'tables agree'}"
+    tables = "rotary table matches" if proved == 1 else "rotary tables match"
+    return f"in stock transformers, {proved} {tables} the formulas"
+
+
+def _next(*words: object) -> None:
+    """The next sensible command, ready to paste."""
+    tell("Next: " + shlex.join(map(str, ("ropecli", *words))))
+
+
+def _data_for(checkpoint: str) -> str:
+    return "demo" if checkpoint == demo.NAME else "YOUR_TEXTS"
 
 
 def show_perplexity(report: "EvalReport") -> None:
@@ -94,14 +104,12 @@ def show_tuned(result: "TunedCheckpoint") -> None:
     report = result.tuned.report
     out.print(tuning_table(report))
     tell(f"{report.checkpoint} → {result.output}: {report.method} ×{report.factor:g}, {report.target_length} tokens")
-    proved = f"proved: {_tables(result.proved)} with the mathematics"
-    tell(f"{proved}; stock transformers gives the tuned model's logits")
+    tell(f"Proved: {_tables(result.proved)}, and the logits are those of the tuned model.")
+    tell("The scores above are of the documents that chose the result. Measure on others:")
     lengths = ",".join(map(str, sorted({report.original_max_position_embeddings, report.target_length})))
-    tell(
-        "The documents above chose the result. Measure it on others: "
-        f"ropecli eval-ppl {result.output} --baseline {report.checkpoint} --data HELD_OUT --protocol tail --lengths "
-        f"{lengths}"
-    )
+    data = _data_for(report.checkpoint)
+    options = ("--data", data, "--protocol", "tail", "--lengths", lengths)
+    _next("eval-ppl", result.output, "--baseline", report.checkpoint, *options)
 
 
 def show_merged(result: "MergeResult") -> None:

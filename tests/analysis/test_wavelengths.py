@@ -116,7 +116,9 @@ def test_the_float32_error_is_that_of_the_live_module(name, method):
 @pytest.mark.parametrize("method", ["none", "yarn"])
 def test_inspect_reports_the_float32_error_at_the_last_position(method, llama, ropecli, tmp_path):
     """At the last position of the context length that a patch is for."""
-    assert ropecli("patch", llama, "-m", method, "--factor", 2**14, "--no-verify", "-o", tmp_path / "out").code == 0
+    assert (
+        ropecli("patch", llama, "--method", method, "--factor", 2**14, "--no-verify", "-o", tmp_path / "out").code == 0
+    )
     for folder, context_length in ((llama, 64), (tmp_path / "out", 2**20)):
         report = json.loads(ropecli("inspect", folder, "--json").out)
         spec = make_spec(report["method"], report["factor"])

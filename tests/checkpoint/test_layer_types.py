@@ -101,7 +101,7 @@ def test_a_model_whose_layers_share_one_rope_is_refused(llama):
 
 
 def test_the_option_of_the_command(model, ropecli, tmp_path):
-    arguments = ["patch", model("gemma3_text"), "-m", "linear", "--factor", 4, "-o", tmp_path / "out", "--json"]
+    arguments = ["patch", model("gemma3_text"), "--method", "linear", "--factor", 4, "-o", tmp_path / "out", "--json"]
     outcome = ropecli(*arguments, "--layer-types", " full_attention , sliding_attention,")
     assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out)["proved_tables"] == 2
@@ -113,7 +113,7 @@ def test_the_option_of_the_command(model, ropecli, tmp_path):
 
 @pytest.mark.parametrize("given", ["full", ","])
 def test_the_option_of_the_command_refuses_what_is_not_there(given, model, ropecli, tmp_path):
-    arguments = ["patch", model("gemma3_text"), "-m", "linear", "--factor", 4, "-o", tmp_path / "out"]
+    arguments = ["patch", model("gemma3_text"), "--method", "linear", "--factor", 4, "-o", tmp_path / "out"]
     outcome = ropecli(*arguments, "--layer-types", given)
     assert outcome.code == 2
     assert "--layer-types names" in outcome.err

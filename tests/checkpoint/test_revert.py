@@ -7,17 +7,17 @@ import pytest
 import yaml
 
 METHODS = {
-    "yarn": ["-m", "yarn", "--factor", 4],
-    "ntk": ["-m", "ntk", "--factor", 4],
-    "dynamic": ["-m", "dynamic", "--factor", 4],
-    "longrope": ["-m", "longrope", "--factor", 4, "--set", f"long_factor={[1.0 + i / 4 for i in range(16)]}"],
-    "none": ["-m", "none"],
+    "yarn": ["--method", "yarn", "--factor", 4],
+    "ntk": ["--method", "ntk", "--factor", 4],
+    "dynamic": ["--method", "dynamic", "--factor", 4],
+    "longrope": ["--method", "longrope", "--factor", 4, "--set", f"long_factor={[1.0 + i / 4 for i in range(16)]}"],
+    "none": ["--method", "none"],
 }
 
 
 @pytest.fixture
 def patch(ropecli, tmp_path):
-    """patch(checkpoint, "-m", ...) -> the folder written, not proved."""
+    """patch(checkpoint, "--method", ...) -> the folder written, not proved."""
 
     def call(checkpoint: Path, *options: object) -> Path:
         output = tmp_path / f"patched-{len(list(tmp_path.glob('patched-*')))}"
@@ -106,7 +106,7 @@ def test_weights_are_linked_or_copied_as_a_patch_does(llama, patch, revert, rope
 def test_every_key_comes_back_in_its_place(method, config, llama, edited, patch, revert):
     """Also those that a patch replaces or removes, and numbers that were written as integers."""
     source = edited(llama, **config)
-    reverted, _ = revert(patch(patch(source, *METHODS[method]), "-m", "linear", "--factor", 2))
+    reverted, _ = revert(patch(patch(source, *METHODS[method]), "--method", "linear", "--factor", 2))
     assert json_of(reverted) == json_of(source)
     plain = json.dumps(json.loads((source / "config.json").read_text()), indent=2) + "\n"
     assert (reverted / "config.json").read_text() == plain
@@ -119,7 +119,7 @@ def test_every_key_comes_back_in_its_place(method, config, llama, edited, patch,
 def test_the_tokenizers_cap_is_as_it_was(length, llama, edited, patch, revert):
     source = edited(llama)
     rewrite(source / "tokenizer_config.json", model_max_length=length)
-    reverted, said = revert(patch(patch(source, *METHODS["yarn"]), "-m", "linear", "--factor", 8))
+    reverted, said = revert(patch(patch(source, *METHODS["yarn"]), "--method", "linear", "--factor", 8))
     assert said == ""
     assert json_of(reverted, "tokenizer_config.json") == json_of(source, "tokenizer_config.json")
 

@@ -120,7 +120,7 @@ def test_whole_documents_are_all_scored_and_short_ones_are_told_of(evaluate, few
     outcome = evaluate("--json", "--protocol", protocol, data=few, lengths="24,100")
     report = json.loads(outcome.out)
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt", "c.txt"], 0)
-    assert "2 documents are shorter than 100 tokens: scored, with less before them" in " ".join(outcome.err.split())
+    assert "2 documents shorter than 100 tokens: scored with less context" in " ".join(outcome.err.split())
     first = protocol == "sliding"
     assert [row["tokens"] for row in report["rows"]] == [sum(tokens) - 3 * first] * 2
     assert report["rows"][0]["document_weights"] == [count - first for count in tokens]
@@ -134,8 +134,8 @@ def test_whole_documents_can_be_left_out_and_cut(evaluate, few):
     assert (report["document_names"], report["too_short"]) == (["a.txt", "b.txt"], 1)
     assert report["rows"][0]["document_weights"][0] == 89
     said = " ".join(outcome.err.split())
-    assert "1 document is shorter than 30 tokens and left out" in said
-    assert "1 document is shorter than 60 tokens: scored, with less before them" in said
+    assert "Skipping 1 document shorter than 30 tokens" in said
+    assert "1 document shorter than 60 tokens: scored with less context" in said
     nothing = evaluate("--protocol", "sliding", "--min-tokens", 30, "--max-documents", 1, data=few)
     assert "shorter" not in nothing.err
 
@@ -144,7 +144,7 @@ WRONG = {
     "a GPU that is not there": (["--device", "cuda"], "--device cuda"),
     "a protocol that is not known": (["--protocol", "middle"], "prefix, tail"),
     "a stride of prefix": (["--stride", "5"], "stride is for the protocol sliding; prefix has none"),
-    "few tokens of prefix": (["--min-tokens", "5"], "--min-tokens and --max-tokens are for whole documents"),
+    "few tokens of prefix": (["--min-tokens", "5"], "--min-tokens and --max-tokens apply to whole documents"),
     "more tokens than there are": (["--min-tokens", "100000", "--protocol", "yarn"], "as long as 100000 tokens"),
     "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'; it must be one of auto, sdpa, eager"),
 }

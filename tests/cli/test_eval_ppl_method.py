@@ -65,7 +65,7 @@ def test_dynamic_yarn_follows_the_length(measured):
 
 
 WRONG = {
-    "a factor without a method": (["--factor", 4], "are for a --method"),
+    "a factor without a method": (["--factor", 4], "need a method"),
     "a method without a factor": (["--method", "yarn"], "yarn needs --factor, as --factor 4"),
     "an unknown method": (["--method", "yran", "--factor", 4], "Did you mean 'yarn'?"),
     "numbers that are missing": (["--method", "longrope", "--factor", 4], "needs long_factor"),
@@ -92,7 +92,7 @@ def test_the_result_says_what_was_measured(evaluate, measured, ropecli, llama, t
     plain = measured()
     assert (plain["in_memory"], plain["original_max_position_embeddings"]) == (False, 64)
     assert "linear ×4 in memory: perplexity" in " ".join(evaluate("--method", "linear", "--factor", 4).out.split())
-    assert ropecli("patch", llama, "-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out").code == 0
+    assert ropecli("patch", llama, "--method", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out").code == 0
     assert "none in memory" in " ".join(evaluate("--method", "none", checkpoint=tmp_path / "out").out.split())
     assert "in memory" not in evaluate().out
 

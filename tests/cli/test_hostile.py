@@ -19,7 +19,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.errors import RopecliError
 from ropecli.scaling.spec import make_spec
 
-PATCH = ["patch", "-m", "yarn", "--factor", 4, "--no-verify", "-o", "out"]
+PATCH = ["patch", "--method", "yarn", "--factor", 4, "--no-verify", "-o", "out"]
 REVERT = ["patch", "--revert", "-o", "out"]
 INDEX = "model.safetensors.index.json"
 
@@ -254,7 +254,7 @@ def test_a_note_that_is_none(note, named, patched, refused, tmp_path):
 )
 def test_a_note_of_a_scaling_that_there_is_not(before, after, named, llama, ropecli, refused, tmp_path):
     folder = tmp_path / "out"
-    assert ropecli("patch", llama, "-m", "linear", "--factor", 4, "--no-verify", "-o", folder).code == 0
+    assert ropecli("patch", llama, "--method", "linear", "--factor", 4, "--no-verify", "-o", folder).code == 0
     note = (folder / "ropecli.yaml").read_text()
     assert before in note
     (folder / "ropecli.yaml").write_text(note.replace(before, after, 1))
@@ -298,7 +298,7 @@ def test_code_is_not_run(known, source, ropecli, corpus, tmp_path, monkeypatch):
     rewrite(source / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_own.Own", None]})
     outcomes = [
         ropecli("inspect", source),
-        ropecli("patch", source, "-m", "yarn", "--factor", 4, "-o", "out"),
+        ropecli("patch", source, "--method", "yarn", "--factor", 4, "-o", "out"),
         ropecli("eval-ppl", source, "-l", "64", "--max-documents", 1, "-d", corpus),
     ]
     assert all(outcome.code in (0, 2) and "Traceback" not in outcome.err for outcome in outcomes)
@@ -394,7 +394,7 @@ def test_values_of_every_kind_in_every_field_that_is_read(name, tmp_path):
 @pytest.mark.parametrize("field", ["model_type", "rope_scaling"])
 def test_what_a_terminal_would_obey_is_not_sent(value, field, ropecli, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["both dialects"], field: value}))
-    for command in (["inspect"], ["patch", "-m", "yarn", "--factor", 4, "--dry-run"]):
+    for command in (["inspect"], ["patch", "--method", "yarn", "--factor", 4, "--dry-run"]):
         outcome = ropecli(command[0], tmp_path, *command[1:])
         assert outcome.code in (0, 2)
         assert "\x1b" not in outcome.out + outcome.err
@@ -412,7 +412,7 @@ def test_what_a_terminal_would_obey_is_not_sent(value, field, ropecli, tmp_path)
     ids=["target", "set"],
 )
 def test_an_option_beyond_reason_is_refused_in_few_words(options, named, llama, refused):
-    message = refused(llama, "patch", "-m", "yarn", *options, "--dry-run")
+    message = refused(llama, "patch", "--method", "yarn", *options, "--dry-run")
     assert named in message
     assert len(message) < 200
 

@@ -17,7 +17,7 @@ import yaml
 NAME = "owner/tiny"
 MAIN, OLD = "a" * 40, "b" * 40
 CONFIGS = {"config.json", "tokenizer_config.json", "ropecli.yaml"}
-YARN = ["-m", "yarn", "--factor", 4, "--no-verify"]
+YARN = ["--method", "yarn", "--factor", 4, "--no-verify"]
 
 
 class Repository(NamedTuple):

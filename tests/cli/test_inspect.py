@@ -85,7 +85,7 @@ def test_an_unpatched_checkpoint(llama, inspected, live):
 @pytest.mark.parametrize("method", PATCHES)
 def test_a_patched_checkpoint(method, llama, ropecli, inspected, live, tmp_path):
     folder = tmp_path / "out"
-    assert ropecli("patch", llama, "-m", method, "--factor", 4, *PATCHES[method], "-o", folder).code == 0
+    assert ropecli("patch", llama, "--method", method, "--factor", 4, *PATCHES[method], "-o", folder).code == 0
     report = inspected(folder)
     assert set(report) >= KEYS
     assert (report["method"], report["factor"]) == (method, 4.0)
@@ -103,7 +103,7 @@ def test_a_patched_checkpoint(method, llama, ropecli, inspected, live, tmp_path)
 @pytest.mark.parametrize("method", ["yarn", "longrope"])
 def test_a_patched_checkpoint_whose_note_is_lost(method, llama, ropecli, inspected, live, tmp_path):
     folder = tmp_path / "out"
-    assert ropecli("patch", llama, "-m", method, "--factor", 4, *PATCHES[method], "-o", folder).code == 0
+    assert ropecli("patch", llama, "--method", method, "--factor", 4, *PATCHES[method], "-o", folder).code == 0
     (folder / "ropecli.yaml").unlink()
     report = inspected(folder)
     assert (report["method"], report["factor"]) == (method, 4.0)
@@ -113,7 +113,7 @@ def test_a_patched_checkpoint_whose_note_is_lost(method, llama, ropecli, inspect
 def test_the_layer_type_that_sees_far_stands_for_all(build, ropecli, inspected, live, tmp_path):
     gemma = build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
     folder = tmp_path / "out"
-    assert ropecli("patch", gemma, "-m", "yarn", "--factor", 4, "-o", folder).code == 0
+    assert ropecli("patch", gemma, "--method", "yarn", "--factor", 4, "-o", folder).code == 0
     report = inspected(folder)
     by_layer_type = {rope["layer_type"]: rope for rope in report["ropes"]}
     assert (report["method"], report["factor"], report["rope_theta"]) == ("yarn", 4.0, 1e6)
@@ -124,7 +124,7 @@ def test_the_layer_type_that_sees_far_stands_for_all(build, ropecli, inspected, 
 
 def test_the_table_names_what_it_shows(llama, ropecli, tmp_path):
     folder = tmp_path / "out"
-    assert ropecli("patch", llama, "-m", "yarn", "--factor", 4, "-o", folder).code == 0
+    assert ropecli("patch", llama, "--method", "yarn", "--factor", 4, "-o", folder).code == 0
     outcome = ropecli("inspect", folder)
     assert outcome.code == 0
     assert "(llama)" in outcome.out
@@ -232,7 +232,7 @@ def test_of_a_scaled_checkpoint_the_frequencies_in_effect_are_told_of(configured
 
 
 def test_of_a_remapped_checkpoint_the_distances_are_told_of(llama, ropecli, inspected, tmp_path):
-    arguments = ["-m", "rerope", "--factor", 4, "--set", "window=48", "--no-verify", "-o", tmp_path / "out"]
+    arguments = ["--method", "rerope", "--factor", 4, "--set", "window=48", "--no-verify", "-o", tmp_path / "out"]
     assert ropecli("patch", llama, *arguments).code == 0
     report = inspected(tmp_path / "out")
     assert (report["remaps"], report["largest_distance"], report["target_length"]) == (True, 48, 256)

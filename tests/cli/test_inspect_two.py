@@ -12,7 +12,7 @@ ASIDE = {"checkpoint", "inv_freq", "ropes", "warnings", "findings"}
 
 @pytest.fixture
 def yarn(llama, ropecli, tmp_path):
-    arguments = ["-m", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "yarn"]
+    arguments = ["--method", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "yarn"]
     assert ropecli("patch", llama, *arguments).code == 0
     return tmp_path / "yarn"
 

@@ -42,9 +42,12 @@ def names(folder: Path) -> set[str]:
         ("eval-ppl", ["--data", "data", *MEASURED, "-o", "checkpoint/config.json"]),
         ("eval-ppl", ["--data", "data", *MEASURED, "-o", "checkpoint/model.safetensors"]),
         ("eval-ppl", ["--data", "data", *MEASURED, "-o", "checkpoint/tune.json"]),
-        ("compare", ["--data", "data", *MEASURED, "-m", "none", "-o", "data/text.txt"]),
-        ("compare", ["--data", "data", *MEASURED, "-m", "none", "--plot", "new.svg", "-o", "./new.svg"]),
-        ("passkey", [*ASKED, "--factors-file", "factors.json", "-m", "longrope", "--factor", 2, "-o", "factors.json"]),
+        ("compare", ["--data", "data", *MEASURED, "--methods", "none", "-o", "data/text.txt"]),
+        ("compare", ["--data", "data", *MEASURED, "--methods", "none", "--plot", "new.svg", "-o", "./new.svg"]),
+        (
+            "passkey",
+            [*ASKED, "--factors-file", "factors.json", "--method", "longrope", "--factor", 2, "-o", "factors.json"],
+        ),
         ("needle", ["--data", "data", *ASKED, "-o", "new.png", "--plot", "new.png"]),
         ("plot", [*DRAWN, "-o", "report.svg"]),
     ],
@@ -67,7 +70,9 @@ def test_an_earlier_output_is_replaced(ropecli, llama, text, tmp_path, before):
     report, plot, page = tmp_path / "report.json", tmp_path / "plot.svg", tmp_path / "page.html"
     report.write_text(before)
     for _ in range(2):
-        outcome = ropecli("compare", llama, "--data", text, *MEASURED, "-m", "none", "-o", report, "--plot", plot)
+        outcome = ropecli(
+            "compare", llama, "--data", text, *MEASURED, "--methods", "none", "-o", report, "--plot", plot
+        )
         assert outcome.code == 0, outcome.err
         assert ropecli("report", report, "-o", page).code == 0
     assert json.loads(report.read_text())[0]["kind"] == "perplexity"
@@ -79,10 +84,19 @@ def test_the_home_folder_in_any_path(ropecli, llama, text, tmp_path, monkeypatch
     (tmp_path / "factors.json").write_text(json.dumps([1.0] * 16))
     (tmp_path / "recipe.yaml").write_text("data: demo-train\nlength: 64\n")
     for command in (
-        ["compare", llama, "--data=~/data", *MEASURED, "-m", "none", "--output=~/report.json", "--plot=~/plot.svg"],
+        [
+            "compare",
+            llama,
+            "--data=~/data",
+            *MEASURED,
+            "--methods",
+            "none",
+            "--output=~/report.json",
+            "--plot=~/plot.svg",
+        ],
         ["plot", "~/report.json", "--output=~/plot.png"],
         ["report", "~/report.json", "--output=~/page.html"],
-        ["patch", llama, "-m", "longrope", "--factor", 2, "--factors-file=~/factors.json", "--output=~/patched"],
+        ["patch", llama, "--method", "longrope", "--factor", 2, "--factors-file=~/factors.json", "--output=~/patched"],
         ["plan", "~/patched", "--recipe=~/recipe.yaml"],
     ):
         outcome = ropecli(*command)

@@ -14,7 +14,7 @@ import yaml
 
 @pytest.fixture
 def patch(ropecli, tmp_path):
-    """patch(source, "-m", "yarn", ...) -> the folder written."""
+    """patch(source, "--method", "yarn", ...) -> the folder written."""
 
     def call(checkpoint: Path, *arguments: object) -> Path:
         output = tmp_path / f"out-{len(list(tmp_path.glob('out-*')))}"
@@ -26,7 +26,7 @@ def patch(ropecli, tmp_path):
 
 
 def test_a_terminal_without_the_times_sign_gets_the_rest(source, tmp_path):
-    arguments = ["patch", source, "-m", "linear", "--factor", "4", "--no-verify", "-o", tmp_path / "out"]
+    arguments = ["patch", source, "--method", "linear", "--factor", "4", "--no-verify", "-o", tmp_path / "out"]
     done = subprocess.run(
         [sys.executable, "-m", "ropecli", *arguments],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
@@ -39,9 +39,9 @@ def test_a_terminal_without_the_times_sign_gets_the_rest(source, tmp_path):
 
 
 def test_weights_are_hard_linked_and_copied_where_asked(patch, source):
-    linked = patch(source, "-m", "linear", "--factor", 4)
+    linked = patch(source, "--method", "linear", "--factor", 4)
     assert (linked / "model.safetensors").samefile(source / "model.safetensors")
-    output = patch(source, "-m", "linear", "--factor", 4, "--weights", "copy")
+    output = patch(source, "--method", "linear", "--factor", 4, "--weights", "copy")
     assert not (output / "model.safetensors").samefile(source / "model.safetensors")
     assert (output / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
@@ -51,13 +51,13 @@ def test_weights_are_copied_where_the_file_system_has_no_links(patch, source, mo
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     monkeypatch.setattr(os, "link", refuse)
-    output = patch(source, "-m", "linear", "--factor", 4)
+    output = patch(source, "--method", "linear", "--factor", 4)
     assert (output / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
 def test_editing_the_small_files_does_not_touch_the_source(patch, source, contents):
     before = contents(source)
-    output = patch(source, "-m", "linear", "--factor", 4)
+    output = patch(source, "--method", "linear", "--factor", 4)
     small = [path for path in output.iterdir() if path.suffix != ".safetensors"]
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= {path.name for path in small}
     for path in small:
@@ -71,7 +71,7 @@ def test_files_that_are_no_part_of_a_checkpoint_stay_behind(patch, source):
         (source / name).write_text("x")
     (source / "checkpoint-10").mkdir()
     (source / "LICENSE").write_text("x")
-    names = {path.name for path in patch(source, "-m", "linear", "--factor", 4).iterdir()}
+    names = {path.name for path in patch(source, "--method", "linear", "--factor", 4).iterdir()}
     assert not names & {"optimizer.pt", "pytorch_model.bin", "run.sh", "modeling_own.py", ".hidden", "checkpoint-10"}
     assert "LICENSE" in names
 
@@ -81,7 +81,7 @@ def test_code_that_only_the_tokenizer_names_travels(patch, source):
     path = source / "tokenizer_config.json"
     own = {"auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}}
     path.write_text(json.dumps({**json.loads(path.read_text()), **own}))
-    output = patch(source, "-m", "linear", "--factor", 4)
+    output = patch(source, "--method", "linear", "--factor", 4)
     assert (output / "tokenization_own.py").read_text() == "x"
 
 
@@ -89,21 +89,21 @@ def test_code_that_only_the_tokenizer_names_travels(patch, source):
 def test_the_tokenizers_cap_is_raised_to_the_window_and_never_lowered(before, after, patch, source):
     path = source / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": before}))
-    output = patch(source, "-m", "linear", "--factor", 4, "--no-verify")
+    output = patch(source, "--method", "linear", "--factor", 4, "--no-verify")
     assert json.loads((output / "tokenizer_config.json").read_text())["model_max_length"] == after
 
 
 def test_any_name_does_for_source_and_output(ropecli, source, tmp_path):
     name = "-a[bold] ünï*.x"
     odd = source.rename(tmp_path / name)
-    outcome = ropecli("patch", odd, "-m", "linear", "--factor", 4, "--no-verify", "-o", tmp_path / f"{name}2")
+    outcome = ropecli("patch", odd, "--method", "linear", "--factor", 4, "--no-verify", "-o", tmp_path / f"{name}2")
     assert outcome.code == 0, outcome.err
     assert str(tmp_path / f"{name}2") in outcome.out
     assert yaml.safe_load((tmp_path / f"{name}2" / "ropecli.yaml").read_text())["source"]["checkpoint"] == str(odd)
 
 
 def test_the_note_says_what_was_done_to_what(patch, source):
-    output = patch(source, "-m", "yarn", "--target-length", 256, "--set", "beta_fast=8")
+    output = patch(source, "--method", "yarn", "--target-length", 256, "--set", "beta_fast=8")
     text = (output / "ropecli.yaml").read_text()
     assert text.startswith("# ")
     note = yaml.safe_load(text)
@@ -123,7 +123,7 @@ def test_the_note_says_what_was_done_to_what(patch, source):
 
 def test_a_dry_run_shows_the_changes_and_writes_nothing(ropecli, source, tmp_path, contents):
     before = contents(tmp_path)
-    outcome = ropecli("patch", source, "-m", "yarn", "--factor", 4, "--dry-run", "-o", tmp_path / "out")
+    outcome = ropecli("patch", source, "--method", "yarn", "--factor", 4, "--dry-run", "-o", tmp_path / "out")
     assert outcome.code == 0
     assert contents(tmp_path) == before
     lines = [line.strip() for line in outcome.out.splitlines()]
@@ -137,7 +137,7 @@ def test_a_dry_run_shows_the_changes_and_writes_nothing(ropecli, source, tmp_pat
 def test_json_is_alone_on_standard_output(dry, ropecli, source, tmp_path):
     arguments = ["--dry-run"] if dry else []
     output = tmp_path / "out"
-    outcome = ropecli("patch", source, "-m", "ntk", "--factor", 4, "--json", *arguments, "-o", output)
+    outcome = ropecli("patch", source, "--method", "ntk", "--factor", 4, "--json", *arguments, "-o", output)
     assert outcome.code == 0
     result = json.loads(outcome.out)
     assert result["output"] == (None if dry else str(output))
@@ -152,17 +152,20 @@ def test_json_is_alone_on_standard_output(dry, ropecli, source, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["-m", "ntk", "--factor", 4], "ropecli.yaml"),
-        (["-m", "dynamic", "--factor", 4], "KV cache"),
-        (["-m", "none", "--factor", 4], "none scales nothing"),
-        (["-m", "abf", "--factor", 4, "--set", "rope_theta=100"], "100, is below the pretrained one, 10000"),
-        (["-m", "p-rope", "--factor", 4, "--set", "p=1"], "p-rope with these parameters leaves every frequency as it"),
+        (["--method", "ntk", "--factor", 4], "ropecli.yaml"),
+        (["--method", "dynamic", "--factor", 4], "KV cache"),
+        (["--method", "none", "--factor", 4], "none scales nothing"),
+        (["--method", "abf", "--factor", 4, "--set", "rope_theta=100"], "100, is below the pretrained one, 10000"),
         (
-            ["-m", "yarn", "--factor", 2, "--target-length", 256],
+            ["--method", "p-rope", "--factor", 4, "--set", "p=1"],
+            "p-rope with these parameters leaves every frequency as it",
+        ),
+        (
+            ["--method", "yarn", "--factor", 2, "--target-length", 256],
             "a factor of 2 reaches 128 tokens; 256 need 4, the target over the pretraining length of 64",
         ),
         (
-            ["-m", "linear", "--factor", 4, "--original-length", 100_000],
+            ["--method", "linear", "--factor", 4, "--original-length", 100_000],
             "--original-length 100000 is above max_position_embeddings, 64",
         ),
     ],
@@ -176,7 +179,7 @@ def test_what_the_user_should_know_is_said_on_standard_error(arguments, named, r
 
 def test_a_sliding_window_below_the_target_is_said(ropecli, build):
     mistral = build("mistral", head_dim=32, sliding_window=32)
-    outcome = ropecli("patch", mistral, "-m", "yarn", "--factor", 4, "--dry-run")
+    outcome = ropecli("patch", mistral, "--method", "yarn", "--factor", 4, "--dry-run")
     assert "sliding_window is 32" in outcome.err
 
 
@@ -188,7 +191,7 @@ def test_a_link_as_output_is_followed(ropecli, source, tmp_path, exists):
     if exists:
         (tmp_path / "large").mkdir()
     (tmp_path / "out").symlink_to("large")
-    outcome = ropecli("patch", source, "-m", "linear", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
+    outcome = ropecli("patch", source, "--method", "linear", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "out").is_symlink()
     assert (tmp_path / "large" / "config.json").is_file()
@@ -207,7 +210,7 @@ def test_what_a_dead_run_left_is_removed(patch, source, tmp_path):
     stale = tmp_path / f".out-0.partial-{platform.node()[:32]}-{dead_process()}-x1"
     stale.mkdir()
     (stale / "model.safetensors").write_bytes(b"x" * 1000)
-    patch(source, "-m", "linear", "--factor", 4)
+    patch(source, "--method", "linear", "--factor", 4)
     assert not stale.exists()
 
 
@@ -237,5 +240,7 @@ def test_nothing_else_is_removed(name, ropecli, source, tmp_path):
     other = tmp_path / name.format(host=platform.node()[:32], **processes)
     other.mkdir()
     (other / "kept").write_text("kept")
-    assert ropecli("patch", source, "-m", "linear", "--factor", 4, "--no-verify", "-o", tmp_path / "out-0").code == 0
+    assert (
+        ropecli("patch", source, "--method", "linear", "--factor", 4, "--no-verify", "-o", tmp_path / "out-0").code == 0
+    )
     assert (other / "kept").read_text() == "kept"

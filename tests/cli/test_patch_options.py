@@ -11,7 +11,7 @@ FACTORS = [1.0 + index / 4 for index in range(16)]
 
 @pytest.fixture
 def patch(ropecli, tmp_path):
-    """patch(source, "-m", "yarn", ...) -> (config.json as written, outcome)."""
+    """patch(source, "--method", "yarn", ...) -> (config.json as written, outcome)."""
 
     def call(checkpoint, *arguments):
         output = tmp_path / f"out-{len(list(tmp_path.glob('out-*')))}"
@@ -24,7 +24,7 @@ def patch(ropecli, tmp_path):
 
 @pytest.fixture
 def refused(ropecli, tmp_path):
-    """refused(source, "-m", ...) -> the one message; nothing is left behind."""
+    """refused(source, "--method", ...) -> the one message; nothing is left behind."""
 
     def call(checkpoint, *arguments) -> str:
         outcome = ropecli("patch", checkpoint, *arguments, "-o", tmp_path / "refused")
@@ -47,7 +47,7 @@ def gemma(build):
 
 @pytest.mark.parametrize(("factor", "short"), [(8, False), (2, True)])
 def test_a_factor_beside_a_target_is_kept(factor, short, patch, llama):
-    config, outcome = patch(llama, "-m", "yarn", "--factor", factor, "--target-length", 256)
+    config, outcome = patch(llama, "--method", "yarn", "--factor", factor, "--target-length", 256)
     assert config["max_position_embeddings"] == 256
     assert config["rope_parameters"]["factor"] == config["rope_scaling"]["factor"] == factor
     assert f"yarn ×{factor}, 256 tokens" in outcome.out
@@ -69,14 +69,14 @@ def methods_of(config: dict) -> dict[str, str]:
     ],
 )
 def test_the_chosen_layers_are_scaled_and_proved(chosen, scaled, patch, gemma):
-    config, outcome = patch(gemma, "-m", "linear", "--factor", 4, "--layer-types", chosen)
+    config, outcome = patch(gemma, "--method", "linear", "--factor", 4, "--layer-types", chosen)
     assert {label for label, method in methods_of(config).items() if method == "linear"} == scaled
-    assert "proved: 2 live rotary tables agree" in outcome.out
+    assert "Proved: in stock transformers, 2 rotary tables match" in outcome.out
     assert ("look back a short way" in outcome.err) is ("sliding_attention" in scaled)
 
 
 def test_without_it_those_are_scaled_that_see_far(patch, gemma):
-    config, outcome = patch(gemma, "-m", "linear", "--factor", 4)
+    config, outcome = patch(gemma, "--method", "linear", "--factor", 4)
     assert methods_of(config) == {"full_attention": "linear", "sliding_attention": "default"}
     assert outcome.err == ""
 
@@ -89,7 +89,7 @@ def test_without_it_those_are_scaled_that_see_far(patch, gemma):
     ],
 )
 def test_layers_that_there_are_not(chosen, named, refused, gemma):
-    message = refused(gemma, "-m", "linear", "--factor", 4, "--layer-types", chosen)
+    message = refused(gemma, "--method", "linear", "--factor", 4, "--layer-types", chosen)
     assert named in message
     assert "sliding_attention, full_attention" in message or "full_attention, sliding_attention" in message
 
@@ -111,7 +111,7 @@ def file(tmp_path):
     "value", [FACTORS, {"factors": FACTORS}, {"inv_freq": (1e4 ** (-np.arange(16) / 16) / FACTORS).tolist()}]
 )
 def test_numbers_of_ones_own_are_written_as_longrope(value, patch, file, llama):
-    config, _ = patch(llama, "-m", "custom", "--factor", 4, "--factors-file", file(value))
+    config, _ = patch(llama, "--method", "custom", "--factor", 4, "--factors-file", file(value))
     parameters = config["rope_parameters"]
     assert parameters["rope_type"] == "longrope"
     assert parameters["short_factor"] == parameters["long_factor"] == pytest.approx(FACTORS, rel=1e-12)
@@ -121,8 +121,8 @@ def test_numbers_of_ones_own_are_written_as_longrope(value, patch, file, llama):
 def test_longrope_takes_what_a_config_has(patch, file, gemma, tmp_path):
     """So that a command which inspect prints has no need to name 64 numbers."""
     numbers = {"long_factor": FACTORS, "short_factor": FACTORS, "attention_factor": 1.5}
-    written, _ = patch(gemma, "-m", "longrope", "--factor", 4, "--factors-file", file(numbers))
-    again, _ = patch(gemma, "-m", "longrope", "--factor", 4, "--factors-file", tmp_path / "out-0" / "config.json")
+    written, _ = patch(gemma, "--method", "longrope", "--factor", 4, "--factors-file", file(numbers))
+    again, _ = patch(gemma, "--method", "longrope", "--factor", 4, "--factors-file", tmp_path / "out-0" / "config.json")
     assert again["rope_parameters"] == written["rope_parameters"]
 
 
@@ -136,14 +136,14 @@ def test_longrope_takes_what_a_config_has(patch, file, gemma, tmp_path):
     ],
 )
 def test_a_file_that_does_not_fit_is_one_message(method, value, named, refused, file, llama):
-    assert named in refused(llama, "-m", method, "--factor", 4, "--factors-file", file(value))
+    assert named in refused(llama, "--method", method, "--factor", 4, "--factors-file", file(value))
 
 
 # What no stock reader can express.
 
 
 def test_dynamic_yarn_is_refused_with_the_way_out(refused, llama):
-    message = refused(llama, "-m", "dynamic-yarn", "--factor", 4, "--dry-run")
+    message = refused(llama, "--method", "dynamic-yarn", "--factor", 4, "--dry-run")
     assert "no stock reader expresses" in message
     assert "eval-ppl --method dynamic-yarn --factor 4" in message
     assert "compare --methods dynamic-yarn" in message
@@ -153,7 +153,7 @@ def test_a_factor_and_a_window_of_their_own_for_a_type_that_reads_two_lists_alon
     """Phi-3's older dialect has no word for the factor: a reader takes the windows' ratio for it."""
     phi3 = build("phi3", original_max_position_embeddings=64)
     factors = f"long_factor={[1.0 + index / 4 for index in range(16)]}"
-    arguments = ["-m", "longrope", "--factor", 4, "--target-length", 512, "--set", factors]
+    arguments = ["--method", "longrope", "--factor", 4, "--target-length", 512, "--set", factors]
     outcome = ropecli("patch", phi3, *arguments, "-o", tmp_path / "out")
     assert outcome.code == 0, outcome.err
-    assert "agrees with the mathematics" in outcome.out
+    assert "the formulas" in outcome.out

@@ -4,7 +4,7 @@ import pytest
 
 from ropecli.config.saved_remapping import KEY
 
-PROVED = "proved: on a small model of this architecture, the attention agrees with the model's own"
+PROVED = "Proved: on a small model of this architecture, the attention computes what transformers' own does."
 
 
 def words(text):
@@ -36,29 +36,29 @@ def patched(ropecli, tmp_path):
 
 
 def test_it_says_what_it_proved_and_what_the_reader_needs(ropecli, llama, tmp_path):
-    outcome = ropecli("patch", llama, "-m", "rerope", "--factor", 4, "-o", tmp_path / "out")
+    outcome = ropecli("patch", llama, "--method", "rerope", "--factor", 4, "-o", tmp_path / "out")
     assert outcome.code == 0
     assert "rerope ×4, 256 tokens" in outcome.out
-    assert "proved: 1 live rotary table agrees" in outcome.out
+    assert "Proved: in stock transformers, 1 rotary table matches" in outcome.out
     assert PROVED in outcome.out.splitlines()  # however narrow the terminal is
     assert "after `import ropecli.attention`" in words(outcome.err)
     assert outcome.err.count("warning:") == 1
 
 
 def test_without_the_proof_of_the_tables_the_attention_is_proved_all_the_same(ropecli, build, llama, tmp_path):
-    options = ["-m", "rerope", "--factor", 4, "-o", tmp_path / "out", "--no-verify"]
+    options = ["--method", "rerope", "--factor", 4, "-o", tmp_path / "out", "--no-verify"]
     refused = ropecli("patch", build("smollm3", no_rope_layers=[1, 0]), *options)
     is_one_message(refused, "do not turn by the rotary")
     assert "warning" not in refused.err
     assert list(tmp_path.iterdir()) == []
     outcome = ropecli("patch", llama, *options)
-    assert "not proved (--no-verify): that the live rotary tables agree" in outcome.out
+    assert "Not proved (--no-verify)" in outcome.out
     assert PROVED in outcome.out.splitlines()
 
 
 def test_a_model_all_of_whose_layers_slide_is_refused_before_anything_is_said(ropecli, build, tmp_path):
     folder = build("mistral", head_dim=32, sliding_window=20)
-    outcome = ropecli("patch", folder, "-m", "rerope", "--factor", 4, "-o", tmp_path / "out")
+    outcome = ropecli("patch", folder, "--method", "rerope", "--factor", 4, "-o", tmp_path / "out")
     is_one_message(outcome, "sliding_window is 20, and no layer looks back further")
     assert "warning" not in outcome.err
 
@@ -103,8 +103,8 @@ def test_a_saved_remapping_that_is_off_is_one_message_wherever_it_is_read(
     data, before = ["--data", corpus], sorted(tmp_path.iterdir())
     for command in (
         ["inspect", folder],
-        ["patch", folder, "-m", "yarn", "--factor", 4, "-o", tmp_path / "out"],
-        ["compare", folder, *data, "-l", "64", "-m", "as-is,none"],
+        ["patch", folder, "--method", "yarn", "--factor", 4, "-o", tmp_path / "out"],
+        ["compare", folder, *data, "-l", "64", "--methods", "as-is,none"],
         ["finetune", folder, *data, "--length", 128, "--steps", 1, "-o", tmp_path / "out", "--dry-run"],
     ):
         is_one_message(ropecli(*command), expected)
@@ -117,7 +117,7 @@ def test_another_attention_is_refused_with_the_way_out(ropecli, llama, rerope, c
         (rerope, ["eval-ppl", "-l", "64"]),
         (rerope, ["needle", "-l", "64"]),
         (llama, ["eval-ppl", "-l", "64", "--baseline", rerope]),
-        (llama, ["compare", "-l", "64", "-m", "none,rerope"]),
+        (llama, ["compare", "-l", "64", "--methods", "none,rerope"]),
     ):
         outcome = ropecli(options[0], folder, *options[1:], *attn)
         is_one_message(outcome, "--attn is 'eager'", "rerope", "Leave --attn out.")

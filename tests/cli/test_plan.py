@@ -72,7 +72,7 @@ def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
     out, _ = plan(config_alone, "--length", 64, "--gpus", gpus, "--set", "batch_size=2", "--json")
     report = json.loads(out)
     params = options_of_finetune(report["command"])
-    assert (params["checkpoint"], params["length"]) == (str(config_alone), 64)
+    assert (params["checkpoint"], params["length"]) == (str(config_alone), "64")
     assert "batch_size=2" in params["settings"]
     words = shlex.split(report["command"])
     if "--config_file" in words:
@@ -140,7 +140,7 @@ def test_a_length_beyond_the_window_is_warned_of(config_alone, plan):
         (["--gpus", 0], "--gpus is 0"),
         (["--gpu-memory", "80 bananas"], "80GB"),
         (["--gpu-memory", "80"], "80GB"),
-        (["--gpu", "abacus"], "--gpu abacus"),
+        (["--gpu", "abacus"], "--gpu 'abacus'"),
         (["--set", "nothing=1"], "nothing"),
         (["--gpu-memory", "1MB"], "Nothing fits"),
     ],

@@ -107,11 +107,11 @@ def test_different_data_are_warned_of(ropecli, files, tmp_path):
         (["one.json", "--kind", "context", "--metric", "bits-per-byte"], "an axis of its own"),
         (["one.json", "--output", "plot.docx"], "no known picture format"),
         (["one.json", "--output", "one.json/plot.png"], "could not be written"),
-        (["one.json", "--method", "yarn"], "--method: for plots of a checkpoint"),
+        (["one.json", "--methods", "yarn"], "--methods: for plots of a checkpoint"),
         (["."], "is not a report"),
         (["demo"], "Plot a checkpoint with --kind"),
-        (["demo", "--kind", "decay", "--set", "beta_fast=8"], "none was given"),
-        (["demo", "--kind", "helix", "--method", "yarm"], "Did you mean 'yarn'"),
+        (["demo", "--kind", "decay", "--set", "beta_fast=8"], "none were given"),
+        (["demo", "--kind", "helix", "--methods", "yarm"], "Did you mean 'yarn'"),
         (["demo", "demo", "--kind", "decay"], "give one"),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_checkpoint_is_drawn_by_every_kind(ropecli, llama, tmp_path, kind):
 
 
 def test_methods_with_their_parameters(ropecli, llama, tmp_path):
-    chosen = ["-k", "frequencies", "-m", "yarn,abf", "--factor", "8", "--set"]
+    chosen = ["-k", "frequencies", "--methods", "yarn,abf", "--factor", "8", "--set"]
     for name, beta in (("a.svg", 50), ("b.svg", 500)):
         assert ropecli("plot", llama, *chosen, f"abf.beta={beta}", "-o", tmp_path / name).code == 0
         assert {"yarn ×8", f"abf ×8 (beta {beta})"} <= set(texts(tmp_path / name))

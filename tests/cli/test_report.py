@@ -48,7 +48,7 @@ def test_a_report_is_not_overwritten_by_its_page(ropecli, written, tmp_path):
     [
         ("missing.json", "page.html", "cannot be read"),
         ("broken.json", "page.html", "is not a report in JSON"),
-        ("one.json", "page.pdf", "ending of a page"),
+        ("one.json", "page.pdf", "does not end in .html"),
         ("one.json", "broken.json/page.html", "could not be written"),
     ],
 )

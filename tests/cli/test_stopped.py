@@ -97,7 +97,7 @@ def test_a_signal_ends_a_command_without_progress_quietly(ropecli, commands, mon
     monkeypatch.setattr(accuracy, "_ask", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
     outcome = ropecli(*commands["passkey"])
     assert (outcome.code, outcome.out) == (143, "")
-    assert outcome.err.strip().count("\n") == 0  # the warning about the tokenizer
+    assert "Progress is saved" not in outcome.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -64,7 +64,7 @@ def as_json(value):
 
 
 def test_the_report_is_what_is_computed(theory):
-    report = theory("demo", "--method", "yarn,nope,rerope", "--factor", 8)
+    report = theory("demo", "--methods", "yarn,nope,rerope", "--factor", 8)
     specs = [make_spec(name, 8.0) for name in ("yarn", "nope", "rerope")]
     study = make_study(open_checkpoint("demo"), specs)
     assert [rope["name"] for rope in report["ropes"]] == ["pretrained", "yarn ×8", "nope ×8", "rerope ×8"]
@@ -84,8 +84,8 @@ def test_without_a_method_it_is_the_checkpoint_as_it_is(theory, folder):
     report = theory(scaled)
     assert [rope["name"] for rope in report["ropes"]] == ["pretrained", "yarn ×4, as it is"]
     assert (report["original_max_position_embeddings"], report["target_length"]) == (1024, 4096)
-    assert theory(scaled, "--method", "as-is") == report
-    both = theory(scaled, "--method", "linear,as-is", "--factor", 8)
+    assert theory(scaled, "--methods", "as-is") == report
+    both = theory(scaled, "--methods", "linear,as-is", "--factor", 8)
     assert [rope["name"] for rope in both["ropes"]] == ["pretrained", "yarn ×4, as it is", "linear ×8"]
     assert both["target_length"] == 8192
 
@@ -93,7 +93,7 @@ def test_without_a_method_it_is_the_checkpoint_as_it_is(theory, folder):
 @pytest.mark.parametrize(("width", "methods"), [(40, "linear,yarn"), (80, "linear,ntk,dual-chunk,nope")])
 def test_nothing_is_cut_off(width, methods, ropecli, monkeypatch):
     monkeypatch.setattr(terminal.out, "width", width)
-    outcome = ropecli("theory", "demo", "--method", methods, "--factor", 8)
+    outcome = ropecli("theory", "demo", "--methods", methods, "--factor", 8)
     assert (outcome.code, outcome.err) == (0, "")
     assert max(len(line) for line in outcome.out.splitlines()) <= width
     assert "…" not in outcome.out
@@ -104,10 +104,10 @@ def test_nothing_is_cut_off(width, methods, ropecli, monkeypatch):
 
 def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
     monkeypatch.setattr(terminal.out, "width", 80)
-    outcome = ropecli("theory", "demo", "--method", "yarn", "--factor", 8)
+    outcome = ropecli("theory", "demo", "--methods", "yarn", "--factor", 8)
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in outcome.out.splitlines() if "│" in line]
     rows = {cell[0]: cell[1:] for cell in cells}
-    pretrained, yarn = theory("demo", "--method", "yarn", "--factor", 8)["ropes"]
+    pretrained, yarn = theory("demo", "--methods", "yarn", "--factor", 8)["ropes"]
     assert rows["factor s"] == ["1", "8"]
     assert rows["attention factor"] == ["1", f"{1 + 0.1 * math.log(8):.6g}"]
     assert rows["longest wavelength, tokens"] == ["35,333", "282,664"]
@@ -133,8 +133,8 @@ def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
 
 def test_the_sentences_say_what_is_there(ropecli, theory, folder):
     checkpoint = folder()
-    report = theory(checkpoint, "-m", "linear,ntk,rerope", "--factor", 2)
-    said = text(ropecli("theory", checkpoint, "-m", "linear,ntk,rerope", "--factor", 2))
+    report = theory(checkpoint, "--methods", "linear,ntk,rerope", "--factor", 2)
+    said = text(ropecli("theory", checkpoint, "--methods", "linear,ntk,rerope", "--factor", 2))
     pretrained, linear, ntk, rerope = report["ropes"]
     assert f"rope_theta 10,000 supports about {report['supported_length']:,} tokens by the bound of Men et al." in said
     assert f"8,192 need at least {report['smallest_base']:,.0f}." in said
@@ -162,7 +162,7 @@ HOSTILE = {
 @pytest.mark.parametrize("values", HOSTILE.values(), ids=HOSTILE.keys())
 def test_strange_geometries_give_numbers(values, theory, ropecli, folder):
     checkpoint = folder(**{"head_dim": 32, "max_position_embeddings": 256, **values})
-    for method in ([], ["-m", "linear,rerope", "--factor", 8]):
+    for method in ([], ["--methods", "linear,rerope", "--factor", 8]):
         report = theory(checkpoint, *method)
         assert report["ropes"][0]["name"] == "pretrained"
         shown = text(ropecli("theory", checkpoint, *method)).replace(str(checkpoint), "")
@@ -171,13 +171,19 @@ def test_strange_geometries_give_numbers(values, theory, ropecli, folder):
 
 WRONG = {
     "no checkpoint": (["nowhere"], "nowhere"),
-    "a method that is not known": (["demo", "-m", "jarn", "--factor", 4], "Did you mean 'yarn'?"),
-    "no method at all": (["demo", "-m", ","], "names no method"),
-    "no factor": (["demo", "-m", "yarn"], "yarn needs --factor, as --factor 4."),
-    "a factor for no method": (["demo", "--factor", 4], "are for a --method"),
-    "settings for what is as it is": (["demo", "-m", "as-is", "--set", "p=1"], "has no parameters to set"),
-    "a parameter of one of several": (["demo", "-m", "ntk,yarn", "--factor", 4, "--set", "p=1"], "METHOD.KEY=VALUE"),
-    "a parameter of another": (["demo", "-m", "ntk,yarn", "--factor", 4, "--set", "abf.p=1"], "one of ntk, yarn"),
+    "a method that is not known": (["demo", "--methods", "jarn", "--factor", 4], "Did you mean 'yarn'?"),
+    "no method at all": (["demo", "--methods", ","], "names no method"),
+    "no factor": (["demo", "--methods", "yarn"], "yarn needs --factor, as --factor 4."),
+    "a factor for no method": (["demo", "--factor", 4], "need a method"),
+    "settings for what is as it is": (["demo", "--methods", "as-is", "--set", "p=1"], "has no parameters to set"),
+    "a parameter of one of several": (
+        ["demo", "--methods", "ntk,yarn", "--factor", 4, "--set", "p=1"],
+        "METHOD.KEY=VALUE",
+    ),
+    "a parameter of another": (
+        ["demo", "--methods", "ntk,yarn", "--factor", 4, "--set", "abf.p=1"],
+        "one of ntk, yarn",
+    ),
 }
 
 

@@ -65,7 +65,7 @@ def by_hand(llama, documents):
 @pytest.fixture
 def patched(ropecli, llama, tmp_path):
     def patch(method):
-        assert ropecli("patch", llama, "-m", method, "--factor", 4, "-o", tmp_path / method).code == 0
+        assert ropecli("patch", llama, "--method", method, "--factor", 4, "-o", tmp_path / method).code == 0
         return tmp_path / method
 
     return patch
@@ -119,7 +119,7 @@ def test_keys_are_asked_for_in_both_modes(task, mode, ropecli, llama, patched, c
     data = ["--data", corpus] if task == "needle" else []
     asked = ["--lengths", "280", "--trials", 2, "--depths", "0,1", "--mode", mode, "--json", *data]
     found = []
-    for folder, options in ((patched("rerope"), []), (llama, ["-m", "rerope", "--factor", 4])):
+    for folder, options in ((patched("rerope"), []), (llama, ["--method", "rerope", "--factor", 4])):
         outcome = ropecli(task, folder, *asked, *options)
         assert outcome.code == 0, outcome.err
         report = json.loads(outcome.out)

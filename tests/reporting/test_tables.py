@@ -79,10 +79,10 @@ def test_retrieval_by_depth_and_length_and_in_sum(retrieval):
         ["0", "100", "–"],
         ["0.999", "75", "–"],
         ["1", "0", "25"],
-        ["256", "58%", "32 to 81%", "12", "2.5", "-1.50", "inside"],
+        ["256", "58%", "32 to 81%", "12", "2.5", "-1.50", "within"],
         ["512", "25%", "5 to 70%", "4", "2.5", "-1.50", "beyond"],
     ]
-    assert shown(retrieval_tables(found))[3] == ["256", "58%", "32 to 81%", "12", "inside"]
+    assert shown(retrieval_tables(found))[3] == ["256", "58%", "32 to 81%", "12", "within"]
     title = printed(retrieval_tables(replace(ranked, in_memory=True, method="yarn", factor=4.0))).split("\n")[0]
     assert title.startswith("folder, yarn ×4 in memory: passkey, ranked among candidates, data demo; a guess finds 10%")
 

@@ -92,11 +92,17 @@ def test_a_knob_without_a_default_is_required():
 
 NAMES = {
     # typed -> what the message says
-    "NTK-aware": "Here it is called 'ntk'.",
-    "DCA": "Here it is called 'dual-chunk'.",
     "yran": "Unknown method 'yran'. Known: abf, ",
     "linaer": "Did you mean 'linear'?",
 }
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("YaRN", "yarn"), ("NTK-aware", "ntk"), ("pi", "linear"), ("DCA", "dual-chunk"), ("lm_infinite", "lm-infinite")],
+)
+def test_a_method_has_other_names_in_any_case(typed, name):
+    assert find_method(typed).name == name
 
 
 @pytest.mark.parametrize("typed", NAMES)
