@@ -9,15 +9,18 @@ import typer
 from ropecli.cli.app import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md"]
+PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted((ROOT / "ropecli").glob("*/README.md"))]
 PLACEHOLDERS = {
+    "ADAPTER": "adapter",
+    "BASE": "demo",
     "CHECKPOINT": "demo",
     "DIR": "out",
     "SOURCE": "demo",
     "FILE": "file.yaml",
+    "FILE.html": "page.html",
+    "REPORT": "report.json",
     "[...]": "",
     "...": "",
-    "REPORT": "report.json",
 }
 
 
