@@ -68,11 +68,10 @@ def root(
 
 
 def main() -> None:
-    """Runs the command line. Exit status 2: the user can fix it; 129, 130 and 143: interrupted; 1: a fault of ours."""
-    # Idle OpenMP threads that spin make two jobs on one machine several times slower; read when torch is loaded.
+    """Run the command line. Exit status: 2, the user can fix it; 129, 130, 143, interrupted; 1, a bug."""
+    # Spinning OpenMP threads slow down other jobs on the machine several times. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        # what was typed, but for the folder that the program lies in
         with safe_streams(), shown_progress(("ropecli", *sys.argv[1:])):
             app()
     except SystemExit as stop:
@@ -83,7 +82,7 @@ def main() -> None:
     except RopecliError as error:
         _refuse(str(error))
     except OverflowError as error:
-        _refuse(f"A number that was given is too large: {reason_of(error)}.")
+        _refuse(f"A given number is too large: {reason_of(error)}.")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -93,7 +92,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _end_among_others(status: int | str | None) -> None:
-    """One of several processes ends at once: threads of torch's process group abort some that tidy up first."""
+    """End one of several processes at once: torch's process group can abort during an orderly exit."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not isinstance(status, str):
         sys.stdout.flush()
         sys.stderr.flush()

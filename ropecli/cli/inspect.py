@@ -1,4 +1,4 @@
-"""Renders `ropecli inspect`: one or two checkpoints side by side, what supports their length, and what is off."""
+"""Prints `ropecli inspect`: one or two checkpoints side by side, the context that the base supports, and problems."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ def _marked(name: str, differs: bool) -> str:
 
 
 def _once(cell: str, columns: int) -> list[str]:
-    """What holds for the whole checkpoint stands in the first of its columns."""
+    """A value of the whole checkpoint, in the first of its columns."""
     return [cell, *[""] * (columns - 1)]
 
 
@@ -62,9 +62,9 @@ def _print_findings(report: dict[str, Any], named: bool) -> None:
     of = f" in {report['checkpoint']}" if named else ""
     findings = report["findings"]
     if not findings:
-        out.print(f"nothing to mend{of}", markup=False)
+        out.print(f"No problems found{of}.", markup=False)
         return
-    out.print(f"\n{len(findings)} to look at{of}:", markup=False)
+    out.print(f"\n{len(findings)} problem{'s'[: len(findings) != 1]} found{of}:", markup=False)
     fixes: dict[str | None, list[dict[str, Any]]] = {}
     for finding in findings:
         fixes.setdefault(finding["fix"], []).append(finding)
@@ -73,7 +73,7 @@ def _print_findings(report: dict[str, Any], named: bool) -> None:
             out.print(f"[yellow]{finding['rule']}[/]:", end=" ")
             out.print(finding["message"], markup=False, soft_wrap=True)
         if fix:
-            out.print(f"  mended by: {fix}", markup=False, soft_wrap=True)
+            out.print(f"  fix: {fix}", markup=False, soft_wrap=True)
 
 
 def _parameters(params: dict[str, Any]) -> str:
@@ -84,7 +84,7 @@ def _parameters(params: dict[str, Any]) -> str:
 def _wavelength(value: float | None) -> str:
     from ropecli.reporting.wording import tokens
 
-    return "none turns" if value is None else f"{tokens(value)} tokens"
+    return "no pair rotates" if value is None else f"{tokens(value)} tokens"
 
 
 def _name(value: Any) -> str:
@@ -111,11 +111,11 @@ _ROPE_ROWS: dict[str, tuple[str, Any]] = {
     "shortest wavelength": ("shortest_wavelength", _wavelength),
     "longest wavelength": ("longest_wavelength", _wavelength),
     "pairs": ("pairs", str),
-    "pairs with a whole turn in pretraining": ("pairs_turning_in_original_window", str),
-    "angle error of float32 at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
+    "pairs with a full rotation in pretraining": ("pairs_turning_in_original_window", str),
+    "float32 angle error at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
 }
 _CHECKPOINT_ROWS: dict[str, tuple[str, Any]] = {
     "max_position_embeddings": ("max_position_embeddings", _tokens),
     "tokenizer model_max_length": ("tokenizer_model_max_length", _tokens),
-    "weights tuned, those before": ("tuned_from", _name),
+    "weights tuned from": ("tuned_from", _name),
 }

@@ -1,4 +1,4 @@
-"""Renders `ropecli methods`: all of them in a table, or one in full."""
+"""Prints `ropecli methods`: a table of all, or one method in full."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -20,18 +20,18 @@ def render(listed: "MethodList") -> None:
         return
     (method,) = listed.methods
     out.print(explanation(method))
-    tell(f"\n{example(method)}")  # whole, to be copied
+    tell(f"\n{example(method)}")
 
 
 def overview(methods: "Iterable[ScalingMethod]") -> "Table":
-    """A line or two for each method; beside its words its parameters and its source, so that 80 columns suffice."""
+    """A table of methods that fits 80 columns."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     table = Table()
     table.add_column("method", no_wrap=True, style="bold")
-    table.add_column("what it does; parameters; source", ratio=1)
+    table.add_column("summary; parameters; source", ratio=1)
     table.add_column("written as", no_wrap=True)
     table.add_column("training", max_width=10)
     for method in methods:
@@ -44,7 +44,7 @@ def overview(methods: "Iterable[ScalingMethod]") -> "Table":
 
 
 def explanation(method: "ScalingMethod") -> "Group":
-    """All that there is to say of one method, but the example."""
+    """One method: description, facts and parameters."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -58,12 +58,12 @@ def explanation(method: "ScalingMethod") -> "Group":
             facts.add_row(name, Text(fact))
     parts: list[Any] = [Text(method.name, style="bold"), Text("\n\n".join(paragraphs)), Text(), facts]
     if method.parameters:
-        table = Table("parameter", "it must be", "default")
+        table = Table("parameter", "type", "default")
         for parameter in method.parameters:
             table.add_row(
                 parameter.name,
                 parameter.kind,
-                "to be given" if parameter.required else _default(parameter) or "not set",
+                "required" if parameter.required else _default(parameter) or "not set",
             )
         parts += [Text(), table]
     return Group(*parts)
@@ -73,13 +73,13 @@ def _details(method: "ScalingMethod") -> dict[str, str]:
     written = f"rope_type {written_as(method)!r} in config.json"
     if method.remaps:
         written = (
-            f"the attention 'ropecli:{method.name}' in config.json, which transformers has after "
-            "`import ropecli.attention`"
+            f"the attention 'ropecli:{method.name}' in config.json; transformers needs `import ropecli.attention` to "
+            "load it"
         )
     elif written_as(method) == "live only":
-        written = "nothing: config.json has no words for it; it acts on the model in memory alone"
+        written = "nothing: config.json cannot express it; it works only in memory"
     elif method.rope_type is None:
-        written += ", which holds a factor for each pair: there is no type of its own"
+        written += ", with a factor per pair"
     return {
         "source": method.source,
         "position g(m)": method.g,
@@ -96,7 +96,7 @@ def _with_default(parameter: "Parameter") -> str:
 
 
 def _default(parameter: "Parameter") -> str:
-    """Empty for none."""
+    """The default as text, or an empty string."""
     if isinstance(parameter.default, bool):
-        return str(parameter.default).lower()  # as --set takes it
+        return str(parameter.default).lower()
     return "" if parameter.default is None else f"{parameter.default:g}"

@@ -1,4 +1,4 @@
-"""Renders `ropecli plan`."""
+"""Prints `ropecli plan`."""
 
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ def render(plan: "TrainingPlan") -> None:
             table.add_row(name, format_gb(size))
     table.add_row("on each GPU", format_gb(memory["total"]))
     if memory["host"]:
-        table.add_row("in the CPU's memory, per process", format_gb(memory["host"]))
+        table.add_row("CPU memory, per process", format_gb(memory["host"]))
     table.add_section()
     for name, size in report["activations"].items():
         table.add_row(f"activations, {name}", format_gb(size))
@@ -40,7 +40,7 @@ def render(plan: "TrainingPlan") -> None:
     table.add_row(f"tokens in {report['steps']} steps", f"{report['tokens']:,}")
     table.add_row("FLOPs per step", f"{report['flops_per_step']:.3g}")
     table.add_row(f"time per step, MFU {report['mfu']:g}", _time(report["seconds_per_step"]))
-    table.add_row("time in all", _time(report["seconds"]))
+    table.add_row("total time", _time(report["seconds"]))
     out.print(table)
     ways = Table("adapter", "engine", "changes", "memory", "fits")
     for row in report["options"]:

@@ -12,7 +12,7 @@ from ropecli.commands.messages import Step, command_line, progress_bars
 
 
 class _Handler(logging.Handler):
-    """Prints what a command says."""
+    """Prints log records of the command."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
@@ -23,7 +23,7 @@ class _Handler(logging.Handler):
 
 @contextlib.contextmanager
 def shown_progress(typed: tuple[str, ...]) -> Iterator[None]:
-    """While it lasts, commands speak to the terminal. typed: the command line, for reports."""
+    """Print messages and progress of commands inside the `with` block. typed: the command line, for reports."""
     log, handler = logging.getLogger("ropecli"), _Handler()
     bars, line = progress_bars.set(_bar), command_line.set(typed)
     log.addHandler(handler)

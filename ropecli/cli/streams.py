@@ -1,4 +1,4 @@
-"""Keeps a command alive when standard output or error cannot be written: the disk is full, or the reader has gone."""
+"""Keeps a command running when standard output or error cannot be written: full disk, closed pipe."""
 
 import contextlib
 import io
@@ -10,9 +10,9 @@ from ropecli.errors import OutputError
 
 
 class _Stream(io.FileIO):
-    """Standard output or error. Never fails: text that cannot be written goes to `instead`, or is dropped.
+    """Standard output or error that never raises: what cannot be written goes to `instead`, or is dropped.
 
-    fault: why it could not be written; empty where the reader has gone, as in `| head -1`.
+    fault: the reason; empty for a closed pipe, as in `| head -1`.
     """
 
     def __init__(self, number: int, instead: TextIO | None = None) -> None:
@@ -36,9 +36,9 @@ class _Stream(io.FileIO):
 
 @contextlib.contextmanager
 def safe_streams() -> Iterator[None]:
-    """Prints on standard error what cannot be written to standard output, and ignores failures of standard error.
+    """Redirect to standard error what standard output does not take; ignore failures of standard error.
 
-    Raises OutputError at the end of a command whose standard output could not be written.
+    Raises OutputError at the end of the command if standard output could not be written.
     """
     sys.stderr, _ = _safe(sys.stderr, sys.__stderr__)
     sys.stdout, output = _safe(sys.stdout, sys.__stdout__, sys.stderr)
@@ -49,16 +49,16 @@ def safe_streams() -> Iterator[None]:
             sys.stdout.flush()
             if output.fault:
                 raise OutputError(
-                    f"Standard output could not be written: {output.fault}. The missing part is printed above."
+                    f"Cannot write standard output: {output.fault}. The missing part is printed above."
                 ) from None
         raise
 
 
 def _safe(stream: TextIO, own: TextIO | None, instead: TextIO | None = None) -> tuple[TextIO, _Stream | None]:
-    """A stream that is not the process's own, as in tests, is left as it is."""
+    """Leaves alone a stream that is not the process's own, as in tests."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream, None
-    stream.reconfigure(errors="replace")  # a terminal that has no × still gets the rest
+    stream.reconfigure(errors="replace")  # for a terminal without ×
     if stream is not own:
         return stream, None
     raw = _Stream(stream.fileno(), instead)

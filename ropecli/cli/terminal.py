@@ -1,4 +1,4 @@
-"""What commands share in speaking to the terminal: results on standard output, all else on standard error."""
+"""Console output: results on standard output, everything else on standard error."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from rich.text import Text
 from ropecli.errors import MethodError, shown
 from ropecli.yaml12 import read_yaml, token_count
 
-# What a terminal would take for a command: a name or a config may come from anyone.
+# Control characters in names or configs from strangers must not reach the terminal.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
 
@@ -32,7 +32,7 @@ class _Console(Console):
 
 @cache
 def _plain_letters(encoding: str) -> dict[int, str]:
-    """What stands for those of our signs that an encoding has not."""
+    """ASCII replacements for the characters that an encoding does not have."""
     plain = {"×": "x", "±": "+/-", "–": "-", "…": "...", "→": "->", "−": "-"}
     return {ord(sign): text for sign, text in plain.items() if not sign.encode(encoding, "ignore")}
 
@@ -55,7 +55,7 @@ def fail(message: str) -> None:
 
 
 def tell(text: str) -> None:
-    """A line of the result."""
+    """Print a line of the result."""
     out.print(text, markup=False, soft_wrap=True)
 
 
@@ -65,14 +65,14 @@ def warn(message: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """JSON on standard output; infinities and NaN, which JSON has not, become null."""
+    """Print JSON on standard output, with null for infinities and NaN."""
     if not out.quiet:
         out.file.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def show_changes(file: str, changes: Iterable[tuple[str, Any, Any]]) -> None:
-    """What would change in a JSON file: (path, before, after) of each value."""
-    out.print(f"{file} would change so:")
+    """Print the changes of a JSON file: (path, before, after) of each value."""
+    out.print(f"Changes to {file}:")
     for path, before, after in changes:
         out.print(f"  {path}", markup=False)
         out.print(f"    [red]- {_json(before)}[/]\n    [green]+ {_json(after)}[/]", soft_wrap=True)
@@ -83,20 +83,20 @@ def _json(value: Any) -> str:
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """`--set KEY=VALUE` options, values read as YAML 1.2. Raises MethodError for one that is not KEY=VALUE."""
+    """Parse `--set KEY=VALUE` options, with values in YAML 1.2. Raises MethodError."""
     params = {}
     for setting in settings or []:
         key, equals, value = setting.partition("=")
         if not (equals and key.strip()):
-            raise MethodError(f"--set {setting!r} was not understood; it has the form KEY=VALUE.")
+            raise MethodError(f"--set {setting!r} is not KEY=VALUE.")
         if key.strip() in params:
-            raise MethodError(f"--set {key.strip()} was given twice; once is meant.")
+            raise MethodError(f"--set {key.strip()} was given twice.")
         params[key.strip()] = _value(value)
     return params
 
 
 def parse_list(text: str, option: str, kind: type) -> list[Any]:
-    """Parses `256,4k,1M` as token counts, `0,0.5` as floats, names as strings. Raises MethodError."""
+    """Parse `256,4k,1M` as token counts, `0,0.5` as floats, names as strings. Raises MethodError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
         return [kind(token_count(part) if kind is int else part) for part in parts]
@@ -106,7 +106,7 @@ def parse_list(text: str, option: str, kind: type) -> list[Any]:
 
 
 def parse_tokens(text: str, option: str, least: int) -> int:
-    """Parses `512`, `4k` or `1M`. Raises MethodError."""
+    """Parse `512`, `4k` or `1M`. Raises MethodError."""
     count = token_count(text)
     if not isinstance(count, int) or count < least:
         raise MethodError(f"{option} is {shown(text)}; expected {least} tokens or more, such as 512, 4k or 1M.")

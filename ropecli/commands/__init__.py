@@ -1,7 +1,7 @@
-"""What each command does: one function each, with the command's name and options, callable from Python.
+"""The commands: one function each, with the command's name and options, callable from Python.
 
-They load model libraries when they run. Their signatures are the one source of names, types, defaults and help; cli/
-parses, calls them and renders what they return.
+They import model libraries when they run. Names, types, defaults and help of the command line come from their
+signatures.
 """
 
 from ropecli.commands.compare import compare

@@ -1,4 +1,4 @@
-"""`ropecli compare`: methods, factors and checkpoints at several lengths."""
+"""`ropecli compare`: compares methods, factors and checkpoints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """reports: by checkpoint, then by method and factor. plot: where the result was drawn."""
+    """reports: sorted by checkpoint, then method and factor. plot: the drawn file."""
 
     reports: "list[EvalReport]"
     plot: Path | None = None
@@ -100,7 +100,7 @@ def compare(
     asked = Protocol(protocol, stride, targets)
     names = list(dict.fromkeys(options.listed(checkpoints)))
     if revision and len(names) > 1:
-        raise MethodError("--revision is for one checkpoint; which of several it means is not clear.")
+        raise MethodError("--revision works with one checkpoint only.")
     opened = [open_checkpoint(name, weights=True, revision=revision, adapters=True) for name in names]
     specs = method_specs(options.listed(methods), options.sorted_numbers(factors, "--factors"), settings)
     plans = [plan_comparison(one, specs) for one in opened]
@@ -141,7 +141,7 @@ def compare(
 
 
 def _warnings(checkpoint: "Checkpoint", plans: "Plans") -> list[str]:
-    """What the plans leave open, and what they replace."""
+    """Warnings of the plans, and of a shipped scaling that they replace."""
     from ropecli.checkpoint.state import read_state
     from ropecli.commands.scalings import AS_IS
 
@@ -149,8 +149,8 @@ def _warnings(checkpoint: "Checkpoint", plans: "Plans") -> list[str]:
     own = [text for plan in plans if plan for text in plan.settings_warnings]
     if shipped.method.name != "none" and None not in plans:
         own.append(
-            f"{checkpoint.name} comes with {shipped.method} ×{shipped.factor:g}, whose place every method here takes; "
-            f"--methods {AS_IS},... measures it as it is too."
+            f"{checkpoint.name} ships with {shipped.method} ×{shipped.factor:g}, which every method here replaces. To "
+            f"measure it too, add {AS_IS} to --methods."
         )
     return own
 
@@ -162,7 +162,7 @@ def _measure(
     progress: "EvalProgress",
     part: str,
 ) -> "list[EvalReport]":
-    """The reports of one checkpoint by every plan."""
+    """Measure one checkpoint with every plan."""
     from ropecli.commands.subject import Subject, load, subject_as_is
     from ropecli.evaluation.comparison import compare_methods, plan_varies_with_length
     from ropecli.live.rotary import follows_length
@@ -181,7 +181,7 @@ def _measure(
 def _request(
     opened: "Sequence[Checkpoint]", plans: "Sequence[Plans]", runs: "Sequence[PerplexityRun]"
 ) -> dict[str, Any]:
-    """What must be the same for a run to be resumed."""
+    """Everything that the numbers depend on."""
     from ropecli.commands.subject import fingerprint
 
     return {

@@ -92,7 +92,7 @@ def eval_ppl(
 
 
 def _refuse_another_vocabulary(run: "PerplexityRun", baseline: "Subject") -> None:
-    """By the tokens that are read: a word more or less elsewhere does not matter."""
+    """Compares only the tokens that are read."""
     import numpy as np
 
     from ropecli.live.loading import load_tokenizer
@@ -102,13 +102,13 @@ def _refuse_another_vocabulary(run: "PerplexityRun", baseline: "Subject") -> Non
     words = [tokenizer.convert_ids_to_tokens(used) for tokenizer in tokenizers]
     if words[0] != words[1]:
         raise DataError(
-            "The baseline's tokenizer has another vocabulary, and the two cannot read the same tokens. Evaluate each "
-            "alone, and compare their bits per byte."
+            "The baseline's tokenizer has another vocabulary, so the two cannot read the same tokens. Evaluate each by "
+            "itself and compare bits per byte."
         )
 
 
 def _measure(run: "PerplexityRun", subject: "Subject", base: "Subject | None", output: Path | None) -> "EvalReport":
-    """The report of both. One model is in memory at a time."""
+    """Measure both checkpoints, one model in memory at a time."""
     from ropecli.checkpoint.state import read_state
     from ropecli.evaluation.results import headlines
     from ropecli.evaluation.saved_progress import open_progress
@@ -120,14 +120,14 @@ def _measure(run: "PerplexityRun", subject: "Subject", base: "Subject | None", o
         try:
             baseline = _measure_one(run, base, progress, "baseline")
         except NotFiniteError as error:
-            warn(f"the baseline was not measured. {error}")
+            warn(f"The baseline was not measured: {error}")
             return report
     context_length = read_state(base.checkpoint).context_length
     found = headlines(report.rows, baseline.rows, run.protocol, context_length)
     if len(found) < 2:
         warn(
-            f"The baseline's context length is {context_length} tokens. Short-context cost and long-context gain want "
-            f"a length of at most that, as {context_length} itself, and a longer one."
+            f"Short-context cost and long-context gain need a length up to the baseline's context length, "
+            f"{context_length} tokens, and a longer one."
         )
     return replace(report, baseline=baseline, headlines=found)
 
@@ -145,7 +145,7 @@ def _measure_one(run: "PerplexityRun", subject: "Subject", progress: "EvalProgre
 
 
 def _request(run: "PerplexityRun", subject: "Subject", base: "Subject | None") -> dict[str, Any]:
-    """What must be the same for a run to be resumed."""
+    """Everything that the numbers depend on."""
     from ropecli.commands.subject import fingerprint
 
     return {

@@ -1,4 +1,4 @@
-"""`ropecli inspect`: what a checkpoint's files say of its positions, and what is off in them."""
+"""`ropecli inspect`: shows what a checkpoint's files say about positions, and their problems."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inspection:
-    """states, reports: of each checkpoint. differences: the fields in which the reports differ."""
+    """states, reports: one per checkpoint. differences: fields in which the reports differ."""
 
     states: "tuple[CheckpointState, ...]"
     reports: tuple[dict[str, Any], ...]
@@ -21,12 +21,12 @@ class Inspection:
 
     @property
     def state(self) -> "CheckpointState":
-        """Of the first checkpoint."""
+        """The state of the first checkpoint."""
         return self.states[0]
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """What is off in the first checkpoint: rule, message and fix of each."""
+        """Problems of the first checkpoint: rule, message and fix of each."""
         return self.reports[0]["findings"]
 
     def as_json(self) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Inspection:
 
 def inspect(
     checkpoint: Checkpoint,
-    other: Annotated[str | None, Doc("A second checkpoint, to be shown beside the first.")] = None,
+    other: Annotated[str | None, Doc("Second checkpoint, to show next to the first.")] = None,
     *,
     revision: Revision = None,
 ) -> Inspection:

@@ -1,4 +1,4 @@
-"""What `passkey` and `needle` share: the request, the run, and its report. Loads torch when it runs."""
+"""Shared by `passkey` and `needle`: options, run and report. Imports torch when it runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,9 +69,10 @@ class KeySearch:
         settings: Mapping[str, Any],
         **loading: Any,
     ) -> "RetrievalReport":
-        """Measures and writes the report. make_task: the task from the tokenizer. settings: the task's own.
+        """Measure and write the report.
 
-        loading: dtype, device, attn. Of several processes, the first alone writes.
+        make_task: makes the task from the tokenizer. settings: the task's settings, for the report. loading: dtype,
+        device, attn. Of several processes, only the first writes.
         """
         from ropecli.commands.measuring import interruptible
         from ropecli.commands.subject import load, refuse_attention
@@ -172,21 +173,21 @@ def make_search(
     plot: str | Path | None,
     keys: int = 1,
 ) -> KeySearch:
-    """Raises MethodError, and OutputError for files that could not be written, before anything is loaded."""
+    """Check the options before anything is loaded. Raises MethodError, OutputError."""
     from ropecli.evaluation.retrieval.accuracy import check_mode
     from ropecli.reporting.figures.style import refuse_unknown_ending
 
     wanted = [] if lengths is None else sorted_numbers(lengths, "--lengths")
     if wanted and wanted[-1] > _LONGEST:
-        raise MethodError(f"--lengths has {wanted[-1]}; a prompt may have up to {_LONGEST} tokens.")
+        raise MethodError(f"--lengths has {wanted[-1]}; expected at most {_LONGEST} tokens.")
     check_mode(mode)
     if mode == "generate":
         if candidates is not None:
-            raise MethodError("--candidates has no effect with --mode generate: no answer is ranked. Leave it out.")
-        candidates = keys + 1  # drawn all the same, the fewest there may be
+            raise MethodError("--candidates has no effect with --mode generate. Remove it.")
+        candidates = keys + 1  # the smallest number that a task accepts
     candidates = _CANDIDATES if candidates is None else candidates
     if candidates > _MOST_CANDIDATES and mode == "rank":
-        raise MethodError(f"--candidates is {candidates}; it must be at most {_MOST_CANDIDATES}.")
+        raise MethodError(f"--candidates is {candidates}; expected at most {_MOST_CANDIDATES}.")
     picture, report_file = optional_path(plot), optional_path(output)
     refuse_unknown_ending(picture)
     refuse_outputs(report_file, picture)
@@ -194,8 +195,8 @@ def make_search(
 
 
 def _depths(depths: Sequence[float]) -> list[float]:
-    """Sorted, without repeats. Raises MethodError."""
+    """Remove repeats and sort. Raises MethodError."""
     found = sorted({float(depth) + 0.0 for depth in depths})
     if not found or not all(0 <= depth <= 1 for depth in found):
-        raise MethodError(f"--depths is {shown(list(depths))}; it must be numbers from 0 to 1, as 0,0.5,1.")
+        raise MethodError(f"--depths is {shown(list(depths))}; expected numbers from 0 to 1, such as 0,0.5,1.")
     return found

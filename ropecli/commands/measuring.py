@@ -1,4 +1,4 @@
-"""One run of perplexity over documents: which of them are read, how they are measured, and its report. Loads torch."""
+"""A perplexity run: reads the documents, scores them, makes the report. Imports torch."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ _SHORTEST = 16
 
 
 def chunk_size(asked: int | None, longest: int) -> int | None:
-    """Tokens to read at once in windows of `longest` tokens; None for all."""
+    """Tokens per forward pass, for windows of `longest` tokens. None: all at once."""
     if asked is None:
         return _CHUNK_OF_LONG if longest > _LONG else None
     return asked or None
@@ -117,9 +117,9 @@ def count_documents(count: int) -> str:
 
 @dataclass(frozen=True)
 class PerplexityRun:
-    """What is measured on which documents, and how; the same for every model of one command.
+    """Documents and settings of a measurement, the same for every model of a command.
 
-    protocol: settled for the lengths. chunk: tokens; None for all at once. loading: dtype, device, attn.
+    protocol: resolved for the lengths. chunk: tokens, None for all at once. loading: dtype, device, attn.
     """
 
     tokenizer: Any
@@ -145,7 +145,7 @@ class PerplexityRun:
         }
 
     def request(self) -> dict[str, Any]:
-        """What must be the same for a run to be resumed: all that the numbers depend on."""
+        """Everything that the numbers depend on. A run resumes only with the same."""
         dtype, device = settle(self.loading["dtype"], self.loading["device"])
         return {
             "protocol": self.protocol.name,
@@ -162,7 +162,10 @@ class PerplexityRun:
 
     @contextlib.contextmanager
     def scoring(self, progress: EvalProgress, switching: Sequence[bool]) -> Iterator[dict[str, Any]]:
-        """Options of evaluate_perplexity, while a progress bar stands. switching: of each model or method measured."""
+        """Options for evaluate_perplexity, with a progress bar.
+
+        switching: for each measured model or method, whether its frequencies follow the length.
+        """
         mine = len(self.workers.share(self.documents.kept))
         passes = sum(count_passes(self.lengths, mine, self.protocol, follows) for follows in switching)
         with progress_bar("scoring", passes) as step:
@@ -233,12 +236,12 @@ def prepare_run(
 
 @contextlib.contextmanager
 def interruptible(output: Path | None) -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP end a run as Ctrl-C does: its lock is removed. Says how to resume it.
+    """Let SIGTERM and SIGHUP end a run as Ctrl-C does, and print how to resume it.
 
-    output: beside which the run saves its progress; None where it saves none. Raises RopecliError where another of its
-    processes ended.
+    output: the run saves its progress next to it; None if it saves none. Raises RopecliError if another process of the
+    run ended.
     """
-    again = f"Progress is saved beside {output}: run the same command with --resume to continue."
+    again = f"Progress is saved next to {output}. Run the same command with --resume to continue."
     try:
         with terminated_by_signals(), among_processes(again if output else "Start all processes again."):
             yield

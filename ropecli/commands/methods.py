@@ -8,7 +8,7 @@ from annotated_doc import Doc
 if TYPE_CHECKING:
     from ropecli.scaling.method import ScalingMethod
 
-# A setting worth showing in the example, where the method has one that is not obvious; abf does not run without.
+# A setting for the example, if the method has one that is not obvious. abf needs one.
 _SETTINGS = {
     "abf": "rope_theta=500000",
     "llama3": "high_freq_factor=8",
@@ -20,7 +20,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class MethodList:
-    """methods: those asked for. one: whether a single one was asked for by its name."""
+    """methods: the listed methods. one: whether the user asked for a single one."""
 
     methods: "tuple[ScalingMethod, ...]"
     one: bool = False
@@ -42,10 +42,7 @@ def methods(
 
 
 def written_as(method: "ScalingMethod") -> str:
-    """The rope_type that stock readers find in config.json, or `live only` where it has no words for the method.
-
-    `attention`: no rope_type, but an attention of ours that config.json names.
-    """
+    """The rope_type in config.json; 'attention' for distance methods; 'live only' if config.json cannot express it."""
     if method.rope_type is not None:
         return method.rope_type
     if method.remaps:
@@ -54,7 +51,7 @@ def written_as(method: "ScalingMethod") -> str:
 
 
 def example(method: "ScalingMethod") -> str:
-    """A command that uses the method."""
+    """Return a command that uses the method."""
     from ropecli.scaling.method import LIST
 
     use = f"--method {method.name} --factor 4"

@@ -103,7 +103,7 @@ def needle(
         with progress_bar("reading documents", None) as step:
             haystack = read_haystack(texts, pieces, step)
         if len(haystack.ids) < search.lengths[-1]:
-            warn(f"The text has {len(haystack.ids)} tokens, and is repeated to fill {search.lengths[-1]}.")
+            warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {search.lengths[-1]}.")
         return RetrievalTask("needle", templates, haystack, pieces, keys=keys, candidates=search.candidates, seed=seed)
 
     own = {"style": (style or default) if needle is None else None, "text_column": text_column, "split": split}

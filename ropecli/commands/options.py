@@ -1,6 +1,6 @@
-"""Options that several commands share, each declared once: name, type and help.
+"""Options that several commands share: type, help and panel.
 
-An option's name is its parameter's, as --max-documents for max_documents, unless a Flag says otherwise.
+The option's name follows from the parameter's (max_documents: --max-documents), unless there is a Flag.
 """
 
 import math
@@ -172,8 +172,8 @@ def sorted_numbers(numbers: Sequence[Any], option: str) -> list[Any]:
 
 
 def as_path(path: str | Path) -> Path:
-    """The path with `~` expanded: no shell expands `--output=~/x`."""
-    # Path.expanduser raises for an unknown user; ~name is then the name of a file
+    """Expand `~`: no shell does it in `--output=~/x`."""
+    # Path.expanduser raises for an unknown user
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
@@ -189,5 +189,5 @@ def is_link(weights: str) -> bool:
 
 
 def listed(values: Any) -> list[Any]:
-    """One value, or several, as a list."""
+    """Return a list of one value or several."""
     return [values] if isinstance(values, str | Path) else list(values)

@@ -1,7 +1,4 @@
-"""What a command may overwrite: an earlier output of the same kind, and no other file.
-
-So an output is never the text that is measured, a file of a checkpoint, or anything else of the user's.
-"""
+"""Checks output paths. A command overwrites an earlier output of the same kind, and no other file."""
 
 import json
 import os
@@ -19,27 +16,27 @@ _BEGINNINGS = {
     ".html": b"<!doctype html",
     ".htm": b"<!doctype html",
 }
-"""Of what is drawn, by the file's ending; in lower case."""
+"""First bytes of drawn files by ending, in lower case."""
 
 
 def refuse_outputs(report: Path | None = None, drawn: Path | None = None) -> None:
-    """Raises OutputError for outputs that cannot be written, are one file, or would overwrite a file of another kind.
+    """Raises OutputError for outputs that cannot be written, are the same file, or exist as another kind of file.
 
-    report: as JSON. drawn: a picture or a page, with a known ending.
+    report: a JSON file. drawn: a picture or a page, with a known ending.
     """
     refuse_unwritable(report)
     refuse_unwritable(drawn)
     if report and drawn and os.path.realpath(report) == os.path.realpath(drawn):
-        raise OutputError(f"{report} would be both the report and the plot. Give one of them another name.")
+        raise OutputError(f"{report} is both the report and the plot. Give one of them another name.")
     for path, is_earlier, kind in ((report, _holds_reports, "report"), (drawn, _is_drawn, "plot or page")):
         if path and path.exists() and not (path.is_file() and is_earlier(path)):
             raise OutputError(
-                f"{path} exists and is not an earlier {kind}, so it is not overwritten. Give another name."
+                f"{path} exists and is not a {kind} of ropecli, so it is not overwritten. Give another name."
             )
 
 
 def _holds_reports(path: Path) -> bool:
-    """Whether it is empty, or holds reports of any release. A tuning's report is part of a checkpoint."""
+    """Whether the file is empty or holds evaluation reports. (A tune.json belongs to its checkpoint.)"""
     try:
         if path.stat().st_size > _LARGEST_REPORT:
             return False

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PatchResult:
-    """plan: what was written, or would be. output: the folder; None where nothing was written.
-
-    proved: how many live rotary tables agree with the mathematics.
-    """
+    """plan: the patch. output: the written folder, None for a dry run. proved: number of proved rotary tables."""
 
     plan: "PatchPlan"
     output: Path | None
@@ -58,7 +55,7 @@ class PatchResult:
 
 @dataclass(frozen=True)
 class RevertResult:
-    """reversal: what was written, or would be. output: the folder; None where nothing was written."""
+    """reversal: the undone patches. output: the written folder, None for a dry run."""
 
     reversal: "Reversal"
     output: Path | None
@@ -132,7 +129,7 @@ def patch(
     if not revert:
         method = _check_method(method, factor, target_length)
     elif useless := [option for option, value in given.items() if value is not None]:
-        raise MethodError(f"--revert takes the patches back; it has no use for {', '.join(useless)}. Leave it out.")
+        raise MethodError(f"--revert undoes the patches and does not use {', '.join(useless)}. Remove that.")
     folder = _output_folder(output, dry_run)
     opened = open_checkpoint(checkpoint, weights=folder is not None, revision=revision)
     if revert or method is None:
@@ -152,19 +149,19 @@ def _check_method(method: str | None, factor: float | None, target_length: int |
     from ropecli.scaling.registry import find_method
 
     if method is None:
-        raise MethodError("patch needs --method NAME, as --method yarn; or --revert, to take patches back.")
+        raise MethodError("patch needs --method, such as --method yarn; or --revert to undo patches.")
     find_method(method)
     if factor is None and target_length is None and method != "none":
-        raise MethodError(f"{method} needs --factor or --target-length, as --factor 4.")
+        raise MethodError(f"{method} needs --factor or --target-length, such as --factor 4.")
     return method
 
 
 def _output_folder(output: str | Path | None, dry_run: bool) -> Path | None:
-    """None for a dry run. Raises OutputError."""
+    """The folder to write, None for a dry run. Raises OutputError."""
     if dry_run:
         return None
     if output is None:
-        raise OutputError("patch writes a new folder: name it with --output DIR (or look first with --dry-run).")
+        raise OutputError("patch needs --output DIR for the folder to write, or --dry-run.")
     folder = as_path(output)
     refuse_existing(folder)
     return folder
@@ -185,7 +182,7 @@ def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) 
 
     if plan.unwritable:
         raise PatchError(plan.unwritable)
-    if plan.remaps:  # before the warnings: a refusal is said alone
+    if plan.remaps:  # may refuse: before the warnings
         from ropecli.attention.patching import with_layout
 
         plan = with_layout(plan)

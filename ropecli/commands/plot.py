@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ropecli.scaling.spec import ScalingSpec
 
 _FACTOR = 4.0
-"""Of the methods that a kind shows, unless another is asked for; as in compare."""
+"""The default factor, as in compare."""
 
 
 class _ScalingOptions(NamedTuple):
-    """The options that are for plots of a checkpoint alone, as they were given."""
+    """The options that apply only to plots of a checkpoint."""
 
     methods: Sequence[str] | None
     factor: float | None
@@ -34,7 +34,7 @@ class _ScalingOptions(NamedTuple):
 
     @property
     def given(self) -> list[str]:
-        """The names of those that were given at all."""
+        """Names of the given options."""
         names = ("--methods", "--factor", "--set", "--factors-file", "--original-length", "--revision")
         return [name for name, value in zip(names, self, strict=True) if value is not None]
 
@@ -96,15 +96,15 @@ def plot(
 
 
 def _default_output(path: Path) -> Path:
-    """The path, or its name in the current folder where it lies in a checkpoint's. Raises OutputError for both."""
+    """The path, or its name in the current folder if it is in a checkpoint's. Raises OutputError."""
     for folder in (path.parent, Path()):
         if not _is_checkpoints(folder.resolve()):
             return folder / path.name
-    raise OutputError(f"{path.name} would lie in a checkpoint's folder. Name another place with --output.")
+    raise OutputError(f"{path.name} would be in a checkpoint's folder. Choose another place with --output.")
 
 
 def _is_checkpoints(folder: Path) -> bool:
-    """Whether it is a checkpoint's folder, or lies in the Hub's cache."""
+    """Whether it is a checkpoint's folder, or inside the Hub's cache."""
     from ropecli.checkpoint.files import ADAPTER_CONFIG, CONFIG
 
     cached = any(part.startswith("models--") for part in folder.parts)
@@ -119,7 +119,7 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, sca
 
     kinds = f"--kind {', '.join(STUDY_KINDS[:-1])} or {STUDY_KINDS[-1]}"
     if scaling.given:
-        raise DataError(f"{', '.join(scaling.given)}: for plots of a checkpoint, by {kinds}.")
+        raise DataError(f"{', '.join(scaling.given)} works only for plots of a checkpoint: {kinds}.")
     paths = [options.as_path(name) for name in subjects]
     if kind is None and len(subjects) == 1 and (subjects[0] == demo.NAME or paths[0].is_dir()):
         raise DataError(f"{subjects[0]} is not a report. Plot a checkpoint with {kinds}.")
@@ -127,7 +127,7 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, sca
     reports = read_reports(paths)
     chosen = choose_kind(reports, kind)
     if wanted.name != "ppl" and not chosen.metrics:
-        raise DataError(f"--metric {metric} is for plots of perplexity; this kind has an axis of its own.")
+        raise DataError(f"--metric {metric} works only for plots of perplexity.")
     measured = [report for report in reports if isinstance(report, EvalReport)]
     if measured and (note := data_note(measured, wanted)):
         warn(f"{note}.")
@@ -142,9 +142,9 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: _Sc
     from ropecli.reporting.plot_kinds import draw_study
 
     if metric is not None:
-        raise DataError(f"--metric {metric} is for plots of reports; --kind {kind} has axes of its own. Leave it out.")
+        raise DataError(f"--metric works only for plots of reports, not for --kind {kind}. Remove it.")
     if len(subjects) > 1:
-        raise DataError(f"--kind {kind} draws one checkpoint, and {len(subjects)} were given; give one.")
+        raise DataError(f"--kind {kind} draws one checkpoint; {len(subjects)} were given.")
     checkpoint = open_checkpoint(subjects[0], revision=scaling.revision)
     factor = _FACTOR if scaling.factor is None else scaling.factor
     if scaling.methods is not None:
@@ -152,9 +152,7 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: _Sc
         specs = method_specs(methods, [factor], scaling.settings, scaling.factors_file)
         study = make_study(checkpoint, specs, scaling.original_length)
     elif given := [one for one in scaling.given if one in ("--set", "--factors-file", "--original-length")]:
-        raise MethodError(
-            f"{', '.join(given)}: for --methods, and none were given. Example: --methods yarn --factor 4."
-        )
+        raise MethodError(f"{', '.join(given)} needs --methods, such as --methods yarn --factor 4.")
     else:
         study = make_study(checkpoint, _default_specs(kind, checkpoint, factor, scaling.factor is not None))
     for warning in study.warnings:
@@ -163,7 +161,7 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: _Sc
 
 
 def _default_specs(kind: str, checkpoint: "Checkpoint", factor: float, at_factor: bool) -> "list[ScalingSpec | None]":
-    """The checkpoint as it is and the methods of the kind, but those that do not suit its geometry."""
+    """The unpatched checkpoint and the default methods of the kind, without those that its geometry refuses."""
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.reporting.plot_kinds import DEFAULT_METHODS
     from ropecli.scaling.spec import check_factor, make_spec
@@ -177,7 +175,7 @@ def _default_specs(kind: str, checkpoint: "Checkpoint", factor: float, at_factor
         try:
             make_plan(checkpoint, spec)
         except MethodError as error:
-            warn(f"{name} is left out: {error}")
+            warn(f"Skipping {name}: {error}")
             continue
         specs.append(spec)
     return specs

@@ -14,7 +14,7 @@ from ropecli.errors import OutputError
 
 @dataclass(frozen=True)
 class DrawnFile:
-    """kind: page or plot."""
+    """kind: 'page' or 'plot'."""
 
     kind: str
     path: Path

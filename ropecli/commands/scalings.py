@@ -1,4 +1,4 @@
-"""The scalings that a command names: methods, factors and parameters, read into specs."""
+"""Turns the methods, factors and parameters of a command into ScalingSpecs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from ropecli.scaling.spec import ScalingSpec, make_spec
 
 AS_IS = "as-is"
 _LISTS = {"longrope": "long_factor", "custom": "factors"}
-"""The parameter that a plain list in a factors file stands for."""
-_NEEDS_FACTOR = "{} needs --factor, as --factor 4."
+"""The parameter that a list in a factors file sets."""
+_NEEDS_FACTOR = "{} needs --factor, such as --factor 4."
 
 
 def one_spec(
@@ -30,7 +30,7 @@ def one_spec(
 def method_parameters(
     method: str, settings: Mapping[str, Any] | None, factors_file: str | Path | None
 ) -> dict[str, Any]:
-    """The method's parameters from --set and --factors-file. Raises MethodError."""
+    """Return the method's parameters from --set and --factors-file. Raises MethodError."""
     return {**_read_factors(method, factors_file), **(settings or {})}
 
 
@@ -40,13 +40,13 @@ def method_specs(
     settings: Mapping[str, Any] | None,
     factors_file: str | Path | None = None,
 ) -> list[ScalingSpec | None]:
-    """Every method at every factor, before them None for `as-is`. Raises MethodError.
+    """Return a spec for every method at every factor, after None for `as-is`. Raises MethodError.
 
-    factors: none where all that is asked for is `as-is` and `none`. settings: of one method alone by the parameter's
-    name, of several by METHOD.KEY. factors_file: for those that take a list of numbers.
+    factors: may be empty for `as-is` and `none`. settings: keyed by parameter for one method, by METHOD.KEY for
+    several. factors_file: for methods that take a list of numbers.
     """
     if not methods:
-        raise MethodError("The list of methods names no method; `ropecli methods` shows them all.")
+        raise MethodError("The list of methods is empty; `ropecli methods` lists them.")
     names = list(dict.fromkeys(find_method(name).name for name in methods if name != AS_IS))
     params = _sorted_by_method(names, AS_IS in methods, settings or {})
     for name in _takers(names, factors_file):
@@ -58,13 +58,13 @@ def method_specs(
 
 
 def refuse_without_method(*given: object) -> None:
-    """Raises MethodError where one of the values, of options that mean nothing for a checkpoint as it is, is given."""
+    """Raises MethodError if a value is given: these options have no effect without a method."""
     if any(value is not None for value in given):
         raise MethodError("--factor, --set, --factors-file and --original-length need a method.")
 
 
 def _sorted_by_method(names: list[str], as_is: bool, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The parameters of each method. Raises MethodError for one of a method that is not asked for."""
+    """Sort the settings by method. Raises MethodError for a method that was not asked for."""
     params: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in settings.items():
         method, dot, parameter = key.partition(".")
@@ -72,27 +72,27 @@ def _sorted_by_method(names: list[str], as_is: bool, settings: Mapping[str, Any]
             method, dot, parameter = names[0], ".", key
         if not dot or method not in params:
             if not names or (dot and method == AS_IS and as_is):
-                raise MethodError(f"--set {key}=...: a checkpoint as it is has no parameters to set.")
-            raise MethodError(f"--set {key}=...: it has the form METHOD.KEY=VALUE, for one of {', '.join(names)}.")
+                raise MethodError(f"--set {key}=...: {AS_IS} has no parameters.")
+            raise MethodError(f"--set {key}=...: expected METHOD.KEY=VALUE with one of {', '.join(names)}.")
         params[method][parameter] = value
     return params
 
 
 def _takers(names: list[str], factors_file: str | Path | None) -> list[str]:
-    """Whom the file of factors is for: at least one, which may refuse it."""
+    """The methods that get the file of factors. At least one, which may refuse it."""
     if factors_file is None:
         return []
     if not names:
-        raise MethodError(f"--factors-file {factors_file}: a checkpoint as it is takes no numbers.")
+        raise MethodError(f"--factors-file {factors_file}: {AS_IS} takes no factors.")
     return [name for name in names if name in _LISTS] or names[:1]
 
 
 def _read_factors(method: str, path: str | Path | None) -> dict[str, Any]:
-    """A JSON object with the method's parameters, or a list of its factors."""
+    """Read a JSON object with the method's parameters, or a list of its factors."""
     if path is None:
         return {}
     if method not in _LISTS:
-        raise MethodError(f"--factors-file is for {' and '.join(_LISTS)}; {method} takes no list of numbers.")
+        raise MethodError(f"--factors-file is for {' and '.join(_LISTS)}; {method} takes no list.")
     try:
         value = json.loads(read_bounded(as_path(path), LARGEST_JSON))
     except (OSError, ValueError, RecursionError) as error:
@@ -108,7 +108,7 @@ def _read_factors(method: str, path: str | Path | None) -> dict[str, Any]:
 
 
 def _of_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of longrope that a config.json holds; empty where it is none, or scales otherwise."""
+    """The longrope parameters of a config.json; empty for anything else."""
     if not any(isinstance(config.get(key), dict) for key in ("rope_parameters", "rope_scaling", "text_config")):
         return {}
     ropes = read_settings(config).ropes

@@ -1,4 +1,4 @@
-"""A checkpoint with the scaling to measure: opened, planned, loaded and patched in memory. Loads torch."""
+"""A checkpoint to measure and its scaling: opened, planned, loaded, patched in memory. Imports torch."""
 
 import hashlib
 from collections.abc import Mapping
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint to measure. spec: the scaling to report. rope: what it gives. plan: to patch by, in memory; None for
-    the checkpoint as it is.
+    """A checkpoint to measure.
+
+    spec: the scaling to report. rope: its frequencies. plan: the patch to apply in memory, or None.
     """
 
     checkpoint: Checkpoint
@@ -41,7 +42,7 @@ class Subject:
         return reach_of(self.checkpoint, self.plan)
 
     def patch(self, model: "PreTrainedModel") -> bool:
-        """Patches the model in memory, where there is a plan; whether its frequencies then follow the length."""
+        """Apply the plan, if any, in memory. Return whether the frequencies then follow the length."""
         if self.plan is None:
             return False
         live_patch(model, self.plan.ropes)
@@ -57,7 +58,7 @@ def open_subject(
     factors_file: str | Path | None = None,
     original_length: int | None = None,
 ) -> Subject:
-    """Without a method, the checkpoint as it is. Raises MethodError, CheckpointError."""
+    """Open a checkpoint, unpatched if `method` is None. Raises MethodError, CheckpointError."""
     if method is None:
         params = method_parameters("none", settings, factors_file)
         refuse_without_method(factor, params or None, original_length)
@@ -74,7 +75,7 @@ def subject_as_is(checkpoint: Checkpoint) -> Subject:
 
 
 def reach_of(checkpoint: Checkpoint, plan: PatchPlan | None) -> tuple[int, int]:
-    """Pretraining length and context length, in tokens, with the patch `plan`; None: as the checkpoint is."""
+    """Pretraining length and context length in tokens, with the patch `plan` if there is one."""
     if plan is None:
         state = read_state(checkpoint)
         return state.pretraining_length, state.context_length
@@ -82,24 +83,23 @@ def reach_of(checkpoint: Checkpoint, plan: PatchPlan | None) -> tuple[int, int]:
 
 
 def refuse_attention(checkpoint: Checkpoint, plan: PatchPlan | None, attn: str) -> None:
-    """Raises MethodError where another attention was asked for than that of the method, which brings its own.
+    """Raises MethodError if --attn would replace the attention of a distance method.
 
-    plan: None for the checkpoint as it is. Raises CheckpointError for half of such a method in config.json.
+    Raises CheckpointError for an incomplete distance method in config.json.
     """
     saved = read_saved_remapping(checkpoint.config)
     if attn == "auto":
         return
     if plan is not None and plan.remaps:
-        raise MethodError(f"--attn is {attn!r}, and {plan.spec.method} is an attention of its own. Leave --attn out.")
+        raise MethodError(f"--attn {attn} would replace the attention of {plan.spec.method}. Remove --attn.")
     if saved is not None:
         raise MethodError(
-            f"--attn is {attn!r}, and {checkpoint.name} attends by {saved.method}, which it would do away with. "
-            "Leave --attn out."
+            f"--attn {attn} would replace the attention of {checkpoint.name}, which is {saved.method}. Remove --attn."
         )
 
 
 def fingerprint(plan: PatchPlan | None) -> str | None:
-    """sha256 of the ropes that a plan gives, to the bit; None for a checkpoint as it is."""
+    """Hash a plan's ropes, to the bit. None for no plan."""
     if plan is None:
         return None
     sha = hashlib.sha256()
@@ -120,13 +120,13 @@ def load(
     attn: str,
     whole: bool = False,
 ) -> "PreTrainedModel":
-    """The checkpoint's model; warns of a tokenizer of another vocabulary, and of weights that config.json does not use.
+    """Load the checkpoint's model. Warns about a tokenizer with another vocabulary and about unused weights.
 
-    whole: refuse such weights. Raises MethodError for an unknown dtype or attention, CheckpointError.
+    whole: refuse unused weights. Raises MethodError for an unknown dtype or attention, CheckpointError.
     """
     for option, value, known in (("--dtype", dtype, DTYPES), ("--attn", attn, ATTENTION)):
         if value not in known:
-            raise MethodError(f"{option} is {value!r}; it must be one of {', '.join(known)}.")
+            raise MethodError(f"{option} is {value!r}; expected one of {', '.join(known)}.")
     with progress_bar(f"loading {checkpoint.name}", None):
         model = load_model(checkpoint, dtype=dtype, device=device, attn=attn, say=None if whole else warn)
     if mismatch := vocabulary_mismatch(tokenizer, model):
@@ -135,7 +135,7 @@ def load(
 
 
 def base_report(subject: Subject, source: str, model: "PreTrainedModel") -> dict[str, Any]:
-    """The fields that all reports of evaluations have."""
+    """Return the fields that all evaluation reports have."""
     return {
         "checkpoint": subject.checkpoint.name,
         "digest": subject.checkpoint.digest(),

@@ -1,4 +1,4 @@
-"""What a tuning says while it measures: the best so far in the bar, and a line for each round and training look."""
+"""Progress of a tuning: the best so far in the progress bar, and a line per round and evaluation."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def watching(task: "TuningTask") -> Iterator[Callable[[Point], None]]:
-    """Gives what is to be told of every measurement."""
+    """Yield a function to call with every measured point."""
     with progress_bar("measuring", None) as step:
         watch = _Watch(task, step)
         yield watch.see
@@ -22,7 +22,7 @@ def watching(task: "TuningTask") -> Iterator[Callable[[Point], None]]:
 
 
 class _Watch:
-    """A round is of one level, on as many documents: its points can be compared."""
+    """A round is one level on one number of documents: its points are comparable."""
 
     def __init__(self, task: "TuningTask", step: Step) -> None:
         self._lengths = task.original_length, task.target_length
