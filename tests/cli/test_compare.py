@@ -41,7 +41,7 @@ def test_plot_and_report_are_written_beside_the_table(compare, tmp_path):
 
 
 WRONG = {
-    "no method": (["--methods", ","], "no method"),
+    "no method": (["--methods", ","], "list of methods is empty"),
     "a parameter without its method": (["--set", "beta_fast=8"], "METHOD.KEY=VALUE"),
     "a method that lacks a parameter": (["--methods", "longrope"], "long_factor"),
     "a stride that leaves tokens out": (["--stride", "24", "--protocol", "sliding"], "stride of 24 tokens"),

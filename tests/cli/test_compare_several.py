@@ -102,7 +102,7 @@ def test_a_revision_of_several_is_refused(compare, measured, llama):
     outcome = compare("--revision", "main")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.count("error:") == 1
-    assert "--revision is for one checkpoint" in outcome.err
+    assert "--revision works with one checkpoint only" in outcome.err
 
 
 def test_as_is_leaves_a_checkpoint_its_own_scaling(measured, compare, ropecli, llama, corpus, tmp_path):
@@ -125,8 +125,8 @@ def test_as_is_leaves_a_checkpoint_its_own_scaling(measured, compare, ropecli, l
 def test_that_methods_take_the_place_of_a_shipped_scaling_is_said(compare, ropecli, llama, tmp_path):
     folder = tmp_path / "yarn"
     assert ropecli("patch", llama, "--method", "yarn", "--factor", 4, "--output", folder).code == 0
-    assert "yarn comes with yarn ×4, whose place every method here takes" in " ".join(
+    assert "yarn ships with yarn ×4, which every method here replaces" in " ".join(
         compare(checkpoints=[folder], methods="none").err.split()
     )
-    assert "comes with" not in compare(checkpoints=[folder], methods="as-is,none").err
-    assert "comes with" not in compare(checkpoints=[llama], methods="none").err
+    assert "ships with" not in compare(checkpoints=[folder], methods="as-is,none").err
+    assert "ships with" not in compare(checkpoints=[llama], methods="none").err

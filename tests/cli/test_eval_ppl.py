@@ -146,7 +146,7 @@ WRONG = {
     "a stride of prefix": (["--stride", "5"], "stride is for the protocol sliding; prefix has none"),
     "few tokens of prefix": (["--min-tokens", "5"], "--min-tokens and --max-tokens apply to whole documents"),
     "more tokens than there are": (["--min-tokens", "100000", "--protocol", "yarn"], "as long as 100000 tokens"),
-    "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'; it must be one of auto, sdpa, eager"),
+    "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'; expected one of auto, sdpa, eager"),
 }
 
 

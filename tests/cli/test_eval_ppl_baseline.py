@@ -125,4 +125,4 @@ def test_a_baseline_whose_loss_is_not_finite_leaves_the_other_its_report(measure
     report = measured("--baseline", broken)
     assert (report["baseline"], report["headlines"]) == (None, [])
     assert [row["ppl"] for row in report["rows"]] == [row["ppl"] for row in measured()["rows"]]
-    assert "the baseline was not measured" in " ".join(evaluate("--baseline", broken).err.split())
+    assert "The baseline was not measured" in " ".join(evaluate("--baseline", broken).err.split())

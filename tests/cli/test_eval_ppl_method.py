@@ -66,7 +66,7 @@ def test_dynamic_yarn_follows_the_length(measured):
 
 WRONG = {
     "a factor without a method": (["--factor", 4], "need a method"),
-    "a method without a factor": (["--method", "yarn"], "yarn needs --factor, as --factor 4"),
+    "a method without a factor": (["--method", "yarn"], "yarn needs --factor, such as --factor 4"),
     "an unknown method": (["--method", "yran", "--factor", 4], "Did you mean 'yarn'?"),
     "numbers that are missing": (["--method", "longrope", "--factor", 4], "needs long_factor"),
 }

@@ -69,7 +69,7 @@ def test_an_interrupted_run_is_gone_on_with(ropecli, arguments, stopped, llama, 
     options = ["--baseline", llama, "--method", "linear", "--factor", 4]
     outcome = stopped(after, *options, "--output", output)
     assert outcome.code == 130
-    assert "run the same command with --resume to continue" in " ".join(outcome.err.split())
+    assert "Run the same command with --resume to continue" in " ".join(outcome.err.split())
     assert names(tmp_path) == ["done", "report.json.state"]
     assert ropecli(*arguments(*options, "--output", output, "--resume")).code == 0
     assert names(tmp_path) == ["done", "report.json"]

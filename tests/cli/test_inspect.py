@@ -218,7 +218,7 @@ def test_a_base_that_falls_short_of_its_window(configured, inspected, ropecli):
     text = said(ropecli("inspect", configured()))
     assert f"rope_theta 10,000 supports about {report['supported_length']:,} tokens by the bound of Men et al." in text
     assert f"; its context length of 4,096 needs at least {report['smallest_base']:,.0f}." in text
-    assert "nothing to mend" in text
+    assert "No problems found" in text
 
 
 def test_of_a_scaled_checkpoint_the_frequencies_in_effect_are_told_of(configured, inspected, ropecli):

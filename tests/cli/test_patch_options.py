@@ -132,7 +132,7 @@ def test_longrope_takes_what_a_config_has(patch, file, gemma, tmp_path):
         ("longrope", "[1, 2", "cannot be read as JSON"),
         ("longrope", [1.0, 2.0], "long_factor has 2 entries; this model has 16 rotary pairs"),
         ("longrope", {"factors": FACTORS}, "must hold a list of factors, or an object with long_factor"),
-        ("yarn", FACTORS, "--factors-file is for longrope and custom; yarn takes no list of numbers"),
+        ("yarn", FACTORS, "--factors-file is for longrope and custom; yarn takes no list"),
     ],
 )
 def test_a_file_that_does_not_fit_is_one_message(method, value, named, refused, file, llama):

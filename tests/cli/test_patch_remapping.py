@@ -77,7 +77,7 @@ def test_inspect_shows_the_method_with_all_its_parameters(ropecli, rerope):
     assert ["method", "rerope"] in rows
     assert ["parameters", "window 32"] in rows
     assert ["factor", "4"] in rows
-    assert "nothing to mend" in outcome.out
+    assert "No problems found" in outcome.out
 
 
 def test_no_engine_is_told_of_plain_attention_in_its_place(ropecli, rerope):
@@ -120,4 +120,4 @@ def test_another_attention_is_refused_with_the_way_out(ropecli, llama, rerope, c
         (llama, ["compare", "-l", "64", "--methods", "none,rerope"]),
     ):
         outcome = ropecli(options[0], folder, *options[1:], *attn)
-        is_one_message(outcome, "--attn is 'eager'", "rerope", "Leave --attn out.")
+        is_one_message(outcome, "--attn eager would replace", "rerope", "Leave --attn out.")

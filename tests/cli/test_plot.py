@@ -44,7 +44,7 @@ def test_a_png_beside_the_first_report(ropecli, files, tmp_path, monkeypatch):
     (reports / "one.png").write_text("mine")
     result = ropecli("plot", "reports/one.json")
     assert (result.code, result.out) == (2, "")
-    assert "one.png exists and is not an earlier plot or page, so it is not overwritten" in result.err
+    assert "one.png exists and is not a plot or page of ropecli, so it is not overwritten" in result.err
     assert (reports / "one.png").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["reports"]
 
@@ -65,7 +65,7 @@ def test_no_picture_lands_in_a_checkpoints_folder(ropecli, files, llama, tmp_pat
     for arguments in (["tune.json"], ["demo", "--kind", "decay"]):
         result = ropecli("plot", *arguments)
         assert (result.code, result.out) == (2, "")
-        assert "would lie in a checkpoint's folder. Name another place with --output." in result.err
+        assert "would be in a checkpoint's folder. Choose another place with --output." in result.err
     assert not list(tmp_path.glob("[cm]*/**/*.png"))
 
 
@@ -104,15 +104,15 @@ def test_different_data_are_warned_of(ropecli, files, tmp_path):
         (["one.json", "--kind", "contxt"], "Did you mean 'context'"),
         (["one.json", "--kind", "retrieval"], "does not draw a perplexity report"),
         (["one.json", "--metric", "nll"], "Unknown metric 'nll'"),
-        (["one.json", "--kind", "context", "--metric", "bits-per-byte"], "an axis of its own"),
+        (["one.json", "--kind", "context", "--metric", "bits-per-byte"], "works only for plots of perplexity"),
         (["one.json", "--output", "plot.docx"], "no known picture format"),
         (["one.json", "--output", "one.json/plot.png"], "could not be written"),
-        (["one.json", "--methods", "yarn"], "--methods: for plots of a checkpoint"),
+        (["one.json", "--methods", "yarn"], "--methods works only for plots of a checkpoint"),
         (["."], "is not a report"),
         (["demo"], "Plot a checkpoint with --kind"),
-        (["demo", "--kind", "decay", "--set", "beta_fast=8"], "none were given"),
+        (["demo", "--kind", "decay", "--set", "beta_fast=8"], "--set needs --methods"),
         (["demo", "--kind", "helix", "--methods", "yarm"], "Did you mean 'yarn'"),
-        (["demo", "demo", "--kind", "decay"], "give one"),
+        (["demo", "demo", "--kind", "decay"], "draws one checkpoint; 2 were given"),
     ],
 )
 def test_what_cannot_be_drawn_is_said_in_one_message(ropecli, files, monkeypatch, arguments, expected):

@@ -39,7 +39,7 @@ def test_a_report_is_not_overwritten_by_its_page(ropecli, written, tmp_path):
     report.write_bytes(written.read_bytes())
     result = ropecli("report", report, "--output", report)
     assert (result.code, result.out) == (2, "")
-    assert "report.html exists and is not an earlier plot or page" in result.err
+    assert "report.html exists and is not a plot or page of ropecli" in result.err
     assert report.read_bytes() == written.read_bytes()
 
 

@@ -83,7 +83,7 @@ def test_a_signal_ends_an_evaluation_as_ctrl_c_does(ropecli, commands, stopping,
     with stopping(3, number):
         outcome = ropecli(*commands[name])
     assert (outcome.code, outcome.out) == (128 + number, "")
-    assert "Progress is saved beside" in outcome.err
+    assert "Progress is saved next to" in outcome.err
     assert "--resume" in outcome.err
     assert "Traceback" not in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == ["out.state"]

@@ -23,7 +23,7 @@ def test_a_full_disk_behind_the_output(full, command):
     """The result is printed on standard error, before the message."""
     expected = subprocess.run(command, capture_output=True, text=True).stdout
     done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    said = "Standard output could not be written: No space left on device."
+    said = "Cannot write standard output: No space left on device."
     assert done.returncode == 2
     assert done.stderr.startswith(f"{expected}error: {said}")
     assert done.stderr.count("\n") == expected.count("\n") + 1

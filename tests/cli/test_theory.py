@@ -172,10 +172,10 @@ def test_strange_geometries_give_numbers(values, theory, ropecli, folder):
 WRONG = {
     "no checkpoint": (["nowhere"], "nowhere"),
     "a method that is not known": (["demo", "--methods", "jarn", "--factor", 4], "Did you mean 'yarn'?"),
-    "no method at all": (["demo", "--methods", ","], "names no method"),
-    "no factor": (["demo", "--methods", "yarn"], "yarn needs --factor, as --factor 4."),
+    "no method at all": (["demo", "--methods", ","], "list of methods is empty"),
+    "no factor": (["demo", "--methods", "yarn"], "yarn needs --factor, such as --factor 4."),
     "a factor for no method": (["demo", "--factor", 4], "need a method"),
-    "settings for what is as it is": (["demo", "--methods", "as-is", "--set", "p=1"], "has no parameters to set"),
+    "settings for what is as it is": (["demo", "--methods", "as-is", "--set", "p=1"], "as-is has no parameters"),
     "a parameter of one of several": (
         ["demo", "--methods", "ntk,yarn", "--factor", 4, "--set", "p=1"],
         "METHOD.KEY=VALUE",

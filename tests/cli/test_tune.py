@@ -264,7 +264,7 @@ def test_tuned_constants_are_reverted_and_tuned_again(tuned, ropecli, arguments,
 WRONG = {
     "a level that is not known": (["--level", "head"], "--level is 'head'", "'heads'"),
     "a method of other distances": (["--methods", "yarn,rerope"], "rerope cannot be tuned"),
-    "no method": (["--methods", ","], "--methods names no method"),
+    "no method": (["--methods", ","], "--methods list of methods is empty"),
     "held-out text": (["--data", "demo"], "'demo' is the held-out text", "demo-train"),
     "a target that no document has": (["--factor", "400"], "25600 tokens", "Ask for fewer"),
     "too few documents": (["--max-documents", "3"], "documents of 128 tokens", "at least 4"),
@@ -337,7 +337,7 @@ def test_an_interrupted_run_is_gone_on_with(tuned, ropecli, arguments, stopped, 
     options = ["--level", level, *(SMALL_SEARCH[2:] if level == "search" else [])]
     outcome = stopped(after, tmp_path / "out", *options)
     assert outcome.code == 130
-    assert "run the same command with --resume to continue" in " ".join(outcome.err.split())
+    assert "Run the same command with --resume to continue" in " ".join(outcome.err.split())
     assert names(tmp_path) == ["out.state"]
     refused(ropecli(*arguments(tmp_path / "out", *options)), "was interrupted", "--resume")
     assert ropecli(*arguments(tmp_path / "out", *options, "--resume")).code == 0
@@ -382,7 +382,7 @@ def test_sigterm_is_obeyed_and_killed_runs_go_on_to_the_same_weights(ropecli, ar
     with stopping(9, signal.SIGTERM):
         outcome = ropecli(*arguments(output, *long))
     assert outcome.code == 143
-    assert "run the same command with --resume to continue" in " ".join(outcome.err.split())
+    assert "Run the same command with --resume to continue" in " ".join(outcome.err.split())
     process = started(arguments(output, *long, "--resume"))
     while process.poll() is None and not (tmp_path / "out.state" / "learned" / "000010").exists():
         time.sleep(0.01)
