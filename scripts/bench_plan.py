@@ -110,8 +110,8 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
 
     import ropecli.attention  # noqa: F401  (registers the methods' attention)
     from ropecli.training.adapters import attach
+    from ropecli.training.finetuning import make_optimizer
     from ropecli.training.loss import NextTokenLoss
-    from ropecli.training.optimization import make_optimizer
 
     recipe = recipe_of(case)
     torch.manual_seed(0)

@@ -21,7 +21,6 @@ from ropecli.data.stream import Batch
 from ropecli.training.distributed import make_accelerator
 from ropecli.training.loop import TrainingLoop, TrainingProgress
 from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing
-from ropecli.training.recipe import make_recipe
 from ropecli.training.run_folder import Checkpoints
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.tune_report import Score
@@ -179,8 +178,7 @@ def learn(
 
 
 def _make_accelerator(model: "PreTrainedModel") -> Any:
-    recipe = {"data": "calibration", "mixed_precision": "none", "gradient_accumulation": 1}
-    accelerator = make_accelerator(make_recipe(None, recipe))
+    accelerator = make_accelerator()
     accelerator.state.device = model.device  # --device may name another than Accelerate's first
     return accelerator
 

@@ -200,11 +200,3 @@ def test_what_does_is_refused_by_name(output):
     assert "  recipe.stages.0.steps: absent then, 1 now" in str(caught.value).splitlines()
     assert "save_every" not in str(caught.value)
     assert yaml.safe_load((output / "run.yaml").read_text()) == asked()
-
-
-def test_a_run_whose_settings_cannot_be_read_is_not_resumed(output):
-    output.mkdir()
-    for text in ("", "a word", "a: {"):
-        (output / "run.yaml").write_text(text)
-        with pytest.raises(OutputError, match="cannot be read as the settings of a run"):
-            begin_run(output, asked(), resume=True)
