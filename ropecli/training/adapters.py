@@ -83,8 +83,8 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
 
 
 def _keep_differentiable(model: nn.Module) -> None:
-    """bitsandbytes 0.50 repacks 4-bit weights for a CPU's AVX512 at the first pass in evaluation mode; their gradients
-    are wrong from then on. This is its own switch against that."""
+    """bitsandbytes 0.50 repacks 4-bit weights for a CPU's AVX512 at the first pass in evaluation mode; gradients are
+    wrong from then on. This is its own switch against that."""
     switch = "support_avx512bf16_for_cpu"
     for module in model.modules():
         if getattr(module, switch, False):

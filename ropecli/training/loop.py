@@ -1,8 +1,8 @@
 """The training loop: steps over batches, a checkpoint where one is due, and a stop on SIGTERM, SIGHUP or Ctrl-C.
 
 A step is one update of the weights, made of some passes on each process. The loss of a step is the mean over all its
-scored tokens on all processes, however they are spread over passes and processes. What a step's dropout draws follows
-from the seed and the step's number, so a resumed run gives the same bits.
+scored tokens, however they are spread over passes and processes. Dropout follows from the seed and the step's number,
+so a resumed run gives the same bits.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def stop_on_signals(say: Callable[[str], None] = lambda message: None) -> Iterat
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """What a step reports. step: how many are done. loss: nats per token. learning_rate: of the first group.
+    """The report of a step. step: from 1. loss: nats per token. learning_rate: of the first group.
 
     tokens_per_second: since the run began or resumed, all processes together.
     """
@@ -91,12 +91,12 @@ class TrainingProgress:
 
 @dataclass
 class TrainingLoop:
-    """Trains `parameters` by the loss that `loss_of` gives: a NextTokenLoss, or what Accelerate made of it.
+    """Trains `parameters` by `loss_of`: a NextTokenLoss, or Accelerate's wrapper around one.
 
-    optimizer: with each group's own learning rate. schedule: given a step from 0, what these rates are multiplied by.
-    batches: given a step, this process's batches, one a pass. ended: given how many steps are done, whether the
-    training is. on_step: told of each step, before it is saved. advice: the end of the message where the loss is not
-    finite. Without checkpoints nothing is saved, without interrupt signals do as they do otherwise.
+    optimizer: with each group's own learning rate. schedule: factor of these rates at a step, from 0. batches: this
+    process's batches of a step, one a pass. ended: whether to end after so many steps. on_step: called after each step,
+    before it is saved. advice: the end of the message where the loss is not finite. checkpoints: None saves nothing.
+    interrupt: None leaves signals alone.
     """
 
     accelerator: Any

@@ -37,7 +37,7 @@ METRICS = "metrics.jsonl"
 LOGS = "logs"
 _PROJECT = "ropecli"
 T = TypeVar("T")
-_LOCK = ".lock"
+LOCK = ".lock"
 # Other ways to the same files, as the digest shows; and what does not touch the weights.
 _MAY_CHANGE = (
     r"source\.(checkpoint|revision|commit)"
@@ -51,14 +51,14 @@ def refuse_foreign(output: Path, resume: bool) -> None:
         if not resume:
             raise OutputError(f"{output} holds a run already. Continue it by --resume, or give another --output.")
     elif not output.is_dir() or [
-        path for path in output.iterdir() if path.name != _LOCK and not is_partial(path, output / RUN)
+        path for path in output.iterdir() if path.name != LOCK and not is_partial(path, output / RUN)
     ]:
         refuse_existing(output)
 
 
 def lock_output(output: Path) -> contextlib.AbstractContextManager[None]:
     """Lock OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
-    return sole_use(output / _LOCK, output)
+    return sole_use(output / LOCK, output)
 
 
 def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.atomic import new_file
 from ropecli.attention.patching import patch_to, with_layout
 from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
@@ -35,7 +34,7 @@ from ropecli.training.finetuning import finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step
 from ropecli.training.recipe import Patch, Recipe
 from ropecli.training.refusals import refuse_method_conflicts
-from ropecli.training.run_folder import RUN, begin_run, lock_output, refuse_foreign
+from ropecli.training.run_folder import LOCK, RUN, begin_run, lock_output, refuse_foreign
 
 STAGES = "stages"
 _PATIENCE = 3600.0
@@ -247,7 +246,8 @@ def _run_in_turn(
             # the folder is this run's own, so what is there is resumed
             _finetune(source, stage, folder, resume=True, say=say, on_step=counted)
         if first:
-            _tidy(folder)
+            clear_finished(folder)
+            (folder / LOCK).unlink(missing_ok=True)  # a kill may have left it
             if stage.recipe.save != "adapter":  # whose base is the patched folder
                 shutil.rmtree(patched, ignore_errors=True)
         steps, trained = steps + stage.recipe.steps, folder
@@ -275,29 +275,20 @@ def _wait_for(patched: Path) -> None:
         time.sleep(0.1)
 
 
-def _tidy(folder: Path) -> None:
-    """Remove what only an unfinished stage needs."""
-    if folder.is_dir():
-        with lock_output(folder):  # its lock, if a kill left it there, goes with ours
-            clear_finished(folder)
-
-
 def _move_up(folder: Path, output: Path) -> None:
-    """Move the last stage's files into OUTPUT, the two that mark it as finished last, and remove its folder.
+    """Move the last stage's files into OUTPUT, config.json last, and remove its folder.
 
     A kill at any moment leaves one of both folders finished, and a second call continues.
     """
-    marks = (PROVENANCE, CONFIG)
     if finished_step(output) is None:
         try:
-            for path in sorted(folder.iterdir()):
-                if path.name not in (RUN, *marks) and not path.name.startswith("."):
+            for path in folder.iterdir():
+                if path.name not in (RUN, PROVENANCE, CONFIG) and not path.name.startswith("."):
                     path.replace(output / path.name)
+            shutil.copy(folder / PROVENANCE, output / PROVENANCE)
+            (folder / CONFIG).replace(output / CONFIG)
         except OSError as error:
             raise OutputError(f"{output} could not be written: {error.strerror}. --resume tries again.") from error
-        for name in marks:
-            with new_file(output / name) as partial:
-                shutil.copy(folder / name, partial)
     shutil.rmtree(folder, ignore_errors=True)
     if all(path.name.startswith(".") for path in folder.parent.iterdir()):  # what a killed patch left
         shutil.rmtree(folder.parent, ignore_errors=True)
