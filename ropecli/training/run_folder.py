@@ -9,7 +9,7 @@ OUTPUT/checkpoints/000040/   after 40 steps: what Accelerate saves (ropecli/resu
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,9 +117,10 @@ class RunLog:
             tracker.finish()
 
     def write(self, values: dict[str, Any]) -> None:
-        """Write a line of metrics.jsonl; in the tracker, numbers of a mapping have names like ppl/256."""
-        numbers = dict(_numbers(values))
-        self._accelerator.log(numbers, step=int(numbers.pop("step")))
+        """Write a line of metrics.jsonl; in the tracker, perplexities have names like ppl/256."""
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key != "step"}
+        numbers |= {f"ppl/{length}": ppl for length, ppl in values.get("ppl", {}).items()}
+        self._accelerator.log(numbers, step=values["step"])
         if not self._accelerator.is_main_process:
             return
         try:
@@ -144,14 +145,6 @@ def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
 def losses_until(output: Path, step: int) -> dict[int, float]:
     """The losses in metrics.jsonl by step, up to `step`. Lines of a validation have none."""
     return {values["step"]: values["loss"] for values in metrics_until(output, step) if "loss" in values}
-
-
-def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float):
-            yield f"{prefix}{key}", value
 
 
 def from_main(accelerator: Any, answer: Callable[[], T]) -> T:

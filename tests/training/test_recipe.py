@@ -9,7 +9,7 @@ import pytest
 
 from ropecli.cli.terminal import parse_settings
 from ropecli.errors import RecipeError
-from ropecli.training.recipe import Source, make_recipe
+from ropecli.training.recipe import Recipe, Source, make_recipe
 
 
 @pytest.fixture
