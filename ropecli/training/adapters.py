@@ -112,7 +112,7 @@ def _train_whole(model: "PreTrainedModel", names: list[str]) -> None:
             module.register_forward_hook(give)
     for name in head if dtype != torch.float32 else []:
         model.get_submodule(name).register_forward_pre_hook(take)
-    # set now, for the file alone: peft would train copies, of which a tied head knows nothing
+    # set now, for the file alone: peft would train copies, and leave a tied head as it was
     lora_config(model).modules_to_save = shorten([*names, *head], model, str.endswith)
 
 
@@ -133,7 +133,7 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def all_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
-    """Each parameter with all its names, of which a tied one has several."""
+    """Each parameter with all its names; a tied one has several."""
     named: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         named.setdefault(parameter, []).append(name)

@@ -86,10 +86,7 @@ def make_accelerator(
 def _deepspeed_plugin(batch_size: int, gradient_accumulation: int, max_grad_norm: float) -> Any:
     """The launch's DeepSpeed config with the recipe's settings: DeepSpeed clips and accumulates itself."""
     from accelerate import DeepSpeedPlugin
-    from accelerate.utils.imports import is_deepspeed_available
 
-    if not is_deepspeed_available():
-        raise RecipeError("DeepSpeed is asked for, and is not installed here. `pip install deepspeed`.")
     plugin = DeepSpeedPlugin()
     settings = plugin.deepspeed_config
     for key in ("optimizer", "scheduler"):
@@ -106,7 +103,7 @@ def _deepspeed_plugin(batch_size: int, gradient_accumulation: int, max_grad_norm
 
 
 def sequence_ranks(accelerator: "Accelerator") -> int:
-    """How many processes share a sequence's tokens."""
+    """Number of processes that share a sequence's tokens."""
     sizes = accelerator.parallelism_config
     return sizes.sp_size * sizes.cp_size if sizes else 1
 

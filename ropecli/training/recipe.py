@@ -21,7 +21,7 @@ class _Keys(BaseModel):
 
 
 class _Text(_Keys):
-    """Which documents of a source are used, and how. Lengths in tokens."""
+    """The documents of a source to use, and how. Lengths in tokens."""
 
     text_column: str = Field("text", description="of tables, the column that holds the text")
     split: str | None = Field(None, description="of a Hub dataset")

@@ -68,7 +68,7 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
 
 
 def sharded_weight_faults(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
-    """What cannot be trained where each process holds a part of every weight, a sentence each.
+    """Faults of a recipe where each process holds a part of every weight, a sentence each.
 
     integers: whether some weights are integers, as those in 4 bits are.
     """
@@ -84,7 +84,7 @@ def sharded_weight_faults(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *,
 def shared_sequence_faults(
     model: "PreTrainedModel", recipe: Recipe, length: int, name: str, size: int, *, varies: bool
 ) -> Iterator[str]:
-    """What cannot be trained where processes share a sequence, a sentence each. The model needs no values.
+    """Faults of a recipe where processes share a sequence, a sentence each. The model needs no values.
 
     name: sp_size or cp_size, whose value is size. varies: whether rotary frequencies follow the length.
     """
