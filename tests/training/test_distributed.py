@@ -52,6 +52,10 @@ def ulysses(size=2, **options):
     return engine_of(parallelism=sizes(sp_size=size), **options)
 
 
+def fsdp(**plugin):
+    return engine_of("FSDP", fsdp=SimpleNamespace(**plugin))
+
+
 def context_parallel(size=2):
     return engine_of("FSDP", parallelism=sizes(cp_size=size))
 
@@ -118,23 +122,13 @@ def test_the_recipe_sets_precision_and_accumulation_whatever_the_launch_says(mon
     [
         (engine_of("MULTI_GPU", parallelism=sizes(sp_size=2)), "DEEPSPEED"),
         (engine_of("MULTI_CPU", parallelism=sizes(cp_size=2)), "cp_size need a GPU"),
+        (fsdp(fsdp_version=1, cpu_ram_efficient_loading=False), "fsdp_version"),
+        (fsdp(fsdp_version=2, cpu_ram_efficient_loading=True), "fsdp_cpu_ram_efficient_loading"),
     ],
 )
 def test_engines_that_cannot_be_used_are_refused(accelerator, told):
     with pytest.raises(RecipeError, match=told):
         refuse_engine(accelerator)
-
-
-@pytest.mark.parametrize(
-    ("plugin", "told"),
-    [
-        (SimpleNamespace(fsdp_version=1, cpu_ram_efficient_loading=False), "fsdp_version"),
-        (SimpleNamespace(fsdp_version=2, cpu_ram_efficient_loading=True), "fsdp_cpu_ram_efficient_loading"),
-    ],
-)
-def test_kinds_of_fsdp_that_cannot_be_used_are_refused(plugin, told):
-    with pytest.raises(RecipeError, match=told):
-        refuse_engine(engine_of("FSDP", fsdp=plugin))
 
 
 def test_a_full_attention_model_is_let_through(patched_model):

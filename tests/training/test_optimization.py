@@ -137,9 +137,5 @@ def test_the_error_says_all_and_names_the_checkpoint_of_before(tmp_path):
     assert str(tmp_path / "checkpoints" / "000010") in message
     assert "learning_rate" in message
     assert "max_loss_rise, 1," in message
-
-
-def test_the_error_says_that_there_is_no_checkpoint(tmp_path):
-    divergence = Divergence(1.0, tmp_path, dict.fromkeys(range(1, 11), 3.0))
     with pytest.raises(DivergedError, match="No checkpoint"):
-        rise(divergence)
+        rise(Divergence(1.0, tmp_path / "empty", dict.fromkeys(range(1, 11), 3.0)))
