@@ -32,7 +32,9 @@ class _Text(_Keys):
     )
     max_documents: int | None = Field(None, ge=1, description="documents to read at most")
     max_tokens: int | None = Field(None, ge=2, description="tokens to use at most, of documents in a seeded order")
-    long_from: int | None = Field(None, ge=2, description="tokens of a long document; long ones are all used")
+    long_from: int | None = Field(
+        None, ge=2, description="tokens from which a document is long; long ones are all used"
+    )
     keep_short: float = Field(1.0, ge=0, le=1, description="share of the shorter documents, sampled with the seed")
 
 
@@ -60,7 +62,7 @@ class Recipe(_Text):
     mixture: tuple[Source, ...] = Field((), description="in place of data: several sources")
 
     patch: Patch | None = Field(None, description="patch the checkpoint first")
-    length: Tokens | None = Field(None, description="of a sequence; the context length by default")
+    length: Tokens | None = Field(None, description="tokens per sequence; the context length by default")
     positions: Literal["full", "pose", "randomized"] = Field(
         "full", description="full: 0, 1, 2 ... pose, randomized: with gaps, up to `window`"
     )
@@ -72,12 +74,14 @@ class Recipe(_Text):
     steps: int = Field(100, ge=1, le=_MOST, description="updates of the weights")
     batch_size: int = Field(1, ge=1, le=_MOST, description="sequences per process and forward pass")
     gradient_accumulation: int = Field(4, ge=1, le=_MOST, description="passes per step")
-    learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False, description="at its peak")
-    schedule: Literal["constant", "cosine"] = Field("constant", description="cosine ends at a tenth")
-    warmup_steps: int = Field(20, ge=0, le=_MOST, description="steps in which the rate rises to its peak")
+    learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False, description="peak learning rate")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="after the warm-up; cosine ends at a tenth of the peak"
+    )
+    warmup_steps: int = Field(20, ge=0, le=_MOST, description="steps of linear warm-up")
     optimizer: Literal["adamw", "adamw-8bit"] = Field("adamw", description="adamw-8bit needs bitsandbytes")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's")
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="of matrices alone")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="betas of AdamW")
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight decay, on matrices alone")
     max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="gradients are clipped to this norm")
 
     adapter: Literal["none", "lora", "lora-plus", "qlora"] = Field(
@@ -86,11 +90,15 @@ class Recipe(_Text):
     lora_rank: int = Field(8, ge=1, le=2**16, description="rank of the update")
     lora_alpha: float = Field(16, gt=0, allow_inf_nan=False, description="updates are scaled by alpha ÷ rank")
     lora_dropout: float = Field(0.0, ge=0, lt=1, description="dropout before the update")
-    lora_targets: tuple[str, ...] = Field((), description="names of modules; the attention's projections by default")
-    save: Literal["merged", "adapter"] = Field("merged", description="merged: a whole checkpoint")
+    lora_targets: tuple[str, ...] = Field((), description="module names; the attention's projections by default")
+    save: Literal["merged", "adapter"] = Field(
+        "merged", description="merged: a whole checkpoint. adapter: its folder alone"
+    )
 
     # not Accelerate's "no", which YAML 1.1 takes for false
-    mixed_precision: Literal["bf16", "none"] = Field("bf16", description="of products; weights stay in float32")
+    mixed_precision: Literal["bf16", "none"] = Field(
+        "bf16", description="precision of matrix products; weights stay in float32"
+    )
     attn: str = Field("auto", description="the attention implementation, as transformers names it")
     gradient_checkpointing: bool = Field(True, description="compute layers again in the backward pass")
     offload_activations: bool = Field(False, description="keep checkpointed activations in CPU memory")
@@ -99,10 +107,14 @@ class Recipe(_Text):
     keep_checkpoints: int = Field(2, ge=1, description="how many of the last to keep during the run")
     eval_data: str | None = Field(None, description="a source to measure perplexity on while training")
     eval_every: int = Field(50, ge=1, description="steps between measurements")
-    eval_lengths: tuple[Tokens, ...] = Field((), description="by default the pretraining length and the sequences'")
-    eval_documents: int = Field(16, ge=1, description="documents to measure")
+    eval_lengths: tuple[Tokens, ...] = Field(
+        (), description="tokens; by default the pretraining length and the sequences'"
+    )
+    eval_documents: int = Field(16, ge=1, description="documents to measure on")
     max_loss_rise: float = Field(2.0, gt=0, description="end the run this far above the best loss, nats per token")
-    tracker: Literal["auto", "none", "tensorboard", "wandb"] = Field("auto", description="auto: TensorBoard if there")
+    tracker: Literal["auto", "none", "tensorboard", "wandb"] = Field(
+        "auto", description="auto: TensorBoard, if installed"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="random seed")
 
     stages: tuple[dict[str, Any], ...] = Field((), description="runs in turn; each overrides keys above")
