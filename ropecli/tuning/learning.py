@@ -1,7 +1,7 @@
-"""Trains a few parameters on calibration sequences, the weights frozen; keeps those with the best score.
+"""Trains a few parameters on calibration sequences, with the weights frozen; keeps the values with the best score.
 
-The loop is that of `ropecli finetune`. What a step reads and drops follows from the seed and its number, so a resumed
-run gives the same bits.
+The loop is that of `ropecli finetune`. The sequences and the dropout of a step follow from the seed and its number, so
+a resumed run gives the same bits.
 """
 
 import contextlib
@@ -24,19 +24,19 @@ from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_c
 from ropecli.training.recipe import make_recipe
 from ropecli.training.run_folder import Checkpoints
 from ropecli.tuning.calibration import Evaluator
+from ropecli.tuning.task import TuneSettings
 from ropecli.tuning.tune_report import Score
-from ropecli.tuning.tune_settings import TuneSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Groups = Sequence[tuple[Sequence[nn.Parameter], float]]
-"""Parameters that are trained together, with their learning rate at the start; it falls by a cosine to zero."""
+"""Parameter groups with their learning rates at the start, which fall by a cosine to zero."""
 _MAX_GRAD_NORM = 1.0
 
 
 class Learned(NamedTuple):
-    """What was scored after `step` updates; step 0 is the start. seconds: with the updates since the last score."""
+    """The score after `step` updates; step 0 is the start. seconds: with the updates since the last score."""
 
     step: int
     score: Score
@@ -44,36 +44,31 @@ class Learned(NamedTuple):
 
 
 class _Progress(nn.Module):
-    """What a training checkpoint holds: the parameters, the best values of them so far, and all scores so far."""
+    """The state of a training checkpoint: the parameters, their best values so far, and all scores so far.
+
+    scores: a row for each step (target, window, objective, documents, seconds); NaN where none was measured.
+    """
 
     scores: Tensor
 
-    def __init__(self, parameters: Sequence[nn.Parameter], settings: TuneSettings) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], steps: int) -> None:
         super().__init__()
-        self.steps = [*range(settings.evaluate_every, settings.steps, settings.evaluate_every), settings.steps]
         self.trained = nn.ParameterList(parameters)
         copies = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
         self.best = nn.ParameterList(nn.Parameter(copy, requires_grad=False) for copy in copies)
-        self.register_buffer("scores", torch.full((len(self.steps), 5), torch.nan, dtype=torch.float64))
+        self.register_buffer("scores", torch.full((steps + 1, 5), torch.nan, dtype=torch.float64))
 
     @property
     def learned(self) -> list[Learned]:
-        rows = zip(self.steps, self.scores.tolist(), strict=True)
         return [
             Learned(step, Score(target, window, objective, int(documents)), seconds)
-            for step, (target, window, objective, documents, seconds) in rows
+            for step, (target, window, objective, documents, seconds) in enumerate(self.scores.tolist())
             if not math.isnan(target)
         ]
 
     def add(self, learned: Learned) -> None:
         row = [*astuple(learned.score), learned.seconds]
-        self.scores[self.steps.index(learned.step)] = torch.tensor(row, dtype=torch.float64)
-
-    def keep_best(self) -> None:
-        _copy(self.trained, self.best)
-
-    def restore_best(self) -> None:
-        _copy(self.best, self.trained)
+        self.scores[learned.step] = torch.tensor(row, dtype=torch.float64)
 
 
 @torch.no_grad()
@@ -84,7 +79,7 @@ def _copy(source: Iterable[Tensor], target: Iterable[Tensor]) -> None:
 
 @dataclass
 class _Learning:
-    """What the training loop asks: which sequences a step reads, whether the training has ended, and how it scores."""
+    """The training loop's callbacks: the sequences of a step, the end of the training, and the scores."""
 
     model: "PreTrainedModel"
     sequences: Tensor
@@ -105,8 +100,8 @@ class _Learning:
         return 0.5 * (1 + math.cos(math.pi * step / self.settings.steps))
 
     def batches(self, step: int) -> list[Batch]:
-        drawn = torch.Generator().manual_seed(self.settings.seed + step)
-        order = torch.randperm(len(self.sequences), generator=drawn)
+        generator = torch.Generator().manual_seed(self.settings.seed + step)
+        order = torch.randperm(len(self.sequences), generator=generator)
         ids = self.sequences[order[: self.settings.batch_size]].numpy()
         labels = np.concatenate([ids[:, 1:], np.full_like(ids[:, :1], UNSCORED)], axis=1)
         return [Batch(ids, labels)]
@@ -117,15 +112,16 @@ class _Learning:
         return step >= self.settings.steps or without_improvement >= self.settings.patience
 
     def score_if_due(self, trained: TrainingProgress) -> None:
-        if trained.step not in self.progress.steps:
+        step, settings = trained.step, self.settings
+        if step % settings.evaluate_every and step != settings.steps:
             return
         self.model.eval()
-        score = self.evaluator.score(self.model, f"{self.settings.level} {trained.step}")
+        score, _ = self.evaluator.score(self.model, f"{settings.level} {step}")
         self.model.train()
-        learned = Learned(trained.step, score, time.perf_counter() - self._since)
+        learned = Learned(step, score, time.perf_counter() - self._since)
         self.on_score(learned)
         if score.objective < self.best.score.objective:
-            self.progress.keep_best()
+            _copy(self.progress.trained, self.progress.best)
         self.progress.add(learned)
         self._since = time.perf_counter()
 
@@ -141,14 +137,14 @@ def learn(
     snapshots: Path | None = None,
     on_score: Callable[[Learned], None] = lambda learned: None,
 ) -> Learned:
-    """Updates `groups` and leaves them at their best, whatever ends the training; the rest of the model is frozen.
+    """Trains `groups` and leaves them at their best values, also after an error; the rest of the model is frozen.
 
     sequences: token ids, shape (sequences, tokens). start: the score before any update. snapshots: the folder where the
-    progress is saved at every score, and resumed from. on_score: told of every score, those of an interrupted run too.
-    Raises NotFiniteError, and OutputError where no snapshot is sound or the disk refuses.
+    progress is saved at every score, and resumed from. on_score: called for every score, those of an interrupted run
+    too. Raises NotFiniteError, and OutputError where no snapshot is sound or the disk refuses.
     """
     parameters = [parameter for group, _ in groups for parameter in group]
-    accelerator, progress = _make_accelerator(model), _Progress(parameters, settings)
+    accelerator, progress = _make_accelerator(model), _Progress(parameters, settings.steps)
     optimizer = torch.optim.Adam([{"params": list(group), "lr": rate} for group, rate in groups])
     _, optimizer = accelerator.prepare(progress, optimizer, device_placement=[False, False])
     learning = _Learning(model, sequences, evaluator, settings, start, on_score, progress)
@@ -174,7 +170,7 @@ def learn(
                 on_score(learned)
             loop.train(done)
     finally:
-        progress.restore_best()
+        _copy(progress.best, progress.trained)
     return learning.best
 
 
@@ -187,7 +183,7 @@ def _make_accelerator(model: "PreTrainedModel") -> Any:
 
 @contextlib.contextmanager
 def _training(model: "PreTrainedModel", parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Only `parameters` get a gradient, and layers are computed again in the backward pass."""
+    """Only `parameters` get a gradient; layers are computed again in the backward pass, to save memory."""
     model.requires_grad_(False)
     for parameter in parameters:
         parameter.requires_grad_(True)

@@ -23,7 +23,7 @@ from ropecli.tuning.folding import (
     require_same,
     write_folded,
 )
-from ropecli.tuning.gains import HeadGains
+from ropecli.tuning.learners import HeadGains
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
@@ -248,7 +248,7 @@ def test_what_was_written_wrong_is_not_left_behind(llama, make_run, tmp_path, mo
     run = make_run(llama)
     folded = folded_into(run, *with_gains(run))
     folded.changed["model.layers.0.self_attn.q_proj.weight"].mul_(1.01)
-    with pytest.raises(ProofError, match="Stock transformers, loading what was written"):
+    with pytest.raises(ProofError, match="Stock transformers, loading the written files"):
         write(run, folded, tmp_path / "tuned")
     assert not list(tmp_path.iterdir())
 
