@@ -5,7 +5,7 @@ must give the same from the written files. Files are rewritten shard by shard, i
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -98,13 +98,12 @@ def fold(
     the probe, token ids, shape (1, tokens). Raises ProofError.
     """
     rounded = {name: weights[name].to(one.dtype) for name, one in stored.items()}
-    with in_float32(model, probe):
-        _set_parameters(model, weights)
-        exact = logits_of(model, probe)
-        require_same(exact, live, "The folded weights give")
-        _set_parameters(model, rounded)
-        rounding = difference(logits_of(model, probe), exact)
-    _set_parameters(model, rounded)
+    exact = exact_logits(model, probe, weights)
+    require_same(exact, live, "The folded weights give")
+    rounding = difference(exact_logits(model, probe, rounded), exact)
+    with torch.no_grad():
+        for name, value in rounded.items():
+            model.get_parameter(name).copy_(value)
     changed = {one.name: rounded[name] for name, one in stored.items()}
     return Folded(logits_of(model, probe), changed, rounding)
 
@@ -157,41 +156,38 @@ def _rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) ->
     return True
 
 
-@torch.no_grad()
-def _set_parameters(model: "PreTrainedModel", values: Mapping[str, Tensor]) -> None:
-    for name, value in values.items():
-        model.get_parameter(name).copy_(value)
-
-
 @torch.inference_mode()
 def logits_of(model: "PreTrainedModel", probe: Tensor) -> Logits:
     values = model(input_ids=probe.to(model.device), use_cache=False).logits.float().cpu()
     return Logits(values, model.dtype)
 
 
-@contextlib.contextmanager
-def in_float32(model: "PreTrainedModel", probe: Tensor) -> Iterator[None]:
-    """A model in half precision computes in float32, if memory allows; afterwards its weights are as before.
+def exact_logits(
+    model: "PreTrainedModel", probe: Tensor, weights: Mapping[str, Tensor] = MappingProxyType({})
+) -> Logits:
+    """The logits with these weights in place of the model's own, in float32 if memory allows.
 
-    Half precision's rounding would hide a wrong fold, and make a right one look wrong.
+    Half precision's rounding would hide a wrong fold, and make a right one look wrong. The model is left as it was.
     """
-    before = [(one, one.data) for one in model.parameters() if one.dtype in (torch.float16, torch.bfloat16)]
+    try:
+        return _logits_with(weights, model, probe, widen=True)
+    except RuntimeError:  # out of memory, or a kernel that requires half precision
+        return _logits_with(weights, model, probe, widen=False)
 
-    def put_back() -> None:
+
+def _logits_with(weights: Mapping[str, Tensor], model: "PreTrainedModel", probe: Tensor, *, widen: bool) -> Logits:
+    before = [(parameter, parameter.data) for parameter in model.parameters()]
+    try:
+        for parameter, values in before:
+            if widen and parameter.dtype in (torch.float16, torch.bfloat16):
+                parameter.data = values.float()
+        for name, value in weights.items():
+            parameter = model.get_parameter(name)
+            parameter.data = value.to(parameter)
+        return logits_of(model, probe)
+    finally:
         for parameter, values in before:
             parameter.data = values
-
-    try:
-        for parameter, values in before:
-            parameter.data = values.float()
-        if before:
-            logits_of(model, probe)
-    except RuntimeError:  # out of memory, or a kernel that requires half precision
-        put_back()
-    try:
-        yield
-    finally:
-        put_back()
 
 
 def difference(one: Logits, other: Logits) -> float:

@@ -21,7 +21,7 @@ from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
 from ropecli.tuning.calibration import Evaluator
-from ropecli.tuning.folding import Folded, StoredWeight, find_stored, fold, in_float32, logits_of, write_folded
+from ropecli.tuning.folding import Folded, StoredWeight, exact_logits, find_stored, fold, logits_of, write_folded
 from ropecli.tuning.learners import HeadGains, LowRankUpdates
 from ropecli.tuning.learning import Learned, learn
 from ropecli.tuning.search import evolve, search_constants
@@ -141,8 +141,7 @@ class _Run:
                 snapshots=self._folder / "learned" if self._folder else None,
                 on_score=on_score,
             )
-            with in_float32(self.model, self.probe):
-                live, weights = logits_of(self.model, self.probe), learner.folded()
+            live, weights = exact_logits(self.model, self.probe), learner.folded()
         if not best.step:
             return best, Folded(logits_of(self.model, self.probe)), {"learned": 0}
         folded = fold(self.model, weights, stored, live, self.probe)

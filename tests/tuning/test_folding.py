@@ -16,9 +16,9 @@ from ropecli.errors import PatchError, ProofError
 from ropecli.tuning.folding import (
     Logits,
     difference,
+    exact_logits,
     find_stored,
     fold,
-    in_float32,
     logits_of,
     require_same,
     write_folded,
@@ -202,8 +202,8 @@ def half(build, make_run, tmp_path):
     def make(size):
         run = make_run(sharded(build("llama", head_dim=32), tmp_path / "half", torch.bfloat16), dtype="bfloat16")
         gains, _ = with_gains(run, size)
-        with gains.live(), in_float32(run.model, run.probe):
-            return run, gains, logits_of(run.model, run.probe)
+        with gains.live():
+            return run, gains, exact_logits(run.model, run.probe)
 
     return make
 
