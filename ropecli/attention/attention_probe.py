@@ -5,13 +5,15 @@ a few passes.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ropecli.errors import PatchError
+from ropecli.live.rotary import unpatched_after
+from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,36 +110,22 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
 
 @contextlib.contextmanager
 def attending_by(model: "PreTrainedModel", probe: Any) -> Iterator[None]:
-    """The model's attention is the probe's, a callable with a mask function; at the end what it was."""
+    """The model attends by the probe, a callable with a mask function, in evaluation mode and without gradients.
+
+    At the end the model is as it was.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_NAME, probe)
     AttentionMaskInterface.register(_NAME, probe.mask)
-    put_back = remember_attention(model)
     try:
-        model.set_attn_implementation(_NAME)
-        yield
+        with torch.no_grad(), quiet_transformers(), in_evaluation(model), unpatched_after(model):
+            model.set_attn_implementation(_NAME)
+            yield
     finally:
-        put_back()
-        # the interface registers for all models, and takes away for one; this is where it registers
+        # the interface registers for all models, but removes for one; this is where it registers
         for interface in (AttentionInterface, AttentionMaskInterface):
             interface._global_mapping.pop(_NAME)
-
-
-def remember_attention(model: "PreTrainedModel") -> Callable[[], None]:
-    """What makes the model, and every part of a composite one, attend again as it does now."""
-    before = [(config, config._attn_implementation) for config in _configs(model.config)]
-
-    def put_back() -> None:
-        for config, name in before:
-            config._attn_implementation_internal = name
-
-    return put_back
-
-
-def _configs(config: Any) -> list[Any]:
-    parts = [part for key in config.sub_configs if (part := getattr(config, key, None)) is not None]
-    return [config, *(one for part in parts for one in _configs(part))]
 
 
 @contextlib.contextmanager

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.attention.attention_probe import AttentionCall, AttentionProbe, attending_by, in_evaluation
+from ropecli.attention.attention_probe import AttentionCall, AttentionProbe, attending_by
 from ropecli.attention.rotation import Rotation
 from ropecli.errors import NotFiniteError, PatchError, reason_of
-from ropecli.live.rotary import RotaryTable, restored, rotary_tables
-from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.rotary import RotaryTable, rotary_tables
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -112,16 +111,15 @@ def _frequencies(model: "PreTrainedModel") -> dict[str | None, np.ndarray]:
 
 def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
     """Two passes. Raises PatchError where more than queries and keys depends on positions."""
-    tables = rotary_tables(model)
     probe = AttentionProbe()
-    with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending_by(model, probe):
+    with attending_by(model, probe):
         output, first = _run(model), probe.calls
         if not first:
             raise PatchError(
                 "No layer calls an attention function of transformers' interface: the model attends by code of its "
                 "own, or not at all, so that nothing can be seen or changed there."
             )
-        _double(tables)
+        _double(rotary_tables(model))
         probe.replay()
         output_of_second, second = _run(model), probe.calls
     if len(first) != len(second):

@@ -1,6 +1,7 @@
 """The rotary tables of a live transformers model: found, read, set. One place knows how they are named there."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _TABLE = "inv_freq"
 _HOOK = "_ropecli_follows_length"
+_CHANGED_IN_PLACE = ("_buffers", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+"""Attributes of a module that hold its buffers and hooks."""
 
 
 @dataclass(frozen=True)
@@ -157,47 +160,42 @@ def _tensors(given: Any) -> tuple[torch.Tensor, ...]:
     return (given,) if isinstance(given, torch.Tensor) else tuple(given)
 
 
-@contextlib.contextmanager
-def restored(tables: list[RotaryTable]) -> Iterator[None]:
-    """At the end, every table is again as it was at the beginning."""
-    put_back = remember(tables)
-    try:
-        yield
-    finally:
-        put_back()
+def unpatched_after(model: "PreTrainedModel") -> contextlib.ExitStack:
+    """At the end of the `with` block, the model's rotary tables and its attention are as they were before it."""
+    undo = contextlib.ExitStack()
+    for owner in [*_modules(rotary_tables(model)), *_configs(model.config)]:
+        before = {key: copy.copy(value) if key in _CHANGED_IN_PLACE else value for key, value in vars(owner).items()}
+        undo.callback(_set_attributes, owner, before)
+    return undo
 
 
-def remember(tables: list[RotaryTable]) -> Callable[[], None]:
-    """What makes the tables' modules as they are now."""
-    modules = {id(table.module): table.module for table in tables}.values()
-    copied = ("_buffers", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
-    now = [(module, {**module.__dict__, **{key: module.__dict__[key].copy() for key in copied}}) for module in modules]
+def _set_attributes(owner: Any, attributes: Mapping[str, Any]) -> None:
+    owner.__dict__.clear()
+    owner.__dict__.update(attributes)
 
-    def put_back() -> None:
-        for module, state in now:
-            module.__dict__.clear()
-            module.__dict__.update(state)
 
-    return put_back
+def _configs(config: Any) -> list[Any]:
+    """A config and those of its parts; each names an attention implementation of its own."""
+    parts = [part for key in config.sub_configs if (part := getattr(config, key, None)) is not None]
+    return [config, *(one for part in parts for one in _configs(part))]
 
 
 def reset_tables(tables: list[RotaryTable]) -> None:
     """Makes every table anew from its config: the dynamic ones remember the longest length they have seen."""
-    for module in {id(table.module): table.module for table in tables}.values():
+    for module in _modules(tables):
         _remake(module, next(module.buffers()).device)
 
 
 def remake_rotary_modules(model: "PreTrainedModel") -> None:
     """Gives a model that was built without storage its rotary modules, on the CPU. Raises PatchError for none."""
-    for module in {id(table.module): table.module for table in rotary_tables(model)}.values():
+    for module in _modules(rotary_tables(model)):
         _remake(module, torch.device("cpu"))
 
 
 def _remake(module: Any, device: torch.device) -> None:
     fresh = type(module)(module.config).to(device)
-    # the module stays itself, but of what it remembers nothing does: some of it lies in attributes of its own
-    module.__dict__.clear()
-    module.__dict__.update(fresh.__dict__)
+    # all attributes, since some types keep the longest length under a name of their own
+    _set_attributes(module, fresh.__dict__)
 
 
 def switches_with_length(tables: list[RotaryTable], longest: int) -> bool:
@@ -220,6 +218,11 @@ def follows_length(model: "PreTrainedModel", longest: int) -> bool:
     with contextlib.suppress(PatchError):  # no rotary tables at all
         return switches_with_length(rotary_tables(model), longest)
     return False
+
+
+def _modules(tables: list[RotaryTable]) -> list[Any]:
+    """The modules of the tables, each once: layer types may share one."""
+    return list({id(table.module): table.module for table in tables}.values())
 
 
 def _find(model: torch.nn.Module) -> Iterator[RotaryTable]:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ropecli.attention.patching import live_patch, unpatched_after
+from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.errors import NotFiniteError, PatchError
 from ropecli.evaluation.eval_report import environment
 from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.evaluation.scoring import refuse_unknown_ids
+from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.folding import Folded, StoredWeight, exact_logits, find_stored, fold, logits_of, write_folded

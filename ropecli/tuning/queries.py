@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ropecli.attention.attention_probe import attending_by, causal_attention, in_evaluation
+from ropecli.attention.attention_probe import attending_by, causal_attention
 from ropecli.attention.head_layout import HeadLayout, find_rotating_layers, layer_label
 from ropecli.errors import PatchError
-from ropecli.live.rotary import restored, rotary_tables
-from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.rotary import rotary_tables
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,13 +43,11 @@ def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> li
     The model is afterwards what it was. Raises PatchError with the reason where a layer's queries come from no module
     with a weight of its own, or rotate in a way that is not understood (see head_layout.find_rotating_layers).
     """
-    tables = rotary_tables(model)
-    pairs = {table.layer_type: len(table.inv_freq) for table in tables}
+    pairs = {table.layer_type: len(table.inv_freq) for table in rotary_tables(model)}
     layout, layers = find_rotating_layers(model, labels)
     capture, names = _QueryCapture(), {module: name for name, module in model.named_modules()}
     found: dict[int, Queries] = {}
-    attending = attending_by(model, capture)
-    with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending:
+    with attending_by(model, capture):
         for name in _candidates(layers):
             for layer, numbers in _trace_rows(model, capture, layers, name).items():
                 rows = _rows(numbers, layout, pairs[layer_label(layer, pairs)])

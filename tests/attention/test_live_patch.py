@@ -17,7 +17,7 @@ from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
-from ropecli.live.rotary import restored, rotary_tables
+from ropecli.live.rotary import rotary_tables, unpatched_after
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import ScaledRope, make_spec
 
@@ -101,12 +101,12 @@ def test_a_second_patch_takes_the_place_of_the_first(two, folder):
 
 
 @pytest.mark.parametrize("method", ["yarn", "dynamic"])
-def test_restored_gives_the_model_back_to_the_bit_after_an_error_too(method, folder):
+def test_unpatched_after_gives_the_model_back_to_the_bit_after_an_error_too(method, folder):
     model = load(folder)
     tables = rotary_tables(model)
     before = [logits(model, length) for length in (30, 200)]
     states = [(dict(table.module.__dict__), table.inv_freq, table.attention_factor) for table in tables]
-    with contextlib.suppress(KeyError), restored(tables):
+    with contextlib.suppress(KeyError), unpatched_after(model):
         live_patch(model, ropes_of(folder, method, **SWITCHING.get(method, {})))
         assert not torch.equal(logits(model, 200), before[1])
         raise KeyError

@@ -5,13 +5,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.attention.patching import live_patch, patch_to, unpatched_after
+from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import NotFiniteError
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
+from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import make_spec
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.folding import difference, logits_of
