@@ -18,7 +18,7 @@ from ropecli.attention.head_layout import layer_label
 from ropecli.attention.rotation import Rotation
 from ropecli.attention.row_padding import RowPadding, describe_padding, read_padding, refuse_other_positions
 from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
-from ropecli.errors import CheckpointError
+from ropecli.errors import CheckpointError, PatchError
 from ropecli.remapping.branches import sliding
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale
@@ -54,14 +54,19 @@ def remapped_attention(
 
     query: shape (batch, heads, queries, head_dim); key, value: shape (batch, kv heads, keys, ...). attention_mask: of
     describe_padding. sliding_window: tokens; such a layer is left as it is. position_ids: shape (batch, queries).
-    Returns shape (batch, queries, heads, width). Raises PatchError for positions that leave some out, or begin again.
+    Returns shape (batch, queries, heads, width). Raises PatchError for dropout, and for positions that leave some out
+    or begin again.
     """
+    if dropout:
+        raise PatchError(
+            f"The model asks for an attention dropout of {dropout:g}; distance methods have none. Set its "
+            "attention_dropout to 0 in config.json."
+        )
     kernel = _kernel(module, sliding_window)
     options = {
         "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
         "softcap": softcap,
         "sinks": s_aux,
-        "dropout": dropout,
     }
     rows = read_padding(attention_mask)
     refuse_other_positions(position_ids, rows, query.shape[2])

@@ -21,7 +21,7 @@ _SMALLEST_HEAD, _LARGEST_HEAD = 16, 256
 """Of the kernels, in dimensions: wider heads do not fit into every GPU's shared memory."""
 
 
-def suits_flex(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
+def suits_flex(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether the fused kernels have what the call needs, and queries enough to fill them."""
     return (
         type(query) is Tensor  # none without storage: a kernel could not be made for it
@@ -32,7 +32,6 @@ def suits_flex(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> boo
         and (query.dtype == key.dtype == value.dtype or torch.is_autocast_enabled("cuda"))
         and min(query.shape[-1], value.shape[-1]) >= _SMALLEST_HEAD
         and max(query.shape[-1], value.shape[-1]) <= _LARGEST_HEAD
-        and not dropout
         and not torch._dynamo.config.disable  # without a compiler flex_attention fills n × n matrices
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
+from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 
@@ -74,8 +74,6 @@ def load_model(
         raise CheckpointError(
             f"{checkpoint.name} attends by {saved.method}, which {attn} would do away with. Take attn: auto."
         )
-    if saved is not None:
-        _require_registered(checkpoint, saved)
     dtype, device = settle(dtype, device)
     options, adapter = dict(options or {}), None
     if checkpoint.base:
@@ -111,17 +109,6 @@ def load_model(
             say(warning)
         model = merge_adapter(checkpoint, model, *adapter)
     return model.eval()
-
-
-def _require_registered(checkpoint: Checkpoint, saved: SavedRemapping) -> None:
-    """Raises CheckpointError where transformers does not know the attention that config.json names."""
-    from transformers import AttentionInterface
-
-    if saved.attention not in AttentionInterface().valid_keys():
-        raise CheckpointError(
-            f"{checkpoint.name} attends by {saved.method}, which transformers does not know before "
-            "`import ropecli.attention`. Import it first, or load the model with ropecli.load_model."
-        )
 
 
 def _check_weights(checkpoint: Checkpoint, found: Mapping[str, Any], say: Callable[[str], None] | None) -> None:

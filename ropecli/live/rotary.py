@@ -112,22 +112,19 @@ def set_ropes(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope])
 
 
 def turn_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Makes the rotary tables of a model turn by the ropes of a plan, see in_memory.live_patch. Raises PatchError."""
+    """Makes the rotary tables of a model rotate by the ropes of a plan, see live_patch. Raises PatchError."""
     tables = rotary_tables(model)
     _refuse_softmax_scale(tables, ropes)
-    by_module: dict[int, list[RotaryTable]] = {}
-    for table in tables:
-        by_module.setdefault(id(table.module), []).append(table)
-    for own in by_module.values():
-        module = own[0].module
+    for module in _modules(tables):
         if (hook := module.__dict__.pop(_HOOK, None)) is not None:
             hook.remove()
-        set_ropes(own, ropes)
-        for table in own:
-            table.refuse_if_deaf()
-        switching = [table for table in own if varies_with_length(ropes[table.layer_type])]
-        if switching:
-            module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(switching, ropes), with_kwargs=True)
+    set_ropes(tables, ropes)
+    for table in tables:
+        table.refuse_if_deaf()
+    for module in _modules(tables):
+        own = [table for table in tables if table.module is module and varies_with_length(ropes[table.layer_type])]
+        if own:
+            module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(own, ropes), with_kwargs=True)
 
 
 def _refuse_softmax_scale(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
