@@ -8,9 +8,9 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Groups = Sequence[tuple[Sequence[nn.Parameter], float]]
 """Parameter groups with their learning rates at the start, which fall by a cosine to zero."""
 _MAX_GRAD_NORM = 1.0
+_RECIPE = {"data": "calibration", "mixed_precision": "none", "gradient_accumulation": 1}
 
 
 class Learned(NamedTuple):
@@ -43,87 +44,79 @@ class Learned(NamedTuple):
     seconds: float = 0.0
 
 
-class _Progress(nn.Module):
-    """The state of a training checkpoint: the parameters, their best values so far, and all scores so far.
+class _Learning(nn.Module):
+    """The state that a training checkpoint holds, and the training loop's callbacks.
 
-    scores: a row for each step (target, window, objective, documents, seconds); NaN where none was measured.
+    trained: the parameters; best: their values with the best score so far. scores: a row for each step (target, window,
+    objective, documents, seconds); NaN where none was measured.
     """
 
     scores: Tensor
 
-    def __init__(self, parameters: Sequence[nn.Parameter], steps: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        sequences: Tensor,
+        settings: TuneSettings,
+        start: Score,
+        measure: Callable[[int], Score],
+        on_score: Callable[[Learned], None],
+    ) -> None:
+        """measure: gives the score after a step."""
         super().__init__()
         self.trained = nn.ParameterList(parameters)
         copies = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
         self.best = nn.ParameterList(nn.Parameter(copy, requires_grad=False) for copy in copies)
-        self.register_buffer("scores", torch.full((steps + 1, 5), torch.nan, dtype=torch.float64))
+        self.register_buffer("scores", torch.full((settings.steps + 1, 5), torch.nan, dtype=torch.float64))
+        self._sequences, self._settings, self._start = sequences, settings, start
+        self._measure, self._on_score = measure, on_score
+        self._since = time.perf_counter()
 
     @property
     def learned(self) -> list[Learned]:
+        """All scores so far."""
         return [
             Learned(step, Score(target, window, objective, int(documents)), seconds)
             for step, (target, window, objective, documents, seconds) in enumerate(self.scores.tolist())
             if not math.isnan(target)
         ]
 
-    def add(self, learned: Learned) -> None:
-        row = [*astuple(learned.score), learned.seconds]
-        self.scores[learned.step] = torch.tensor(row, dtype=torch.float64)
+    @property
+    def best_learned(self) -> Learned:
+        return min((Learned(0, self._start), *self.learned), key=lambda learned: learned.score.objective)
+
+    def rate_factor(self, step: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * step / self._settings.steps))
+
+    def batches(self, step: int) -> list[Batch]:
+        generator = torch.Generator().manual_seed(self._settings.seed + step)
+        order = torch.randperm(len(self._sequences), generator=generator)
+        ids = self._sequences[order[: self._settings.batch_size]].numpy()
+        labels = np.concatenate([ids[:, 1:], np.full_like(ids[:, :1], UNSCORED)], axis=1)
+        return [Batch(ids, labels)]
+
+    def ended(self, step: int) -> bool:
+        every = self._settings.evaluate_every
+        without_improvement = step // every - self.best_learned.step // every
+        return step >= self._settings.steps or without_improvement >= self._settings.patience
+
+    def score_if_due(self, trained: TrainingProgress) -> None:
+        step = trained.step
+        if step % self._settings.evaluate_every and step != self._settings.steps:
+            return
+        score = self._measure(step)
+        learned = Learned(step, score, time.perf_counter() - self._since)
+        self._on_score(learned)
+        if score.objective < self.best_learned.score.objective:
+            _copy(self.trained, self.best)
+        self.scores[step] = torch.tensor([*astuple(score), learned.seconds], dtype=torch.float64)
+        self._since = time.perf_counter()
 
 
 @torch.no_grad()
 def _copy(source: Iterable[Tensor], target: Iterable[Tensor]) -> None:
     for one, other in zip(source, target, strict=True):
         other.copy_(one)
-
-
-@dataclass
-class _Learning:
-    """The training loop's callbacks: the sequences of a step, the end of the training, and the scores."""
-
-    model: "PreTrainedModel"
-    sequences: Tensor
-    evaluator: Evaluator
-    settings: TuneSettings
-    start: Score
-    on_score: Callable[[Learned], None]
-    progress: _Progress
-
-    def __post_init__(self) -> None:
-        self._since = time.perf_counter()
-
-    @property
-    def best(self) -> Learned:
-        return min((Learned(0, self.start), *self.progress.learned), key=lambda learned: learned.score.objective)
-
-    def rate_factor(self, step: int) -> float:
-        return 0.5 * (1 + math.cos(math.pi * step / self.settings.steps))
-
-    def batches(self, step: int) -> list[Batch]:
-        generator = torch.Generator().manual_seed(self.settings.seed + step)
-        order = torch.randperm(len(self.sequences), generator=generator)
-        ids = self.sequences[order[: self.settings.batch_size]].numpy()
-        labels = np.concatenate([ids[:, 1:], np.full_like(ids[:, :1], UNSCORED)], axis=1)
-        return [Batch(ids, labels)]
-
-    def ended(self, step: int) -> bool:
-        every = self.settings.evaluate_every
-        without_improvement = step // every - self.best.step // every
-        return step >= self.settings.steps or without_improvement >= self.settings.patience
-
-    def score_if_due(self, trained: TrainingProgress) -> None:
-        step, settings = trained.step, self.settings
-        if step % settings.evaluate_every and step != settings.steps:
-            return
-        self.model.eval()
-        score, _ = self.evaluator.score(self.model, f"{settings.level} {step}")
-        self.model.train()
-        learned = Learned(step, score, time.perf_counter() - self._since)
-        self.on_score(learned)
-        if score.objective < self.best.score.objective:
-            _copy(self.progress.trained, self.progress.best)
-        self.progress.add(learned)
-        self._since = time.perf_counter()
 
 
 def learn(
@@ -144,10 +137,18 @@ def learn(
     too. Raises NotFiniteError, and OutputError where no snapshot is sound or the disk refuses.
     """
     parameters = [parameter for group, _ in groups for parameter in group]
-    accelerator, progress = _make_accelerator(model), _Progress(parameters, settings.steps)
+
+    def measure(step: int) -> Score:
+        model.eval()
+        score, _ = evaluator.score(model, f"{settings.level} {step}")
+        model.train()
+        return score
+
+    accelerator = make_accelerator(make_recipe(None, _RECIPE))
+    accelerator.state.device = model.device  # --device may name another than Accelerate's first
+    learning = _Learning(parameters, sequences, settings, start, measure, on_score)
     optimizer = torch.optim.Adam([{"params": list(group), "lr": rate} for group, rate in groups])
-    _, optimizer = accelerator.prepare(progress, optimizer, device_placement=[False, False])
-    learning = _Learning(model, sequences, evaluator, settings, start, on_score, progress)
+    _, optimizer = accelerator.prepare(learning, optimizer, device_placement=[False, False])
     checkpoints = Checkpoints(accelerator, snapshots, settings.evaluate_every, keep=2) if snapshots else None
     loop = TrainingLoop(
         accelerator,
@@ -166,19 +167,12 @@ def learn(
     try:
         with _training(model, parameters):
             done = checkpoints.restore() if checkpoints else 0
-            for learned in progress.learned:
+            for learned in learning.learned:
                 on_score(learned)
             loop.train(done)
     finally:
-        _copy(progress.best, progress.trained)
-    return learning.best
-
-
-def _make_accelerator(model: "PreTrainedModel") -> Any:
-    recipe = {"data": "calibration", "mixed_precision": "none", "gradient_accumulation": 1}
-    accelerator = make_accelerator(make_recipe(None, recipe))
-    accelerator.state.device = model.device  # --device may name another than Accelerate's first
-    return accelerator
+        _copy(learning.best, learning.trained)
+    return learning.best_learned
 
 
 @contextlib.contextmanager
