@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH, PARTIAL
 from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
+from uneven import load_uneven
 
 from ropecli.attention.patching import live_patch
 from ropecli.errors import PatchError, ProofError
@@ -24,6 +25,7 @@ from ropecli.tuning.folding import (
     write_folded,
 )
 from ropecli.tuning.learners import HeadGains
+from ropecli.tuning.queries import find_queries
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
@@ -149,6 +151,49 @@ def test_what_cannot_be_folded_is_refused(build, make_run, model_type, settings,
     run = make_run(uneven(build(model_type, **settings)))
     with pytest.raises(PatchError, match=reason):
         HeadGains(run.model, ("full_attention",) if model_type == "olmo3" else (None,))
+
+
+# the rows that give the queries, held against each architecture's own layout, written down by hand
+
+SMALL_LATENT = {**LATENT, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12}
+
+
+def halves(starts, pairs):
+    """Pair i of the head that begins at each start is the rows (start + i, start + pairs + i)."""
+    first = torch.tensor([[start + pair for pair in range(pairs)] for start in starts])
+    return torch.stack([first, first + pairs])
+
+
+def neighbours(starts, pairs):
+    first = torch.tensor([[start + 2 * pair for pair in range(pairs)] for start in starts])
+    return torch.stack([first, first + 1])
+
+
+# model type, settings, module, rows; two heads
+KNOWN = {
+    "llama": ({"head_dim": 32}, "self_attn.q_proj", halves([0, 32], 16)),
+    # queries, keys and values one below the other; the first half of each head turns
+    "phi3": (PARTIAL, "self_attn.qkv_proj", halves([0, 32], 8)),
+    # head by head its query, key and value; a quarter of each turns
+    "gpt_neox": ({"rotary_pct": 0.25}, "attention.query_key_value", halves([0, 96], 4)),
+    "cohere": ({}, "self_attn.q_proj", neighbours([0, 32], 16)),
+    "glm": ({"head_dim": 32}, "self_attn.q_proj", neighbours([0, 32], 8)),
+    # of each head 12 rows that stand still, then 8 that turn, which transformers takes apart by neighbours
+    "deepseek_v3": (SMALL_LATENT, "self_attn.q_b_proj", neighbours([12, 32], 4)),
+    "qwen3": ({"head_dim": 32}, "self_attn.q_norm", halves([0], 16)),
+    "olmo2": ({}, "self_attn.q_norm", halves([0, 32], 16)),
+}
+
+
+@pytest.mark.parametrize("model_type", KNOWN)
+def test_the_rows_are_those_of_the_architecture(build, model_type):
+    settings, module, rows = KNOWN[model_type]
+    found = find_queries(load_uneven(build(model_type, **settings)), {None})
+    assert len(found) == 2
+    for layer, queries in enumerate(found):
+        assert queries.name.endswith(f"layers.{layer}.{module}")
+        assert torch.equal(queries.rows, rows)
+        assert queries.projection == ("norm" not in module)
 
 
 def sharded(folder, target, dtype=torch.float32):

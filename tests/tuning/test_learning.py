@@ -149,15 +149,3 @@ def test_the_weights_get_no_gradient_and_stay(learner):
     assert not any(module.training for module in one.model.modules())
     assert same(one.model.parameters(), weights)
     assert not checkpointing(one.model)
-
-
-def test_a_damaged_snapshot_is_skipped_for_the_one_before(learner, tmp_path):
-    whole, again = learner(), learner()
-    best = whole.learn(snapshots=tmp_path)
-    state = tmp_path / "000006" / "model.safetensors"
-    content = state.read_bytes()
-    at = int(0.3 * len(content))
-    state.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    assert again.learn(snapshots=tmp_path)[:2] == best[:2]
-    assert again.scores == whole.scores
-    assert same(again.values, whole.values)
