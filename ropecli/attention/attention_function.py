@@ -109,7 +109,7 @@ _KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, BlockAttention]]" = Wea
 
 
 def _kernel(module: torch.nn.Module, sliding_window: int | None) -> BlockAttention:
-    """The attention of a layer, made anew where the model was patched since."""
+    """The attention of a layer, made again where the model was patched since."""
     config: Any = module.config
     block = getattr(config, KEY, None)
     if module not in _KERNELS or _KERNELS[module][0] is not block:
@@ -136,7 +136,7 @@ def _shared(saved_as_json: str, inv_freq: tuple[float, ...]) -> BlockAttention:
     saved = SavedRemapping(**json.loads(saved_as_json))
     if saved.rotary_start is None or saved.neighbours is None:
         raise CheckpointError(
-            f"{KEY} in config.json does not say which dimensions of a head turn. Write the patch anew from the "
+            f"{KEY} in config.json does not say which dimensions of a head rotate. Write the patch again from the "
             "original checkpoint."
         )
     return BlockAttention(saved.remapping(), Rotation(np.array(inv_freq), saved.rotary_start, saved.neighbours))
@@ -148,7 +148,7 @@ def _sliding(window: int) -> BlockAttention:
 
 
 def frequencies_of(config: Any) -> dict[str, list[float]]:
-    """The frequencies by layer type ("" for all) that a config object's RoPE fields stand for, radians per token."""
+    """The frequencies by layer type ("" for all) that a config object's RoPE fields mean, radians per token."""
     from ropecli.config.settings import read_settings
 
     ropes = read_settings(config.to_dict()).ropes

@@ -17,7 +17,7 @@ from ropecli.attention.rotation import Rotation, RotationTable, computing_dtype
 from ropecli.rope import Positions, Remapping
 
 _SCORES_ON_CPU = 2**20
-"""Scores of a block: so many stay in the cache."""
+"""Scores of a block: this number fits the cache."""
 
 _SCORES_ELSEWHERE = 2**25
 

@@ -1,4 +1,4 @@
-"""Attention a block of queries after the other, with one softmax over the keys of all branches.
+"""Attention one block of queries after another, with one softmax over the keys of all branches.
 
 Extra memory is O(block × keys), never O(n × n). The idea is of Rabe and Staats 2021 (arXiv:2112.05682). Heads arrive
 rotated. A unit is a head of keys, and the group of query heads that share it.
@@ -83,7 +83,7 @@ class BlockLoop(NamedTuple):
 
 
 class _AllBlocks(torch.autograd.Function):
-    """The blocks one after the other; the backward pass computes their scores anew, each block's alone.
+    """The blocks one after the other; the backward pass computes the scores of each block again.
 
     What is kept is made before all blocks: tensors kept from between them would leave holes of each block's size in the
     process's memory, into which no larger one fits, and all those holes together are n × n.

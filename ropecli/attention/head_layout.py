@@ -52,7 +52,7 @@ def find_layout(model: "PreTrainedModel") -> HeadLayout:
     """How q and k rotate in every layer that sees the whole context, proved on this model's own weights.
 
     The model is afterwards what it was. Raises PatchError with the reason where rotating q and k in the attention
-    function is not exact, and where some of the model's positions do not come by there.
+    function is not exact, and where some of the model's positions have another effect.
     """
     far = [layer for layer in _see_layers(model) if not layer.before.slides]
     if not far:
@@ -62,7 +62,7 @@ def find_layout(model: "PreTrainedModel") -> HeadLayout:
     still = [layer.before.name for layer in far if not layer.rotates]
     if still:
         raise PatchError(
-            f"Of the layers that see the whole context, {len(still)} of {len(far)} do not turn by the rotary tables "
+            f"Of the layers that see the whole context, {len(still)} of {len(far)} do not rotate by the rotary tables "
             f"({still[0]} is the first): they have no positions, or others, which cannot be remapped."
         )
     return _common_layout(far, _frequencies(model))
@@ -81,7 +81,7 @@ def find_rotating_layers(model: "PreTrainedModel", labels: Collection[str | None
         if layer.rotates and layer_label(layer.before.module, frequencies) in labels
     ]
     if not rotating:
-        raise PatchError(f"No layer turns by the rotary table of {', '.join(map(str, labels))}.")
+        raise PatchError(f"No layer rotates by the rotary table of {', '.join(map(str, labels))}.")
     modules = {id(layer.before.module): layer.before.module for layer in rotating}  # some attend several times
     return _common_layout(rotating, frequencies), list(modules.values())
 
@@ -100,7 +100,7 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
         if label in labels:
             return label
     raise PatchError(
-        f"Layer {index} ({type(module).__name__}) does not say by which of the rotary tables it turns: its type is "
+        f"Layer {index} ({type(module).__name__}) does not say by which of the rotary tables it rotates: its type is "
         f"{own!r}, the tables are {sorted(map(str, labels))}. A method of other distances cannot be used here."
     )
 
@@ -128,10 +128,10 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
     for before, after in layers:
         _refuse_not_finite(before)
         if _difference(before.value, after.value) > _allowed(before.value):
-            raise PatchError(f"{before.name}: the values go by the positions too, not the queries and keys alone.")
+            raise PatchError(f"{before.name}: the values depend on the positions too, not only queries and keys.")
     if _difference(*(one.reshape(1, 1, 1, -1) for one in (output, output_of_second))) > _allowed(output):
         raise PatchError(
-            "Some of the model's layers turn by the rotary tables and do not come by the attention function."
+            "Some of the model's layers rotate by the rotary tables without calling the attention function."
         )
     return layers
 
@@ -180,8 +180,8 @@ def _common_layout(layers: list[_Seen], frequencies: dict[str | None, np.ndarray
         layouts = [layout for layout in layouts if _rotates_by(layer, inv_freq, layout)]
         if not layouts:
             raise PatchError(
-                f"{layer.before.name} changes queries or keys after the rotation, as a norm does, or turns them by a "
-                "rule of its own: turning them further in the attention is not the same as other positions."
+                f"{layer.before.name} changes queries or keys after the rotation, as a norm does, or rotates them by a "
+                "rule of its own: rotating them further in the attention is not the same as other positions."
             )
     return layouts[0]
 

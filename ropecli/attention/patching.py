@@ -130,7 +130,7 @@ def _check_frequencies(model: "PreTrainedModel") -> None:
     for table in rotary_tables(model):
         own = known.get(table.layer_type or "", [])
         if len(own) != table.inv_freq.size or not np.allclose(own, table.inv_freq, rtol=_SAME, atol=_STILL):
-            raise ProofError(f"{table.name} turns by other frequencies than its config's RoPE fields say.")
+            raise ProofError(f"{table.name} rotates by other frequencies than its config's RoPE fields say.")
 
 
 @torch.no_grad()

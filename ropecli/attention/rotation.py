@@ -68,7 +68,7 @@ class RotationTable:
         kind = (states.device, computing_dtype(states))
         known = self._known.get(kind)
         if known is None or len(known[0]) < stop:
-            at = np.arange(1 << int(stop - 1).bit_length())  # rarely made anew while a text grows token by token
+            at = np.arange(1 << int(stop - 1).bit_length())  # rarely computed again while a text grows token by token
             known = self._rotation.cos_sin(self._positions(at) - at, *kind)
             if type(states) is Tensor:  # those of a memory plan have no values to keep
                 self._known[kind] = known

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's model and tokenizer with stock transformers, and turns its failures into clear messages."""
+"""Loads a checkpoint's model and tokenizer with stock transformers, with clear messages for its failures."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def load_model(
     dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way, because
     the dtype is given at loading and not cast afterwards. attn: the attention implementation; 'auto' is what
     transformers chooses, or what the checkpoint carries, which nothing replaces. options: more for from_pretrained;
-    with a device_map among them, `device` is passed over. say: told of tensors in the files that config.json leaves
+    with a device_map among them, `device` is ignored. say: called for tensors in the files that config.json leaves
     unused; without it they are an error, since whatever is written from this model would lack them. An adapter is
     merged into its base. Raises CheckpointError, also for weights that do not fill the model: stock transformers would
     leave the rest random.

@@ -53,32 +53,32 @@ class RotaryTable:
     def at_length(self, length: int) -> tuple[np.ndarray, float]:
         """(inv_freq, attention factor) after a fresh pass over `length` tokens, as stock transformers makes them."""
         reset_tables([self])
-        self._turn(length - 1)
+        self._cos_sin(length - 1)
         return self.inv_freq, self.attention_factor
 
-    def _turn(self, position: int) -> Any:
-        """What the module gives for one token at `position`: cos and sin, in one form or another."""
+    def _cos_sin(self, position: int) -> Any:
+        """The cos and sin of one token at `position`, in whichever form the module returns them."""
         arguments = {"layer_type": self.layer_type} if self.layer_type else {}
         positions = torch.tensor([[position]], device=getattr(self.module, self._prefix + _TABLE).device)
         return self.module(torch.zeros(1, 1, 1, device=positions.device), positions, **arguments)
 
     @torch.no_grad()
-    def refuse_if_deaf(self) -> None:
-        """Raises PatchError for a module that does not turn by its table, but works out its frequencies anew."""
+    def refuse_if_computed(self) -> None:
+        """Raises PatchError for a module that ignores its table and computes its frequencies in each pass."""
         buffer = getattr(self.module, self._prefix + _TABLE)
         given = []
         for value in (0.0, 1.0):
             setattr(self.module, self._prefix + _TABLE, torch.full_like(buffer, value))
-            given.append(self._turn(1))
+            given.append(self._cos_sin(1))
         setattr(self.module, self._prefix + _TABLE, buffer)
         if all(torch.equal(*pair) for pair in zip(*map(_tensors, given), strict=True)):
             raise PatchError(
-                f"{self.name} works out its frequencies anew in each pass, and cannot be patched in memory. "
+                f"{self.name} computes its frequencies again in each pass, and cannot be patched in memory. "
                 "Write the patch to a folder instead."
             )
 
     def set(self, rope: ScaledRope) -> None:
-        """Makes the module turn as `rope` says, at every length. Raises PatchError where the shapes differ."""
+        """Makes the module rotate as `rope` says, at every length. Raises PatchError where the shapes differ."""
         buffer = getattr(self.module, self._prefix + _TABLE)
         if tuple(buffer.shape) != rope.inv_freq.shape:
             raise PatchError(f"{self.name} has {tuple(buffer.shape)} frequencies, the patch {rope.inv_freq.shape}.")
@@ -101,7 +101,7 @@ def rotary_tables(model: "PreTrainedModel") -> list[RotaryTable]:
 
 
 def set_ropes(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Makes every table turn as its layer type's rope says, at all lengths alike.
+    """Makes every table rotate as its layer type's rope says, at all lengths.
 
     Raises PatchError for a table of a layer type that has no rope.
     """
@@ -120,7 +120,7 @@ def turn_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) ->
             hook.remove()
     set_ropes(tables, ropes)
     for table in tables:
-        table.refuse_if_deaf()
+        table.refuse_if_computed()
     for module in _modules(tables):
         own = [table for table in tables if table.module is module and varies_with_length(ropes[table.layer_type])]
         if own:
@@ -178,7 +178,7 @@ def _configs(config: Any) -> list[Any]:
 
 
 def reset_tables(tables: list[RotaryTable]) -> None:
-    """Makes every table anew from its config: the dynamic ones remember the longest length they have seen."""
+    """Makes every table again from its config: dynamic ones remember the longest length they have seen."""
     for module in _modules(tables):
         _remake(module, next(module.buffers()).device)
 

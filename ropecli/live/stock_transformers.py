@@ -40,7 +40,7 @@ def build_without_weights(folder: Path):
     """The causal LM that stock transformers makes from folder/config.json: parameters on the meta device.
 
     Its rotary modules are real: each is made again from its config, as from_pretrained does once the weights are in
-    place. Raises CheckpointError, and PatchError where no module turns.
+    place. Raises CheckpointError, and PatchError where it has no rotary table.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -142,7 +142,7 @@ def test_in_memory_and_on_disk_are_the_same_model(model_type, build, tmp_path):
 
 def test_a_model_that_works_out_its_frequencies_anew_is_refused(build):
     source = build("phimoe", num_local_experts=2, num_experts_per_tok=1)
-    with pytest.raises(PatchError, match=r"rotary_emb works out its frequencies anew .* Write the patch to a folder"):
+    with pytest.raises(PatchError, match=r"rotary_emb computes its frequencies again .* Write the patch to a folder"):
         live_patch(load(source), ropes_of(source, "yarn"))
 
 

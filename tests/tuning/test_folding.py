@@ -144,7 +144,7 @@ def test_a_phase_moves_the_offset_that_a_head_prefers(llama, make_run, monkeypat
         ("gpt_neox_japanese", {}, "attends by code of its own"),
         ("hunyuan_v1_dense", {"head_dim": 32}, r"Layer 0 .* changes queries or keys after the rotation"),
         ("stablelm", {"qk_layernorm": True}, "do not come unchanged from a projection or a norm"),
-        ("olmo3", {"layer_types": ["sliding_attention"] * 2}, "No layer turns by the rotary table of full_attention"),
+        ("olmo3", {"layer_types": ["sliding_attention"] * 2}, "No layer rotates by the rotary table of full_attention"),
     ],
 )
 def test_what_cannot_be_folded_is_refused(build, make_run, model_type, settings, reason):
