@@ -1,12 +1,11 @@
-"""Writes learned weights where the files hold them, and proves that the written model is the tuned one.
+"""Puts learned weights where the files hold them, and proves that the model is then the tuned one.
 
-The proof compares logits of a few tokens. The folded weights must give those of the tuned model, and stock transformers
-must give the same from the written files. Files are rewritten shard by shard, in the dtype that they had.
+The proof compares logits of a few tokens, in float32 if memory allows. Files are rewritten shard by shard, in the dtype
+that they had.
 """
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -16,11 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ropecli.attention import load_model
-from ropecli.attention.patching import patch_to
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.checkpoint.writing import write_json
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, PatchError, ProofError
 
 if TYPE_CHECKING:
@@ -62,8 +57,8 @@ def _find(stored: Mapping[str, Any], name: str, value: Tensor) -> StoredWeight:
             if torch.equal(tensor.double(), value.double()):
                 return StoredWeight(key, tensor.dtype)
     raise PatchError(
-        f"No weight file holds {name} with the values that the model has in {_short(value.dtype)}: transformers makes "
-        "it from other tensors, or rounds it. Load it in the dtype of the files, by --dtype."
+        f"No weight file holds {name} with the values that the model has in {short_name(value.dtype)}: transformers "
+        "makes it from other tensors, or rounds it. Load it in the dtype of the files, by --dtype."
     )
 
 
@@ -108,34 +103,7 @@ def fold(
     return Folded(logits_of(model, probe), changed, rounding)
 
 
-def write_folded(
-    plan: PatchPlan,
-    folded: Folded,
-    probe: Tensor,
-    output: Path,
-    *,
-    files: Mapping[str, Any] = MappingProxyType({}),
-    **options: Any,
-) -> int:
-    """Writes the patched checkpoint with the weights, and proves it; returns the number of rotary tables compared.
-
-    Before the folder gets its name, stock transformers loads it and must give the folded logits of the probe. files:
-    JSON to write beside the weights, by file name. options: of write_patch. Raises OutputError, ProofError; then
-    nothing is left behind.
-    """
-
-    def complete(folder: Path) -> None:
-        for name, value in files.items():
-            write_json(folder / name, value)
-        written = open_checkpoint(folder, weights=True)
-        model = load_model(written, dtype=_short(folded.logits.dtype), device="cpu")
-        require_same(logits_of(model, probe), folded.logits, "Stock transformers, loading the written files, gives")
-
-    rewrite = partial(_rewrite_shard, folded.changed) if folded.changed else None
-    return patch_to(plan, output, rewrite=rewrite, check=complete, **options)
-
-
-def _rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) -> bool:
+def rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) -> bool:
     """Writes the shard with the changed tensors in place of its own; False where it has none of them.
 
     Raises OutputError.
@@ -198,7 +166,7 @@ def difference(one: Logits, other: Logits) -> float:
 def require_same(found: Logits, tuned: Logits, what: str) -> None:
     """Raises ProofError where the logits differ or are NaN. what: the beginning of the message."""
     off = difference(found, tuned)
-    allowed, dtype = max((_ROUNDING[one.dtype], _short(one.dtype)) for one in (found, tuned))
+    allowed, dtype = max((_ROUNDING[one.dtype], short_name(one.dtype)) for one in (found, tuned))
     if not off <= allowed:
         raise ProofError(
             f"{what} other logits than the tuned model (off by {off:.2g} of the largest, where {allowed:g} is "
@@ -206,5 +174,5 @@ def require_same(found: Logits, tuned: Logits, what: str) -> None:
         )
 
 
-def _short(dtype: torch.dtype) -> str:
+def short_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

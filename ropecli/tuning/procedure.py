@@ -7,14 +7,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ropecli.attention.patching import live_patch
+from ropecli.attention import load_model
+from ropecli.attention.patching import live_patch, patch_to
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
+from ropecli.checkpoint.writing import write_json
 from ropecli.errors import NotFiniteError, PatchError
 from ropecli.evaluation.eval_report import environment
 from ropecli.evaluation.saved_progress import EvalProgress
@@ -22,7 +26,17 @@ from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
 from ropecli.tuning.calibration import Evaluator
-from ropecli.tuning.folding import Folded, StoredWeight, exact_logits, find_stored, fold, logits_of, write_folded
+from ropecli.tuning.folding import (
+    Folded,
+    StoredWeight,
+    exact_logits,
+    find_stored,
+    fold,
+    logits_of,
+    require_same,
+    rewrite_shard,
+    short_name,
+)
 from ropecli.tuning.learners import HeadGains, LowRankUpdates
 from ropecli.tuning.learning import Learned, learn
 from ropecli.tuning.search import evolve, search_constants
@@ -168,7 +182,7 @@ def _report(
         target_length=task.target_length,
         source=task.source,
         fingerprint=task.calibration.fingerprint(),
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=short_name(model.dtype),
         device=str(model.device),
         settings=task.settings_values(),
         method=plan.spec.method.name,
@@ -211,15 +225,25 @@ def write_tuned(
 ) -> int:
     """Writes the tuned checkpoint with its report, and proves it; returns the number of rotary tables compared.
 
+    Before the folder gets its name, stock transformers loads it and must give the tuned model's logits of the probe.
     link, say: as write_patch's. Raises OutputError, ProofError; then nothing is left behind.
     """
-    return write_folded(
+    folded = tuned.folded
+
+    def complete(folder: Path) -> None:
+        for name, value in files_of(tuned.report).items():
+            write_json(folder / name, value)
+        written = open_checkpoint(folder, weights=True)
+        model = load_model(written, dtype=short_name(folded.logits.dtype), device="cpu")
+        found = logits_of(model, tuned.probe)
+        require_same(found, folded.logits, "Stock transformers, loading the written files, gives")
+
+    return patch_to(
         tuned.plan,
-        tuned.folded,
-        tuned.probe,
         output,
-        files=files_of(tuned.report),
-        notes={"tuned": {**notes_of(tuned.report), "weights_changed": bool(tuned.folded.changed)}},
+        rewrite=partial(rewrite_shard, folded.changed) if folded.changed else None,
+        check=complete,
+        notes={"tuned": {**notes_of(tuned.report), "weights_changed": bool(folded.changed)}},
         link=link,
         say=say,
     )

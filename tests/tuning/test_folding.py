@@ -1,6 +1,7 @@
 """Gains and phases on really loaded models: live, folded into the weights, and as stock transformers loads them."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,9 +23,9 @@ from ropecli.tuning.folding import (
     fold,
     logits_of,
     require_same,
-    write_folded,
 )
 from ropecli.tuning.learners import HeadGains
+from ropecli.tuning.procedure import write_tuned
 from ropecli.tuning.queries import find_queries
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -80,8 +81,15 @@ def folded_into(run, gains, live):
     return fold(run.model, gains.folded(), stored, live, run.probe)
 
 
-def write(run, folded, output):
-    return write_folded(run.task.baseline, folded, run.probe, output)
+@pytest.fixture
+def write(make_run):
+    """write(run, folded, output) -> the number of rotary tables that were compared."""
+
+    def write_it(run, folded, output):
+        tuned = make_run(run.checkpoint.folder, points=1).tune()
+        return write_tuned(replace(tuned, folded=folded), output)
+
+    return write_it
 
 
 def loaded_logits(folder, run, **options):
@@ -89,7 +97,7 @@ def loaded_logits(folder, run, **options):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_fold_is_exact(build, make_run, tmp_path, name):
+def test_the_fold_is_exact(build, make_run, tmp_path, name, write):
     model_type, settings, gain_count, phase_count = MODELS[name]
     run = make_run(uneven(build(model_type, **settings)))
     gains, live = with_gains(run)
@@ -202,7 +210,7 @@ def sharded(folder, target, dtype=torch.float32):
     return target
 
 
-def test_untouched_shards_are_hard_linked_and_the_others_hold_what_they_held(build, make_run, tmp_path):
+def test_untouched_shards_are_hard_linked_and_the_others_hold_what_they_held(build, make_run, tmp_path, write):
     folder = uneven(sharded(build("qwen2", **GROUPED), tmp_path / "sharded"))
     for path in folder.glob("*.safetensors"):
         path.chmod(0o640)
@@ -227,7 +235,7 @@ def test_untouched_shards_are_hard_linked_and_the_others_hold_what_they_held(bui
             assert file.metadata() == plain.metadata()
 
 
-def test_the_files_precision_stays_and_its_rounding_is_told(build, make_run, tmp_path):
+def test_the_files_precision_stays_and_its_rounding_is_told(build, make_run, tmp_path, write):
     folder = sharded(build("llama", head_dim=32), tmp_path / "half", torch.bfloat16)
     run = make_run(folder)
     gains, live = with_gains(run)
@@ -253,7 +261,7 @@ def half(build, make_run, tmp_path):
     return make
 
 
-def test_a_model_in_half_precision_is_proved_in_float32(half, tmp_path):
+def test_a_model_in_half_precision_is_proved_in_float32(half, tmp_path, write):
     """Whose own rounding would be beyond what is allowed, with gains as large as these."""
     run, gains, live = half(size=1.0)
     before = [parameter.data_ptr() for parameter in run.model.parameters()]
@@ -273,7 +281,7 @@ def test_a_wrong_fold_shows_even_where_it_moves_logits_less_than_half_precision_
         folded_into(run, gains, live)
 
 
-def test_a_decoder_inside_a_larger_model(build, make_run, tmp_path):
+def test_a_decoder_inside_a_larger_model(build, make_run, tmp_path, write):
     """Its files call the weights otherwise than the model does."""
     inner = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512}
     text = {**inner, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, **ONE_OF_EACH}
@@ -289,7 +297,7 @@ def test_a_decoder_inside_a_larger_model(build, make_run, tmp_path):
     assert difference(loaded_logits(tmp_path / "tuned", run), live) < 1e-4
 
 
-def test_what_was_written_wrong_is_not_left_behind(llama, make_run, tmp_path, monkeypatch):
+def test_what_was_written_wrong_is_not_left_behind(llama, make_run, tmp_path, monkeypatch, write):
     run = make_run(llama)
     folded = folded_into(run, *with_gains(run))
     folded.changed["model.layers.0.self_attn.q_proj.weight"].mul_(1.01)
