@@ -1,7 +1,7 @@
 """The attention that transformers runs for a checkpoint whose config.json names a distance method.
 
-transformers rotates queries and keys as it always does; here they are rotated further, to the distances of the method.
-What it would do wrong in silence is refused here and in row_padding.py.
+transformers rotates queries and keys as usual; here they are rotated further, to the distances of the method. Cases
+that would give silently wrong results are refused here and in row_padding.py.
 """
 
 import json
@@ -50,7 +50,7 @@ def remapped_attention(
     position_ids: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls an attention function.
+    """An attention function of transformers' interface.
 
     query: shape (batch, heads, queries, head_dim); key, value: shape (batch, kv heads, keys, ...). attention_mask: of
     describe_padding. sliding_window: tokens; such a layer is left as it is. position_ids: shape (batch, queries).
@@ -88,7 +88,7 @@ def _attend_alike(
     value: Tensor,
     options: dict[str, Any],
 ) -> Tensor:
-    """Rows of the same padding: what is padding is cut off, and positions count from the first token on."""
+    """Rows of the same padding: padding is cut off, and positions count from the first token."""
     padding, first_query, first_key = row
     padded = min(max(padding - first_query, 0), query.shape[2])
     low, high = max(padding - first_key, 0), first_query + query.shape[2] - first_key  # a static cache is longer

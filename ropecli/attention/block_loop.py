@@ -15,7 +15,7 @@ from ropecli.attention.key_ranges import KeyRange
 
 
 class BlockLoop(NamedTuple):
-    """How a BlockAttention goes through its queries. ranges: the keys of each branch. rows: queries of a block.
+    """The loop of a BlockAttention over blocks of queries. ranges: the keys of each branch. rows: queries per block.
 
     last_alone: compute the last block alone, which sees the most keys, to estimate memory: each block takes the same.
     """
@@ -41,7 +41,7 @@ class BlockLoop(NamedTuple):
         return (slice(begin, min(begin + self.rows, queries)) for begin in begins)
 
     def pieces(self, block: slice, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What a block needs, as views: by branch its queries, the keys that they see, and the values; and the sinks.
+        """Views of a block's part of the tensors: its queries by branch, the keys that they see, the values, the sinks.
 
         tensors: as _AllBlocks takes them.
         """
@@ -83,10 +83,10 @@ class BlockLoop(NamedTuple):
 
 
 class _AllBlocks(torch.autograd.Function):
-    """The blocks one after the other; the backward pass computes the scores of each block again.
+    """Attends block by block; the backward pass computes the scores of each block again.
 
-    What is kept is made before all blocks: tensors kept from between them would leave holes of each block's size in the
-    process's memory, into which no larger one fits, and all those holes together are n × n.
+    All tensors that are kept are allocated before the first block. Tensors kept from between blocks would fragment the
+    memory, with holes that add up to n × n.
     """
 
     @staticmethod

@@ -36,7 +36,7 @@ class HeadLayout(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What one layer gave its attention: at the model's positions, and at twice these."""
+    """A layer's call of its attention at the model's positions, and at twice these."""
 
     before: AttentionCall
     after: AttentionCall
@@ -49,9 +49,9 @@ class _Seen(NamedTuple):
 
 
 def find_layout(model: "PreTrainedModel") -> HeadLayout:
-    """How q and k rotate in every layer that sees the whole context, proved on this model's own weights.
+    """The layout of q and k in every layer that sees the whole context, proved on this model's own weights.
 
-    The model is afterwards what it was. Raises PatchError with the reason where rotating q and k in the attention
+    The model is left as it was. Raises PatchError with the reason where rotating q and k in the attention
     function is not exact, and where some of the model's positions have another effect.
     """
     far = [layer for layer in _see_layers(model) if not layer.before.slides]
@@ -69,10 +69,10 @@ def find_layout(model: "PreTrainedModel") -> HeadLayout:
 
 
 def find_rotating_layers(model: "PreTrainedModel", labels: Collection[str | None]) -> tuple[HeadLayout, list[Any]]:
-    """How q and k rotate by the ropes of these labels (layer types; None where all share one); and the attention
-    modules that rotate, whatever they see. Layers without positions are skipped.
+    """The layout of q and k, and the attention modules that rotate by the ropes of these labels.
 
-    The model is afterwards what it was. Raises PatchError as find_layout does, and where no layer rotates.
+    labels: layer types; None where all layers share one rope. Layers without positions are skipped. The model is left
+    as it was. Raises PatchError as find_layout does, and where no layer rotates.
     """
     frequencies = _frequencies(model)
     rotating = [
@@ -87,7 +87,7 @@ def find_rotating_layers(model: "PreTrainedModel", labels: Collection[str | None
 
 
 def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
-    """Which of the rope labels (layer types; {None} where all layers share one) this attention module rotates by.
+    """The rope label (layer type; None where all layers share one) that this attention module rotates by.
 
     Raises PatchError where its layer type is none of them.
     """

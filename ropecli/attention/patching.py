@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _TOKENS = 48
 _SAME = 1e-4
 _SAME_IN_HALF = 5e-2
-"""Of the largest number of an output, between two ways of computing it."""
+"""Allowed difference between two ways to compute an output, relative to its largest number."""
 _STILL = 1e-25
 """Radians per token: less rotates nothing."""
 
@@ -85,7 +85,7 @@ def _set_remapping(
 ) -> SavedRemapping:
     """Makes a model attend as `saved` says, in memory; returns it with the layout that was found.
 
-    ropes: what the model's tables rotate by, by layer type; none where its config's RoPE fields say it. Raises
+    ropes: the ropes of the model's tables, by layer type; empty where its config's RoPE fields give them. Raises
     PatchError where its architecture does not allow the method.
     """
     layout = find_layout(model)
@@ -125,7 +125,7 @@ def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
 
 
 def _check_frequencies(model: "PreTrainedModel") -> None:
-    """What the attention rotates further by is what the model rotates by; the former it reads from the config alone."""
+    """Raises ProofError unless the frequencies that the attention reads from the config are those of the model."""
     known = frequencies_of(model.config.get_text_config())
     for table in rotary_tables(model):
         own = known.get(table.layer_type or "", [])
@@ -135,7 +135,7 @@ def _check_frequencies(model: "PreTrainedModel") -> None:
 
 @torch.no_grad()
 def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
-    """For some tokens, no more than the method leaves at their distances: the logits, of a model that gives them."""
+    """The model's output (logits, if it has a head) for a text so short that the method changes no distance."""
     embeddings: Any = model.get_input_embeddings()
     ids = torch.arange(_unchanged_length(saved), device=model.device)[None] * 7 % embeddings.weight.shape[0]
     with in_evaluation(model):
