@@ -21,7 +21,7 @@ from ropecli.data.sources import TO_MEASURE, read_texts
 from ropecli.data.stream import Batch
 from ropecli.errors import DataError, NotFiniteError, RecipeError
 from ropecli.evaluation.protocols import Protocol
-from ropecli.live.rotary import reset_tables, restored, rotary_tables, switches_with_length
+from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length, unpatched_after
 from ropecli.training.distributed import data_ranks, local_batch, sequence_ranks
 from ropecli.training.loss import explain_out_of_memory
 from ropecli.training.recipe import Recipe
@@ -159,8 +159,9 @@ def _evaluation_mode(
     Yields a function to call before each window: rotary tables that follow the length remember the longest.
     """
     training = [module for module in wrapped.modules() if module.training]
-    tables = rotary_tables(accelerator.unwrap_model(wrapped).model)
-    with torch.no_grad(), restored(tables):
+    model = accelerator.unwrap_model(wrapped).model
+    tables = rotary_tables(model)
+    with torch.no_grad(), unpatched_after(model):
         following = tables if switches_with_length(tables, longest) else []
         _set_evaluation_mode(wrapped, shared=sequence_ranks(accelerator) > 1)
         try:
