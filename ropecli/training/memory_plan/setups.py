@@ -1,4 +1,4 @@
-"""Finds the training setups that fit into a GPU's memory, the smallest change first, and the command that runs one."""
+"""Finds training setups that fit into a GPU's memory, with the fewest changes, and the command that runs one."""
 
 import shlex
 from collections.abc import Iterator
@@ -22,13 +22,12 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
 """In the order in which they are tried: the first that fits changes least."""
-_MOST = 4096
 _BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to train: a recipe's changes, an engine, and what it takes. refused: why it cannot be, in a sentence."""
+    """One way to train: an engine, changes of the recipe, and the memory. refused: why `finetune` would refuse it."""
 
     engine: Engine
     world: int
@@ -44,8 +43,9 @@ class Setup:
 
 
 def find_setups(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int) -> list[Setup]:
-    """One setup for each way of tuning and each engine: with the fewest changes that fit, or, where none does, the
-    least memory. memory: bytes of one GPU. Raises CheckpointError.
+    """One setup for each adapter and engine: the first change that fits, or else the one that needs the least memory.
+
+    memory: bytes of one GPU. Raises CheckpointError.
     """
     engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses")
     return [
@@ -56,20 +56,8 @@ def find_setups(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: i
 
 
 def best_setup(found: list[Setup]) -> Setup | None:
-    """Of those that fit, the one with the fewest changes; adapters and engines as they stand in the table."""
+    """The setup with the fewest changes among those that fit; the first one where several have as few."""
     return min((one for one in found if one.fits), key=lambda one: len(one.changes), default=None)
-
-
-def setup_with_more_gpus(
-    estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int
-) -> Setup | None:
-    """The next setup that fits, with twice, four times ... as many GPUs; None up to 4,096."""
-    count = max(2, 2 * gpus)
-    while count <= _MOST:
-        if fitting := best_setup(find_setups(estimator, recipe, length, count, memory)):
-            return fitting
-        count *= 2
-    return None
 
 
 def _smallest_change(
@@ -94,7 +82,7 @@ def _smallest_change(
 
 
 def _adapters(recipe: Recipe) -> tuple[str, ...]:
-    """From the recipe's own way of tuning on to those that take less."""
+    """The recipe's own adapter, then those that need less memory."""
     known = ("none", "lora", "qlora")
     own = recipe.adapter if recipe.adapter in known else "lora"
     rest = known[known.index(own) + 1 :]
@@ -102,7 +90,7 @@ def _adapters(recipe: Recipe) -> tuple[str, ...]:
 
 
 def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
-    """What `finetune` would refuse, as it says it."""
+    """The messages with which `finetune` would refuse a setup."""
     integers = recipe.adapter == "qlora"
     if engine == "fsdp2":
         yield from sharded_weight_faults(recipe, "FSDP2", integers=integers)
@@ -113,7 +101,7 @@ def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: En
 
 
 def launch_command(setup: Setup, checkpoint: str, length: int, recipe_file: str | None, given: dict[str, Any]) -> str:
-    """The line that starts the training. given: keys of the recipe that the user set. OUTPUT stands for the folder."""
+    """The shell command that starts the training. given: keys of the recipe that the user set."""
     words = ["accelerate", "launch", *_launch(setup), "-m", "ropecli", "finetune", checkpoint]
     if recipe_file:
         words += ["--recipe", recipe_file]
