@@ -123,7 +123,6 @@ def _make_report(
         "kv_cache": kv_cache(config, estimator.shape, length),
         "setting": _named(chosen),
         "memory": {**estimate.parts(), "total": estimate.total, "host": estimate.host},
-        "activations": estimator.activations(chosen.recipe, length, chosen.engine, chosen.world),
         "tokens_per_step": tokens,
         "tokens": tokens * recipe.steps,
         "steps": recipe.steps,

@@ -96,18 +96,6 @@ class MemoryEstimator:
             trained=step.trained,
         )
 
-    def activations(self, recipe: Recipe, length: int, engine: Engine, world: int) -> dict[str, int]:
-        """Bytes that the decoder keeps on a GPU without checkpointing, with it, and with offloading."""
-        ways = {
-            "plain": {"gradient_checkpointing": False, "offload_activations": False},
-            "checkpointing": {"gradient_checkpointing": True, "offload_activations": False},
-            "offload": {"gradient_checkpointing": True, "offload_activations": True},
-        }
-        return {
-            name: self._step(recipe.model_copy(update=changes), length, engine, world).kept
-            for name, changes in ways.items()
-        }
-
     def _step(self, recipe: Recipe, length: int, engine: Engine, world: int, gpu: bool = True) -> FakeStep:
         part = -(-length // world) if engine == "ulysses" else length
         # gathered weights are in the dtype of products, and what goes from layer to layer with them

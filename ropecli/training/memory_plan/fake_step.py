@@ -46,15 +46,13 @@ class Peak(NamedTuple):
 class FakeStep(NamedTuple):
     """What a step takes beside weights and optimizer state, on one process.
 
-    peaks: the peak of each phase. kept: bytes of activations between the forward and the backward pass. host: bytes
-    of activations moved to the CPU's memory.
+    peaks: the peak of each phase. host: bytes of activations moved to the CPU's memory.
 
     Numbers of values: trained; quantizable, in frozen matrices of layers; layer, in the largest layer; outside, in no
     layer.
     """
 
     peaks: dict[str, Peak]
-    kept: int
     host: int
     trained: int
     quantizable: int
@@ -63,12 +61,7 @@ class FakeStep(NamedTuple):
 
 
 def run_fake_step(
-    config: Any,
-    kinds: list[list[int]],
-    recipe: Recipe,
-    length: int,
-    dtype: torch.dtype = torch.float32,
-    shards: int = 1,
+    config: Any, kinds: list[list[int]], recipe: Recipe, length: int, dtype: torch.dtype, shards: int
 ) -> FakeStep:
     """kinds: the layers of each kind. length: tokens of a sequence on one process. dtype: of the weights, except an
     adapter's own. shards: number of processes that share the gradients.
@@ -123,7 +116,6 @@ def _count_step(model: "PreTrainedModel", recipe: Recipe, length: int, shards: i
     with counter:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
             loss = loss_of(ids, ids)
-        kept = counter.alive.activations
         counter.phase = "head"
         loss.backward(inputs=trained)
     layers = layers_of(model)[2]
@@ -131,7 +123,6 @@ def _count_step(model: "PreTrainedModel", recipe: Recipe, length: int, shards: i
     matrices = [module.weight for module in layers.modules() if isinstance(module, torch.nn.Linear)]
     return FakeStep(
         peaks=counter.peaks,
-        kept=kept,
         host=loss_of.moved,
         trained=sum(one.numel() for one in trained),
         quantizable=sum(one.numel() for one in matrices if not one.requires_grad),
@@ -143,17 +134,20 @@ def _count_step(model: "PreTrainedModel", recipe: Recipe, length: int, shards: i
 def _watch_gradients(
     trained: list[torch.nn.Parameter], counter: "AllocationCounter", shards: int, *, accumulates: bool
 ) -> None:
-    """Counts of each gradient this process's share, in float32. accumulates: whether an earlier pass has left it."""
+    """Replaces each gradient by this process's share in float32. accumulates: an earlier pass has left it already."""
 
-    def keep_share(parameter: Tensor) -> None:
+    def count_share(parameter: Tensor) -> None:
+        counter.add("gradients", 4 * parameter.numel() // shards)
+
+    def drop(parameter: Tensor) -> None:
         parameter.grad = None
-        if not accumulates:
-            counter.add("gradients", 4 * parameter.numel() // shards)
 
     for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(keep_share)
+        parameter.register_post_accumulate_grad_hook(drop)
         if accumulates:
-            counter.add("gradients", 4 * parameter.numel() // shards)
+            count_share(parameter)
+        else:
+            parameter.register_post_accumulate_grad_hook(count_share)
 
 
 class AllocationCounter(TorchDispatchMode):
@@ -204,13 +198,13 @@ class AllocationCounter(TorchDispatchMode):
 
 
 def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any) -> Tensor:
-    """The shape of a mixture's product, expert by expert: torch 2.13's own rule takes bfloat16 alone."""
+    """The product of grouped experts, by shape alone: torch 2.13 has no such rule for float32."""
     rows = (len(offsets),) if left.ndim == right.ndim == 2 else ()
     return left.new_empty(*rows, left.shape[-2], right.shape[-1])
 
 
 class _FakeSplit(SplitModel):
-    """Its head is plain if it makes the logits once: one that caps or scales them makes them again."""
+    """Takes a head for plain if it allocates the logits only once: capping or scaling them allocates them again."""
 
     @torch.no_grad()
     def _probe(self) -> bool:
@@ -252,24 +246,24 @@ class _WatchedLoss(NextTokenLoss):
         return torch.autograd.graph.saved_tensors_hooks(move, bring_back) if self.offload else nullcontext()
 
     def _enter_at(self, tensor: Tensor, phase: str) -> None:
-        """The phase begins when the gradient comes to the tensor."""
+        """Begins the phase when the tensor's gradient is computed."""
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: setattr(self.counter, "phase", phase))
 
     def _of_plain_head(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """As it is, and once more what is there while its one operation runs: operands, and the logits of a chunk."""
+        """Counts also what linear_cross_entropy holds inside: its operands, and the logits of a chunk."""
         loss = super()._of_plain_head(hidden, labels)
         operands = hidden.float(), self._split.head.weight.float()
         operands[0].new_empty(min(len(hidden), self._chunk), self._split.vocabulary)
         return loss
 
     def _chunks(self, hidden: Tensor) -> list[slice]:
-        """Three, since each more takes the same memory."""
+        """Only three, since each further chunk takes the same memory."""
         return super()._chunks(hidden)[:3]
 
 
 def _independent_of_length(config: Any) -> Any:
-    """A copy whose positions turn alike at all lengths: to ask for the longest is to ask for values."""
+    """A copy without frequencies that follow the length: those need the values of the positions."""
     config = copy.deepcopy(config)
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
     for one in [parameters, *parameters.values()]:
@@ -279,10 +273,10 @@ def _independent_of_length(config: Any) -> Any:
 
 
 def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
-    """The recipe's attention, with a mask of tokens × tokens only where there is one in training.
+    """Sets the recipe's attention, with a mask of tokens × tokens only where training has one.
 
-    Without values transformers always makes one, since it cannot see whether documents are packed. SDPA needs none for
-    causal attention alone; flash attention never does, keeps as much as SDPA, and may not be installed here.
+    Without values transformers always makes a mask, since it cannot see whether documents are packed. SDPA needs none
+    for causal attention alone. Flash attention never does, and keeps as much as SDPA, which takes its place here.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -304,10 +298,7 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
 
 
 def _last_block(name: str) -> Callable[..., Any]:
-    """The attention of a distance method, of which the last block alone is computed: each takes the same memory.
-
-    name: of the attention.
-    """
+    """A distance method's attention that computes only the last block, since every block takes the same memory."""
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **others: Any
