@@ -156,7 +156,7 @@ def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> flo
     gradient checkpointing repeats are left out: model FLOP utilisation does not count them.
     """
     passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no gradient of their own
-    attended = sum(width * _seen(length, window or shape.sees) for width, window in shape.attention)
+    attended = sum(width * _seen(length, window) for width, window in shape.attention)
     return 2.0 * tokens * (passes * shape.matmul + 3 * attended)
 
 

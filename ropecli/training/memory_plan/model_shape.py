@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from ropecli.config.saved_remapping import KEY, method_of, parse_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 
@@ -38,15 +36,13 @@ class ModelShape:
     """Numbers of values. total: parameters, a tied one once. active: parameters that a token goes through.
 
     matmul: in matrices that a token is multiplied with, including the head, without the embeddings. attention: for
-    each attention layer, heads × (query width + value width), and the window in tokens or None. sees: the most keys
-    that a relative-position method lets a query see; None for all before it.
+    each attention layer, heads × (query width + value width), and the window in tokens or None.
     """
 
     total: int
     active: int
     matmul: int
     attention: tuple[tuple[int, int | None], ...]
-    sees: int | None = None
 
 
 def model_shape(model: "PreTrainedModel") -> ModelShape:
@@ -63,7 +59,7 @@ def model_shape(model: "PreTrainedModel") -> ModelShape:
             matmul += used
     if head is not None and head.weight is embeddings.weight:
         matmul += head.weight.numel()
-    return ModelShape(total, active, matmul, tuple(_attention(text)), _seen_by_method(text))
+    return ModelShape(total, active, matmul, tuple(_attention(text)))
 
 
 def layers_of(model: "PreTrainedModel") -> tuple[nn.Module, str, nn.ModuleList]:
@@ -115,17 +111,6 @@ def _attention(config: Any) -> Iterator[tuple[int, int | None]]:
 def _head_width(config: Any) -> int:
     heads = getattr(config, "num_attention_heads", None) or 1
     return getattr(config, "head_dim", None) or config.hidden_size // heads
-
-
-def _seen_by_method(config: Any) -> int | None:
-    method = method_of(config._attn_implementation)
-    if method is None:
-        return None
-    saved = parse_saved_remapping(getattr(config, KEY, None), method)
-    far = np.array([2 * saved.target])
-    counts = [branch.stop(far) - branch.start(far) for branch in saved.remapping().branches]
-    seen = int(sum(np.maximum(count, 0) for count in counts).item())
-    return seen if seen <= saved.target else None
 
 
 def _share_of_experts(config: Any) -> float:
