@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter
 
 from ropecli.errors import RecipeError, shown
-from ropecli.scaling.registry import find_method
 from ropecli.training.memory_plan.estimate import Engine, MemoryEstimate, MemoryEstimator
 from ropecli.training.recipe import Recipe
 from ropecli.training.refusals import sharded_weight_faults, shared_sequence_faults
@@ -96,8 +95,7 @@ def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: En
         yield from sharded_weight_faults(recipe, "FSDP2", integers=integers)
     if engine == "ulysses":
         yield from sharded_weight_faults(recipe, "ZeRO-3", integers=integers)
-        varies = find_method(recipe.patch.method).depends_on_length if recipe.patch else estimator.varies
-        yield from shared_sequence_faults(estimator.model, recipe, length, "sp_size", gpus, varies=varies)
+        yield from shared_sequence_faults(estimator.model, recipe, length, "sp_size", gpus, varies=estimator.varies)
 
 
 def launch_command(setup: Setup, checkpoint: str, length: int, recipe_file: str | None, given: dict[str, Any]) -> str:
@@ -111,28 +109,19 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe_file: str 
         words += ["--length", str(length)]
     for key, value in {**given, **setup.changes}.items():
         if key != "length":
-            words += ["--set", f"{key}={_yaml(value)}"]
+            words += ["--set", f"{key}={value}"]
     return shlex.join([*words, "--output", "OUTPUT"])
 
 
 def _launch(setup: Setup) -> Iterator[str]:
-    count = setup.world
     if setup.engine == "ddp":
-        yield from ("--multi_gpu", "--num_processes", str(count), "--num_machines", "1")
+        yield from ("--multi_gpu", "--num_machines", "1")
     else:
         yield from ("--config_file", f"recipes/accelerate/{_BY_CONFIG[setup.engine]}.yaml")
-        if count not in (1, 8):
-            yield from ("--num_processes", str(count))
-        if setup.engine == "ulysses" and count != 8:
-            yield from ("--parallelism_config_sp_size", str(count))
-    if setup.recipe.mixed_precision == "none":
-        yield from ("--mixed_precision", "no")
-    elif setup.engine == "ddp":
-        yield from ("--mixed_precision", "bf16")
-
-
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    yield from ("--num_processes", str(setup.world))
+    if setup.engine == "ulysses":
+        yield from ("--parallelism_config_sp_size", str(setup.world))
+    yield from ("--mixed_precision", "no" if setup.recipe.mixed_precision == "none" else "bf16")
 
 
 def parse_size(text: str, name: str) -> int:
@@ -151,5 +140,5 @@ def parse_size(text: str, name: str) -> int:
 
 
 def format_gb(size: float) -> str:
-    """Bytes as people read them, in units of 10⁹, or 10⁶ below a tenth of that."""
+    """Bytes for people to read, in units of 10⁹, or of 10⁶ for small sizes."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
