@@ -100,6 +100,18 @@ def test_what_changes_the_peak_changes_it_so(estimator):
     assert total(engine="ulysses", world=8) < total(engine="fsdp2", world=8)
 
 
+def test_two_layers_of_a_kind_tell_what_all_take(config_of):
+    small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "head_dim": 16, "sliding_window": 32}
+    config = config_of("gemma3_text", num_hidden_layers=6, **small)
+    some, every = MemoryEstimator(config), MemoryEstimator(config)
+    assert [len(layers) for layers in some.kinds] == [5, 1]
+    every.kinds = [[layer] for layer in range(6)]
+    for asked in (recipe(), recipe(gradient_accumulation=1, offload_activations=True)):
+        found, expected = (one.estimate(asked, 512, "fsdp2", 2) for one in (some, every))
+        assert found.total == pytest.approx(expected.total, rel=1e-3)
+        assert (found.trained, found.host) == (expected.trained, pytest.approx(expected.host, rel=1e-3))
+
+
 def test_the_smallest_change_that_fits_is_found(estimator):
     found = find_setups(estimator, recipe(), 4096, 8, 80 * 10**9)
     chosen = best_setup(found)
