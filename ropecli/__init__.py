@@ -48,7 +48,7 @@ _API = {
     "read_state": "ropecli.checkpoint.state",
     "rotary_tables": "ropecli.live.rotary",
     "scale": "ropecli.scaling.scale",
-    "unpatched_after": "ropecli.attention.patching",
+    "unpatched_after": "ropecli.live.rotary",
 }
 __all__ = list(_API)
 

@@ -24,10 +24,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ropecli import evaluate_perplexity, open_checkpoint, read_documents
+from ropecli import open_checkpoint
 from ropecli.attention import load_model
-from ropecli.data.documents import Document, Documents
+from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import read_texts
+from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.live.loading import load_tokenizer
 
 VOCABULARY = 131_072

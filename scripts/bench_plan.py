@@ -1,21 +1,17 @@
-"""Holds what `ropecli plan` foresees of a training step's memory against what real steps take on a CPU.
+"""Compares the memory that `ropecli plan` predicts for a training step with what real steps take on a CPU.
 
     python scripts/bench_plan.py            # a table of predicted, measured and their ratio; exit 1 beyond 5%
     python scripts/bench_plan.py --json
-    python scripts/bench_plan.py --resident   # and the growth of the process's resident set beside
 
 Every configuration runs in a process of its own: two whole steps (clipping and AdamW's update with them) through our
 own loss and optimizer, of a model with random weights. Measured is the largest sum of bytes that torch's allocator has
 given out, each allocation and release read off torch.profiler's memory events, from before the model is built. It
-repeats to the byte, which a process's resident set does not: that also holds what the C library has not given back and
-what oneDNN works with; it is the growth after a first small training has loaded all code. Compared is tensor memory
-alone; the planner's allowance for CUDA itself (MemoryEstimate.runtime) has no place on a CPU. SDPA's kernel for a CPU
-takes no tokens × tokens scores for causal attention, as those for a GPU; Gemma 2, which caps its scores, does without
-SDPA and takes them.
+repeats to the byte. Only tensor memory is compared: the allowance for CUDA itself (MemoryEstimate.runtime) is left out.
+Like the GPU kernels, SDPA's CPU kernel stores no tokens × tokens scores for causal attention. Gemma 2 caps its scores,
+so it runs without SDPA and stores them.
 """
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
@@ -110,8 +106,8 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
 
     import ropecli.attention  # noqa: F401  (registers the methods' attention)
     from ropecli.training.adapters import attach
+    from ropecli.training.finetuning import make_optimizer
     from ropecli.training.loss import NextTokenLoss
-    from ropecli.training.optimization import make_optimizer
 
     recipe = recipe_of(case)
     torch.manual_seed(0)
@@ -152,44 +148,22 @@ def allocated(case: dict[str, Any]) -> int:
     return peak
 
 
-def _only(name: str, way: str) -> None:
-    import torch
-
-    from ropecli.live.peak_memory import peak_memory, reset_peak
-
-    torch.set_num_threads(2)
-    if way == "allocated":
-        sys.stdout.write(f"{allocated(CASES[name])}\n")
-        return
-    cpu = torch.device("cpu")
-    train({**CASES[name], "vocab": 512, "layers": 1, "length": 64})
-    reset_peak(cpu)
-    before = peak_memory(cpu)
-    train(CASES[name])
-    sys.stdout.write(f"{peak_memory(cpu) - before}\n")
-
-
-def _in_new_process(name: str, way: str) -> int:
-    # large tensors go back to the system at once, as CUDA's own would to its pool
-    alone = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    words = [sys.executable, __file__, "--only", name, way]
-    run = subprocess.run(words, capture_output=True, text=True, check=True, env=alone)
+def _in_new_process(name: str) -> int:
+    run = subprocess.run([sys.executable, __file__, "--only", name], capture_output=True, text=True, check=True)
     return int(run.stdout.splitlines()[-1])
 
 
 def main() -> None:
     if "--only" in sys.argv:
-        _only(*sys.argv[-2:])
+        sys.stdout.write(f"{allocated(CASES[sys.argv[-1]])}\n")
         return
     rows = []
     for name, case in CASES.items():
-        row = {"case": name, "predicted": predict(case), "measured": _in_new_process(name, "allocated")}
+        row = {"case": name, "predicted": predict(case), "measured": _in_new_process(name)}
         row["ratio"] = row["predicted"] / row["measured"]
-        if "--resident" in sys.argv:
-            row["resident"] = _in_new_process(name, "resident")
         rows.append(row)
         if "--json" not in sys.argv:
-            sizes = "".join(f"{row[key] / 2**20:10.1f}" for key in ("predicted", "measured", "resident") if key in row)
+            sizes = "".join(f"{row[key] / 2**20:10.1f}" for key in ("predicted", "measured"))
             sys.stdout.write(f"{name:34}{sizes} MiB  ratio {row['ratio']:.3f}\n")
             sys.stdout.flush()
     if "--json" in sys.argv:

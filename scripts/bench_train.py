@@ -64,14 +64,12 @@ def build(folder: Path, size: dict[str, int]) -> None:
 
 def ours(folder: Path, tokens: int, meter: Meter, **keys: Any) -> None:
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.finetuning import finetune_checkpoint
     from ropecli.training.recipe import make_recipe
+    from ropecli.training.stages import run_stages
 
     settings = {"steps": STEPS, "length": tokens, "gradient_accumulation": 1, "warmup_steps": 0, "tracker": "none"}
     recipe = make_recipe(None, {"data": str(folder / "text.txt"), "mixed_precision": "none", **settings, **keys})
-    finetune_checkpoint(
-        open_checkpoint(str(folder)), recipe, folder / "ours", on_step=lambda progress: meter(progress.loss)
-    )
+    run_stages(open_checkpoint(str(folder)), recipe, folder / "ours", on_step=lambda progress: meter(progress.loss))
 
 
 def trainer(folder: Path, tokens: int, meter: Meter, **keys: Any) -> None:

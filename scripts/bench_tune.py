@@ -28,8 +28,7 @@ from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.learning import learn
 from ropecli.tuning.procedure import run_task
-from ropecli.tuning.task import make_task
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.tuning.task import TuneSettings, make_task
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
 LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")
@@ -62,7 +61,7 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
         name, _, iterations = level.partition("-")
         settings = TuneSettings(
             "grid" if name == "full" else name,
-            iterations=int(iterations or 0),
+            search_iterations=int(iterations or 0),
             targets=TARGETS,
             max_documents=sequences,
             seed=seed,
@@ -78,7 +77,7 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
                 task.calibration.sequences,
                 evaluator,
                 settings,
-                start=evaluator.score(model, "0"),
+                start=evaluator.score(model, "0")[0],
             )
             learned, step = sum(parameter.numel() for parameter in model.parameters()), best.step
         else:

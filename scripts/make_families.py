@@ -10,7 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import coverage
 
-FILE = Path(__file__).parents[1] / "ropecli" / "checkpoint" / "families.json"
+FILE = Path(__file__).parents[1] / "ropecli" / "config" / "families.json"
 
 
 def make_table() -> dict[str, dict[str, Any]]:

@@ -21,10 +21,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from ropecli import evaluate_perplexity, open_checkpoint, read_documents
+from ropecli import open_checkpoint
 from ropecli.attention import load_model
+from ropecli.data.documents import read_documents
 from ropecli.demo import FOLDER
 from ropecli.demo.corpus import HELD_OUT, held_out_files, line_windows, sample_windows, training_files
+from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.live.loading import load_tokenizer
 
 WINDOW = 256

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import scripts_by_path
 
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "huggingface_hub", "matplotlib", "peft", "jinja2"}
 
@@ -130,3 +131,8 @@ def test_every_name_of_the_api_is_there():
         assert getattr(ropecli, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'patched'"):
         ropecli.patched  # noqa: B018
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in scripts_by_path.SCRIPTS.glob("*.py")))
+def test_every_script_imports_what_is_there(name):
+    scripts_by_path.load(name)

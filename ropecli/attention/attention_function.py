@@ -1,7 +1,7 @@
 """The attention that transformers runs for a checkpoint whose config.json names a distance method.
 
-transformers rotates queries and keys as it always does; here they are rotated further, to the distances of the method.
-What it would do wrong in silence is refused here and in row_padding.py.
+transformers rotates queries and keys as usual; here they are rotated further, to the distances of the method. Cases
+that would give silently wrong results are refused here and in row_padding.py.
 """
 
 import json
@@ -18,7 +18,7 @@ from ropecli.attention.head_layout import layer_label
 from ropecli.attention.rotation import Rotation
 from ropecli.attention.row_padding import RowPadding, describe_padding, read_padding, refuse_other_positions
 from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
-from ropecli.errors import CheckpointError
+from ropecli.errors import CheckpointError, PatchError
 from ropecli.remapping.branches import sliding
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.scale import scale
@@ -50,18 +50,23 @@ def remapped_attention(
     position_ids: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls an attention function.
+    """An attention function of transformers' interface.
 
     query: shape (batch, heads, queries, head_dim); key, value: shape (batch, kv heads, keys, ...). attention_mask: of
     describe_padding. sliding_window: tokens; such a layer is left as it is. position_ids: shape (batch, queries).
-    Returns shape (batch, queries, heads, width). Raises PatchError for positions that leave some out, or begin again.
+    Returns shape (batch, queries, heads, width). Raises PatchError for dropout, and for positions that leave some out
+    or begin again.
     """
+    if dropout:
+        raise PatchError(
+            f"The model asks for an attention dropout of {dropout:g}; distance methods have none. Set its "
+            "attention_dropout to 0 in config.json."
+        )
     kernel = _kernel(module, sliding_window)
     options = {
         "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
         "softcap": softcap,
         "sinks": s_aux,
-        "dropout": dropout,
     }
     rows = read_padding(attention_mask)
     refuse_other_positions(position_ids, rows, query.shape[2])
@@ -83,7 +88,7 @@ def _attend_alike(
     value: Tensor,
     options: dict[str, Any],
 ) -> Tensor:
-    """Rows of the same padding: what is padding is cut off, and positions count from the first token on."""
+    """Rows of the same padding: padding is cut off, and positions count from the first token."""
     padding, first_query, first_key = row
     padded = min(max(padding - first_query, 0), query.shape[2])
     low, high = max(padding - first_key, 0), first_query + query.shape[2] - first_key  # a static cache is longer
@@ -104,7 +109,7 @@ _KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, BlockAttention]]" = Wea
 
 
 def _kernel(module: torch.nn.Module, sliding_window: int | None) -> BlockAttention:
-    """The attention of a layer, made anew where the model was patched since."""
+    """The attention of a layer, made again where the model was patched since."""
     config: Any = module.config
     block = getattr(config, KEY, None)
     if module not in _KERNELS or _KERNELS[module][0] is not block:
@@ -131,7 +136,7 @@ def _shared(saved_as_json: str, inv_freq: tuple[float, ...]) -> BlockAttention:
     saved = SavedRemapping(**json.loads(saved_as_json))
     if saved.rotary_start is None or saved.neighbours is None:
         raise CheckpointError(
-            f"{KEY} in config.json does not say which dimensions of a head turn. Write the patch anew from the "
+            f"{KEY} in config.json does not say which dimensions of a head rotate. Write the patch again from the "
             "original checkpoint."
         )
     return BlockAttention(saved.remapping(), Rotation(np.array(inv_freq), saved.rotary_start, saved.neighbours))
@@ -143,7 +148,7 @@ def _sliding(window: int) -> BlockAttention:
 
 
 def frequencies_of(config: Any) -> dict[str, list[float]]:
-    """The frequencies by layer type ("" for all) that a config object's RoPE fields stand for, radians per token."""
+    """The frequencies by layer type ("" for all) that a config object's RoPE fields mean, radians per token."""
     from ropecli.config.settings import read_settings
 
     ropes = read_settings(config.to_dict()).ropes

@@ -5,20 +5,22 @@ a few passes.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ropecli.errors import PatchError
+from ropecli.live.rotary import unpatched_after
+from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 _NAME = "ropecli:layout"
-# what models hand to an attention function that does not change the attention, or that the methods compute too
+# arguments that do not change the attention, or that the methods support
 _UNDERSTOOD = {
     *("sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
     *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_cache", "deterministic"),
@@ -26,7 +28,7 @@ _UNDERSTOOD = {
 
 
 class AttentionCall(NamedTuple):
-    """What one layer gave its attention function; query, key and value: shape (batch, heads, tokens, width)."""
+    """The arguments of one call of the attention function; query, key, value: shape (batch, heads, tokens, width)."""
 
     module: Any
     query: Tensor
@@ -42,20 +44,20 @@ class AttentionCall(NamedTuple):
 
 
 class AttentionProbe:
-    """An attention function that keeps what it gets, and a mask function whose mask it must get."""
+    """An attention function that records its arguments, and a mask function whose mask it must receive."""
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
         self._outputs: list[Tensor] = []
         self._replays = False
-        self._causal: list[bool] = []  # of each mask, whether it is causal and no more
+        self._causal: list[bool] = []  # whether each mask is plainly causal
 
     def replay(self) -> None:
-        """From now on the outputs of the calls so far are given again, one by one."""
+        """Starts a second pass, in which each call returns the output of the same call of the first."""
         self._replays, self.calls, self._causal = True, [], []
 
     def mask(self, *, batch_size: int, mask_function: Any = None, **others: Any) -> Tensor:
-        """The mask function. Its masks carry no mask but a number, by which they are known where they arrive."""
+        """The mask function. Its masks hold only a number, by which they are recognised."""
         from transformers.masking_utils import causal_mask_function
 
         number = len(self._causal)
@@ -85,10 +87,10 @@ class AttentionProbe:
         return output, None
 
     def _check(self, name: str, mask: Any, slides: bool, others: dict[str, Any]) -> None:
-        """Raises PatchError for an attention (its module's name) that is not causal attention and no more."""
+        """Raises PatchError for an attention (its module's name) that is not plain causal attention."""
         unknown = sorted(key for key, value in others.items() if value is not None and key not in _UNDERSTOOD)
         if unknown:
-            raise PatchError(f"{name} wants of its attention what no other function than its own gives: {unknown}.")
+            raise PatchError(f"{name} calls its attention with arguments that are not supported: {unknown}.")
         if mask is None or mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, 3) or mask.unique().numel() != 1:
             raise PatchError(f"{name} changes the mask on its way to the attention, as sparse attention does.")
         causal = self._causal[mask.flatten()[0]]
@@ -99,7 +101,7 @@ class AttentionProbe:
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Causal attention; the output's shape is (batch, tokens, heads, width), as transformers wants it."""
+    """Causal attention; the output's shape is (batch, tokens, heads, width), as transformers expects it."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
@@ -108,36 +110,22 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
 
 @contextlib.contextmanager
 def attending_by(model: "PreTrainedModel", probe: Any) -> Iterator[None]:
-    """The model's attention is the probe's, a callable with a mask function; at the end what it was."""
+    """The model attends by the probe, a callable with a mask function, in evaluation mode and without gradients.
+
+    At the end the model is as it was.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_NAME, probe)
     AttentionMaskInterface.register(_NAME, probe.mask)
-    put_back = remember_attention(model)
     try:
-        model.set_attn_implementation(_NAME)
-        yield
+        with torch.no_grad(), quiet_transformers(), in_evaluation(model), unpatched_after(model):
+            model.set_attn_implementation(_NAME)
+            yield
     finally:
-        put_back()
-        # the interface registers for all models, and takes away for one; this is where it registers
+        # the interface registers for all models, but removes for one; this is where it registers
         for interface in (AttentionInterface, AttentionMaskInterface):
             interface._global_mapping.pop(_NAME)
-
-
-def remember_attention(model: "PreTrainedModel") -> Callable[[], None]:
-    """What makes the model, and every part of a composite one, attend again as it does now."""
-    before = [(config, config._attn_implementation) for config in _configs(model.config)]
-
-    def put_back() -> None:
-        for config, name in before:
-            config._attn_implementation_internal = name
-
-    return put_back
-
-
-def _configs(config: Any) -> list[Any]:
-    parts = [part for key in config.sub_configs if (part := getattr(config, key, None)) is not None]
-    return [config, *(one for part in parts for one in _configs(part))]
 
 
 @contextlib.contextmanager

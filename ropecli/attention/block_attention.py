@@ -17,7 +17,7 @@ from ropecli.attention.rotation import Rotation, RotationTable, computing_dtype
 from ropecli.rope import Positions, Remapping
 
 _SCORES_ON_CPU = 2**20
-"""Scores of a block: so many stay in the cache."""
+"""Scores of a block: this number fits the cache."""
 
 _SCORES_ELSEWHERE = 2**25
 
@@ -53,20 +53,19 @@ class BlockAttention:
         scaling: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
-        dropout: float = 0.0,
         last_block_alone: bool = False,
     ) -> Tensor:
         """query: shape (batch, heads, queries, head_dim); key: (batch, kv heads, keys, head_dim); value: (batch, kv
         heads, keys, width), all of one device. Query i is at position first_query + i, key j at first_key + j.
 
         scaling: multiplies the scores. softcap: they become softcap·tanh(score/softcap). sinks: shape (heads,), scores
-        that take part in the softmax and have no value. dropout: of probabilities. Scores and sums are float32, or
+        that take part in the softmax and have no value. Scores and sums are float32, or
         float64 for such states. last_block_alone: see BlockLoop. Returns shape (batch, heads, queries, width), in
         value's dtype.
         """
         places = (first_query, query.shape[2], first_key, key.shape[2])
         ranges = find_ranges(self.remapping, *places)
-        if suits_flex(query, key, value, dropout):
+        if suits_flex(query, key, value):
             rotated = self._rotate(ranges, query, key, first_query, first_key)
             masks = self._masks(*places, query.device)
             try:
@@ -82,7 +81,7 @@ class BlockAttention:
         scores = group * int(sum(one.stop - one.first for one in ranges).max())
         rows = min(queries, max(_FEWEST_QUERIES, min(_MOST_QUERIES, most // scores)))
         units = max(1, most // max(rows * scores, keys * head_dim))  # of one token's block, its rotated keys are more
-        loop = BlockLoop(ranges, rows, scaling, softcap, dropout, last_block_alone)
+        loop = BlockLoop(ranges, rows, scaling, softcap, last_block_alone)
         states = [query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)]
         if sinks is not None:
             states.append(sinks.view(kv_heads, group).repeat(batch, 1))

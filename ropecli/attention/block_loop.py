@@ -1,23 +1,21 @@
-"""Attention a block of queries after the other, with one softmax over the keys of all branches.
+"""Attention one block of queries after another, with one softmax over the keys of all branches.
 
 Extra memory is O(block × keys), never O(n × n). The idea is of Rabe and Staats 2021 (arXiv:2112.05682). Heads arrive
 rotated. A unit is a head of keys, and the group of query heads that share it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import get_device_states, set_device_states
 
 from ropecli.attention.key_ranges import KeyRange
 
 
 class BlockLoop(NamedTuple):
-    """How a BlockAttention goes through its queries. ranges: the keys of each branch. rows: queries of a block.
+    """The loop of a BlockAttention over blocks of queries. ranges: the keys of each branch. rows: queries per block.
 
     last_alone: compute the last block alone, which sees the most keys, to estimate memory: each block takes the same.
     """
@@ -26,7 +24,6 @@ class BlockLoop(NamedTuple):
     rows: int
     scaling: float
     softcap: float | None
-    dropout: float
     last_alone: bool = False
 
     def run(self, rotated: Iterable[tuple[Tensor, Tensor]], value: Tensor, *sinks: Tensor) -> Tensor:
@@ -44,7 +41,7 @@ class BlockLoop(NamedTuple):
         return (slice(begin, min(begin + self.rows, queries)) for begin in begins)
 
     def pieces(self, block: slice, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What a block needs, as views: by branch its queries, the keys that they see, and the values; and the sinks.
+        """Views of a block's part of the tensors: its queries by branch, the keys that they see, the values, the sinks.
 
         tensors: as _AllBlocks takes them.
         """
@@ -69,8 +66,6 @@ class BlockLoop(NamedTuple):
             scores = torch.cat(columns, -1)
             del columns
             scores = torch.softmax(scores, -1).flatten(1, 2)
-            if self.dropout:
-                scores = torch.nn.functional.dropout(scores, self.dropout)
             shares = scores.split([key.shape[1] for key in keys] + [1] * len(sinks), -1)[:count]
             results = [torch.bmm(share, value) for share, value in zip(shares, values, strict=True)]
         return torch.stack(results).sum(0).view(units, group, rows, -1)
@@ -88,10 +83,10 @@ class BlockLoop(NamedTuple):
 
 
 class _AllBlocks(torch.autograd.Function):
-    """The blocks one after the other; the backward pass computes their scores anew, each block's alone.
+    """Attends block by block; the backward pass computes the scores of each block again.
 
-    What is kept is made before all blocks: tensors kept from between them would leave holes of each block's size in the
-    process's memory, into which no larger one fits, and all those holes together are n × n.
+    All tensors that are kept are allocated before the first block. Tensors kept from between blocks would fragment the
+    memory, with holes that add up to n × n.
     """
 
     @staticmethod
@@ -99,7 +94,6 @@ class _AllBlocks(torch.autograd.Function):
         """tensors: the queries of every branch, then the keys of every branch, the values, and the sinks, if any."""
         query, value = tensors[0], tensors[2 * len(loop.ranges)]
         ctx.loop = loop
-        ctx.random = (torch.get_rng_state(), get_device_states(query)) if loop.dropout else None
         ctx.save_for_backward(*tensors)
         result = query.new_empty(*query.shape[:-1], value.shape[-1])
         for block in loop.blocks():
@@ -111,25 +105,11 @@ class _AllBlocks(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         loop, tensors = ctx.loop, ctx.saved_tensors
         gradients = [torch.zeros_like(one) for one in tensors]
-        with _again(ctx.random, upstream.device):
-            for block in loop.blocks():
-                pieces = [one.detach().requires_grad_() for one in loop.pieces(block, tensors)]
-                with torch.enable_grad():
-                    result = loop.attend(block, pieces)
-                found = torch.autograd.grad(result, pieces, upstream[:, :, block])
-                for total, one in zip(loop.pieces(block, gradients), found, strict=True):
-                    total.add_(one)
+        for block in loop.blocks():
+            pieces = [one.detach().requires_grad_() for one in loop.pieces(block, tensors)]
+            with torch.enable_grad():
+                result = loop.attend(block, pieces)
+            found = torch.autograd.grad(result, pieces, upstream[:, :, block])
+            for total, one in zip(loop.pieces(block, gradients), found, strict=True):
+                total.add_(one)
         return None, *gradients
-
-
-@contextmanager
-def _again(random: Any, device: torch.device) -> Iterator[None]:
-    """The backward pass drops what the forward pass has dropped. random: of that one; None where it dropped nothing."""
-    if random is None:
-        yield
-        return
-    state, (devices, states) = random
-    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        torch.set_rng_state(state)
-        set_device_states(devices, states, device_type=device.type)
-        yield

@@ -18,10 +18,10 @@ from ropecli.rope import Remapping
 
 _BLOCK = 128
 _SMALLEST_HEAD, _LARGEST_HEAD = 16, 256
-"""Of the kernels, in dimensions: wider heads do not fit into every GPU's shared memory."""
+"""Head dimensions of the kernels: wider heads do not fit into every GPU's shared memory."""
 
 
-def suits_flex(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
+def suits_flex(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether the fused kernels have what the call needs, and queries enough to fill them."""
     return (
         type(query) is Tensor  # none without storage: a kernel could not be made for it
@@ -32,7 +32,6 @@ def suits_flex(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> boo
         and (query.dtype == key.dtype == value.dtype or torch.is_autocast_enabled("cuda"))
         and min(query.shape[-1], value.shape[-1]) >= _SMALLEST_HEAD
         and max(query.shape[-1], value.shape[-1]) <= _LARGEST_HEAD
-        and not dropout
         and not torch._dynamo.config.disable  # without a compiler flex_attention fills n × n matrices
     )
 
@@ -46,7 +45,7 @@ def attend_by_flex(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """As BlockAttention, whose arguments these are. rotated: by branch, the queries and the keys. masks: likewise."""
+    """Attention with BlockAttention's arguments. rotated: queries and keys of each branch. masks: of each branch."""
     kernel: Any = _compiled() if value.is_cuda else flex_attention
     options: dict[str, Any] = {"scale": scaling, "return_aux": AuxRequest(lse=True)}
     if softcap:
@@ -63,16 +62,16 @@ def attend_by_flex(
 def make_block_masks(
     remapping: Remapping, first_query: int, queries: int, first_key: int, keys: int, device: torch.device
 ) -> list[BlockMask]:
-    """Of the branches of which any query sees a key."""
+    """The masks of the branches by which any query sees a key."""
     ranges = find_ranges(remapping, first_query, queries, first_key, keys)
     with torch.inference_mode(False):  # as for the tables of angles: it may serve training afterwards
         return [_make_block_mask(one, keys, device) for one in ranges]
 
 
 def _make_block_mask(keys_of_branch: KeyRange, keys: int, device: torch.device) -> BlockMask:
-    """Which blocks of keys the kernel visits for which blocks of queries, and in which of them it asks key by key.
+    """The blocks of keys that the kernel visits for each block of queries, and those that it masks key by key.
 
-    By hand, since create_block_mask would go through a matrix of queries × keys.
+    create_block_mask would need a matrix of queries × keys.
     """
     begins = np.arange(0, len(keys_of_branch.first), _BLOCK)
     ends = np.minimum(begins + _BLOCK, len(keys_of_branch.first)) - 1
@@ -96,7 +95,7 @@ def _make_block_mask(keys_of_branch: KeyRange, keys: int, device: torch.device) 
 
 
 def _listed(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries has, and which, those first."""
+    """The number of chosen blocks of keys for each block of queries, and their indices, chosen ones first."""
     counts, order = chosen.sum(1), np.argsort(~chosen, axis=1, kind="stable")
     listed, which = (torch.tensor(one, dtype=torch.int32, device=device)[None, None] for one in (counts, order))
     return listed, which
@@ -120,7 +119,7 @@ def _merge(outputs: Sequence[Tensor], sums: Sequence[Tensor], sinks: Tensor | No
 
 
 def is_failed_compilation(error: Exception) -> bool:
-    """Of a kernel: no compiler on this machine, too little shared memory, or more kinds of heads than it keeps."""
+    """Whether a kernel did not compile: no compiler, too little shared memory, or too many kinds of heads."""
     failures = torch._dynamo.exc
     return isinstance(error, failures.TorchDynamoException | failures.FailOnRecompileLimitHit)
 

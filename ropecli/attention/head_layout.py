@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.attention.attention_probe import AttentionCall, AttentionProbe, attending_by, in_evaluation
+from ropecli.attention.attention_probe import AttentionCall, AttentionProbe, attending_by
 from ropecli.attention.rotation import Rotation
 from ropecli.errors import NotFiniteError, PatchError, reason_of
-from ropecli.live.rotary import RotaryTable, restored, rotary_tables
-from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.rotary import RotaryTable, rotary_tables
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +36,7 @@ class HeadLayout(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What one layer gave its attention: at the model's positions, and at twice these."""
+    """A layer's call of its attention at the model's positions, and at twice these."""
 
     before: AttentionCall
     after: AttentionCall
@@ -50,10 +49,10 @@ class _Seen(NamedTuple):
 
 
 def find_layout(model: "PreTrainedModel") -> HeadLayout:
-    """How q and k rotate in every layer that sees the whole context, proved on this model's own weights.
+    """The layout of q and k in every layer that sees the whole context, proved on this model's own weights.
 
-    The model is afterwards what it was. Raises PatchError with the reason where rotating q and k in the attention
-    function is not exact, and where some of the model's positions do not come by there.
+    The model is left as it was. Raises PatchError with the reason where rotating q and k in the attention
+    function is not exact, and where some of the model's positions have another effect.
     """
     far = [layer for layer in _see_layers(model) if not layer.before.slides]
     if not far:
@@ -63,17 +62,17 @@ def find_layout(model: "PreTrainedModel") -> HeadLayout:
     still = [layer.before.name for layer in far if not layer.rotates]
     if still:
         raise PatchError(
-            f"Of the layers that see the whole context, {len(still)} of {len(far)} do not turn by the rotary tables "
+            f"Of the layers that see the whole context, {len(still)} of {len(far)} do not rotate by the rotary tables "
             f"({still[0]} is the first): they have no positions, or others, which cannot be remapped."
         )
     return _common_layout(far, _frequencies(model))
 
 
 def find_rotating_layers(model: "PreTrainedModel", labels: Collection[str | None]) -> tuple[HeadLayout, list[Any]]:
-    """How q and k rotate by the ropes of these labels (layer types; None where all share one); and the attention
-    modules that rotate, whatever they see. Layers without positions are skipped.
+    """The layout of q and k, and the attention modules that rotate by the ropes of these labels.
 
-    The model is afterwards what it was. Raises PatchError as find_layout does, and where no layer rotates.
+    labels: layer types; None where all layers share one rope. Layers without positions are skipped. The model is left
+    as it was. Raises PatchError as find_layout does, and where no layer rotates.
     """
     frequencies = _frequencies(model)
     rotating = [
@@ -82,13 +81,13 @@ def find_rotating_layers(model: "PreTrainedModel", labels: Collection[str | None
         if layer.rotates and layer_label(layer.before.module, frequencies) in labels
     ]
     if not rotating:
-        raise PatchError(f"No layer turns by the rotary table of {', '.join(map(str, labels))}.")
+        raise PatchError(f"No layer rotates by the rotary table of {', '.join(map(str, labels))}.")
     modules = {id(layer.before.module): layer.before.module for layer in rotating}  # some attend several times
     return _common_layout(rotating, frequencies), list(modules.values())
 
 
 def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
-    """Which of the rope labels (layer types; {None} where all layers share one) this attention module rotates by.
+    """The rope label (layer type; None where all layers share one) that this attention module rotates by.
 
     Raises PatchError where its layer type is none of them.
     """
@@ -101,7 +100,7 @@ def layer_label(module: Any, labels: Collection[str | None]) -> str | None:
         if label in labels:
             return label
     raise PatchError(
-        f"Layer {index} ({type(module).__name__}) does not say by which of the rotary tables it turns: its type is "
+        f"Layer {index} ({type(module).__name__}) does not say by which of the rotary tables it rotates: its type is "
         f"{own!r}, the tables are {sorted(map(str, labels))}. A method of other distances cannot be used here."
     )
 
@@ -112,16 +111,15 @@ def _frequencies(model: "PreTrainedModel") -> dict[str | None, np.ndarray]:
 
 def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
     """Two passes. Raises PatchError where more than queries and keys depends on positions."""
-    tables = rotary_tables(model)
     probe = AttentionProbe()
-    with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending_by(model, probe):
+    with attending_by(model, probe):
         output, first = _run(model), probe.calls
         if not first:
             raise PatchError(
                 "No layer calls an attention function of transformers' interface: the model attends by code of its "
                 "own, or not at all, so that nothing can be seen or changed there."
             )
-        _double(tables)
+        _double(rotary_tables(model))
         probe.replay()
         output_of_second, second = _run(model), probe.calls
     if len(first) != len(second):
@@ -130,10 +128,10 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
     for before, after in layers:
         _refuse_not_finite(before)
         if _difference(before.value, after.value) > _allowed(before.value):
-            raise PatchError(f"{before.name}: the values go by the positions too, not the queries and keys alone.")
+            raise PatchError(f"{before.name}: the values depend on the positions too, not only queries and keys.")
     if _difference(*(one.reshape(1, 1, 1, -1) for one in (output, output_of_second))) > _allowed(output):
         raise PatchError(
-            "Some of the model's layers turn by the rotary tables and do not come by the attention function."
+            "Some of the model's layers rotate by the rotary tables without calling the attention function."
         )
     return layers
 
@@ -182,8 +180,8 @@ def _common_layout(layers: list[_Seen], frequencies: dict[str | None, np.ndarray
         layouts = [layout for layout in layouts if _rotates_by(layer, inv_freq, layout)]
         if not layouts:
             raise PatchError(
-                f"{layer.before.name} changes queries or keys after the rotation, as a norm does, or turns them by a "
-                "rule of its own: turning them further in the attention is not the same as other positions."
+                f"{layer.before.name} changes queries or keys after the rotation, as a norm does, or rotates them by a "
+                "rule of its own: rotating them further in the attention is not the same as other positions."
             )
     return layouts[0]
 

@@ -4,9 +4,8 @@ The proof of a distance method: rotating queries and keys further does what othe
 (head_layout.py); and a short text, on which every method is plain attention, gives what the model gives without it.
 """
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from ropecli.attention.attention_function import frequencies_of
-from ropecli.attention.attention_probe import in_evaluation, remember_attention
+from ropecli.attention.attention_probe import in_evaluation
 from ropecli.attention.head_layout import find_layout
 from ropecli.attention.small_model import make_small_model
 from ropecli.checkpoint.patch_plan import PatchPlan
@@ -24,7 +23,7 @@ from ropecli.config.changes import diff
 from ropecli.config.saved_remapping import KEY, SavedRemapping, read_saved_remapping, write_saved_remapping
 from ropecli.errors import PatchError, ProofError
 from ropecli.live.proof import prove
-from ropecli.live.rotary import remember, rotary_tables, turn_by
+from ropecli.live.rotary import rotary_tables, turn_by, unpatched_after
 from ropecli.live.stock_transformers import quiet_transformers, stock_config_of
 from ropecli.scaling.spec import ScaledRope
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _TOKENS = 48
 _SAME = 1e-4
 _SAME_IN_HALF = 5e-2
-"""Of the largest number of an output, between two ways of computing it."""
+"""Allowed difference between two ways to compute an output, relative to its largest number."""
 _STILL = 1e-25
 """Radians per token: less rotates nothing."""
 
@@ -72,40 +71,13 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
     not rotate by its tables, for DeepSeek's mscale_all_dim, which is not in the tables, and for an attention that a
     distance method would not do right; the model is then as it was.
     """
-    put_back, saved = _remember(model), SavedRemapping.of(ropes.values())
-    try:
+    saved = SavedRemapping.of(ropes.values())
+    with unpatched_after(model) as undo:
         _remove_remapping(model)
         turn_by(model, ropes)
         if saved is not None:
             _set_remapping(model, saved, ropes)
-    except BaseException:  # all of it or nothing
-        put_back()
-        raise
-
-
-@contextlib.contextmanager
-def unpatched_after(model: "PreTrainedModel") -> Iterator[None]:
-    """At the end, the model's rotary tables and its attention are again as they were at the beginning."""
-    put_back = _remember(model)
-    try:
-        yield
-    finally:
-        put_back()
-
-
-def _remember(model: "PreTrainedModel") -> Callable[[], None]:
-    config = model.config.get_text_config()
-    block = getattr(config, KEY, None)
-    put_back_tables, put_back_attention = remember(rotary_tables(model)), remember_attention(model)
-
-    def put_back() -> None:
-        put_back_tables()
-        config.__dict__.pop(KEY, None)
-        if block is not None:
-            setattr(config, KEY, block)
-        put_back_attention()
-
-    return put_back
+        undo.pop_all()  # nothing failed, so the patch stays
 
 
 def _set_remapping(
@@ -113,7 +85,7 @@ def _set_remapping(
 ) -> SavedRemapping:
     """Makes a model attend as `saved` says, in memory; returns it with the layout that was found.
 
-    ropes: what the model's tables rotate by, by layer type; none where its config's RoPE fields say it. Raises
+    ropes: the ropes of the model's tables, by layer type; empty where its config's RoPE fields give them. Raises
     PatchError where its architecture does not allow the method.
     """
     layout = find_layout(model)
@@ -153,17 +125,17 @@ def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
 
 
 def _check_frequencies(model: "PreTrainedModel") -> None:
-    """What the attention rotates further by is what the model rotates by; the former it reads from the config alone."""
+    """Raises ProofError unless the frequencies that the attention reads from the config are those of the model."""
     known = frequencies_of(model.config.get_text_config())
     for table in rotary_tables(model):
         own = known.get(table.layer_type or "", [])
         if len(own) != table.inv_freq.size or not np.allclose(own, table.inv_freq, rtol=_SAME, atol=_STILL):
-            raise ProofError(f"{table.name} turns by other frequencies than its config's RoPE fields say.")
+            raise ProofError(f"{table.name} rotates by other frequencies than its config's RoPE fields say.")
 
 
 @torch.no_grad()
 def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
-    """For some tokens, no more than the method leaves at their distances: the logits, of a model that gives them."""
+    """The model's output (logits, if it has a head) for a text so short that the method changes no distance."""
     embeddings: Any = model.get_input_embeddings()
     ids = torch.arange(_unchanged_length(saved), device=model.device)[None] * 7 % embeddings.weight.shape[0]
     with in_evaluation(model):

@@ -1,4 +1,4 @@
-"""How a model rotates its heads, and rotating them further, to other positions.
+"""Rotates heads further, to other positions, as the model rotates them.
 
 Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2: pair i of a head at position p is rotated by p·θ_i. Two
 rotations one after the other are one by the sum of their positions: a head at n rotated by ρ - n is one at ρ.
@@ -15,10 +15,10 @@ from ropecli.rope import Positions
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """How a model rotates its heads.
+    """The rotation of a model's heads.
 
     inv_freq: shape (pairs,), float64, radians per token. start: the first dimension of a head that rotates. neighbours:
-    pair i is dimensions (2i, 2i + 1) of what rotates, in kind of (i, i + pairs).
+    pair i is dimensions (2i, 2i + 1) of what rotates, in place of (i, i + pairs).
     """
 
     inv_freq: np.ndarray
@@ -68,7 +68,7 @@ class RotationTable:
         kind = (states.device, computing_dtype(states))
         known = self._known.get(kind)
         if known is None or len(known[0]) < stop:
-            at = np.arange(1 << int(stop - 1).bit_length())  # rarely made anew while a text grows token by token
+            at = np.arange(1 << int(stop - 1).bit_length())  # rarely computed again while a text grows token by token
             known = self._rotation.cos_sin(self._positions(at) - at, *kind)
             if type(states) is Tensor:  # those of a memory plan have no values to keep
                 self._known[kind] = known

@@ -1,6 +1,6 @@
-"""What takes the place of a mask: of each row of a batch its left padding, and where its queries and keys begin.
+"""The left padding of each row of a batch, and where its queries and keys begin; passed in place of a mask.
 
-Refuses what would be done wrong in silence: packed documents, masks of another shape, padding between tokens.
+Refuses cases that would give silently wrong results: packed documents, other masks, padding between tokens.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ropecli.errors import PatchError
 
 
 class RowPadding(NamedTuple):
-    """padding: tokens at the left that are none. query, key: the place of the first of each that a pass has."""
+    """padding: padding tokens at the left. query, key: the index of the first query and the first key of a pass."""
 
     padding: int
     query: int
@@ -34,10 +34,10 @@ def describe_padding(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> Tensor:
-    """What the attention must know in place of a mask: of each row its left padding, and where queries and keys begin.
+    """A mask function of transformers' interface that describes each row's padding in place of a mask.
 
-    As transformers calls its mask functions. Shape (batch, 1, 1, 3), int64, on the CPU, where reading it waits for no
-    other device; four dimensions, which transformers passes on as they are. Raises PatchError for a mask that is not
+    Shape (batch, 1, 1, 3), int64, on the CPU, where reading it does not wait for another device; transformers passes on
+    four dimensions unchanged. Raises PatchError for a mask that is not
     causal with padding at the ends.
     """
     first = int(q_offset)
@@ -52,7 +52,7 @@ def describe_padding(
 
 
 def read_padding(described: Tensor | None) -> list[RowPadding]:
-    """What describe_padding has put into a mask's place. Raises PatchError for any other mask."""
+    """The rows that describe_padding returned in place of a mask. Raises PatchError for any other mask."""
     if described is None or described.dtype != torch.int64 or described.shape[1:] != (1, 1, 3):
         given = "no mask" if described is None else f"a mask of shape {tuple(described.shape)}"
         raise PatchError(
@@ -94,7 +94,7 @@ def _refuse_other_masks(
 
 
 def refuse_other_positions(position_ids: Tensor | None, rows: list[RowPadding], queries: int) -> None:
-    """Every token is one position after the one before; padding may be anywhere, and all of it at one place."""
+    """Raises PatchError unless every token is one position after the one before; padding may have any position."""
     if position_ids is None or queries == 1 or position_ids.shape[1:] != (queries,):
         return
     steps = position_ids.diff(dim=1).expand(len(rows), -1)

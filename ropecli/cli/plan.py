@@ -32,8 +32,6 @@ def render(plan: "TrainingPlan") -> None:
     if memory["host"]:
         table.add_row("CPU memory, per process", format_gb(memory["host"]))
     table.add_section()
-    for name, size in report["activations"].items():
-        table.add_row(f"activations, {name}", format_gb(size))
     table.add_row("KV cache of inference, bfloat16", format_gb(report["kv_cache"]))
     table.add_section()
     table.add_row("tokens per step", f"{report['tokens_per_step']:,}")

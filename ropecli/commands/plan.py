@@ -89,28 +89,28 @@ def _make_report(
     recipe_file: Path | None,
     given: dict[str, Any],
 ) -> dict[str, Any]:
+    from ropecli.live.stock_transformers import read_stock_config, stock_config_of
     from ropecli.training.memory_plan import setups
-    from ropecli.training.memory_plan.estimate import MemoryEstimator, compute_of
-    from ropecli.training.memory_plan.model_shape import kv_cache, read_config
+    from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
+    from ropecli.training.memory_plan.model_shape import kv_cache
     from ropecli.training.memory_plan.setups import format_gb
 
     recipe, length = stage.recipe, stage.length
-    config = read_config(opened, stage.in_effect)
+    patch = stage.in_effect
+    config = stock_config_of(patch.config, opened.name) if patch else read_stock_config(opened.folder, opened.name)
     estimator = MemoryEstimator(config)
     found = setups.find_setups(estimator, recipe, length, gpus, memory)
     chosen = setups.best_setup(found)
     if chosen is None:
         least = min((one for one in found if not one.refused), key=lambda one: one.estimate.total)
-        more = setups.setup_with_more_gpus(estimator, recipe, length, gpus, memory)
-        hint = "No number of GPUs up to 4096 would do; shorten the sequences."
-        if more:
-            hint = f"{more.world} GPUs would do ({_named(more)}), or a shorter --length."
         raise RecipeError(
             f"Nothing fits: training at {length} tokens takes at least {format_gb(least.estimate.total)} on each of "
-            f"{gpus} GPU{'s'[: gpus > 1]} ({_named(least)}); one has {format_gb(memory)}. {hint}"
+            f"{gpus} GPU{'s'[: gpus > 1]} ({_named(least)}); one has {format_gb(memory)}. "
+            "Increase --gpus or shorten --length."
         )
-    compute = compute_of(estimator.shape, chosen.recipe, length, chosen.data_ranks)
-    seconds = compute.seconds(gpus, flops, mfu)
+    tokens = recipe.batch_size * recipe.gradient_accumulation * chosen.data_ranks * length
+    needed = flops_of(estimator.shape, chosen.recipe, length, tokens)
+    seconds = needed / (gpus * flops * mfu)
     estimate = chosen.estimate
     return {
         "checkpoint": opened.name,
@@ -125,13 +125,11 @@ def _make_report(
         "kv_cache": kv_cache(config, estimator.shape, length),
         "setting": _named(chosen),
         "memory": {**estimate.parts(), "total": estimate.total, "host": estimate.host},
-        "activations": estimator.activations(chosen.recipe, length, chosen.engine, chosen.world),
-        "tokens_per_step": compute.tokens,
-        "tokens": compute.tokens * recipe.steps,
+        "tokens_per_step": tokens,
+        "tokens": tokens * recipe.steps,
         "steps": recipe.steps,
-        "flops_per_step": compute.flops,
-        "flops": compute.flops * recipe.steps,
-        "recomputed_flops_per_step": compute.recomputed,
+        "flops_per_step": needed,
+        "flops": needed * recipe.steps,
         "mfu": mfu,
         "gpu_flops": flops,
         "seconds_per_step": seconds,

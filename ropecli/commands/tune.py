@@ -95,8 +95,7 @@ def tune(
     from ropecli.commands.subject import refuse_attention
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import write_tuned
-    from ropecli.tuning.task import make_task
-    from ropecli.tuning.tune_settings import TuneSettings
+    from ropecli.tuning.task import TuneSettings, make_task
 
     link = options.is_link(weights)
     settings = TuneSettings(
@@ -111,8 +110,8 @@ def tune(
         steps=steps,
         batch_size=batch_size,
         rank=rank,
-        population=population,
-        iterations=iterations,
+        search_population=population,
+        search_iterations=iterations,
     )
     folder = options.as_path(output)
     refuse_existing(folder)

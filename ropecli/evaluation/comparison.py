@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ropecli.attention.patching import live_patch, unpatched_after
+from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.data.documents import Documents
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.results import LengthResult
+from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScalingSpec, make_spec
 

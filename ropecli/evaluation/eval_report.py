@@ -51,6 +51,9 @@ class BaseReport:
     def label(self) -> str:
         return self.method if self.method == "none" else label_of(self.method, self.factor, self.params)
 
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
 
 @dataclass(frozen=True)
 class EvalReport(BaseReport):
@@ -72,9 +75,6 @@ class EvalReport(BaseReport):
     environment: dict[str, str] = field(default_factory=environment)
     kind: str = "perplexity"
     schema_version: int = SCHEMA_VERSION
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,6 @@ class RetrievalReport(BaseReport):
     environment: dict[str, str] = field(default_factory=environment)
     kind: str = "retrieval"
     schema_version: int = SCHEMA_VERSION
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def write_report(path: Path, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from ropecli.evaluation.processes import Workers
 from ropecli.evaluation.protocols import YARN_STRIDE, Protocol, Window
 from ropecli.evaluation.results import LengthResult, Tally, summarise
 from ropecli.evaluation.saved_progress import EvalProgress, Tallies
-from ropecli.evaluation.scoring import TokenScorer, refuse_unknown_ids, within_memory
+from ropecli.evaluation.scoring import TokenScorer, one_pass_message, refuse_unknown_ids, within_memory
 from ropecli.live.peak_memory import peak_memory, reset_peak
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
 
@@ -37,13 +37,13 @@ def evaluate_perplexity(
     advance: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda message: None,
 ) -> list[LengthResult]:
-    """One result per length, over the documents, which all have at least max(lengths) tokens for `prefix` and `tail`.
+    """One result per length over the documents. `prefix` and `tail` need max(lengths) tokens of each document.
 
-    switching: whether the model was patched in memory so that its frequencies follow the length, and each length needs
-    a pass of its own; found for itself where the model's own tables do so. chunk: tokens that the model reads at once,
-    the rest in its KV cache; None for all. batch_size: windows in one pass. progress, part: where documents that are
-    scored are kept, and are not scored again. workers: the processes that share the documents. advance: called after
-    each document and pass, see `count_passes`. say: told in a sentence what could not be done as asked.
+    switching: whether a patch in memory makes the frequencies follow the length, so that each length needs its own
+    pass; the model's own tables are checked in any case. chunk: tokens that the model reads at once, with earlier ones
+    in its KV cache; None for all. batch_size: windows in one pass. progress, part: saves scored documents, which are
+    not scored again. workers: the processes that share the documents. advance: called after each document and pass,
+    see `count_passes`. say: called with warnings.
 
     Raises DataError for what does not fit, RopecliError for a loss that is not finite.
     """
@@ -65,7 +65,8 @@ def evaluate_perplexity(
         advance()
     if chunk is not None and todo:
         meter.read_by_chunks(chunk, say)
-    for batch in _batches(iter(todo), batch_size):
+    for start in range(0, len(todo), batch_size):
+        batch = todo[start : start + batch_size]
         for index, tallies in zip(batch, meter.measure(batch, advance), strict=True):
             progress.add(part, index, tallies)
     done = progress.of(part)
@@ -85,7 +86,7 @@ def count_passes(lengths: Sequence[int], documents: int, protocol: Protocol, swi
 
 
 class _Meter:
-    """One evaluation's settings, and a model to measure with."""
+    """Measures documents with one model and one evaluation's settings."""
 
     def __init__(
         self,
@@ -108,20 +109,17 @@ class _Meter:
         self.one_pass = protocol.name == "prefix" and not self.switching
 
     def read_by_chunks(self, chunk: int, say: Callable[[str], None]) -> None:
-        """From here on, where the model gives the same losses so: tried on the longest document."""
+        """Reads in chunks from now on, if that gives the same losses for the longest document."""
         longest = max(self.documents.kept, key=lambda document: len(document.ids))
         ids = torch.from_numpy(longest.ids[: self.lengths[-1]])[None].to(self.device)
         if ids.shape[1] <= chunk:
             return
-        self.score.chunk = chunk
-        if self.switching:
-            reason = "its frequencies follow the length of a pass"
-        elif self.score.reads_by_chunks_as_at_once(ids):
-            return
-        else:
-            reason = "it does not go on from its cache as it reads at once"
-        self.score.chunk = None
-        say(f"The model is not read in chunks of {chunk} tokens, but in one pass: {reason}.")
+        if not self.switching:
+            self.score.chunk = chunk
+            if self.score.reads_by_chunks_as_at_once(ids):
+                return
+            self.score.chunk = None
+        say(one_pass_message(chunk, switching=self.switching))
 
     def measure(self, batch: list[int], advance: Callable[[], None]) -> list[Tallies]:
         """The tallies of some documents, by length."""
@@ -135,7 +133,7 @@ class _Meter:
         return tallies
 
     def _pass(self, documents: list[Document], length: int) -> list[Tallies]:
-        """What reading some documents at one length gives: its tallies, or those of all lengths."""
+        """The tallies from reading some documents at one length: of that length, or of all if one pass serves all."""
         served = self.lengths if self.one_pass else [length]
         tallies = [{one: Tally() for one in served} for _ in documents]
         reset_peak(self.device)
@@ -167,7 +165,7 @@ class _Meter:
 
 
 def _enter(tallies: Tallies, window: Window, nll: np.ndarray, document: Document) -> None:
-    """Enters one window's losses into its document's tallies: into all lengths', where it serves them all."""
+    """Adds one window's losses to its document's tallies, of all lengths where the window serves them all."""
     first = len(window.ids) - window.targets
     for length, tally in tallies.items():
         # a window that serves several lengths is the document's own beginning
@@ -177,25 +175,11 @@ def _enter(tallies: Tallies, window: Window, nll: np.ndarray, document: Document
         tally.read += window.read
 
 
-def _batches(items: Iterator[int], size: int) -> Iterator[list[int]]:
-    while batch := list(islice(items, size)):
-        yield batch
-
-
 def _alike(windows: Iterable[tuple[int, Window]], most: int) -> Iterator[list[tuple[int, Window]]]:
-    """Up to `most` windows at a time that can be read together: as many tokens each."""
-    group: list[tuple[int, Window]] = []
-    for index, window in windows:
-        if group and (len(group) == most or _shape(window) != _shape(group[0][1])):
-            yield group
-            group = []
-        group.append((index, window))
-    if group:
-        yield group
-
-
-def _shape(window: Window) -> tuple[int, int]:
-    return len(window.ids), window.read
+    """Batches of up to `most` windows that have the same number of tokens."""
+    for _, same in groupby(windows, key=lambda pair: (len(pair[1].ids), pair[1].read)):
+        while batch := list(islice(same, most)):
+            yield batch
 
 
 def _check_documents(model: "PreTrainedModel", documents: Documents, longest: int, protocol: Protocol) -> None:

@@ -13,14 +13,14 @@ from ropecli.errors import RopecliError, reason_of
 
 _T = TypeVar("_T")
 _PATIENCE = timedelta(days=7)
-"""A process that is done waits so long for the others: their documents may be longer."""
+"""How long a finished process waits for the others, whose documents may be longer."""
 # How gloo and NCCL report a connection that broke. gloo's own faults read "[enforce fail at ...", and do not match.
 _BROKEN = re.compile(r"\[\S*gloo/transport/\S+\] (?P<gloo>[^\n]+?)(\. |\n|$)|(?P<nccl>ncclRemoteError[^\n]*)")
 
 
 @dataclass(frozen=True)
 class Workers:
-    """rank: of this process, 0 for the first, which alone speaks and writes the result. count: how many there are."""
+    """rank: of this process; only rank 0 prints and writes the result. count: number of processes."""
 
     rank: int = 0
     count: int = 1
@@ -30,11 +30,11 @@ class Workers:
         return self.rank == 0
 
     def share(self, items: Sequence[_T]) -> list[_T]:
-        """The part that is this process's."""
+        """This process's part of the items."""
         return list(items[self.rank :: self.count])
 
     def gather(self, items: dict[int, Any]) -> dict[int, Any]:
-        """The items of all processes, in each of them. They are passed on as they are: sums stay exact."""
+        """The items of all processes, in each process."""
         if self.count == 1:
             return items
         from torch import distributed
@@ -49,9 +49,9 @@ class Workers:
 
 
 def join_workers() -> Workers:
-    """Meets the other processes of this launch, if there are any.
+    """Joins the other processes of this launch, if there are any.
 
-    By gloo on GPUs too: what they exchange are a few Python objects.
+    Uses gloo on GPUs too, since only a few Python objects are exchanged.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Workers()
@@ -64,7 +64,7 @@ def join_workers() -> Workers:
 
 @contextlib.contextmanager
 def among_processes(remedy: str) -> Iterator[None]:
-    """Raises RopecliError, which ends with the `remedy`, where another process of this launch ended or is silent."""
+    """Raises RopecliError, ending with the `remedy`, if another process of this launch ended or does not answer."""
     try:
         yield
     except RuntimeError as error:
@@ -76,7 +76,7 @@ def among_processes(remedy: str) -> Iterator[None]:
 
 
 def _lost(error: RuntimeError) -> str | None:
-    """What the network reported of another process; None for errors of any other kind."""
+    """The network's error about another process; None for any other error."""
     from torch import distributed
 
     if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):

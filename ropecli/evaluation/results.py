@@ -6,6 +6,7 @@ Pure arithmetic, no model.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Annotated
 
 import numpy as np
@@ -15,7 +16,6 @@ from ropecli.errors import DataError, NotFiniteError, RopecliError
 from ropecli.evaluation.protocols import Protocol
 
 _RESAMPLES = 1000
-_DRAWN_AT_ONCE = 2**22
 _NORMAL = 1.959964
 _FEW = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060)
 _LARGEST_NLL = 700.0
@@ -57,13 +57,12 @@ class Tally:
         self.window_means += float(nll.mean())
         self.windows += 1
         buckets = np.searchsorted(_EDGES, np.arange(first_context, first_context + len(nll)), side="right") - 1
-        more = int(buckets[-1]) + 1 - len(self.context_nll)
-        self.context_nll += [0.0] * more
-        self.context_tokens += [0] * more
-        for bucket in range(int(buckets[0]), int(buckets[-1]) + 1):
-            inside = nll[buckets == bucket]
-            self.context_nll[bucket] += float(inside.sum())
-            self.context_tokens[bucket] += len(inside)
+        self.context_nll = _add(self.context_nll, np.bincount(buckets, weights=nll).tolist())
+        self.context_tokens = _add(self.context_tokens, np.bincount(buckets).tolist())
+
+
+def _add(one: list, other: list) -> list:
+    return [left + right for left, right in zip_longest(one, other, fillvalue=0)]
 
 
 # What a report that is read back may hold; pydantic checks it then, and nothing does otherwise.
@@ -123,9 +122,7 @@ def summarise(length: int, tallies: Sequence[Tally], names: Sequence[str], *, by
     _refuse_not_finite(length, sums, names)
     nll = float(sums.sum() / weights.sum())
     if nll > _LARGEST_NLL:
-        raise NotFiniteError(
-            f"The mean loss at length {length} is {nll:.4g} nats: its exponential is beyond all numbers."
-        )
+        raise NotFiniteError(f"The mean loss at length {length} is {nll:.4g} nats: perplexity overflows.")
     low, high = _interval(sums, weights)
     seconds = sum(one.seconds for one in tallies)
     text = [one.bytes for one in tallies if one.bytes is not None]
@@ -159,21 +156,19 @@ def _refuse_not_finite(length: int, sums: np.ndarray, names: Sequence[str]) -> N
 
 
 def _buckets(tallies: Sequence[Tally]) -> tuple[Bucket, ...]:
-    size = max(len(one.context_nll) for one in tallies)
-    nll, tokens = np.zeros(size), np.zeros(size, dtype=np.int64)
+    nll: list[float] = []
+    tokens: list[int] = []
     for one in tallies:
-        nll[: len(one.context_nll)] += np.array(one.context_nll)
-        tokens[: len(one.context_tokens)] += np.array(one.context_tokens, dtype=np.int64)
+        nll, tokens = _add(nll, one.context_nll), _add(tokens, one.context_tokens)
     return tuple(
-        Bucket(int(_EDGES[i]), int(_EDGES[i + 1]), int(tokens[i]), float(nll[i] / tokens[i]))
-        for i in np.flatnonzero(tokens)
+        Bucket(int(_EDGES[i]), int(_EDGES[i + 1]), count, nll[i] / count) for i, count in enumerate(tokens) if count
     )
 
 
 def _interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float] | tuple[None, None]:
-    """95% bootstrap interval of exp(Σ sums / Σ weights), documents resampled; None for fewer than two with tokens.
+    """95% bootstrap interval of exp(Σ sums / Σ weights) over documents; None for fewer than two with tokens.
 
-    The plain percentiles of few documents lie too close together: they are widened as Student's t is against the normal
+    The plain percentiles of few documents are too narrow. They are widened by the ratio of Student's t to the normal
     distribution, the idea of the expanded percentile interval (Hesterberg 2015, arXiv:1411.5279).
     """
     sums, weights = sums[weights > 0], weights[weights > 0]
@@ -188,15 +183,13 @@ def _interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float] | tu
 
 
 def _resampled_means(sums: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Σ sums / Σ weights of documents drawn again and again, always the same draws; shape (resamples,)."""
+    """Σ sums / Σ weights of documents sampled with replacement, with a fixed seed; shape (resamples,)."""
     random = np.random.default_rng(0)
-    documents = len(sums)
-    at_once = max(1, _DRAWN_AT_ONCE // documents)
     means = []
-    for start in range(0, _RESAMPLES, at_once):
-        picks = random.integers(0, documents, (min(at_once, _RESAMPLES - start), documents))
-        means.append(sums[picks].sum(axis=1) / weights[picks].sum(axis=1))
-    return np.concatenate(means)
+    for _ in range(_RESAMPLES):
+        picks = random.integers(0, len(sums), len(sums))
+        means.append(sums[picks].sum() / weights[picks].sum())
+    return np.array(means)
 
 
 def _student_t(freedom: int) -> float:
@@ -217,7 +210,7 @@ class PerplexityChange:
 
 
 def paired_change(row: LengthResult, base: LengthResult) -> PerplexityChange:
-    """From `base` to `row`, documents resampled in pairs. Raises RopecliError for results on other tokens."""
+    """The change from `base` to `row`. Raises RopecliError for results on different tokens."""
     if row.document_weights != base.document_weights:
         raise RopecliError("Two perplexities of different tokens cannot be paired.")
     weights = np.array(row.document_weights)
@@ -245,10 +238,10 @@ def headlines(
 ) -> list[Headline]:
     """The short-context cost and the long-context gain.
 
-    original_length: what the baseline was pretrained with, tokens. The cost: both at the longest length inside it. The
-    gain: the model at its longest length beyond it, against the baseline at its longest inside, where it works. That
-    needs a protocol that scores the same tokens at every length. With the others the two can only be compared at the
-    same length, where the baseline does not work: a gain by another name. One that the lengths do not tell is left out.
+    original_length: the baseline's pretraining length, tokens. The cost compares both at the longest length inside it.
+    The gain compares the model at its longest length beyond it with the baseline at its longest length inside. That
+    needs a protocol that scores the same tokens at every length; other protocols compare both at the same length
+    beyond it. A headline that the lengths do not allow is left out.
     """
     ours, theirs = ({row.length: row for row in of} for of in (rows, baseline))
     inside = max((length for length in ours if length <= original_length), default=None)

@@ -1,4 +1,4 @@
-"""The negative log-likelihood of tokens: the LM head runs chunk by chunk, and the decoder too where asked."""
+"""The negative log-likelihood of tokens: the LM head runs chunk by chunk, and on request the decoder too."""
 
 import contextlib
 from collections.abc import Iterator
@@ -25,29 +25,34 @@ _ROUNDED = 3e-2
 
 @contextlib.contextmanager
 def within_memory(sequences: int, tokens: int) -> Iterator[None]:
-    """Raises RopecliError where sequences of so many tokens do not fit into the device's memory."""
+    """Raises RopecliError where the device runs out of memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        otherwise = "give a smaller --batch-size" if sequences > 1 else "in smaller ones"
+        remedy = "--batch-size" if sequences > 1 else "--chunk, such as 256"
         raise RopecliError(
-            f"{sequences} × {tokens} tokens do not fit into the device's memory at once. Read them in chunks, as "
-            f"--chunk 1024, or {otherwise}."
+            f"{sequences} × {tokens} tokens do not fit into the device's memory at once. Use a smaller {remedy}."
         ) from error
 
 
 def refuse_unknown_ids(largest: int, model: "PreTrainedModel") -> None:
-    """Raises DataError for a token id that the model has no row for."""
+    """Raises DataError for a token id outside the model's vocabulary."""
     vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
     if largest >= vocabulary:
         raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")
 
 
+def one_pass_message(chunk: int, *, switching: bool) -> str:
+    """Says why a model does not read in chunks. switching: whether its frequencies follow the length."""
+    reason = "its frequencies follow the length of a pass" if switching else "its cache changes the losses"
+    return f"The model is not read in chunks of {chunk} tokens, but in one pass: {reason}."
+
+
 class TokenScorer:
     """Scores sequences with a causal LM.
 
-    chunk: how many tokens the decoder reads at once, those before them being in its KV cache; None for all. Memory is
-    then bounded by the cache and one chunk.
+    chunk: tokens that the decoder reads at once, with earlier ones in its KV cache; None for all. Memory is then
+    bounded by the cache and one chunk.
     """
 
     def __init__(self, model: "PreTrainedModel", chunk: int | None = None) -> None:
@@ -56,9 +61,9 @@ class TokenScorer:
 
     @torch.inference_mode()
     def __call__(self, ids: torch.Tensor, targets: int | None = None, reads_last: bool = True) -> torch.Tensor:
-        """-ln p(ids[t] | ids[:t]) of the last `targets` tokens, of all but the first unless given.
+        """-ln p(ids[t] | ids[:t]) of the last `targets` tokens; by default of all but the first.
 
-        ids: shape (batch, tokens). reads_last: whether the decoder is given the last token too. Returns shape (batch,
+        ids: shape (batch, tokens). reads_last: whether the decoder reads the last token too. Returns shape (batch,
         targets), nats, float32.
         """
         tokens = ids.shape[1]
@@ -72,9 +77,9 @@ class TokenScorer:
         return torch.cat(parts, dim=1)
 
     def reads_by_chunks_as_at_once(self, ids: torch.Tensor) -> bool:
-        """Whether the model gives the same losses both ways: some types do not continue where their cache ends.
+        """Whether the model gives the same losses in chunks as in one pass. Some types use their cache wrongly.
 
-        ids: shape (1, tokens), of which the first chunks are read, as many as it takes to fill a sliding window.
+        ids: shape (1, tokens). Reads the first chunks, enough to fill a sliding window.
         """
         if self.chunk is None or ids.shape[1] <= self.chunk:
             return True
@@ -92,7 +97,7 @@ class TokenScorer:
         finally:
             self.chunk = chunk
         if not at_once.isfinite().all():
-            return True  # the model overflows either way, which is said of its losses
+            return True  # the model overflows either way, which is reported with its losses
         difference = (by_chunks - at_once).double()
         if self.split.head.weight.dtype in (torch.float32, torch.float64):
             return difference.abs().mean().item() <= _SAME and difference.abs().max().item() <= _SAME_ANYWHERE

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER_NOTE = "adapter"
-"""In ropecli.yaml: what tells the base's weights from others."""
+"""The key in ropecli.yaml for the digest of the base's weights."""
 PREFIX = "base_model.model."
-"""peft's, of every name in an adapter's weights."""
+"""peft's prefix of every name in an adapter's weights."""
 # Others start from parts of the base's own weights, which then are not the base that was trained beside.
 _INDEPENDENT_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
@@ -33,16 +33,18 @@ def read_adapter(folder: Path) -> tuple["LoraConfig", Tensors]:
     from peft import LoraConfig
 
     if not is_own_file(folder / ADAPTER_CONFIG) or not is_file(folder / ADAPTER_WEIGHTS):
-        raise CheckpointError(f"{folder} is no adapter's folder: it must hold {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}.")
+        raise CheckpointError(
+            f"{folder} is not an adapter's folder: it must hold {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}."
+        )
     written = read_json(folder / ADAPTER_CONFIG)
     if written.get("peft_type") != "LORA":
-        raise CheckpointError(f"{folder}: peft_type is {shown(written.get('peft_type'))}; LORA alone is merged.")
+        raise CheckpointError(f"{folder}: peft_type is {shown(written.get('peft_type'))}; only LORA can be merged.")
     unusual = {key: written[key] for key in ("megatron_config", "layer_replication") if written.get(key)}
     if (start := written.get("init_lora_weights", True)) not in _INDEPENDENT_STARTS:
         unusual["init_lora_weights"] = start
     if unusual:
         key, value = next(iter(unusual.items()))
-        raise CheckpointError(f"{folder}: adapters with {key} {shown(value)} are not merged here.")
+        raise CheckpointError(f"{folder}: adapters with {key} {shown(value)} cannot be merged.")
     try:
         config = LoraConfig.from_pretrained(str(folder))
         return config, load_file(folder / ADAPTER_WEIGHTS)
@@ -79,7 +81,7 @@ def merge_adapter(
 
 
 def weights_digest(checkpoint: Checkpoint) -> str:
-    """As Checkpoint.digest, of the weights alone: a patch leaves it as it was."""
+    """A digest of the weights alone, which a patch does not change."""
     return dataclasses.replace(checkpoint, config={}).digest()
 
 

@@ -42,7 +42,7 @@ class SplitModel:
         return self.decoder(input_ids=ids, use_cache=False, **others)
 
     def decode_on(self, ids: torch.Tensor, cache: Any) -> Any:
-        """As decode, for tokens that follow those in `cache` (None for none); past_key_values holds them all then."""
+        """Like decode, for tokens after those in `cache` (None for none); the output's past_key_values hold all."""
         return self.decoder(input_ids=ids, past_key_values=cache, use_cache=True)
 
     def logits(self, outputs: Any, hidden: torch.Tensor) -> torch.Tensor:

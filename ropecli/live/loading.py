@@ -1,4 +1,4 @@
-"""Loads a checkpoint's model and tokenizer with stock transformers, and turns its failures into clear messages."""
+"""Loads a checkpoint's model and tokenizer with stock transformers, with clear messages for its failures."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
+from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 
@@ -69,7 +69,7 @@ def load_model(
     dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way, because
     the dtype is given at loading and not cast afterwards. attn: the attention implementation; 'auto' is what
     transformers chooses, or what the checkpoint carries, which nothing replaces. options: more for from_pretrained;
-    with a device_map among them, `device` is passed over. say: told of tensors in the files that config.json leaves
+    with a device_map among them, `device` is ignored. say: called for tensors in the files that config.json leaves
     unused; without it they are an error, since whatever is written from this model would lack them. An adapter is
     merged into its base. Raises CheckpointError, also for weights that do not fill the model: stock transformers would
     leave the rest random.
@@ -83,8 +83,6 @@ def load_model(
         raise CheckpointError(
             f"{checkpoint.name} attends by {saved.method}, which {attn} would do away with. Take attn: auto."
         )
-    if saved is not None:
-        _require_registered(checkpoint, saved)
     dtype, device = settle(dtype, device)
     options, adapter = dict(options or {}), None
     if checkpoint.base:
@@ -120,17 +118,6 @@ def load_model(
             say(warning)
         model = merge_adapter(checkpoint, model, *adapter)
     return model.eval()
-
-
-def _require_registered(checkpoint: Checkpoint, saved: SavedRemapping) -> None:
-    """Raises CheckpointError where transformers does not know the attention that config.json names."""
-    from transformers import AttentionInterface
-
-    if saved.attention not in AttentionInterface().valid_keys():
-        raise CheckpointError(
-            f"{checkpoint.name} attends by {saved.method}, which transformers does not know before "
-            "`import ropecli.attention`. Import it first, or load the model with ropecli.load_model."
-        )
 
 
 def _check_weights(checkpoint: Checkpoint, found: Mapping[str, Any], say: Callable[[str], None] | None) -> None:

@@ -14,7 +14,7 @@ from ropecli.scaling.spec import ScaledRope
 _RELATIVE = 2e-6
 # Where a method mixes two frequencies, its float32 error is relative to the larger one, the unscaled.
 _RELATIVE_TO_BASE = 2e-7
-# Radians per token; longrope's factor of 1e30 leaves some 1e-33 where nothing should turn.
+# Radians per token; longrope's factor of 1e30 leaves some 1e-33 where nothing should rotate.
 _STILL = 1e-25
 
 
@@ -44,14 +44,14 @@ def prove(folder: Path, ropes: Mapping[str | None, ScaledRope]) -> int:
 
 def _compare(name: str, inv_freq: np.ndarray, attention_factor: float, rope: ScaledRope) -> None:
     if inv_freq.shape != rope.inv_freq.shape:
-        raise ProofError(f"{name}: the live module turns {inv_freq.size} pairs, the patch {rope.inv_freq.size}.")
+        raise ProofError(f"{name}: the live module rotates {inv_freq.size} pairs, the patch {rope.inv_freq.size}.")
     error = np.abs(inv_freq - rope.inv_freq)
     allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + _STILL
     if (error > allowed).any():
         pair = int((error / allowed).argmax())
         relative = error[pair] / max(rope.inv_freq[pair], np.finfo(np.float32).tiny)
         raise ProofError(
-            f"{name}: pair {pair} turns by {inv_freq[pair]:.6g} radians per token in the live module, and by "
+            f"{name}: pair {pair} rotates by {inv_freq[pair]:.6g} radians per token in the live module, and by "
             f"{rope.inv_freq[pair]:.6g} in the patch (relative difference {relative:.2g}). "
             "Stock transformers does not do what this config asks for."
         )

@@ -1,6 +1,7 @@
 """The rotary tables of a live transformers model: found, read, set. One place knows how they are named there."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _TABLE = "inv_freq"
 _HOOK = "_ropecli_follows_length"
+_CHANGED_IN_PLACE = ("_buffers", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+"""Attributes of a module that hold its buffers and hooks."""
 
 
 @dataclass(frozen=True)
@@ -50,32 +53,32 @@ class RotaryTable:
     def at_length(self, length: int) -> tuple[np.ndarray, float]:
         """(inv_freq, attention factor) after a fresh pass over `length` tokens, as stock transformers makes them."""
         reset_tables([self])
-        self._turn(length - 1)
+        self._cos_sin(length - 1)
         return self.inv_freq, self.attention_factor
 
-    def _turn(self, position: int) -> Any:
-        """What the module gives for one token at `position`: cos and sin, in one form or another."""
+    def _cos_sin(self, position: int) -> Any:
+        """The cos and sin of one token at `position`, in whichever form the module returns them."""
         arguments = {"layer_type": self.layer_type} if self.layer_type else {}
         positions = torch.tensor([[position]], device=getattr(self.module, self._prefix + _TABLE).device)
         return self.module(torch.zeros(1, 1, 1, device=positions.device), positions, **arguments)
 
     @torch.no_grad()
-    def refuse_if_deaf(self) -> None:
-        """Raises PatchError for a module that does not turn by its table, but works out its frequencies anew."""
+    def refuse_if_computed(self) -> None:
+        """Raises PatchError for a module that ignores its table and computes its frequencies in each pass."""
         buffer = getattr(self.module, self._prefix + _TABLE)
         given = []
         for value in (0.0, 1.0):
             setattr(self.module, self._prefix + _TABLE, torch.full_like(buffer, value))
-            given.append(self._turn(1))
+            given.append(self._cos_sin(1))
         setattr(self.module, self._prefix + _TABLE, buffer)
         if all(torch.equal(*pair) for pair in zip(*map(_tensors, given), strict=True)):
             raise PatchError(
-                f"{self.name} works out its frequencies anew in each pass, and cannot be patched in memory. "
+                f"{self.name} computes its frequencies again in each pass, and cannot be patched in memory. "
                 "Write the patch to a folder instead."
             )
 
     def set(self, rope: ScaledRope) -> None:
-        """Makes the module turn as `rope` says, at every length. Raises PatchError where the shapes differ."""
+        """Makes the module rotate as `rope` says, at every length. Raises PatchError where the shapes differ."""
         buffer = getattr(self.module, self._prefix + _TABLE)
         if tuple(buffer.shape) != rope.inv_freq.shape:
             raise PatchError(f"{self.name} has {tuple(buffer.shape)} frequencies, the patch {rope.inv_freq.shape}.")
@@ -98,7 +101,7 @@ def rotary_tables(model: "PreTrainedModel") -> list[RotaryTable]:
 
 
 def set_ropes(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Makes every table turn as its layer type's rope says, at all lengths alike.
+    """Makes every table rotate as its layer type's rope says, at all lengths.
 
     Raises PatchError for a table of a layer type that has no rope.
     """
@@ -109,22 +112,19 @@ def set_ropes(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope])
 
 
 def turn_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Makes the rotary tables of a model turn by the ropes of a plan, see in_memory.live_patch. Raises PatchError."""
+    """Makes the rotary tables of a model rotate by the ropes of a plan, see live_patch. Raises PatchError."""
     tables = rotary_tables(model)
     _refuse_softmax_scale(tables, ropes)
-    by_module: dict[int, list[RotaryTable]] = {}
-    for table in tables:
-        by_module.setdefault(id(table.module), []).append(table)
-    for own in by_module.values():
-        module = own[0].module
+    for module in _modules(tables):
         if (hook := module.__dict__.pop(_HOOK, None)) is not None:
             hook.remove()
-        set_ropes(own, ropes)
-        for table in own:
-            table.refuse_if_deaf()
-        switching = [table for table in own if varies_with_length(ropes[table.layer_type])]
-        if switching:
-            module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(switching, ropes), with_kwargs=True)
+    set_ropes(tables, ropes)
+    for table in tables:
+        table.refuse_if_computed()
+    for module in _modules(tables):
+        own = [table for table in tables if table.module is module and varies_with_length(ropes[table.layer_type])]
+        if own:
+            module.__dict__[_HOOK] = module.register_forward_pre_hook(_follow(own, ropes), with_kwargs=True)
 
 
 def _refuse_softmax_scale(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
@@ -157,47 +157,42 @@ def _tensors(given: Any) -> tuple[torch.Tensor, ...]:
     return (given,) if isinstance(given, torch.Tensor) else tuple(given)
 
 
-@contextlib.contextmanager
-def restored(tables: list[RotaryTable]) -> Iterator[None]:
-    """At the end, every table is again as it was at the beginning."""
-    put_back = remember(tables)
-    try:
-        yield
-    finally:
-        put_back()
+def unpatched_after(model: "PreTrainedModel") -> contextlib.ExitStack:
+    """At the end of the `with` block, the model's rotary tables and its attention are as they were before it."""
+    undo = contextlib.ExitStack()
+    for owner in [*_modules(rotary_tables(model)), *_configs(model.config)]:
+        before = {key: copy.copy(value) if key in _CHANGED_IN_PLACE else value for key, value in vars(owner).items()}
+        undo.callback(_set_attributes, owner, before)
+    return undo
 
 
-def remember(tables: list[RotaryTable]) -> Callable[[], None]:
-    """What makes the tables' modules as they are now."""
-    modules = {id(table.module): table.module for table in tables}.values()
-    copied = ("_buffers", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
-    now = [(module, {**module.__dict__, **{key: module.__dict__[key].copy() for key in copied}}) for module in modules]
+def _set_attributes(owner: Any, attributes: Mapping[str, Any]) -> None:
+    owner.__dict__.clear()
+    owner.__dict__.update(attributes)
 
-    def put_back() -> None:
-        for module, state in now:
-            module.__dict__.clear()
-            module.__dict__.update(state)
 
-    return put_back
+def _configs(config: Any) -> list[Any]:
+    """A config and those of its parts; each names an attention implementation of its own."""
+    parts = [part for key in config.sub_configs if (part := getattr(config, key, None)) is not None]
+    return [config, *(one for part in parts for one in _configs(part))]
 
 
 def reset_tables(tables: list[RotaryTable]) -> None:
-    """Makes every table anew from its config: the dynamic ones remember the longest length they have seen."""
-    for module in {id(table.module): table.module for table in tables}.values():
+    """Makes every table again from its config: dynamic ones remember the longest length they have seen."""
+    for module in _modules(tables):
         _remake(module, next(module.buffers()).device)
 
 
 def remake_rotary_modules(model: "PreTrainedModel") -> None:
     """Gives a model that was built without storage its rotary modules, on the CPU. Raises PatchError for none."""
-    for module in {id(table.module): table.module for table in rotary_tables(model)}.values():
+    for module in _modules(rotary_tables(model)):
         _remake(module, torch.device("cpu"))
 
 
 def _remake(module: Any, device: torch.device) -> None:
     fresh = type(module)(module.config).to(device)
-    # the module stays itself, but of what it remembers nothing does: some of it lies in attributes of its own
-    module.__dict__.clear()
-    module.__dict__.update(fresh.__dict__)
+    # all attributes, since some types keep the longest length under a name of their own
+    _set_attributes(module, fresh.__dict__)
 
 
 def switches_with_length(tables: list[RotaryTable], longest: int) -> bool:
@@ -220,6 +215,11 @@ def follows_length(model: "PreTrainedModel", longest: int) -> bool:
     with contextlib.suppress(PatchError):  # no rotary tables at all
         return switches_with_length(rotary_tables(model), longest)
     return False
+
+
+def _modules(tables: list[RotaryTable]) -> list[Any]:
+    """The modules of the tables, each once: layer types may share one."""
+    return list({id(table.module): table.module for table in tables}.values())
 
 
 def _find(model: torch.nn.Module) -> Iterator[RotaryTable]:

@@ -1,4 +1,4 @@
-"""What stock transformers makes of a config.json: its config object, and the model without weights."""
+"""Stock transformers' config object and model without weights for a config.json."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from ropecli.errors import CheckpointError, OutputError, PatchError, reason_of
 
 
 def read_stock_config(folder: Path, name: str = "") -> Any:
-    """What transformers makes of folder/config.json. name: whose it is, for the message. Raises CheckpointError."""
+    """Reads folder/config.json with transformers. name: of the checkpoint, for the message. Raises CheckpointError."""
     from transformers import AutoConfig
 
     try:
@@ -27,7 +27,7 @@ def read_stock_config(folder: Path, name: str = "") -> Any:
 
 
 def stock_config_of(config: dict[str, Any], name: str = "") -> Any:
-    """The same of a config.json that is not on disk yet. Raises OutputError where nothing temporary can be written."""
+    """The same for a config.json that is not on disk yet. Raises OutputError where no temporary file can be written."""
     try:
         with TemporaryDirectory() as folder, naming({Path(folder): name or "this folder"}):
             (Path(folder) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
@@ -40,7 +40,7 @@ def build_without_weights(folder: Path):
     """The causal LM that stock transformers makes from folder/config.json: parameters on the meta device.
 
     Its rotary modules are real: each is made again from its config, as from_pretrained does once the weights are in
-    place. Raises CheckpointError, and PatchError where no module turns.
+    place. Raises CheckpointError, and PatchError where it has no rotary table.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -8,16 +8,15 @@ cp_size.
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, reason_of
-from ropecli.training.recipe import Recipe
-from ropecli.training.refusals import asked_for, refuse_engine, refuse_without_gpu
+from ropecli.training.refusals import is_launched_with, refuse_engine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
     from ropecli.data.stream import Batch
 
 
-@dataclass(frozen=True)
-class LocalBatch:
-    """A process's part of a batch, on its device; what NextTokenLoss.forward takes.
+class LocalBatch(NamedTuple):
+    """A process's part of a batch, on its device; the arguments of NextTokenLoss.forward.
 
     ids, labels: shape (sequences, tokens of this process). positions: the same shape, or None for 0, 1, 2 ...
     """
@@ -38,8 +36,15 @@ class LocalBatch:
     packed: bool
 
 
-def make_accelerator(recipe: Recipe, **options: Any) -> "Accelerator":
-    """The engine that the environment asks for, which `accelerate launch` or torchrun has set.
+def make_accelerator(
+    *,
+    mixed_precision: str = "none",
+    batch_size: int = 1,
+    gradient_accumulation: int = 1,
+    max_grad_norm: float = 1.0,
+    **options: Any,
+) -> "Accelerator":
+    """The engine that `accelerate launch` or torchrun has set in the environment, with a recipe's settings.
 
     options: further arguments of Accelerator. Raises RecipeError for an engine that cannot be used.
     """
@@ -49,21 +54,18 @@ def make_accelerator(recipe: Recipe, **options: Any) -> "Accelerator":
 
     AcceleratorState._reset_state()  # it would hold a second run in this process to the first one's settings
     cuda = torch.cuda.is_available()
-    deepspeed = asked_for("DEEPSPEED")
-    if not cuda:
-        refuse_without_gpu()
-    precision = "no" if recipe.mixed_precision == "none" else recipe.mixed_precision
+    deepspeed = is_launched_with("DEEPSPEED")
     if deepspeed:
-        options["deepspeed_plugin"] = _deepspeed_plugin(recipe)
+        options["deepspeed_plugin"] = _deepspeed_plugin(batch_size, gradient_accumulation, max_grad_norm)
         if not cuda:
             # with cpu=True Accelerate would not look for DeepSpeed, and without a backend would see one process
             options["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]
     try:
         accelerator = Accelerator(
-            mixed_precision=precision,
+            mixed_precision="no" if mixed_precision == "none" else mixed_precision,
             cpu=not cuda and not deepspeed,
             # a plugin, since the launch's environment would win over a number
-            gradient_accumulation_plugin=GradientAccumulationPlugin(recipe.gradient_accumulation),
+            gradient_accumulation_plugin=GradientAccumulationPlugin(gradient_accumulation),
             **options,
         )
     except (ValueError, NotImplementedError, ImportError) as error:
@@ -75,28 +77,25 @@ def make_accelerator(recipe: Recipe, **options: Any) -> "Accelerator":
         # else transformers would load the weights in parts under ZeRO-3, and the head is tried on whole ones
         unset_hf_deepspeed_config()
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # it writes to standard output
-    if cuda and recipe.mixed_precision == "bf16":
+    if cuda and mixed_precision == "bf16":
         # the head's products stay in float32, and would take as long as a good part of all others
         torch.set_float32_matmul_precision("high")
     return accelerator
 
 
-def _deepspeed_plugin(recipe: Recipe) -> Any:
-    """What the launch asks for, with the recipe's own settings: DeepSpeed clips and accumulates itself."""
+def _deepspeed_plugin(batch_size: int, gradient_accumulation: int, max_grad_norm: float) -> Any:
+    """The launch's DeepSpeed config with the recipe's settings: DeepSpeed clips and accumulates itself."""
     from accelerate import DeepSpeedPlugin
-    from accelerate.utils.imports import is_deepspeed_available
 
-    if not is_deepspeed_available():
-        raise RecipeError("DeepSpeed is asked for, and is not installed here. `pip install deepspeed`.")
     plugin = DeepSpeedPlugin()
     settings = plugin.deepspeed_config
     for key in ("optimizer", "scheduler"):
         if key in settings:
             raise RecipeError(f"The DeepSpeed config has {key!r}, which the recipe sets. Remove it from the config.")
     settings.update(
-        train_micro_batch_size_per_gpu=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation,
-        gradient_clipping=recipe.max_grad_norm,
+        train_micro_batch_size_per_gpu=batch_size,
+        gradient_accumulation_steps=gradient_accumulation,
+        gradient_clipping=max_grad_norm,
     )
     settings.pop("train_batch_size", None)  # follows from these and the number of processes
     settings["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
@@ -104,7 +103,7 @@ def _deepspeed_plugin(recipe: Recipe) -> Any:
 
 
 def sequence_ranks(accelerator: "Accelerator") -> int:
-    """How many processes share a sequence's tokens."""
+    """Number of processes that share a sequence's tokens."""
     sizes = accelerator.parallelism_config
     return sizes.sp_size * sizes.cp_size if sizes else 1
 
@@ -116,7 +115,7 @@ def data_ranks(accelerator: "Accelerator") -> tuple[int, int]:
 
 
 def averaged_over(accelerator: "Accelerator") -> int:
-    """What the engine divides the sum of all processes' gradients by: mostly the number of processes.
+    """Divisor of the engine for the sum of all processes' gradients: mostly the number of processes.
 
     But DeepSpeed adds up, and does not average, over the processes that share a sequence; in ZeRO-3 only where it
     reduces by other means than reduce-scatter (stage_1_and_2.py and stage3.py of DeepSpeed 0.19: division by
@@ -132,7 +131,7 @@ def averaged_over(accelerator: "Accelerator") -> int:
 
 
 def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """accelerator.prepare, told what it would ask of a bare transformers model."""
+    """accelerator.prepare, with what Accelerate would ask of a bare transformers model."""
     from accelerate import DistributedType
 
     model: Any = loss_of.model
@@ -153,7 +152,7 @@ def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: tor
 
 @contextlib.contextmanager
 def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBatch]:
-    """This process's part of a batch, on its device; to be held around forward and backward pass.
+    """This process's part of a batch, on its device; a context around forward and backward pass.
 
     Every process of a group that shares sequences gives the same batch, of a length that they can share evenly.
     """
@@ -194,7 +193,7 @@ def _filled(batch: "Batch", rows: int) -> "Batch":
 
 
 def clip_gradients(accelerator: "Accelerator", parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
-    """Bounds the gradient's norm over all parameters and processes; returns what it was.
+    """Clip the gradient's norm over all parameters and processes; returns the norm before.
 
     DeepSpeed has done so and made its step by then, in the backward pass of the step's last micro-batch.
     """
@@ -233,7 +232,7 @@ def _master_weights(wrapped: Any, *, keep: bool) -> dict[str, torch.Tensor]:
 
 
 def leave_group(accelerator: "Accelerator") -> None:
-    """Leaves the process group before this process ends: gloo's threads may abort one that does not."""
+    """Leave the process group before this process ends: gloo's threads may abort one that does not."""
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()

@@ -3,25 +3,19 @@
 All processes of a launch run this code; only the main process prints and writes.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+import math
+from collections.abc import Callable, Iterable
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from ropecli.attention import load_model
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.checkpoint.state import read_state
-from ropecli.config.fields import section_of
-from ropecli.config.saved_remapping import SavedRemapping
-from ropecli.data import sources
-from ropecli.data.gapped_positions import refuse_impossible_positions
 from ropecli.data.stream import Batch, Stream, open_stream
-from ropecli.errors import DataError
+from ropecli.errors import RecipeError
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
@@ -29,9 +23,8 @@ from ropecli.training.distributed import data_ranks, make_accelerator, prepare, 
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import NextTokenLoss, enable_checkpointing, explain_out_of_memory, prove_positions
-from ropecli.training.optimization import make_optimizer, rate_factor
 from ropecli.training.recipe import Recipe
-from ropecli.training.refusals import refuse_method_conflicts, refuse_unsuitable, saved_method
+from ropecli.training.refusals import refuse_unsuitable
 from ropecli.training.run_folder import (
     CHECKPOINTS,
     LOGS,
@@ -42,7 +35,6 @@ from ropecli.training.run_folder import (
     from_main,
     lock_output,
     losses_until,
-    refuse_foreign,
 )
 from ropecli.training.validation import Validation, make_validation
 
@@ -58,43 +50,43 @@ def finetune_checkpoint(
     recipe: Recipe,
     output: Path,
     *,
+    length: int,
+    reach: int,
     resume: bool = False,
     say: Say = lambda message: None,
     on_step: Callable[[TrainingProgress], None] = lambda progress: None,
 ) -> None:
-    """One run of a recipe without stages, into the folder `output`, which stock transformers then loads.
+    """Train one stage, planned by plan_stages, into the folder `output`.
 
-    say: told in sentences what is used and left out. on_step: called after each step. Both on the main process alone.
-    SIGTERM, SIGHUP and Ctrl-C save and stop: SystemExit 143 and 129, KeyboardInterrupt. Raises CheckpointError,
-    DataError, OutputError, RecipeError, DivergedError or NotFiniteError for a loss that leaves its best far behind, and
-    RopecliError where memory does not suffice.
+    length: tokens per sequence. reach: tokens that positions with gaps may span. say: given sentences about the data
+    and the model. on_step: called after each step. Both on the main process alone. SIGTERM, SIGHUP and Ctrl-C save and
+    stop: SystemExit 143 and 129, KeyboardInterrupt. Raises RopecliError.
     """
-    if any(source.data == sources.DEMO for source in recipe.sources):
-        raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
-    refuse_foreign(output, resume)
-    tracker = choose_tracker(recipe.tracker)
-    length, reach = settle_lengths(recipe, checkpoint)
-    refuse_method_conflicts(recipe, saved_method(checkpoint))
-    accelerator = make_accelerator(recipe, log_with=tracker, project_dir=str(output / LOGS))
-    if not accelerator.is_main_process:
+    accelerator = make_accelerator(
+        mixed_precision=recipe.mixed_precision,
+        batch_size=recipe.batch_size,
+        gradient_accumulation=recipe.gradient_accumulation,
+        max_grad_norm=recipe.max_grad_norm,
+        log_with=choose_tracker(recipe.tracker),
+        project_dir=str(output / LOGS),
+    )
+    main = accelerator.is_main_process
+    if not main:
         say, on_step = (lambda message: None), (lambda progress: None)
     tokenizer = load_tokenizer(checkpoint)
     stream = open_stream(recipe, tokenizer, length, reach, first=accelerator.local_main_process_first)
     model = _load(checkpoint, recipe)
     refuse_unknown_ids(stream.largest_id, model)
-    loss_of = _make_loss(model, recipe, stream)
+    loss_of = _make_loss(model, recipe, stream.packed)
     refuse_unsuitable(accelerator, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
-    validation = make_validation(
-        recipe, checkpoint, tokenizer, length if recipe.positions == "full" else reach, accelerator, say
-    )
-    warnings = _warnings(checkpoint, recipe, length, reach)
-    for sentence in [
-        *stream.summary(),
-        *_adapter_summary(model, recipe),
-        *(f"warning: {warning}" for warning in warnings),
-    ]:
+    longest = length if recipe.positions == "full" else reach
+    validation = make_validation(recipe, checkpoint, tokenizer, longest, accelerator, say)
+    for sentence in stream.summary():
         say(sentence)
+    if recipe.adapter != "none":
+        trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
+        say(f"{recipe.adapter} trains {trained:,} of {total:,} parameters ({trained / total:.2%}).")
     settings = {
         "source": checkpoint.origin(),
         "data": stream.fingerprint(),
@@ -103,7 +95,6 @@ def finetune_checkpoint(
         "processes": accelerator.num_processes,
         "recipe": recipe.model_dump(mode="json", exclude={"stages"}),
     }
-    main = accelerator.is_main_process
     with lock_output(output) if main else nullcontext(), stop_on_signals(say) as interrupt:
         if main:
             begin_run(output, settings, resume)
@@ -113,29 +104,34 @@ def finetune_checkpoint(
             if main:
                 clear_finished(output)
             return
-        run = _Run(accelerator, recipe, stream, validation, output, settings, interrupt, say, on_step)
-        state = state_to_save(accelerator, run.train(loss_of, optimizer))
+        run = _Run(accelerator, recipe, stream, validation, output, say, on_step)
+        wrapped = run.train(loss_of, optimizer, interrupt, settings)
+        state = state_to_save(accelerator, wrapped)
         if state is not None:
-            write_result(checkpoint, model, recipe, output, settings, state)
+            write_result(checkpoint, model, output, settings, save=recipe.save, state=state)
         accelerator.wait_for_everyone()
 
 
 @dataclass
 class _Run:
-    """What is done around the training loop: the log, validation, and the end of a run that diverges."""
+    """The log, validation, and the end of a run that diverges, around the training loop."""
 
     accelerator: "Accelerator"
     recipe: Recipe
     stream: Stream
     validation: Validation | None
     output: Path
-    settings: dict[str, Any]
-    interrupt: Interrupt
     say: Say
     on_step: Callable[[TrainingProgress], None]
 
-    def train(self, loss_of: NextTokenLoss, optimizer: torch.optim.Optimizer) -> torch.nn.Module:
-        """Trains from the newest checkpoint, or from the start; returns what Accelerate made of the loss."""
+    def train(
+        self,
+        loss_of: NextTokenLoss,
+        optimizer: torch.optim.Optimizer,
+        interrupt: Interrupt,
+        settings: dict[str, Any],
+    ) -> torch.nn.Module:
+        """Train from the newest checkpoint, or from the start. Returns the loss as Accelerate wraps it."""
         recipe = self.recipe
         self.wrapped, optimizer = prepare(self.accelerator, loss_of, optimizer)
         if recipe.adapter != "none":
@@ -155,19 +151,24 @@ class _Run:
             seed=recipe.seed,
             on_step=self._report,
             checkpoints=checkpoints,
-            interrupt=self.interrupt,
+            interrupt=interrupt,
             advice=self._advice,
         )
         done = checkpoints.restore(self.say)
         if done:
             self.say(f"Resuming after step {done}.")
         earlier = from_main(self.accelerator, lambda: losses_until(self.output, done))
-        self.divergence = Divergence.from_losses(earlier, recipe.max_loss_rise, self.output)
+        self.divergence = Divergence(recipe.max_loss_rise, self.output, earlier)
         checkpoints.spare = self.divergence.last_good
-        self.log = RunLog(self.accelerator, self.output, done or None, self.settings)
+        self.log = RunLog(self.accelerator, self.output, done or None, settings)
         if not done:
             self._validate(0)
-        with closing(self.log), self._explain_out_of_memory():
+        pass_size = f"A pass over {recipe.batch_size} × {self.stream.length} tokens"
+        remedy = (
+            "Start over with a smaller batch_size, an adapter or shorter sequences, into another --output; `ropecli "
+            "plan` says what fits."
+        )
+        with closing(self.log), explain_out_of_memory(pass_size, remedy):
             loop.train(done)
         return self.wrapped
 
@@ -195,87 +196,51 @@ class _Run:
             "--output."
         )
 
-    def _explain_out_of_memory(self) -> AbstractContextManager[None]:
-        return explain_out_of_memory(
-            f"A pass over {self.recipe.batch_size} × {self.stream.length} tokens",
-            "Start over with a smaller batch_size, an adapter or shorter sequences, into another --output; `ropecli "
-            "plan` says what fits.",
-        )
-
 
 def _load(checkpoint: Checkpoint, recipe: Recipe) -> "PreTrainedModel":
-    """Weights that are trained in float32, mixed precision being autocast's affair; frozen ones as on its device."""
+    """Trained weights in float32, as autocast expects; frozen ones in the dtype of their device."""
     dtype = "float32" if recipe.adapter == "none" else settle()[0]
     model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=adapters.quantization(recipe))
     return adapters.attach(model, recipe)
 
 
-def _make_loss(model: "PreTrainedModel", recipe: Recipe, stream: Stream) -> NextTokenLoss:
+def _make_loss(model: "PreTrainedModel", recipe: Recipe, packed: bool) -> NextTokenLoss:
     loss_of = NextTokenLoss(model, offload=recipe.offload_activations)
-    if stream.packed or recipe.positions != "full":
-        prove_positions(loss_of, recipe.positions, stream.packed)
+    if packed or recipe.positions != "full":
+        prove_positions(loss_of, recipe.positions, packed)
     model.train()
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)
     return loss_of
 
 
-def _adapter_summary(model: "PreTrainedModel", recipe: Recipe) -> list[str]:
-    if recipe.adapter == "none":
-        return []
-    return [f"{recipe.adapter} {adapters.summary(model)}."]
+def make_optimizer(
+    parameters_by_name: Iterable[tuple[str, torch.nn.Parameter]], recipe: Recipe
+) -> torch.optim.Optimizer:
+    """AdamW (arXiv:1711.05101) over what is trained, with weight decay on matrices alone, an adapter's among them.
 
-
-def _warnings(checkpoint: Checkpoint, recipe: Recipe, length: int, reach: int) -> list[str]:
-    warnings = []
-    if recipe.warmup_steps >= recipe.steps:
-        warnings.append(f"{recipe.warmup_steps} warm-up steps of {recipe.steps}: the full rate is not reached.")
-    warnings += beyond_context_length(recipe, length, reach, read_state(checkpoint).context_length)
-    warnings += too_short_for_method(length, saved_method(checkpoint))
-    if recipe.offload_activations and not torch.cuda.is_available():
-        warnings.append("offload_activations changes nothing without a GPU.")
-    if section_of(checkpoint.config).get("router_aux_loss_coef"):
-        warnings.append("the routers' load-balancing loss is left out; only the next-token loss is trained on.")
-    return warnings
-
-
-def settle_lengths(recipe: Recipe, checkpoint: Checkpoint, plan: PatchPlan | None = None) -> tuple[int, int]:
-    """(length of a sequence, how far its positions may reach), tokens.
-
-    The positions reach the context length unless the recipe's `window` says otherwise. A sequence has as many tokens,
-    or, where positions have gaps, those of the pretraining length. plan: the patch in effect when the run begins,
-    where it is not on disk yet. Raises RecipeError for sequences longer than their positions may reach.
+    adamw-8bit: bitsandbytes keeps the state in 8 bits (Dettmers et al. 2022, arXiv:2110.02861); tensors below 4,096
+    values stay in float32. Raises RecipeError where bitsandbytes is missing.
     """
-    state = read_state(checkpoint)
-    context_length = plan.target_length if plan else state.context_length
-    reach = recipe.window or context_length
-    if recipe.positions == "full":
-        return recipe.length or context_length, reach
-    length = recipe.length or state.pretraining_length
-    refuse_impossible_positions(recipe.positions, length, reach, recipe.pose_chunks)
-    return length, reach
+    parameters = [parameter for _, parameter in parameters_by_name if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+    decays = ((matrices, recipe.weight_decay), (vectors, 0.0))
+    groups = [{"params": members, "weight_decay": decay} for members, decay in decays if members]
+    rates: dict[str, Any] = {"lr": recipe.learning_rate, "betas": recipe.betas}
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, **rates, fused=True)  # which needs no copies of what it updates
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise RecipeError("optimizer: adamw-8bit needs bitsandbytes. `pip install bitsandbytes`.") from error
+    return AdamW8bit(groups, **rates)
 
 
-def beyond_context_length(recipe: Recipe, length: int, reach: int, context_length: int) -> list[str]:
-    """Warnings of sequences, or of positions with gaps, that exceed the context length. All in tokens."""
-    if recipe.positions != "full" and reach > context_length:
-        exceeded = f"positions up to {reach} exceed the checkpoint's context length, {context_length}"
-        return [f"{exceeded}: patch it for that first."]
-    if length > context_length:
-        return [
-            f"sequences of {length} tokens exceed the checkpoint's context length, {context_length}: patch it first."
-        ]
-    return []
-
-
-def too_short_for_method(length: int, method: SavedRemapping | None) -> list[str]:
-    """A warning of sequences so short, in tokens, that the relative-position method changes nothing in them."""
-    if method is None:
-        return []
-    last, keys = np.array([length - 1]), np.arange(length)
-    if not np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys):
-        return []
-    return [
-        f"sequences of {length} tokens are too short for {method.method} to change anything: it is trained as plain "
-        "attention. Give a greater length."
-    ]
+def rate_factor(step: int, recipe: Recipe) -> float:
+    """Factor of the learning rate at step 0, 1, ...: a linear warm-up, then 1, or a cosine to a tenth."""
+    warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))
+    if recipe.schedule == "constant":
+        return warm
+    past = max(0.0, step - recipe.warmup_steps) / max(1, recipe.steps - 1 - recipe.warmup_steps)
+    return warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, past))))

@@ -1,32 +1,29 @@
-"""Writes what a run trained: a whole checkpoint, or an adapter's folder. Also merges an adapter into its base.
+"""Writes a run's result: a whole checkpoint, or an adapter's folder. Also merges an adapter into its base.
 
 A whole checkpoint is the source's files with the trained weights in place of its own.
 """
 
 import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import yaml
 from safetensors import SafetensorError, safe_open
 
-from ropecli.atomic import naming, new_folder, refuse_existing
+from ropecli.atomic import new_folder, refuse_existing
 from ropecli.attention import load_model
-from ropecli.checkpoint.files import ADAPTER_CONFIG, is_own_file
+from ropecli.checkpoint.files import ADAPTER_CONFIG, is_own_file, read_json
 from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.provenance import PROVENANCE, read_record
 from ropecli.checkpoint.writing import place
-from ropecli.errors import OutputError, reason_of
+from ropecli.errors import OutputError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, other_base, read_adapter, weights_digest
 from ropecli.live.stock_transformers import quiet_transformers
-from ropecli.training.adapters import adapter_tensors, all_names, lora_config, save_adapter
-from ropecli.training.recipe import Recipe
+from ropecli.training.adapters import adapter_tensors, all_names, is_attached, lora_config, save_adapter
 from ropecli.training.run_folder import CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -40,77 +37,76 @@ _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "
 def write_result(
     checkpoint: Checkpoint,
     model: "PreTrainedModel",
-    recipe: Recipe,
     output: Path,
     settings: dict[str, Any],
+    *,
+    save: Literal["merged", "adapter"] = "merged",
     state: Tensors | None = None,
 ) -> None:
-    """Writes what the recipe's `save` asks for of a trained `model`: a whole checkpoint, or an adapter's folder.
+    """Write a trained model as a whole checkpoint, or its adapter alone; then remove the run's checkpoints.
 
-    checkpoint: what was trained from. state: full tensors on the CPU by the model's own names, where an engine has
-    left shards in the model. Then removes the run's checkpoints. Raises OutputError; CheckpointError where the source
-    has gone meanwhile.
+    checkpoint: the source. settings: for the record. state: full tensors on the CPU by the model's own names, where an
+    engine has left shards in the model. Raises OutputError; CheckpointError where the source has gone meanwhile.
     """
     notes: dict[str, Any] = {_RECORD: settings}
-    if recipe.adapter == "none":
-        save = partial(save_weights, checkpoint, model, state=state)
-    elif recipe.save == "adapter":
+    if not is_attached(model):
+        write = partial(save_weights, checkpoint, model, state=state)
+    elif save == "adapter":
         notes[ADAPTER_NOTE] = {"weights": weights_digest(checkpoint)}
-        save = partial(save_adapter, checkpoint, model, state=state)
+        write = partial(save_adapter, checkpoint, model, state=state)
     else:
         # onto the weights of the files: a base in 4 bits, or in bfloat16, would leave its rounding behind
         base = load_model(checkpoint, dtype="float32", device="cpu")
         merged = merge_adapter(checkpoint, base, lora_config(model), adapter_tensors(model, state))
-        save = partial(save_weights, checkpoint, merged)
+        write = partial(save_weights, checkpoint, merged)
     try:
-        write_with_source_files(checkpoint, output, notes, save)
+        _write_folder(output, write, _small_files(checkpoint), checkpoint.folder, notes)
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error  # the whole error may name the folder that is filled first
         raise OutputError(f"{output} could not be written: {why}. Make room; --resume tries again.") from error
     clear_finished(output)
 
 
-def write_with_source_files(
-    checkpoint: Checkpoint, output: Path, notes: dict[str, Any], save: Callable[[Path], None]
-) -> None:
-    """What `save` writes into a folder, moved into `output`; beside it the source's files but its weights.
+def _small_files(checkpoint: Checkpoint) -> list[Path]:
+    """The files beside the weights and config.json, as the tokenizer's."""
+    return [file for file in checkpoint.files() if ".safetensors" not in file.name and file.name != ADAPTER_CONFIG]
 
-    config.json comes last, so it marks a whole folder. notes: for the record, beside what the source's says. Raises
-    OSError, SafetensorError.
+
+def _write_folder(
+    output: Path, write: Callable[[Path], None], files: Iterable[Path], configured: Path, notes: dict[str, Any]
+) -> None:
+    """Fill `output` with the weights that `write` writes and copies of `files`.
+
+    configured: the folder whose config.json is taken, last, so that it marks a whole folder, and whose record is
+    extended by `notes`. Raises OSError, SafetensorError.
     """
     filled = output / _PARTIAL
     try:
         shutil.rmtree(filled, ignore_errors=True)
         filled.mkdir(parents=True)
-        save(filled)
-        weights = {file.name for file in checkpoint.weight_files()} | {"model.safetensors.index.json"}
-        for file in checkpoint.files():
-            if file.name not in weights:
-                place(file, output / file.name, link=False)
+        write(filled)
+        for file in files:
+            place(file, output / file.name, link=False)
         for file in [*filled.glob("*.safetensors*"), *filled.glob(ADAPTER_CONFIG)]:
-            shutil.copymode(checkpoint.folder / CONFIG, file)  # safetensors writes for the owner alone
+            shutil.copymode(configured / CONFIG, file)  # safetensors writes for the owner alone
             file.replace(output / file.name)
-        _write_record(checkpoint, output, notes)
-        place(checkpoint.folder / CONFIG, filled / CONFIG, link=False)
+        record = {key: value for key, value in read_record(configured).items() if key != ADAPTER_NOTE} | notes
+        text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
+        (output / PROVENANCE).write_text(text, encoding="utf-8")
+        place(configured / CONFIG, filled / CONFIG, link=False)
         (filled / CONFIG).replace(output / CONFIG)
     finally:
         shutil.rmtree(filled, ignore_errors=True)
 
 
-def _write_record(checkpoint: Checkpoint, output: Path, notes: dict[str, Any]) -> None:
-    before = {key: value for key, value in read_record(checkpoint.folder).items() if key != ADAPTER_NOTE}
-    record = before | notes
-    (output / PROVENANCE).write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True), encoding="utf-8")
-
-
 def clear_finished(output: Path) -> None:
-    """Removes what only an unfinished run needs."""
+    """Remove what only an unfinished run needs."""
     for name in (CHECKPOINTS, _PARTIAL):
         shutil.rmtree(output / name, ignore_errors=True)
 
 
 def finished_step(output: Path) -> int | None:
-    """How many steps a finished run made; None for one that is not finished."""
+    """The steps of a finished run; None for one that is not finished."""
     if not (output / CONFIG).is_file():
         return None
     return (read_record(output).get(_RECORD) or {}).get("recipe", {}).get("steps")
@@ -150,7 +146,7 @@ def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
 
 
 class Merge(NamedTuple):
-    """What was merged: the base as it was opened, and how many of its matrices got an adapter's."""
+    """The base as it was opened, and the number of its matrices that got an adapter's."""
 
     base: Checkpoint
     matrices: int
@@ -164,55 +160,28 @@ def merge_to(
     revision: str | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Merge:
-    """Writes base + adapter as a whole checkpoint, with the adapter's config.json, and so with its RoPE patch.
+    """Write base + adapter as a whole checkpoint, with the adapter's config.json, and so with its RoPE patch.
 
-    base: a checkpoint in place of the one that the adapter names; revision: of a Hub id. `say` is told where the
-    base's weights are not those that the adapter was trained beside. Raises CheckpointError, OutputError.
+    base: a checkpoint in place of the one that the adapter names; revision: of a Hub id. say: warned where the base's
+    weights are not those that the adapter was trained with. Raises CheckpointError, OutputError.
     """
     refuse_existing(output)
     config, tensors = read_adapter(adapter)
     source = open_checkpoint(base, weights=True, revision=revision) if base else adapter_base(adapter, revision)
     if warning := other_base(adapter, source):
         say(warning)
-    with _with_files_of(source, adapter) as whole:
-        model = merge_adapter(whole, load_model(whole, dtype="float32", device="cpu"), config, tensors)
-        notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
-        with new_folder(output) as folder:
-            try:
-                write_with_source_files(whole, folder, notes, partial(save_weights, whole, model))
-            except SafetensorError as error:
-                raise OutputError(f"{output} could not be written: {error}. Make room.") from error
-    return Merge(source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors))
-
-
-@contextmanager
-def _with_files_of(source: Checkpoint, adapter: Path) -> Iterator[Checkpoint]:
-    """For as long as it takes, a folder of links to the base's weights, with copies of the small files: the base's
-    where the adapter has none of its own. Raises OutputError."""
-    with ExitStack() as stack:
+    configured = source.folder  # of an adapter that peft wrote
+    if is_own_file(adapter / CONFIG):
+        configured = adapter
+        patched = Checkpoint(source.name, adapter, read_json(adapter / CONFIG), base=source)
+        model = load_model(patched, dtype="float32", device="cpu")  # merges the adapter
+    else:
+        model = merge_adapter(source, load_model(source, dtype="float32", device="cpu"), config, tensors)
+    files = [*_small_files(source), *_small_files(Checkpoint(str(adapter), adapter, {}))]
+    notes = {"merged": {"adapter": str(adapter), "base": source.origin()}}
+    with new_folder(output) as folder:
         try:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ropecli-merge-")))
-            files = _fill(folder, source, adapter)
-        except OSError as error:
-            raise OutputError(
-                f"The temporary folder could not be written: {reason_of(error)}. Make room there, or set the "
-                "environment variable TMPDIR to a folder that can be written to."
-            ) from error
-        with naming({**{folder / name: file for name, file in files.items()}, folder: source.folder}):
-            yield Checkpoint(source.name, folder, open_checkpoint(folder).config)
-
-
-def _fill(folder: Path, source: Checkpoint, adapter: Path) -> dict[str, Path]:
-    """The files that it put there, by their names."""
-    own = Checkpoint(str(adapter), adapter, {})
-    files = {file.name: file for file in source.files()}
-    files |= {file.name: file for file in own.files() if file.suffix != ".safetensors" and file.name != ADAPTER_CONFIG}
-    configured = adapter if is_own_file(adapter / CONFIG) else source.folder
-    files |= {name: configured / name for name in (CONFIG, PROVENANCE) if is_own_file(configured / name)}
-    weights = source.weight_files()
-    for name, file in files.items():
-        if file in weights:
-            (folder / name).symlink_to(file.resolve())
-        else:
-            place(file, folder / name, link=False)
-    return files
+            _write_folder(folder, partial(save_weights, source, model), files, configured, notes)
+        except SafetensorError as error:
+            raise OutputError(f"{output} could not be written: {error}. Make room.") from error
+    return Merge(source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors))

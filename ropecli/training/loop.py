@@ -1,8 +1,8 @@
 """The training loop: steps over batches, a checkpoint where one is due, and a stop on SIGTERM, SIGHUP or Ctrl-C.
 
 A step is one update of the weights, made of some passes on each process. The loss of a step is the mean over all its
-scored tokens on all processes, however they are spread over passes and processes. What a step's dropout draws follows
-from the seed and the step's number, so a resumed run gives the same bits.
+scored tokens, however they are spread over passes and processes. Dropout follows from the seed and the step's number,
+so a resumed run gives the same bits.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -32,7 +33,7 @@ _LATEST = 3
 
 
 class Interrupt:
-    """A request to stop: whether this process got a signal, and which."""
+    """A request to stop, made by a signal to any process."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -49,7 +50,7 @@ class Interrupt:
         return self._agreed > 0
 
     def stop(self, message: str) -> NoReturn:
-        """Says `message` and ends the run: raises KeyboardInterrupt (exit status 130), or Terminated (143, 129)."""
+        """Say `message` and end the run: raises KeyboardInterrupt (exit status 130), or Terminated (143, 129)."""
         self._say(message)
         if self._agreed in ENDING:
             raise Terminated(self._agreed)
@@ -68,7 +69,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def stop_on_signals(say: Callable[[str], None] = lambda message: None) -> Iterator[Interrupt]:
-    """Handles these signals inside the `with` block. Outside the main thread Python cannot, and none is noticed."""
+    """Handle SIGINT, SIGTERM and SIGHUP inside the `with` block; in the main thread alone, as Python does."""
     interrupt = Interrupt(say)
     with handled((signal.SIGINT, *ENDING), interrupt.ask):
         yield interrupt
@@ -76,7 +77,7 @@ def stop_on_signals(say: Callable[[str], None] = lambda message: None) -> Iterat
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """What a step reports. step: how many are done. loss: nats per token. learning_rate: of the first group.
+    """The report of a step. step: from 1. loss: nats per token. learning_rate: of the first group.
 
     tokens_per_second: since the run began or resumed, all processes together.
     """
@@ -90,12 +91,12 @@ class TrainingProgress:
 
 @dataclass
 class TrainingLoop:
-    """Trains `parameters` by the loss that `loss_of` gives: a NextTokenLoss, or what Accelerate made of it.
+    """Trains `parameters` by `loss_of`: a NextTokenLoss, or Accelerate's wrapper around one.
 
-    optimizer: with each group's own learning rate. schedule: given a step from 0, what these rates are multiplied by.
-    batches: given a step, this process's batches, one a pass. ended: given how many steps are done, whether the
-    training is. on_step: told of each step, before it is saved. advice: the end of the message where the loss is not
-    finite. Without checkpoints nothing is saved, without interrupt signals do as they do otherwise.
+    optimizer: with each group's own learning rate. schedule: factor of these rates at a step, from 0. batches: this
+    process's batches of a step, one a pass. ended: whether to end after so many steps. on_step: called after each step,
+    before it is saved. advice: the end of the message where the loss is not finite. checkpoints: None saves nothing.
+    interrupt: None leaves signals alone.
     """
 
     accelerator: Any
@@ -116,7 +117,7 @@ class TrainingLoop:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def train(self, done: int = 0) -> None:
-        """Trains after `done` steps, which `checkpoints.restore` has told. Raises NotFiniteError, or to stop."""
+        """Train from step `done` on, as checkpoints.restore returned it. Raises NotFiniteError, or to stop."""
         self._begun, self._tokens = time.monotonic(), 0
         while not self.ended(done):
             progress = self._update(done)
@@ -149,7 +150,7 @@ class TrainingLoop:
     def _pass(self, batch: Batch, scale: float) -> float:
         """Forward and backward; the summed negative log-likelihood of this process's tokens, nats."""
         with self.accelerator.accumulate(self.loss_of), local_batch(self.accelerator, batch) as share:
-            nll = self.loss_of(share.ids, share.labels, share.positions, share.packed)
+            nll = self.loss_of(*share)
             self.accelerator.backward(nll * scale)
         self._tokens += share.ids.numel()
         return float(nll.detach())
@@ -160,7 +161,7 @@ class TrainingLoop:
         return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
 
     def _save_if_due(self, done: int) -> None:
-        """A checkpoint where one is due, and the end where one was asked for."""
+        """Save where a checkpoint is due, and stop where a signal asked for it."""
         stopping = self.interrupt is not None and self.interrupt.agreed(self.accelerator)
         if self.checkpoints and (stopping or self.ended(done) or done % self.checkpoints.every == 0):
             self.checkpoints.save(done)
@@ -170,32 +171,27 @@ class TrainingLoop:
 
 
 class Divergence:
-    """Tells whether a run diverges: its loss is far above its best so far.
+    """Ends a run that diverges: its loss is far above its best so far.
 
-    What is held against the best is the median of the last 8 steps' losses, nats per token: up to three spikes among
-    them change nothing. The best is the least such median so far, of 4 steps or more: a few easy sequences at the
-    beginning are no measure. All follows from the losses alone, so a resumed run acts as an uninterrupted one.
+    Compares the median of the last 8 steps' losses, nats per token, with the least such median so far, of 4 steps or
+    more. So three spikes, or a few easy sequences at the beginning, change nothing. It follows from the losses alone,
+    so a resumed run acts as an uninterrupted one.
 
-    max_rise: nats per token. output: the run's folder, whose checkpoints the error names.
+    max_rise: nats per token. output: the run's folder, whose checkpoints the error names. earlier: losses by step of
+    the run that is resumed.
     """
 
-    def __init__(self, max_rise: float, output: Path) -> None:
+    def __init__(self, max_rise: float, output: Path, earlier: Mapping[int, float] = MappingProxyType({})) -> None:
         self._max_rise = max_rise
         self._output = output
         self._last: deque[float] = deque(maxlen=_STEPS)
         self._best = math.inf
         self._good: dict[int, bool] = {}
-
-    @classmethod
-    def from_losses(cls, losses: Mapping[int, float], max_rise: float, output: Path) -> "Divergence":
-        """As it stands after the steps of `losses`."""
-        divergence = cls(max_rise, output)
-        for step in sorted(losses):
-            divergence._enter(step, losses[step])
-        return divergence
+        for step in sorted(earlier):
+            self._enter(step, earlier[step])
 
     def add(self, step: int, loss: float) -> None:
-        """Takes in a step's loss, which is finite. Raises DivergedError."""
+        """Add a step's loss, which is finite. Raises DivergedError."""
         self._enter(step, loss)
         now = median(self._last)
         if len(self._last) == _STEPS and now > self._best + self._max_rise:
@@ -207,7 +203,7 @@ class Divergence:
             )
 
     def last_good(self, steps: Iterable[int]) -> int | None:
-        """Of the steps that checkpoints are of, the last one at which the loss stood well."""
+        """The last of these steps at which the loss was near its best."""
         return max((step for step in steps if self._good.get(step, True)), default=None)
 
     def _enter(self, step: int, loss: float) -> None:
@@ -219,7 +215,7 @@ class Divergence:
         self._good[step] = latest <= self._best + self._max_rise / 2
 
     def kept(self) -> str:
-        """A sentence that names the checkpoint which a run that goes wrong leaves."""
+        """A sentence for an error message: the newest checkpoint from before the loss rose."""
         folders = dict(list_snapshots(self._output / CHECKPOINTS))
         step = self.last_good(folders)
         return "No checkpoint was saved before." if step is None else f"{folders[step]} is of before, and is kept."

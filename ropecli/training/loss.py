@@ -1,7 +1,7 @@
 """The next-token loss of a pass, without [tokens × vocabulary] logits, as a module that Accelerate can wrap.
 
-With it the rest of a pass: a message when memory runs out, the switch of gradient checkpointing, and the check that a
-model follows the positions that it is given.
+Also: a message when memory runs out, the switch of gradient checkpointing, and a check that a model follows the
+positions that it is given.
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,8 @@ class NextTokenLoss(torch.nn.Module):
     Heads that are one matrix go through a chunked linear cross entropy: Liger's kernel on a GPU where it is installed,
     torch's elsewhere. Heads that cap or scale their logits are recomputed chunk by chunk in the backward pass.
 
-    offload: what the decoder's backward pass needs waits in the CPU's memory; with gradient checkpointing that is one
-    hidden state a layer.
+    offload: keep what the decoder's backward pass needs in CPU memory; with gradient checkpointing that is one hidden
+    state a layer.
     """
 
     split_model = SplitModel
@@ -57,8 +57,8 @@ class NextTokenLoss(torch.nn.Module):
     ) -> torch.Tensor:
         """ids, labels, positions: shape (batch, tokens). labels: the token that follows each, or UNSCORED.
 
-        positions: by default 0, 1, 2 ... packed: where they do not go on by one, another document begins, which
-        attends to nothing before it; otherwise gaps are gaps. All tokens are real: nothing is padded.
+        positions: by default 0, 1, 2 ... packed: a document begins where they do not rise by one, and attends to
+        nothing before it; otherwise gaps are gaps. Nothing is padded.
         """
         with self._kept_elsewhere(ids.device):
             outputs = self.hidden(ids, positions, packed)
@@ -113,7 +113,7 @@ class NextTokenLoss(torch.nn.Module):
 
 @contextmanager
 def explain_out_of_memory(what: str, remedy: str) -> Iterator[None]:
-    """Raises RopecliError, a sentence about `what` and the `remedy`, where a device runs out of memory inside."""
+    """Raises RopecliError, naming `what` and the `remedy`, where a device runs out of memory inside."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -121,7 +121,7 @@ def explain_out_of_memory(what: str, remedy: str) -> Iterator[None]:
 
 
 def enable_checkpointing(model: Any) -> None:
-    """Computes layers again in the backward pass. transformers is renaming the switch; its older names warn."""
+    """Compute layers again in the backward pass. transformers is renaming the switch; its older names warn."""
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
 
 
@@ -129,22 +129,25 @@ def disable_checkpointing(model: Any) -> None:
     getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
 
 
+@torch.no_grad()
 def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> None:
-    """Checks on the live model that gaps and restarts in the positions mean what the recipe means by them.
+    """Check on the live model that it follows gaps and restarts in the positions.
 
     transformers finds the borders of packed documents by the positions, and only some models and attention
-    implementations follow them; others would silently train on the wrong thing. Reads sixteen tokens with a gap, or a
-    restart, in the middle. positions: the recipe's word for them. Raises RecipeError where the gap changes nothing,
-    where it cuts the attention, or where a restart does not.
+    implementations follow them; others would silently train on something else. Reads sixteen tokens with a gap, or a
+    restart, in the middle. positions: the recipe's key. Raises RecipeError where the gap changes nothing, where it cuts
+    the attention, or where a restart does not.
     """
-    with _evaluation_mode(loss_of):
-        if packed and _is_seen_beyond(loss_of, [*range(_HALF), *range(_HALF)], packed=True):
-            raise RecipeError(
-                f"{type(loss_of.model).__name__} lets packed documents attend to one another. Take sequences: long or "
-                "concat, or another attn."
-            )
-        if positions != "full":
-            _prove_gaps(loss_of, positions)
+    training = loss_of.training
+    loss_of.eval()  # without dropout
+    if packed and _is_seen_beyond(loss_of, [*range(_HALF), *range(_HALF)], packed=True):
+        raise RecipeError(
+            f"{type(loss_of.model).__name__} lets packed documents attend to one another. Use sequences: long or "
+            "concat, or another attn."
+        )
+    if positions != "full":
+        _prove_gaps(loss_of, positions)
+    loss_of.train(training)
 
 
 def _prove_gaps(loss_of: NextTokenLoss, name: str) -> None:
@@ -161,7 +164,7 @@ def _prove_gaps(loss_of: NextTokenLoss, name: str) -> None:
 
 
 def _is_seen_beyond(loss_of: NextTokenLoss, positions: list[int], *, packed: bool) -> bool:
-    """Whether the tokens after the middle are predicted otherwise when one before it changes."""
+    """Whether predictions after the middle change with a token before it."""
     one, other = (_states(loss_of, positions, packed=packed, changed=changed) for changed in (False, True))
     return not _same(one[_HALF:], other[_HALF:])
 
@@ -178,16 +181,6 @@ def _states(
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Within rounding, which experts that see other batches of tokens bring about."""
+    """Whether both are equal within rounding, as of experts that see other batches of tokens."""
     allowed = _ROUNDINGS * torch.finfo(one.dtype).eps * one.abs().max()
     return bool((one - other).abs().max() <= allowed)
-
-
-@contextmanager
-def _evaluation_mode(loss_of: NextTokenLoss) -> Iterator[None]:
-    """Without dropout and gradients, and leaving the random state as it is."""
-    training = loss_of.training
-    loss_of.eval()
-    with torch.no_grad():
-        yield
-    loss_of.train(training)

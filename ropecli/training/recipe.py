@@ -1,4 +1,4 @@
-"""The recipe of a fine-tuning run: its keys, their defaults and bounds. Refuses unknown keys, all at once."""
+"""The recipe of a fine-tuning run: its keys, their defaults and bounds. Lists all faults at once."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ropecli.checkpoint.files import read_bounded
-from ropecli.errors import RecipeError, shown
+from ropecli.errors import RecipeError, did_you_mean, shown
 from ropecli.yaml12 import read_yaml, token_count
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Tokens = Annotated[int, BeforeValidator(token_count), Field(ge=2, le=2**40)]
 _MOST = 10**6
 _LARGEST = 2**20
-"""Bytes of a recipe. YAML is read at some 100 KB a second."""
+"""Bytes of a recipe file."""
 
 
 class _Keys(BaseModel):
@@ -21,19 +21,21 @@ class _Keys(BaseModel):
 
 
 class _Text(_Keys):
-    """Which documents of a source are used, and how. Lengths in tokens."""
+    """The documents of a source to use, and how. Lengths in tokens."""
 
-    text_column: str = Field("text", description="of tables, the column that holds the text")
-    split: str | None = Field(None, description="of a Hub dataset")
+    text_column: str = Field("text", description="column of a table that holds the text")
+    split: str | None = Field(None, description="split of a Hub dataset")
     sequences: Literal["long", "packed", "concat"] = Field(
         "long",
-        description="long: documents of at least a sequence, cut into such. packed: documents side by side, each "
-        "attending to itself alone. concat: the same, attending to all that stands before",
+        description="long: long documents, cut into sequences. packed: documents side by side, each attending to "
+        "itself alone. concat: the same, attending to everything before",
     )
-    max_documents: int | None = Field(None, ge=1, description="read at most so many documents")
-    max_tokens: Tokens | None = Field(None, description="use at most so many tokens, of documents in a seeded order")
-    long_from: Tokens | None = Field(None, description="documents of so many tokens are all used, and of the ...")
-    keep_short: float = Field(1.0, ge=0, le=1, description="... shorter ones this share, sampled with the seed")
+    max_documents: int | None = Field(None, ge=1, description="maximum number of documents to read")
+    max_tokens: Tokens | None = Field(None, description="maximum number of tokens, from documents in seeded order")
+    long_from: Tokens | None = Field(None, description="documents from this length on are all used ...")
+    keep_short: float = Field(
+        1.0, ge=0, le=1, description="... and this share of the shorter ones, sampled with the seed"
+    )
 
 
 class Source(_Text):
@@ -44,66 +46,74 @@ class Source(_Text):
 
 
 class Patch(_Keys):
-    """The patch that a stage begins with, as `ropecli patch` would make it."""
+    """The patch at the start of a stage, as `ropecli patch` would make it."""
 
     method: str = Field(description="as `ropecli methods` lists them")
     factor: float | None = Field(None, ge=1, allow_inf_nan=False, description="target length ÷ pretraining length")
-    target_length: Tokens | None = Field(None, description="tokens; in place of a factor")
-    original_length: Tokens | None = Field(None, description="the pretraining length, where config.json is wrong")
-    params: dict[str, Any] = Field(default_factory=dict, description="what `--set` sets")
+    target_length: Tokens | None = Field(None, description="instead of factor")
+    original_length: Tokens | None = Field(None, description="pretraining length, if config.json names another")
+    params: dict[str, Any] = Field(default_factory=dict, description="parameters of the method")
 
 
 class Recipe(_Text):
-    """What `ropecli finetune` does. Lengths in tokens; one step is one update of the weights."""
+    """The settings of `ropecli finetune`. Lengths in tokens; one step is one update of the weights."""
 
-    data: str | None = Field(None, description="a source: demo-train, a file or folder, or a Hub dataset id")
-    mixture: tuple[Source, ...] = Field((), description="in place of data: several sources")
+    data: str | None = Field(None, description="demo-train, a file or folder, or a Hub dataset id")
+    mixture: tuple[Source, ...] = Field((), description="several sources, instead of data")
 
     patch: Patch | None = Field(None, description="patch the checkpoint first")
-    length: Tokens | None = Field(None, description="of a sequence; the context length by default")
+    length: Tokens | None = Field(None, description="tokens per sequence; default: the context length")
     positions: Literal["full", "pose", "randomized"] = Field(
         "full", description="full: 0, 1, 2 ... pose, randomized: with gaps, up to `window`"
     )
-    window: Tokens | None = Field(None, description="up to which positions with gaps go; the context length by default")
+    window: Tokens | None = Field(None, description="tokens that positions with gaps span; default: the context length")
     pose_chunks: int = Field(2, ge=2, le=_MOST, description="runs of consecutive positions in a sequence")
 
     steps: int = Field(100, ge=1, le=_MOST, description="updates of the weights")
     batch_size: int = Field(1, ge=1, le=_MOST, description="sequences per process and forward pass")
     gradient_accumulation: int = Field(4, ge=1, le=_MOST, description="passes per step")
-    learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False, description="at its peak")
-    schedule: Literal["constant", "cosine"] = Field("constant", description="cosine ends at a tenth")
-    warmup_steps: int = Field(20, ge=0, le=_MOST, description="steps in which the rate rises to its peak")
+    learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False, description="peak learning rate")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="after the warm-up; cosine ends at a tenth of the peak"
+    )
+    warmup_steps: int = Field(20, ge=0, le=_MOST, description="steps of linear warm-up")
     optimizer: Literal["adamw", "adamw-8bit"] = Field("adamw", description="adamw-8bit needs bitsandbytes")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's")
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="of matrices alone")
-    max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="longer gradients are shortened to it")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's betas")
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="applied to matrices only")
+    max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="gradients are clipped to this norm")
 
     adapter: Literal["none", "lora", "lora-plus", "qlora"] = Field(
         "none", description="none: all parameters. lora-plus: also embeddings and norms. qlora: a base in 4 bits"
     )
-    lora_rank: int = Field(8, ge=1, le=2**16, description="of the matrices beside the frozen ones")
-    lora_alpha: float = Field(16, gt=0, allow_inf_nan=False, description="they count alpha ÷ rank times")
-    lora_dropout: float = Field(0.0, ge=0, lt=1, description="before them, while training")
-    lora_targets: tuple[str, ...] = Field((), description="names of modules; the attention's projections by default")
-    save: Literal["merged", "adapter"] = Field("merged", description="merged: a whole checkpoint")
+    lora_rank: int = Field(8, ge=1, le=2**16, description="rank of the update")
+    lora_alpha: float = Field(16, gt=0, allow_inf_nan=False, description="updates are scaled by alpha ÷ rank")
+    lora_dropout: float = Field(0.0, ge=0, lt=1, description="dropout before the update")
+    lora_targets: tuple[str, ...] = Field((), description="module names; default: the attention's projections")
+    save: Literal["merged", "adapter"] = Field(
+        "merged", description="merged: a whole checkpoint. adapter: only the adapter"
+    )
 
-    # not Accelerate's "no", which YAML 1.1 takes for false
-    mixed_precision: Literal["bf16", "none"] = Field("bf16", description="of products; weights stay in float32")
-    attn: str = Field("auto", description="the attention implementation, as transformers names it")
-    gradient_checkpointing: bool = Field(True, description="compute layers again in the backward pass")
-    offload_activations: bool = Field(False, description="keep what checkpointing keeps in the CPU's memory")
+    # not "no" as in Accelerate: YAML 1.1 reads that as false
+    mixed_precision: Literal["bf16", "none"] = Field("bf16", description="autocast dtype; weights stay in float32")
+    attn: str = Field("auto", description="attention implementation of transformers")
+    gradient_checkpointing: bool = Field(True, description="recompute layers in the backward pass")
+    offload_activations: bool = Field(False, description="keep checkpointed activations in CPU memory")
 
     save_every: int = Field(50, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1, description="the last so many, while the run goes on")
-    eval_data: str | None = Field(None, description="a source to measure perplexity on while training")
+    keep_checkpoints: int = Field(2, ge=1, description="number of checkpoints to keep during the run")
+    eval_data: str | None = Field(None, description="source on which to measure perplexity while training")
     eval_every: int = Field(50, ge=1, description="steps between measurements")
-    eval_lengths: tuple[Tokens, ...] = Field((), description="by default the pretraining length and the sequences'")
-    eval_documents: int = Field(16, ge=1, description="documents measured on")
-    max_loss_rise: float = Field(2.0, gt=0, description="nats per token above the best so far that end the run")
-    tracker: Literal["auto", "none", "tensorboard", "wandb"] = Field("auto", description="auto: TensorBoard if there")
-    seed: int = Field(0, ge=0, lt=2**63, description="random seed: of the sequences' order, and of all that is sampled")
+    eval_lengths: tuple[Tokens, ...] = Field((), description="tokens; default: the pretraining length and `length`")
+    eval_documents: int = Field(16, ge=1, description="documents to measure on")
+    max_loss_rise: float = Field(2.0, gt=0, description="rise above the best loss that ends the run, nats per token")
+    tracker: Literal["auto", "none", "tensorboard", "wandb"] = Field(
+        "auto", description="auto: TensorBoard, if installed"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="random seed")
 
-    stages: tuple[dict[str, Any], ...] = Field((), description="runs one after the other; each overrides keys above")
+    stages: tuple[dict[str, Any], ...] = Field(
+        (), description="runs, one after the other; each overrides the keys above"
+    )
 
     @model_validator(mode="after")
     def _is_one_whole(self) -> "Recipe":
@@ -114,13 +124,13 @@ class Recipe(_Text):
         if self.mixture and (alone := sorted(self.model_fields_set & set(_Text.model_fields))):
             raise ValueError(f"{alone[0]} belongs to each source of the mixture")
         if self.offload_activations and not self.gradient_checkpointing:
-            raise ValueError("offload_activations moves what gradient_checkpointing keeps; switch that on too")
+            raise ValueError("offload_activations needs gradient_checkpointing: true")
         if self.save == "adapter" and self.adapter == "none":
             raise ValueError("save: adapter needs an adapter")
         if any(source.keep_short < 1 and source.long_from is None for source in self.sources):
-            raise ValueError("keep_short leaves short documents out; long_from must say which are long")
+            raise ValueError("keep_short needs long_from, the length from which documents are long")
         if self.positions != "full" and any(source.sequences == "packed" for source in self.sources):
-            raise ValueError(f"positions: {self.positions} and sequences: packed exclude each other")
+            raise ValueError(f"positions: {self.positions} and sequences: packed cannot be combined")
         return self
 
     @property
@@ -159,11 +169,9 @@ def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
             for stage in stages
         ]
     try:
-        recipe = Recipe(**values)
+        recipe = Recipe.model_validate(values)
     except ValidationError as error:
         raise RecipeError(_all_faults(path, _faults(error))) from error
-    except TypeError as error:  # keys that are no strings
-        raise RecipeError(f"{path}: every key must be a word: {error}") from error
     _check_stages(path, recipe)
     return recipe
 
@@ -193,22 +201,18 @@ def _check_stages(path: Path | None, recipe: Recipe) -> None:
 
 
 def _faults(error: ValidationError, prefix: str = "") -> list[str]:
-    lines, unknown = [], set()
+    """A line for each fault. prefix: of the stage, before the key."""
+    known = {*Recipe.model_fields, *Source.model_fields, *Patch.model_fields}
+    lines = []
     for fault in error.errors():
         key = (prefix + ".".join(str(part) for part in fault["loc"])).strip(".") or "as a whole"
-        whole = fault["type"] == "missing" or isinstance(fault["input"], dict)
-        lines.append(
-            f"  {key}: {fault['msg'].removeprefix('Value error, ')}"
-            + ("" if whole else f" (given: {shown(fault['input'])})")
-        )
+        line = f"  {key}: {fault['msg'].removeprefix('Value error, ')}"
         if fault["type"] == "extra_forbidden":
-            unknown.add(str(fault["loc"][0]) if len(fault["loc"]) > 1 else "")
-    kinds: dict[str, type[_Keys]] = {"": Recipe, "mixture": Source, "patch": Patch}
-    known = [
-        f"  known keys{f' of {name}' if name else ''}: {', '.join(kinds[name].model_fields)}"
-        for name in sorted(unknown)
-    ]
-    return lines + known
+            line += "." + did_you_mean(str(fault["loc"][-1]), known)
+        elif fault["type"] != "missing" and not isinstance(fault["input"], dict):
+            line += f" (given: {shown(fault['input'])})"
+        lines.append(line)
+    return lines
 
 
 def _all_faults(path: Path | None, faults: list[str]) -> str:

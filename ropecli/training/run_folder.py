@@ -8,9 +8,8 @@ OUTPUT/checkpoints/000040/   after 40 steps: what Accelerate saves (ropecli/resu
 
 import contextlib
 import json
-import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +37,7 @@ METRICS = "metrics.jsonl"
 LOGS = "logs"
 _PROJECT = "ropecli"
 T = TypeVar("T")
-_LOCK = ".lock"
+LOCK = ".lock"
 # Other ways to the same files, as the digest shows; and what does not touch the weights.
 _MAY_CHANGE = (
     r"source\.(checkpoint|revision|commit)"
@@ -52,35 +51,26 @@ def refuse_foreign(output: Path, resume: bool) -> None:
         if not resume:
             raise OutputError(f"{output} holds a run already. Continue it by --resume, or give another --output.")
     elif not output.is_dir() or [
-        path for path in output.iterdir() if path.name != _LOCK and not is_partial(path, output / RUN)
+        path for path in output.iterdir() if path.name != LOCK and not is_partial(path, output / RUN)
     ]:
         refuse_existing(output)
 
 
 def lock_output(output: Path) -> contextlib.AbstractContextManager[None]:
-    """Locks OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
-    return sole_use(output / _LOCK, output)
+    """Lock OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
+    return sole_use(output / LOCK, output)
 
 
 def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
-    """Writes run.yaml, or compares a resumed run's settings with it. Raises OutputError, RecipeError."""
+    """Write run.yaml, or compare a resumed run's settings with it. Raises OutputError, RecipeError."""
     refuse_foreign(output, resume)  # again, now that no other run can write
     path = output / RUN
     if path.exists():
-        refuse_other_request(_read_settings(path), settings, output, _MAY_CHANGE)
+        before = yaml.safe_load(path.read_text(encoding="utf-8"))
+        refuse_other_request(before, settings, output, _MAY_CHANGE)
         return
     with new_file(path) as partial:
         partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        raise OutputError(
-            f"{path} cannot be read as the settings of a run: {reason_of(error)}. Restore it, or start over with "
-            "another --output."
-        ) from error
 
 
 def choose_tracker(name: str) -> str | None:
@@ -98,10 +88,10 @@ def choose_tracker(name: str) -> str | None:
 
 
 class RunLog:
-    """metrics.jsonl and the tracker, which gets the same numbers. To be written to by all processes alike.
+    """metrics.jsonl and the tracker, which gets the same numbers. All processes write to it alike.
 
     done: steps that a resumed run keeps; None for one that starts, where the log is cut back to nothing. run_values:
-    what the run is, for the tracker.
+    the run's settings, for the tracker.
     """
 
     def __init__(self, accelerator: Any, output: Path, done: int | None, run_values: Mapping[str, Any]) -> None:
@@ -122,14 +112,15 @@ class RunLog:
             accelerator.init_trackers(_PROJECT, init_kwargs=options)
 
     def close(self) -> None:
-        """Has the tracker write what waits to be written."""
+        """Flush the tracker."""
         for tracker in self._accelerator.trackers:
             tracker.finish()
 
     def write(self, values: dict[str, Any]) -> None:
-        """A line of metrics.jsonl; the tracker gets its numbers by their names, those of a mapping as ppl/256."""
-        numbers = dict(_numbers(values))
-        self._accelerator.log(numbers, step=int(numbers.pop("step")))
+        """Write a line of metrics.jsonl; in the tracker, perplexities have names like ppl/256."""
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key != "step"}
+        numbers |= {f"ppl/{length}": ppl for length, ppl in values.get("ppl", {}).items()}
+        self._accelerator.log(numbers, step=values["step"])
         if not self._accelerator.is_main_process:
             return
         try:
@@ -140,41 +131,24 @@ class RunLog:
 
 
 def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
-    """What metrics.jsonl says, up to `step`, but for lines that a kill has cut short. Raises OutputError."""
+    """The lines of metrics.jsonl up to `step`, without the one that a kill has cut short."""
     path = output / METRICS
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except OSError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror}. Move it away, and use --resume.") from error
-    return [values for values in map(_parsed, lines) if values and values["step"] <= step]
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            kept.append(json.loads(line))
+    return [values for values in kept if values["step"] <= step]
 
 
 def losses_until(output: Path, step: int) -> dict[int, float]:
-    """The losses by step, up to `step`, that a run's metrics.jsonl holds. Raises OutputError."""
-    losses = ((values["step"], values.get("loss")) for values in metrics_until(output, step))  # evaluations have none
-    return {at: loss for at, loss in losses if isinstance(loss, float) and math.isfinite(loss)}
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
-
-
-def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float):
-            yield f"{prefix}{key}", value
+    """The losses in metrics.jsonl by step, up to `step`. Lines of a validation have none."""
+    return {values["step"]: values["loss"] for values in metrics_until(output, step) if "loss" in values}
 
 
 def from_main(accelerator: Any, answer: Callable[[], T]) -> T:
-    """What the main process finds, in all processes."""
+    """The main process's answer, in all processes."""
     from accelerate.utils import broadcast_object_list
 
     return broadcast_object_list([answer() if accelerator.is_main_process else None])[0]
@@ -182,10 +156,10 @@ def from_main(accelerator: Any, answer: Callable[[], T]) -> T:
 
 @dataclass
 class Checkpoints:
-    """Saves and restores what Accelerate holds. All processes call it together, and fail together.
+    """Saves and restores the state that Accelerate holds. All processes call it together, and fail together.
 
-    every: steps between two. keep: the last so many. spare: given the steps that there are checkpoints of, names one to
-    be kept beside the last.
+    every: steps between two. keep: how many of the last. spare: given the steps of all checkpoints, names one more to
+    keep.
     """
 
     accelerator: Any
@@ -219,9 +193,9 @@ class Checkpoints:
             prune_snapshots(self.folder, step, self.keep, [] if spared is None else [spared])
 
     def restore(self, say: Callable[[str], None] = lambda message: None) -> int:
-        """The step after which the newest sound checkpoint was saved; 0 where there is none. After `prepare`.
+        """Restore the newest sound checkpoint and return its step; 0 where there is none. To be called after `prepare`.
 
-        say: warned of damaged ones. Raises OutputError where none of them can be used.
+        say: warned of damaged ones. Raises OutputError where all are damaged.
         """
 
         def load(path: Path) -> None:
@@ -234,7 +208,7 @@ class Checkpoints:
         return restore_newest(from_main(self.accelerator, lambda: list_snapshots(self.folder)), fault_of, say)
 
     def _fault_of(self, action: Callable[[], Any], *, on_main: bool = False) -> str | None:
-        """What went wrong in the first process that failed: all of them continue the same way."""
+        """The error of the first process that failed, in all processes; None where none did."""
         from accelerate.utils import gather_object
 
         failure = None

@@ -1,4 +1,4 @@
-"""Plans and runs the stages of a recipe. Each stage patches if the recipe says so, and starts from the last result.
+"""Plans a recipe's stages and runs them in turn. Each stage may patch, and trains the result of the stage before.
 
 OUTPUT/run.yaml            source and all stages; resumed only with the same
 OUTPUT/stages/N-patched/   what stage N trains: hard links and its own config.json; removed when the stage is done
@@ -12,25 +12,29 @@ Source of the form: YaRN trains s = 32 on from s = 16 (arXiv:2309.00071, section
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropecli.atomic import new_file
+import numpy as np
+
 from ropecli.attention.patching import patch_to, with_layout
 from ropecli.checkpoint.opening import CONFIG, PROVENANCE, Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.errors import MethodError, OutputError, PatchError, RecipeError, RopecliError
-from ropecli.scaling.spec import make_spec
-from ropecli.training.finetuning import beyond_context_length, finetune_checkpoint, settle_lengths, too_short_for_method
+from ropecli.config.fields import section_of
+from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
+from ropecli.data import sources
+from ropecli.data.gapped_positions import refuse_impossible_positions
+from ropecli.errors import DataError, MethodError, OutputError, PatchError, RecipeError, RopecliError
+from ropecli.scaling.spec import label_of, make_spec
+from ropecli.training.finetuning import finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step
-from ropecli.training.recipe import Patch, Recipe, Source
-from ropecli.training.refusals import refuse_method_conflicts, saved_method
-from ropecli.training.run_folder import RUN, begin_run, lock_output, refuse_foreign
+from ropecli.training.recipe import Patch, Recipe
+from ropecli.training.refusals import refuse_method_conflicts
+from ropecli.training.run_folder import LOCK, RUN, begin_run, lock_output, refuse_foreign
 
 STAGES = "stages"
 _PATIENCE = 3600.0
@@ -39,19 +43,20 @@ _PATIENCE = 3600.0
 
 @dataclass(frozen=True)
 class Stage:
-    """One run of a recipe. number: from 1. plan: the patch that it begins with, if any. in_effect: the patch that it
-    trains with, its own or an earlier stage's; None for the checkpoint as it is.
+    """One run of a recipe, with the lengths that follow from the checkpoint.
 
-    length: tokens of a sequence. reach: how far positions with gaps may go, tokens. warnings: to show before it runs.
+    number: from 1. plan: the patch that it begins with, if any. in_effect: the patch that it trains with, its own or an
+    earlier stage's; None for the checkpoint as it is. length: tokens per sequence. reach: tokens that positions with
+    gaps may span. warnings: to show before it runs.
     """
 
     number: int
     recipe: Recipe
     plan: PatchPlan | None
+    in_effect: PatchPlan | None
     length: int
     reach: int
     warnings: tuple[str, ...] = ()
-    in_effect: PatchPlan | None = None
 
     def sequences_per_step(self, processes: int = 1) -> int:
         """processes: those that read different sequences."""
@@ -62,33 +67,24 @@ class Stage:
 
 
 def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
-    """What the recipe would do, from configs alone; writes nothing.
+    """Plan all stages from configs alone, without writing anything.
 
-    Each patch is planned from the true pretraining length, so that a factor means the same in every stage; a
-    relative-position method is tried on a small model of the architecture. Raises what make_plan, with_layout and
-    settle_lengths raise, naming the stage, and RecipeError for what such a method does not go with.
+    Each patch is planned from the true pretraining length, so that a factor means the same in every stage; a distance
+    method is tried on a small model of the architecture. Raises what make_plan and with_layout raise, DataError, and
+    RecipeError, naming the stage.
     """
     runs = recipe.runs
     stages: list[Stage] = []
     in_effect: PatchPlan | None = None
     for number, run in enumerate(runs, 1):
         try:
+            if run.save == "adapter" and number < len(runs):
+                raise RecipeError("save: adapter leaves no whole checkpoint for the next stage. Use save: merged.")
             plan = _plan_patch(checkpoint, run.patch) if run.patch else None
             in_effect = plan or in_effect
-            method = saved_method(checkpoint, in_effect)
-            refuse_method_conflicts(run, method)
-            length, reach = settle_lengths(run, checkpoint, in_effect)
-            if run.save == "adapter" and number < len(runs):
-                raise RecipeError("save: adapter leaves the next stage no whole checkpoint to begin with; use merged.")
+            stages.append(_plan_stage(checkpoint, run, number, plan, in_effect))
         except RopecliError as error:
             raise error if len(runs) == 1 else type(error)(f"stage {number} of {len(runs)}: {error}") from error
-        context_length = in_effect.target_length if in_effect else read_state(checkpoint).context_length
-        warnings = (
-            *(plan.warnings if plan else ()),
-            *beyond_context_length(run, length, reach, context_length),
-            *too_short_for_method(length, method),
-        )
-        stages.append(Stage(number, run, plan, length, reach, warnings, in_effect))
     return stages
 
 
@@ -108,6 +104,54 @@ def _plan_patch(checkpoint: Checkpoint, patch: Patch) -> PatchPlan:
     return with_layout(plan)
 
 
+def _plan_stage(
+    checkpoint: Checkpoint, recipe: Recipe, number: int, plan: PatchPlan | None, in_effect: PatchPlan | None
+) -> Stage:
+    """A sequence fills the context length, or the pretraining length where positions have gaps."""
+    if any(source.data == sources.DEMO for source in recipe.sources):
+        raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
+    pretraining_length, context_length = _lengths(checkpoint, in_effect)
+    reach = recipe.window or context_length
+    length = recipe.length or (context_length if recipe.positions == "full" else pretraining_length)
+    refuse_impossible_positions(recipe.positions, length, reach, recipe.pose_chunks)
+    method = read_saved_remapping(in_effect.config if in_effect else checkpoint.config)
+    refuse_method_conflicts(recipe, method)
+    longest = length if recipe.positions == "full" else reach
+    warnings = [*(plan.warnings if plan else ()), *_warnings(checkpoint, recipe, longest, context_length)]
+    if method and _changes_nothing(method, length):
+        warnings.append(
+            f"sequences of {length} tokens are too short for {method.method} to change anything: it is trained as "
+            "plain attention. Give a greater length."
+        )
+    return Stage(number, recipe, plan, in_effect, length, reach, tuple(warnings))
+
+
+def _lengths(checkpoint: Checkpoint, in_effect: PatchPlan | None) -> tuple[int, int]:
+    """(pretraining length, context length), tokens."""
+    if in_effect is None:
+        state = read_state(checkpoint)
+        return state.pretraining_length, state.context_length
+    geometry = in_effect.ropes[in_effect.scaled[0]].geometry
+    return geometry.original_max_position_embeddings, in_effect.target_length
+
+
+def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_length: int) -> Iterator[str]:
+    """longest: tokens that a sequence's positions span."""
+    if longest > context_length:
+        what = f"sequences of {longest} tokens" if recipe.positions == "full" else f"positions up to {longest}"
+        yield f"{what} exceed the checkpoint's context length, {context_length}: patch it first."
+    if recipe.warmup_steps >= recipe.steps:
+        yield f"{recipe.warmup_steps} warm-up steps of {recipe.steps}: the full rate is not reached."
+    if section_of(checkpoint.config).get("router_aux_loss_coef"):
+        yield "the routers' load-balancing loss is left out; only the next-token loss is trained on."
+
+
+def _changes_nothing(method: SavedRemapping, length: int) -> bool:
+    """Whether the distances of a whole sequence are those of plain attention."""
+    last, keys = np.array([length - 1]), np.arange(length)
+    return np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys)
+
+
 def describe(stages: list[Stage], processes: int = 1) -> list[str]:
     """A sentence for each stage. processes: those that read different sequences."""
     return [_sentence(stage, len(stages), processes) for stage in stages]
@@ -116,36 +160,23 @@ def describe(stages: list[Stage], processes: int = 1) -> list[str]:
 def _sentence(stage: Stage, count: int, processes: int) -> str:
     run, tokens = stage.recipe, stage.tokens_per_step(processes)
     gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.reach:,}"
-    return "; ".join(
-        [
-            _heading(stage, count),
-            f"sequences of {stage.length:,} tokens{gaps}, from {_data_in_words(run.sources)}",
-            f"{run.steps:,} steps of {stage.sequences_per_step(processes):,} sequences: {tokens:,} tokens a step, "
-            f"{run.steps * tokens:,} in all",
-        ]
+    weights = sum(source.weight for source in run.sources)
+    data = " + ".join(
+        f"{source.data} ({source.sequences})" + (f" {source.weight / weights:.0%}" if run.mixture else "")
+        for source in run.sources
+    )
+    return (
+        f"{_heading(stage, count)}; sequences of {stage.length:,} tokens{gaps}, from {data}; {run.steps:,} steps of "
+        f"{stage.sequences_per_step(processes):,} sequences: {tokens:,} tokens a step, {run.steps * tokens:,} in all"
     )
 
 
 def _heading(stage: Stage, count: int) -> str:
     number = f"stage {stage.number} of {count}: " if count > 1 else ""
-    return number + (_patch_in_words(stage.plan) if stage.plan else "no patch")
-
-
-def _patch_in_words(plan: PatchPlan) -> str:
-    remapping = plan.ropes[plan.scaled[0]].remapping
-    settled = remapping.params if remapping else plan.spec.params
-    params = ", ".join(f"{key} {value}" for key, value in settled.items())
-    return (
-        f"{plan.spec.method} ×{plan.spec.factor:g}{f' ({params})' if params else ''} to {plan.target_length:,} tokens"
-    )
-
-
-def _data_in_words(sources: tuple[Source, ...]) -> str:
-    total = sum(source.weight for source in sources)
-    shares = [f" {source.weight / total:.0%}" if len(sources) > 1 else "" for source in sources]
-    return " + ".join(
-        f"{source.data} ({source.sequences}){share}" for source, share in zip(sources, shares, strict=True)
-    )
+    if stage.plan is None:
+        return f"{number}no patch"
+    spec = stage.plan.spec
+    return f"{number}{label_of(spec.method.name, spec.factor, spec.params)} to {stage.plan.target_length:,} tokens"
 
 
 def run_stages(
@@ -157,37 +188,37 @@ def run_stages(
     say: Callable[[str], None] = lambda message: None,
     on_step: Callable[[Any], None] = lambda progress: None,
 ) -> None:
-    """Does what `recipe` says, into the folder `output`, which stock transformers then loads.
+    """Run all stages of a recipe into the folder `output`, which stock transformers then loads.
 
-    A single run without a patch is finetune_checkpoint's. on_step: its TrainingProgress, with the steps counted over
-    all stages. Of several processes the first one patches and the others wait, so `output` must be on a disk that they
-    share. Raises what finetune_checkpoint and patch_to raise; nothing is trained where a later patch has a fault.
+    on_step: given a TrainingProgress after each step, counted over all stages. Of several processes the first one
+    patches and the others wait, so `output` must be on a disk that they share. Raises what plan_stages, patch_to and
+    finetune_checkpoint raise; nothing is trained where a later stage has a fault.
     """
-    runs = recipe.runs
-    if len(runs) == 1 and runs[0].patch is None:
-        finetune_checkpoint(checkpoint, runs[0], output, resume=resume, say=say, on_step=on_step)
-        return
     stages = plan_stages(checkpoint, recipe)
     first = int(os.environ.get("RANK", "0")) == 0
+    say = say if first else lambda message: None
     if first:
         refuse_foreign(output, resume)
+    for stage in stages:
+        for warning in stage.warnings:
+            say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
+    if len(stages) == 1 and stages[0].plan is None:
+        _finetune(checkpoint, stages[0], output, resume=resume, say=say, on_step=on_step)
+        return
     with lock_output(output) if first else nullcontext():
         if first:
             begin_run(output, {"source": checkpoint.origin(), "recipe": recipe.model_dump(mode="json")}, resume)
-            _tell(checkpoint, stages, output, say)
-        _run(checkpoint, stages, output, first, say if first else lambda message: None, on_step)
+        if kept := len(stages) - 1:
+            size = sum(path.stat().st_size for path in checkpoint.weight_files()) / 2**30
+            say(f"Each earlier stage's checkpoint is kept in {output / STAGES}: {kept} × {size:.3g} GiB.")
+        _run_in_turn(checkpoint, stages, output, first, say, on_step)
 
 
-def _tell(checkpoint: Checkpoint, stages: list[Stage], output: Path, say: Callable[[str], None]) -> None:
-    if kept := len(stages) - 1:
-        size = sum(path.stat().st_size for path in checkpoint.weight_files()) / 2**30
-        say(f"Each earlier stage's checkpoint is kept in {output / STAGES}: {kept} × {size:.3g} GiB.")
-    for stage in stages:
-        for warning in stage.plan.warnings if stage.plan else ():
-            say(f"warning: {f'stage {stage.number}: ' if kept else ''}{warning}")
+def _finetune(checkpoint: Checkpoint, stage: Stage, output: Path, **options: Any) -> None:
+    finetune_checkpoint(checkpoint, stage.recipe, output, length=stage.length, reach=stage.reach, **options)
 
 
-def _run(
+def _run_in_turn(
     checkpoint: Checkpoint,
     stages: list[Stage],
     output: Path,
@@ -195,55 +226,45 @@ def _run(
     say: Callable[[str], None],
     on_step: Callable[[Any], None],
 ) -> None:
-
     steps, trained = 0, None
     for stage in stages:
         heading = _heading(stage, len(stages))
-        folder = stage_folder(output, stage.number)
+        folder = output / STAGES / str(stage.number)
+        patched = folder.with_name(f"{stage.number}-patched")
         # in this order: the first process fills OUTPUT before it removes the last stage's folder
         if finished_step(folder) is not None or finished_step(output) is not None:
             say(f"{heading}: done already")
         else:
             say(heading)
             source = open_checkpoint(trained, weights=True) if trained else checkpoint
-            source = _patched(source, stage, patched_folder(folder), first, say)
-            counted = partial(_count_on, on_step, steps)
-            # the folder is this run's own, so what is there is gone on with
-            finetune_checkpoint(source, stage.recipe, folder, resume=True, say=say, on_step=counted)
+            if stage.recipe.patch:
+                source = _patched(source, stage.recipe.patch, patched, first, say)
+
+            def counted(progress: Any, before: int = steps) -> None:
+                on_step(replace(progress, step=before + progress.step))
+
+            # the folder is this run's own, so what is there is resumed
+            _finetune(source, stage, folder, resume=True, say=say, on_step=counted)
         if first:
-            tidy(folder, keep_patched=stage.recipe.save == "adapter")
+            clear_finished(folder)
+            (folder / LOCK).unlink(missing_ok=True)  # a kill may have left it
+            if stage.recipe.save != "adapter":  # whose base is the patched folder
+                shutil.rmtree(patched, ignore_errors=True)
         steps, trained = steps + stage.recipe.steps, folder
     if first:
-        move_up(stage_folder(output, len(stages)), output)
+        _move_up(output / STAGES / str(len(stages)), output)
 
 
-def _count_on(on_step: Callable[[Any], None], before: int, progress: Any) -> None:
-    on_step(replace(progress, step=before + progress.step))
-
-
-def _patched(checkpoint: Checkpoint, stage: Stage, folder: Path, first: bool, say: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint that the stage trains: patched as it asks, or as it is."""
-    if stage.recipe.patch is None:
-        return checkpoint
-    if first and not folder.exists():  # where it is there, it is whole
-        patch_to(_plan_patch(checkpoint, stage.recipe.patch), folder, say=say)
-    wait_for(folder)
+def _patched(checkpoint: Checkpoint, patch: Patch, folder: Path, first: bool, say: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint with the patch, in `folder`, which the first process writes."""
+    if first and not folder.exists():  # an existing one is whole
+        patch_to(_plan_patch(checkpoint, patch), folder, say=say)
+    _wait_for(folder)
     return open_checkpoint(folder, weights=True)
 
 
-def stage_folder(output: Path, number: int) -> Path:
-    return output / STAGES / str(number)
-
-
-def patched_folder(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}-patched")
-
-
-def wait_for(patched: Path) -> None:
-    """Until the first process has written it, by looking at the disk: between stages no process group is there.
-
-    Raises OutputError when it takes too long.
-    """
+def _wait_for(patched: Path) -> None:
+    """Wait until the first process has written it; between stages there is no process group. Raises OutputError."""
     until = time.monotonic() + _PATIENCE
     while not (patched / CONFIG).is_file():
         if time.monotonic() > until:
@@ -254,33 +275,20 @@ def wait_for(patched: Path) -> None:
         time.sleep(0.1)
 
 
-def tidy(folder: Path, *, keep_patched: bool) -> None:
-    """Removes what only an unfinished stage needs. keep_patched: it may be the base that an adapter names."""
+def _move_up(folder: Path, output: Path) -> None:
+    """Move the last stage's files into OUTPUT, config.json last, and remove its folder.
 
-    if folder.is_dir():
-        with lock_output(folder):  # its lock, if a kill left it there, goes with ours
-            clear_finished(folder)
-    if not keep_patched:
-        shutil.rmtree(patched_folder(folder), ignore_errors=True)
-
-
-def move_up(folder: Path, output: Path) -> None:
-    """Puts the last stage's files into OUTPUT, the two that mark it as finished at the end, and removes its folder.
-
-    A kill at any moment leaves one of both folders finished, and a second call goes on.
+    A kill at any moment leaves one of both folders finished, and a second call continues.
     """
-
-    marks = (PROVENANCE, CONFIG)
     if finished_step(output) is None:
         try:
-            for path in sorted(folder.iterdir()):
-                if path.name not in (RUN, *marks) and not path.name.startswith("."):
+            for path in folder.iterdir():
+                if path.name not in (RUN, PROVENANCE, CONFIG) and not path.name.startswith("."):
                     path.replace(output / path.name)
+            shutil.copy(folder / PROVENANCE, output / PROVENANCE)
+            (folder / CONFIG).replace(output / CONFIG)
         except OSError as error:
             raise OutputError(f"{output} could not be written: {error.strerror}. --resume tries again.") from error
-        for name in marks:
-            with new_file(output / name) as partial:
-                shutil.copy(folder / name, partial)
     shutil.rmtree(folder, ignore_errors=True)
     if all(path.name.startswith(".") for path in folder.parent.iterdir()):  # what a killed patch left
         shutil.rmtree(folder.parent, ignore_errors=True)

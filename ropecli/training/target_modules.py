@@ -1,6 +1,6 @@
-"""Finds the modules that an adapter is put beside, in any architecture: projections, embeddings, norms, a tied head."""
+"""Finds the modules for an adapter in any architecture: projections, embeddings, norms, a tied head."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _decoder_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
-    """The text decoder's modules by name. Models of other senses beside it get no gradient from text."""
+    """The text decoder's modules by name. Vision or audio models beside it get no gradient from text."""
     from transformers import PreTrainedModel
 
     embeddings = model.get_input_embeddings()
@@ -22,7 +22,7 @@ def _decoder_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
         return not isinstance(module, PreTrainedModel) or embeddings in set(module.modules())
 
     decoder = model.get_decoder()
-    # in some types that name leads to the head
+    # some types give the head here
     ahead = [decoder if isinstance(decoder, PreTrainedModel) else model.base_model]
     inside: set[nn.Module] = set()
     while ahead:
@@ -41,7 +41,7 @@ def linear_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def _is_linear(module: nn.Module) -> bool:
-    """One matrix and no more: some models subclass Linear to multiply by blocks, which an adapter would not fit."""
+    """Whether it is one matrix: some models subclass Linear to multiply by blocks, which LoRA does not fit."""
     if not isinstance(module, nn.Linear):
         return False
     if type(module).__module__.startswith("bitsandbytes.") or type(module).forward is nn.Linear.forward:
@@ -49,14 +49,14 @@ def _is_linear(module: nn.Module) -> bool:
     probe = torch.ones(1, 1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
     try:
         found, expected = module(probe), nn.functional.linear(probe, module.weight, module.bias)
-        # without weights there is the shape alone to go by
+        # without weights, compare shapes alone
         return found.shape == expected.shape and (found.is_meta or torch.allclose(found, expected, rtol=1e-2))
     except (RuntimeError, TypeError):
         return False
 
 
 def attention_projections(model: nn.Module, linear: dict[str, nn.Module]) -> list[str]:
-    """Those that an attention module holds itself. What stands deeper in it, as an indexer, may have no gradient."""
+    """Projections directly inside an attention module. Deeper ones, as an indexer's, may have no gradient."""
 
     def in_attention(name: str) -> bool:
         holder = type(model.get_submodule(name.rpartition(".")[0])).__name__
@@ -65,16 +65,15 @@ def attention_projections(model: nn.Module, linear: dict[str, nn.Module]) -> lis
     return [name for name in linear if in_attention(name)]
 
 
-def find_targets(linear: dict[str, nn.Module], targets: Iterable[str]) -> list[str]:
+def find_targets(linear: dict[str, nn.Module], targets: Sequence[str]) -> list[str]:
     """The modules that `lora_targets` names. Raises RecipeError for names that no module has."""
-    found = {target: [name for name in linear if matches_target(name, target)] for target in targets}
-    if missing := [target for target, names in found.items() if not names]:
+    if missing := [target for target in targets if not any(matches_target(name, target) for name in linear)]:
         raise RecipeError(f"lora_targets: no linear module is named {', '.join(missing)}. {list_names(linear)}")
-    return [name for name in linear if any(name in names for names in found.values())]
+    return [name for name in linear if any(matches_target(name, target) for target in targets)]
 
 
 def list_names(linear: dict[str, nn.Module]) -> str:
-    """A sentence for error messages: the names that lora_targets may have."""
+    """A sentence for error messages: the names to choose from."""
     return f"There are: {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}."
 
 
@@ -100,7 +99,7 @@ def matches_target(name: str, target: str) -> bool:
 
 
 def shorten(names: list[str], model: nn.Module, matches: Callable[[str, str], bool]) -> list[str]:
-    """The last parts of `names` where peft, by its rule `matches`, finds by them exactly `names`; else `names`."""
+    """The last parts of `names`, if peft finds exactly `names` by them; else `names`. matches: peft's rule."""
     short = sorted({name.rpartition(".")[2] for name in names})
     found = {name for name, _ in model.named_modules() if any(matches(name, part) for part in short)}
     return short if found == set(names) else names

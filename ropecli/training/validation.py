@@ -7,7 +7,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from ropecli.data.sources import TO_MEASURE, read_texts
 from ropecli.data.stream import Batch
 from ropecli.errors import DataError, NotFiniteError, RecipeError
 from ropecli.evaluation.protocols import Protocol
-from ropecli.live.rotary import reset_tables, restored, rotary_tables, switches_with_length
+from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length, unpatched_after
 from ropecli.training.distributed import data_ranks, local_batch, sequence_ranks
 from ropecli.training.loss import explain_out_of_memory
 from ropecli.training.recipe import Recipe
@@ -35,9 +34,8 @@ if TYPE_CHECKING:
 class Validation:
     """Perplexity by the protocol `tail`: the same tokens are scored at all lengths, so that they can be compared.
 
-    Windows go through the training's own loss, as its batches do: whatever splits weights or sequences between
-    processes splits them here. lengths: tokens, ascending. documents: at least of the longest. every, steps: of the
-    run.
+    Windows go through the training's own loss, so the engine splits them between processes as it splits batches.
+    lengths: tokens, ascending. documents: each as long as the longest of them. every, steps: of the run.
     """
 
     documents: Documents
@@ -51,7 +49,7 @@ class Validation:
         return step % self.every == 0 or step == self.steps
 
     def run(self, accelerator: "Accelerator", wrapped: torch.nn.Module, step: int) -> dict[str, Any]:
-        """What metrics.jsonl gets: {"step": 50, "ppl": {"256": 13.2, "1024": 11.8}, "protocol": "tail", ...}.
+        """A line for metrics.jsonl: {"step": 50, "ppl": {"256": 13.2, "1024": 11.8}, "protocol": "tail", ...}.
 
         wrapped: the NextTokenLoss that Accelerate prepared. To be called by all processes at once, between updates.
         Raises NotFiniteError, and RopecliError where memory does not suffice.
@@ -66,38 +64,32 @@ class Validation:
                 )
         return {
             "step": step,
-            "ppl": {str(length): _perplexity(nll) for length, nll in losses.items()},
+            # exp of more overflows a float64
+            "ppl": {str(length): math.exp(min(nll, 700.0)) for length, nll in losses.items()},
             "protocol": self.protocol.name,
             "documents": len(self.documents.kept),
             "tokens": len(self.documents.kept) * (self.protocol.targets or 0),
         }
 
     def _nll(
-        self,
-        accelerator: "Accelerator",
-        wrapped: torch.nn.Module,
-        length: int,
-        reset: Callable[[], None],
+        self, accelerator: "Accelerator", wrapped: torch.nn.Module, length: int, reset: Callable[[], None]
     ) -> float:
         """Mean over all documents, nats per token."""
         total = torch.zeros(2, dtype=torch.float64)
-        remedy = f"Leave {length} out of eval_lengths."
+        pass_size, remedy = f"Perplexity at {length} tokens", f"Leave {length} out of eval_lengths."
         for document in self._share(accelerator):
             for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1]):
                 reset()
                 batch = _batch(window.ids, window.targets)
-                with (
-                    local_batch(accelerator, batch) as part,
-                    explain_out_of_memory(f"Perplexity at {length} tokens", remedy),
-                ):
-                    nll = wrapped(part.ids, part.labels, part.positions, part.packed)
+                with local_batch(accelerator, batch) as part, explain_out_of_memory(pass_size, remedy):
+                    nll = wrapped(*part)
                 total += torch.tensor([float(nll), int((part.labels != UNSCORED).sum())], dtype=torch.float64)
         if accelerator.num_processes > 1:
             total = accelerator.reduce(total.to(accelerator.device)).cpu()
         return float(total[0] / total[1])
 
     def _share(self, accelerator: "Accelerator") -> tuple[Document, ...]:
-        """This process's documents: as many for each, since split weights are gathered by all processes at once.
+        """This process's documents: the same number for each, as all processes gather split weights at once.
 
         Where they do not divide evenly, several processes read the same; that cancels in the mean.
         """
@@ -110,55 +102,39 @@ def make_validation(
     recipe: Recipe,
     checkpoint: Checkpoint,
     tokenizer: Any,
-    reach: int,
+    longest: int,
     accelerator: "Accelerator",
     say: Callable[[str], None] = lambda message: None,
 ) -> Validation | None:
-    """What the recipe's eval_ keys ask for; None without eval_data. Reads the text, so that faults show at once.
+    """Read the recipe's eval_data, so that faults show before training; None without eval_data.
 
-    checkpoint: as it is patched. reach: tokens that the training sequences' positions reach. say: told what is
-    measured, and warned. Raises DataError, and RecipeError for lengths that the processes cannot share.
+    longest: tokens that the positions of the training sequences span. say: given what is measured, and a warning of
+    text that is trained on. Raises DataError, and RecipeError for lengths that the processes cannot share.
     """
     if recipe.eval_data is None:
         return None
     pretrained = read_state(checkpoint).pretraining_length
-    lengths = tuple(sorted(set(recipe.eval_lengths or (pretrained, reach))))
+    lengths = tuple(sorted(set(recipe.eval_lengths or (pretrained, longest))))
     _refuse_unshared(lengths, checkpoint, accelerator)
-    documents = _read(recipe, tokenizer, lengths[-1])
-    protocol = Protocol("tail").settled(list(lengths), documents.special)
-    if twice := [source.data for source in recipe.sources if _overlap(source.data, recipe.eval_data)]:
-        say(f"warning: eval_data, {recipe.eval_data}, is not held out: {twice[0]} is trained on. It will flatter.")
+    try:
+        texts = read_texts(recipe.eval_data, text_column=recipe.text_column, splits=TO_MEASURE)
+        documents = read_documents(texts, tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
+    except DataError as error:
+        raise DataError(f"eval_data: {error} Set eval_lengths to shorter ones, or use other text.") from error
+    if recipe.eval_data in [source.data for source in recipe.sources]:
+        say(f"warning: eval_data, {recipe.eval_data}, is not held out: it is trained on, so perplexity is too low.")
     say(
         f"Perplexity on {len(documents.kept)} documents of {recipe.eval_data} at {', '.join(map(str, lengths))} tokens."
     )
+    protocol = Protocol("tail").settled(list(lengths), documents.special)
     return Validation(documents, lengths, protocol, recipe.eval_every, recipe.steps)
 
 
-def _read(recipe: Recipe, tokenizer: Any, longest: int) -> Documents:
-    """Raises DataError that names the recipe's key."""
-    try:
-        texts = read_texts(recipe.eval_data or "", text_column=recipe.text_column, splits=TO_MEASURE)
-        return read_documents(texts, tokenizer, longest, most=recipe.eval_documents, cut=longest)
-    except DataError as error:
-        raise DataError(f"eval_data: {error} Set eval_lengths to shorter ones, or take other text.") from error
-
-
-def _overlap(trained: str, measured: str) -> bool:
-    """Whether one holds the other, as far as the names tell."""
-    if trained == measured:
-        return True
-    paths = [Path(name).expanduser().resolve() for name in (trained, measured)]
-    known = all(path.exists() for path in paths)
-    return known and (paths[0].is_relative_to(paths[1]) or paths[1].is_relative_to(paths[0]))
-
-
 def _refuse_unshared(lengths: tuple[int, ...], checkpoint: Checkpoint, accelerator: "Accelerator") -> None:
-    """Raises RecipeError for what the processes of a group that shares sequences cannot measure."""
-    ranks = sequence_ranks(accelerator)
-    sizes = accelerator.parallelism_config
-    parts = (
-        2 * ranks if sizes and sizes.cp_enabled else ranks
-    )  # context parallelism gives each an early and a late part
+    """Raises RecipeError for what processes that share sequences cannot measure."""
+    ranks, sizes = sequence_ranks(accelerator), accelerator.parallelism_config
+    # context parallelism gives each process an early and a late part
+    parts = 2 * ranks if sizes and sizes.cp_enabled else ranks
     if ranks > 1 and section_of(checkpoint.config).get("attention_dropout"):
         raise RecipeError("eval_data: with attention_dropout, sequences shared among processes cannot be measured.")
     if uneven := [length for length in lengths if length % parts]:
@@ -180,11 +156,12 @@ def _evaluation_mode(
 ) -> Iterator[Callable[[], None]]:
     """The model in evaluation mode and without gradients; afterwards all is as before.
 
-    Gives what is to be called before each window: rotary tables that follow the length remember the longest.
+    Yields a function to call before each window: rotary tables that follow the length remember the longest.
     """
     training = [module for module in wrapped.modules() if module.training]
-    tables = rotary_tables(accelerator.unwrap_model(wrapped).model)
-    with torch.no_grad(), restored(tables):
+    model = accelerator.unwrap_model(wrapped).model
+    tables = rotary_tables(model)
+    with torch.no_grad(), unpatched_after(model):
         following = tables if switches_with_length(tables, longest) else []
         _set_evaluation_mode(wrapped, shared=sequence_ranks(accelerator) > 1)
         try:
@@ -196,7 +173,7 @@ def _evaluation_mode(
 
 
 def _set_evaluation_mode(wrapped: torch.nn.Module, *, shared: bool) -> None:
-    """Validation mode; of the innermost modules alone, dropout among them, where processes share sequences.
+    """Set evaluation mode; on the innermost modules alone, dropout among them, where processes share sequences.
 
     DeepSpeed's Ulysses attention exchanges nothing for a module in evaluation mode: each process would read its part
     of the sequence as if it were the whole.
@@ -214,7 +191,3 @@ def _reshard(wrapped: torch.nn.Module) -> None:
         for module in wrapped.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-
-
-def _perplexity(nll: float) -> float:
-    return math.exp(min(nll, 700.0))  # exp of more overflows a float64

@@ -1,8 +1,8 @@
 """Calibration documents, and the score of a model on them.
 
-Some documents are sequences to learn from; the others are never learned from, and give the score. The `tail` protocol
-scores the same last tokens of every document, once with the target's context and once with the pretraining length's:
-the first says what the extension is worth, the second what it costs at the pretraining length.
+Some documents are trained on; the others give the score. The `tail` protocol scores the same last tokens of every
+document, once with the target length as context and once with the pretraining length: the first shows what the
+extension gains, the second what it costs at the pretraining length.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 MOST_EVALUATED = 16
 """Documents for the score, at most."""
 _FEWEST = 4
-"""Different documents; of few one in four is for the score."""
+"""Different documents, at least; one in so many is for the score."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """evaluated: documents of the target's length. sequences: token ids, shape (sequences, target), of others."""
+    """evaluated: documents for the score. sequences: token ids of the others, shape (sequences, target length)."""
 
     evaluated: Documents
     sequences: Tensor
 
     def fingerprint(self) -> str:
-        """sha256 of all that is read."""
+        """sha256 of all documents."""
         return hashlib.sha256(self.evaluated.fingerprint().encode() + self.sequences.numpy().tobytes()).hexdigest()
 
 
@@ -54,10 +54,10 @@ def read_calibration(
     split: str | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Calibration:
-    """The documents of `source` that have `target` tokens, the first so many of each, in an order drawn by the seed.
+    """Reads the documents of `source` with at least `target` tokens, cut to that, in an order that follows the seed.
 
-    Those that begin alike count as one: else the score could read one that was learned from. most: read at most so
-    many; None for all. advance: called after each document. Raises DataError where there are fewer than four.
+    Documents that begin alike count as one, so that no document is both trained on and scored. most: documents to
+    read; None for all. advance: called after each document. Raises DataError for fewer than four documents.
     """
     if source == DEMO:
         raise DataError("'demo' is the held-out text that eval-ppl measures on; calibrate on 'demo-train'.")
@@ -67,7 +67,7 @@ def read_calibration(
     if len(different) < _FEWEST:
         raise DataError(
             f"{source} has too few different documents of {target} tokens: {len(different)} of the "
-            f"{len(documents.kept)} read; at least {_FEWEST} are needed, some to learn from and some to judge by."
+            f"{len(documents.kept)} read; at least {_FEWEST} are needed, some to train on and some to score."
         )
     order = np.random.default_rng(seed).permutation(len(different))
     shuffled = [different[index] for index in order]
@@ -78,30 +78,25 @@ def read_calibration(
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Gives the score of a model on documents: one number, by which points are compared.
+    """Scores a model on documents.
 
-    original_length, target_length: tokens. short_weight: what a nat at the pretraining length counts, held against one
-    at the target length.
-
-    targets: tokens scored of each document. progress: keeps what was measured, so that it is not measured again.
+    original_length, target_length: tokens. short_weight: weight of the loss at the pretraining length, relative to that
+    at the target length. targets: tokens scored per document; None: half the pretraining length. progress: keeps what
+    was measured, so that it is not measured again.
     """
 
     documents: Documents
     original_length: int
     target_length: int
     short_weight: float
-    targets: int
+    targets: int | None
     progress: EvalProgress
 
-    def score(self, model: "PreTrainedModel", part: str, count: int | None = None) -> Score:
-        """By the first `count` documents, or all. part: names the model's state, for the progress.
+    def score(self, model: "PreTrainedModel", part: str, count: int | None = None) -> tuple[Score, float]:
+        """The score on the first `count` documents, or all; and the seconds it took, in whichever run.
 
-        Raises RopecliError for a loss that is not finite.
+        part: names the model's state in the progress. Raises RopecliError for a loss that is not finite.
         """
-        return self.timed_score(model, part, count)[0]
-
-    def timed_score(self, model: "PreTrainedModel", part: str, count: int | None = None) -> tuple[Score, float]:
-        """With the seconds that it took, in whichever run it was measured."""
         documents = replace(self.documents, kept=self.documents.kept[:count])
         lengths = sorted({self.original_length, self.target_length})
         protocol = Protocol("tail", targets=self.targets)

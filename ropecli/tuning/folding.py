@@ -1,12 +1,12 @@
-"""Puts learned weights where the files hold them, and proves that the model is then the one that was tuned.
+"""Puts learned weights where the files hold them, and proves that the model is then the tuned one.
 
-The proof compares logits of a few tokens: the folded weights must give those of the model that was tuned, and stock
-transformers those of what was written. Files are rewritten shard by shard, in the dtype that they had.
+The proof compares logits of a few tokens, in float32 if memory allows. Files are rewritten shard by shard, in the dtype
+that they had.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,32 +15,28 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ropecli.attention import load_model
-from ropecli.attention.patching import patch_to
-from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.checkpoint.writing import write_json
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, PatchError, ProofError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Of a logit, relative to the largest: what a dtype's rounding leaves between two ways to compute the same."""
+"""Allowed difference of a logit, relative to the largest logit, between two ways to compute the same."""
 
 
 class StoredWeight(NamedTuple):
-    """A weight as the files hold it. name: there. dtype: there."""
+    """The name and the dtype of a weight in the files."""
 
     name: str
     dtype: torch.dtype
 
 
 def find_stored(checkpoint: Checkpoint, model: "PreTrainedModel", names: Iterable[str]) -> dict[str, StoredWeight]:
-    """Where the files hold these weights of the model, none of which is changed yet; by their names in the model.
+    """Where the files hold these weights of the unchanged model, by their names in the model.
 
-    Files may call a weight otherwise than the model does: of the tensors of the same shape and values, it is the one
-    whose name ends most alike. Raises PatchError for a weight that is in none of the files.
+    The names in the files may differ: of the tensors with the same shape and values, the one whose name ends most
+    alike is taken. Raises PatchError for a weight that no file holds.
     """
     with contextlib.ExitStack() as files:
         stored: dict[str, Any] = {}
@@ -51,38 +47,32 @@ def find_stored(checkpoint: Checkpoint, model: "PreTrainedModel", names: Iterabl
 
 
 def _find(stored: Mapping[str, Any], name: str, value: Tensor) -> StoredWeight:
-    for key in sorted(stored, key=lambda key: _common_end(key, name), reverse=True):
+    def common_end(key: str) -> int:
+        pairs = zip(reversed(key.split(".")), reversed(name.split(".")), strict=False)
+        return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+    for key in sorted(stored, key=common_end, reverse=True):
         if tuple(stored[key].get_slice(key).get_shape()) == tuple(value.shape):
             tensor = stored[key].get_tensor(key)
             if torch.equal(tensor.double(), value.double()):
                 return StoredWeight(key, tensor.dtype)
     raise PatchError(
-        f"No weight file holds {name} with the values that the model has in {_short(value.dtype)}: transformers makes "
-        "it of others when it loads them, or rounds it. Load it in the dtype of the files, by --dtype."
+        f"No weight file holds {name} with the values that the model has in {short_name(value.dtype)}: transformers "
+        "makes it from other tensors, or rounds it. Load it in the dtype of the files, by --dtype."
     )
 
 
-def _common_end(one: str, other: str) -> int:
-    """How many parts of two names are the same, from the end."""
-    count = 0
-    for part, same in zip(reversed(one.split(".")), reversed(other.split(".")), strict=False):
-        if part != same:
-            break
-        count += 1
-    return count
-
-
 class Logits(NamedTuple):
-    """values: float32, on the CPU, shape (1, tokens, vocabulary). dtype: what they were computed in."""
+    """values: float32, on the CPU, shape (1, tokens, vocabulary). dtype: of the model that computed them."""
 
     values: Tensor
     dtype: torch.dtype
 
 
 class Folded(NamedTuple):
-    """logits: of the probe, of the model that has the weights. changed: weights by their names in the files and in
-    their dtype there; empty where constants alone were found. rounding: by how much a logit moves when they are rounded
-    to that dtype.
+    """logits: of the probe, by the model with these weights. changed: weights by their names in the files, in their
+    dtype there; empty where only constants were found. rounding: the change of a logit when the weights are rounded to
+    that dtype.
     """
 
     logits: Logits
@@ -97,64 +87,35 @@ def fold(
     live: Logits,
     probe: Tensor,
 ) -> Folded:
-    """Puts weights into the model, and proves that it is the one that was tuned.
+    """Sets the weights in the model, and proves that it gives the tuned model's logits.
 
     weights: float64, by their names in the model; stored: where the files hold them. live: the tuned model's logits of
     the probe, token ids, shape (1, tokens). Raises ProofError.
     """
     rounded = {name: weights[name].to(one.dtype) for name, one in stored.items()}
-    with in_float32(model, probe):
-        set_parameters(model, weights)
-        exact = logits_of(model, probe)
-        require_same(exact, live, "The folded weights give")
-        set_parameters(model, rounded)
-        rounding = difference(logits_of(model, probe), exact)
-    set_parameters(model, rounded)
+    exact = exact_logits(model, probe, weights)
+    require_same(exact, live, "The folded weights give")
+    rounding = difference(exact_logits(model, probe, rounded), exact)
+    with torch.no_grad():
+        for name, value in rounded.items():
+            model.get_parameter(name).copy_(value)
     changed = {one.name: rounded[name] for name, one in stored.items()}
     return Folded(logits_of(model, probe), changed, rounding)
 
 
-def write_folded(
-    plan: PatchPlan,
-    folded: Folded,
-    probe: Tensor,
-    output: Path,
-    *,
-    files: Mapping[str, Any] = MappingProxyType({}),
-    **options: Any,
-) -> int:
-    """Writes the patched checkpoint with the weights, and proves it; returns how many live rotary tables did.
-
-    Stock transformers loads what was written, before it gets its name, and must give the folded logits of the probe.
-    files: JSON that lies beside the weights, by name. options: of write_patch. Raises OutputError, ProofError; then
-    nothing is left behind.
-    """
-
-    def complete(folder: Path) -> None:
-        for name, value in files.items():
-            write_json(folder / name, value)
-        written = open_checkpoint(folder, weights=True)
-        model = load_model(written, dtype=_short(folded.logits.dtype), device="cpu")
-        require_same(logits_of(model, probe), folded.logits, "Stock transformers, loading what was written, gives")
-
-    rewrite = partial(rewrite_shard, folded.changed) if folded.changed else None
-    return patch_to(plan, output, rewrite=rewrite, check=complete, **options)
-
-
 def rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) -> bool:
-    """Writes the shard with the changed tensors, by their names in the files, for its own; False where it has none.
+    """Writes the shard with the changed tensors in place of its own; False where it has none of them.
 
     Raises OutputError.
     """
     from safetensors.torch import save_file
 
     with safe_open(source, framework="pt") as file:
-        names = list(file.keys())
-        if not changed.keys() & set(names):
+        names = set(file.keys()) & changed.keys()
+        if not names:
             return False
-        tensors = {name: file.get_tensor(name) for name in names}
+        tensors = {name: changed[name].contiguous() if name in names else file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
-    tensors |= {name: changed[name].contiguous() for name in changed.keys() & set(names)}
     try:
         save_file(tensors, target, metadata=metadata)
     except SafetensorError as error:
@@ -163,52 +124,49 @@ def rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) -> 
     return True
 
 
-@torch.no_grad()
-def set_parameters(model: "PreTrainedModel", values: Mapping[str, Tensor]) -> None:
-    for name, value in values.items():
-        model.get_parameter(name).copy_(value)
-
-
 @torch.inference_mode()
 def logits_of(model: "PreTrainedModel", probe: Tensor) -> Logits:
     values = model(input_ids=probe.to(model.device), use_cache=False).logits.float().cpu()
     return Logits(values, model.dtype)
 
 
-@contextlib.contextmanager
-def in_float32(model: "PreTrainedModel", probe: Tensor) -> Iterator[None]:
-    """A model in half precision computes in float32, if there is room and it can; at the end its weights are as before.
+def exact_logits(
+    model: "PreTrainedModel", probe: Tensor, weights: Mapping[str, Tensor] = MappingProxyType({})
+) -> Logits:
+    """The logits with these weights in place of the model's own, in float32 if memory allows.
 
-    Rounding would hide in half precision whether weights are folded right, and make right ones look wrong.
+    Half precision's rounding would hide a wrong fold, and make a right one look wrong. The model is left as it was.
     """
-    before = [(one, one.data) for one in model.parameters() if one.dtype in (torch.float16, torch.bfloat16)]
+    try:
+        return _logits_with(weights, model, probe, widen=True)
+    except RuntimeError:  # out of memory, or a kernel that requires half precision
+        return _logits_with(weights, model, probe, widen=False)
 
-    def put_back() -> None:
+
+def _logits_with(weights: Mapping[str, Tensor], model: "PreTrainedModel", probe: Tensor, *, widen: bool) -> Logits:
+    before = [(parameter, parameter.data) for parameter in model.parameters()]
+    try:
+        for parameter, values in before:
+            if widen and parameter.dtype in (torch.float16, torch.bfloat16):
+                parameter.data = values.float()
+        for name, value in weights.items():
+            parameter = model.get_parameter(name)
+            parameter.data = value.to(parameter)
+        return logits_of(model, probe)
+    finally:
         for parameter, values in before:
             parameter.data = values
 
-    try:
-        for parameter, values in before:
-            parameter.data = values.float()
-        if before:
-            logits_of(model, probe)
-    except RuntimeError:  # out of memory, or a kernel that wants half precision
-        put_back()
-    try:
-        yield
-    finally:
-        put_back()
-
 
 def difference(one: Logits, other: Logits) -> float:
-    """The largest of a logit, relative to the largest of all."""
+    """The largest difference of a logit, relative to the largest logit."""
     return float((one.values - other.values).abs().max() / other.values.abs().max().clamp_min(1e-6))
 
 
 def require_same(found: Logits, tuned: Logits, what: str) -> None:
-    """what: how the message begins. Raises ProofError, for NaN too."""
+    """Raises ProofError where the logits differ or are NaN. what: the beginning of the message."""
     off = difference(found, tuned)
-    allowed, dtype = max((_ROUNDING[one.dtype], _short(one.dtype)) for one in (found, tuned))
+    allowed, dtype = max((_ROUNDING[one.dtype], short_name(one.dtype)) for one in (found, tuned))
     if not off <= allowed:
         raise ProofError(
             f"{what} other logits than the tuned model (off by {off:.2g} of the largest, where {allowed:g} is "
@@ -216,5 +174,5 @@ def require_same(found: Logits, tuned: Logits, what: str) -> None:
         )
 
 
-def _short(dtype: torch.dtype) -> str:
+def short_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -1,39 +1,44 @@
 """Runs a whole tuning: from a checkpoint and a source of text to the tuned model, its report and its folder.
 
-Constants are searched first; a level that learns starts from the best of them.
+Constants are searched first; a level that trains starts from the best of them.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ropecli.attention.patching import live_patch, unpatched_after
+from ropecli.attention import load_model
+from ropecli.attention.patching import live_patch, patch_to
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
+from ropecli.checkpoint.writing import write_json
 from ropecli.errors import NotFiniteError, PatchError
 from ropecli.evaluation.eval_report import environment
 from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.evaluation.scoring import refuse_unknown_ids
+from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.folding import (
     Folded,
-    Logits,
     StoredWeight,
+    exact_logits,
     find_stored,
     fold,
-    in_float32,
     logits_of,
-    write_folded,
+    require_same,
+    rewrite_shard,
+    short_name,
 )
-from ropecli.tuning.gains import HeadGains
+from ropecli.tuning.learners import HeadGains, LowRankUpdates
 from ropecli.tuning.learning import Learned, learn
-from ropecli.tuning.low_rank import LowRankUpdates
 from ropecli.tuning.search import evolve, search_constants
 from ropecli.tuning.task import TuningTask
 from ropecli.tuning.tune_report import TRAINING, Point, Score, TuneReport, files_of, notes_of
@@ -42,15 +47,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PROBE_TOKENS = 64
-"""Tokens whose logits the written checkpoint must give."""
+"""Tokens of the probe, whose logits the written checkpoint must give."""
 Learner = HeadGains | LowRankUpdates
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """plan: the patch. folded: the weights that go with it. probe: token ids, shape (1, tokens), whose logits the
-    written checkpoint must give. report: what was tried and found.
-    """
+    """The result of a tuning. probe: token ids, shape (1, tokens), whose logits the written checkpoint must give."""
 
     plan: PatchPlan
     folded: Folded
@@ -66,33 +69,30 @@ def run_task(
     command: Sequence[str] = (),
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> Tuned:
-    """Measures the model as pretrained and by the baseline patch, and tunes it; it is left as it was tuned.
+    """Scores the model as pretrained and with the baseline patch, then tunes it; the model stays tuned.
 
-    folder: where the progress is saved, and resumed from (resume.open_state). command: for the report. on_point: told
-    of every measurement, those of an interrupted run too. Raises PatchError for a model whose weights cannot hold what
+    folder: where the progress is saved, and resumed from (resume.open_state). command: for the report. on_point: called
+    for every measurement, those of an interrupted run too. Raises PatchError for a model whose weights cannot hold what
     would be learned, ProofError, NotFiniteError.
     """
-    run = TuningRun(task, model, folder, on_point)
+    run = _Run(task, model, folder, on_point)
     learner, stored = _make_learner(task, model)
-    base = run.score_patched(task.plan(make_spec("none")), "base")
-    plain = run.score_patched(task.baseline, "plain")
+    base, _ = run.score_patched(task.plan(make_spec("none")), "base")
+    plain, _ = run.score_patched(task.baseline, "plain")
     plan = task.plan(run.search())
     live_patch(model, plan.ropes)
-    begun = run.evaluator.score(model, f"{task.settings.level} 0")
+    begun, _ = run.evaluator.score(model, f"{task.settings.level} 0")
     best, folded = Learned(0, begun), Folded(logits_of(model, run.probe))
     found: dict[str, Any] = {"learned": 0}
     if learner:
-        best, live, numbers = run.train(learner, plan, begun)
-        if best.step:
-            folded = fold(model, learner.folded(), stored, live, run.probe)
-            found = {"learned": numbers, **learner.record()}
-    scores = {"base": base, "plain": plain, "begun": begun, "score": best.score}
-    report = run.report(plan, command=list(command), step=best.step, rounding=folded.rounding, **scores, **found)
+        best, folded, found = run.train(learner, stored, plan, begun)
+    found |= {"base": base, "plain": plain, "begun": begun, "score": best.score, "step": best.step}
+    report = _report(task, model, plan, run.points, rounding=folded.rounding, command=list(command), **found)
     return Tuned(plan, folded, run.probe, report)
 
 
-class TuningRun:
-    """A model, and what is measured of it."""
+class _Run:
+    """A model under tuning, and the measurements so far."""
 
     def __init__(
         self, task: TuningTask, model: "PreTrainedModel", folder: Path | None, on_point: Callable[[Point], None]
@@ -106,19 +106,19 @@ class TuningRun:
             task.original_length,
             task.target_length,
             task.settings.short_weight,
-            task.targets,
+            task.settings.targets,
             EvalProgress(folder),
         )
         refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks its own documents
 
-    def score_patched(self, plan: PatchPlan, part: str) -> Score:
-        """Of the model with this patch; the model is left as it was."""
+    def score_patched(self, plan: PatchPlan, part: str, documents: int | None = None) -> tuple[Score, float]:
+        """The score with this patch, and its seconds; the model is left as it was."""
         with unpatched_after(self.model):
             live_patch(self.model, plan.ropes)
-            return self.evaluator.score(self.model, part)
+            return self.evaluator.score(self.model, part, documents)
 
     def search(self) -> ScalingSpec:
-        """The best constants, or with --level search the best factors."""
+        """The best constants, or for --level search the best factors."""
         task = self.task
         search = evolve if task.settings.level == "search" else search_constants
         return search(task.geometry, task.factor, task.settings, len(task.calibration.evaluated.kept), self._measure)
@@ -127,17 +127,17 @@ class TuningRun:
         """The objective of a scaling; infinite where a loss is not finite."""
         level = "search" if self.task.settings.level == "search" else "grid"
         plan, started = self.task.plan(spec), time.perf_counter()
-        with unpatched_after(self.model):
-            live_patch(self.model, plan.ropes)
-            try:
-                score, seconds = self.evaluator.timed_score(self.model, f"{level} {spec}", documents)
-            except NotFiniteError:
-                score, seconds = Score(math.inf, math.inf, math.inf, documents), time.perf_counter() - started
+        try:
+            score, seconds = self.score_patched(plan, f"{level} {spec}", documents)
+        except NotFiniteError:
+            score, seconds = Score(math.inf, math.inf, math.inf, documents), time.perf_counter() - started
         self._add(Point.of(plan, score, seconds, level, step=iteration))
         return score.objective
 
-    def train(self, learner: Learner, plan: PatchPlan, begun: Score) -> tuple[Learned, Logits, int]:
-        """The best that was learned, the logits of the probe with it, and how many numbers are trained."""
+    def train(
+        self, learner: Learner, stored: dict[str, StoredWeight], plan: PatchPlan, begun: Score
+    ) -> tuple[Learned, Folded, dict[str, Any]]:
+        """Trains, and folds what was learned into the model, if it is better; with fields of the report."""
         settings = self.task.settings
         with learner.live():
             numbers = sum(parameter.numel() for group, _ in learner.groups for parameter in group)
@@ -156,45 +156,52 @@ class TuningRun:
                 snapshots=self._folder / "learned" if self._folder else None,
                 on_score=on_score,
             )
-            with in_float32(self.model, self.probe):
-                return best, logits_of(self.model, self.probe), numbers
+            live, weights = exact_logits(self.model, self.probe), learner.folded()
+        if not best.step:
+            return best, Folded(logits_of(self.model, self.probe)), {"learned": 0}
+        folded = fold(self.model, weights, stored, live, self.probe)
+        return best, folded, {"learned": numbers, **learner.record()}
 
     def _add(self, point: Point) -> None:
         self.points.append(point)
         self._on_point(point)
 
-    def report(self, plan: PatchPlan, **found: Any) -> TuneReport:
-        """found: the scores and what was learned. Seconds are of all points, in whichever run they were measured."""
-        task, rope = self.task, plan.ropes[plan.scaled[0]]
-        return TuneReport(
-            checkpoint=task.checkpoint.name,
-            digest=task.checkpoint.digest(),
-            level=task.settings.level,
-            factor=plan.spec.factor,
-            original_max_position_embeddings=task.original_length,
-            target_length=task.target_length,
-            source=task.source,
-            fingerprint=task.calibration.fingerprint(),
-            dtype=str(self.model.dtype).removeprefix("torch."),
-            device=str(self.model.device),
-            settings=task.settings_values(),
-            method=plan.spec.method.name,
-            params=dict(plan.spec.params),
-            attention_factor=float(rope.attention_factor),
-            inv_freq=rope.inv_freq.tolist(),
-            pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
-            plain_name=_baseline_name(task.baseline.spec),
-            seconds=sum(point.seconds for point in self.points),
-            points=self.points,
-            environment=environment(),
-            **found,
-        )
+
+def _report(
+    task: TuningTask, model: "PreTrainedModel", plan: PatchPlan, points: list[Point], **found: Any
+) -> TuneReport:
+    """found: the scores and what was learned."""
+    rope, baseline = plan.ropes[plan.scaled[0]], task.baseline.spec
+    label = label_of(baseline.method.name, baseline.factor, baseline.params)
+    return TuneReport(
+        checkpoint=task.checkpoint.name,
+        digest=task.checkpoint.digest(),
+        level=task.settings.level,
+        factor=plan.spec.factor,
+        original_max_position_embeddings=task.original_length,
+        target_length=task.target_length,
+        source=task.source,
+        fingerprint=task.calibration.fingerprint(),
+        dtype=short_name(model.dtype),
+        device=str(model.device),
+        settings=task.settings_values(),
+        method=plan.spec.method.name,
+        params=dict(plan.spec.params),
+        attention_factor=float(rope.attention_factor),
+        inv_freq=rope.inv_freq.tolist(),
+        pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
+        plain_name=f"{label}, {'a point' if baseline.params else 'nothing tuned'}",
+        seconds=sum(point.seconds for point in points),
+        points=points,
+        environment=environment(),
+        **found,
+    )
 
 
 def _make_learner(task: TuningTask, model: "PreTrainedModel") -> tuple[Learner | None, dict[str, StoredWeight]]:
-    """What the level learns, and where the files hold the weights that will hold it; nothing for grid and search.
+    """The learner of the level, and where the files hold its weights; none for grid and search.
 
-    Raises PatchError, before anything is searched, where what is learned could not be written into the weights.
+    Raises PatchError, before anything is searched, where the weights cannot hold what would be learned.
     """
     level, settings = task.settings.level, task.settings
     if level not in TRAINING:
@@ -213,25 +220,30 @@ def _make_learner(task: TuningTask, model: "PreTrainedModel") -> tuple[Learner |
         ) from error
 
 
-def _baseline_name(spec: ScalingSpec) -> str:
-    chosen = label_of(spec.method.name, spec.factor, spec.params)
-    return f"{chosen}, nothing tuned" if chosen == label_of(spec.method.name, spec.factor, {}) else f"{chosen}, a point"
-
-
 def write_tuned(
     tuned: Tuned, output: Path, *, link: bool = True, say: Callable[[str], None] = lambda message: None
 ) -> int:
-    """Writes the tuned checkpoint with its report, and proves it; returns how many live rotary tables did.
+    """Writes the tuned checkpoint with its report, and proves it; returns the number of rotary tables compared.
 
+    Before the folder gets its name, stock transformers loads it and must give the tuned model's logits of the probe.
     link, say: as write_patch's. Raises OutputError, ProofError; then nothing is left behind.
     """
-    return write_folded(
+    folded = tuned.folded
+
+    def complete(folder: Path) -> None:
+        for name, value in files_of(tuned.report).items():
+            write_json(folder / name, value)
+        written = open_checkpoint(folder, weights=True)
+        model = load_model(written, dtype=short_name(folded.logits.dtype), device="cpu")
+        found = logits_of(model, tuned.probe)
+        require_same(found, folded.logits, "Stock transformers, loading the written files, gives")
+
+    return patch_to(
         tuned.plan,
-        tuned.folded,
-        tuned.probe,
         output,
-        files=files_of(tuned.report),
-        notes={"tuned": {**notes_of(tuned.report), "weights_changed": bool(tuned.folded.changed)}},
+        rewrite=partial(rewrite_shard, folded.changed) if folded.changed else None,
+        check=complete,
+        notes={"tuned": {**notes_of(tuned.report), "weights_changed": bool(folded.changed)}},
         link=link,
         say=say,
     )

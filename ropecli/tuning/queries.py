@@ -1,8 +1,8 @@
 """Finds the weights that give a layer's queries, by asking the model.
 
-A module's output is replaced by the number of each of its rows, in binary, one digit per sequence. Where the queries
-that reach the attention hold these digits unchanged, the module is their last producer. At position 0 no pair is
-rotated. So fused projections, interleaved heads and MLA need no table of architectures.
+A hook replaces a module's output by the number of each of its rows, in binary, one digit per sequence. Where the
+queries that reach the attention hold these digits unchanged, the module is their last producer. At position 0 no pair
+is rotated. So fused projections, interleaved heads and MLA need no table of architectures.
 """
 
 from collections.abc import Collection
@@ -11,26 +11,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ropecli.attention.attention_probe import attending_by, causal_attention, in_evaluation
+from ropecli.attention.attention_probe import attending_by, causal_attention
 from ropecli.attention.head_layout import HeadLayout, find_rotating_layers, layer_label
 from ropecli.errors import PatchError
-from ropecli.live.rotary import restored, rotary_tables
-from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.rotary import rotary_tables
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 _DIGITS = 19
-"""Binary digits: they number half a million rows."""
+"""Binary digits, enough for half a million rows."""
 _SAME = 1e-2
-"""Relative, between digits that went the same way: half precision's rounding of an attention factor."""
+"""Relative difference between equal digits: half precision's rounding of an attention factor."""
 
 
 class Queries(NamedTuple):
-    """The last producer of a layer's queries. name: the module's, in the model. rows: shape (2, heads, pairs), where in
-    the last dimension of its output the first and the second dimension of each pair are; (2, 1, pairs) where all heads
-    go through one norm. projection: whether it is a linear map; a norm's weight can make a pair longer, not rotate it.
+    """The module that gives a layer's queries last.
+
+    name: in the model. rows: shape (2, heads, pairs), the indices of the first and the second dimension of each pair in
+    the last dimension of its output; (2, 1, pairs) where all heads share one norm. projection: whether it is a linear
+    map; a norm's weight can scale a pair but not rotate it.
     """
 
     name: str
@@ -39,18 +40,16 @@ class Queries(NamedTuple):
 
 
 def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> list[Queries]:
-    """Of every layer that rotates by a rope of these labels (layer types; None where all share one).
+    """The queries of every layer that rotates by a rope of these labels (layer types; None where all share one).
 
-    The model is afterwards what it was. Raises PatchError with the reason where a layer's queries come from no module
-    with a weight of its own, or rotate in a way that is not understood (see head_layout.find_rotating_layers).
+    The model is left as it was. Raises PatchError with the reason where a layer's queries come from no module with a
+    weight of its own, or rotate in an unknown way (see head_layout.find_rotating_layers).
     """
-    tables = rotary_tables(model)
-    pairs = {table.layer_type: len(table.inv_freq) for table in tables}
+    pairs = {table.layer_type: len(table.inv_freq) for table in rotary_tables(model)}
     layout, layers = find_rotating_layers(model, labels)
     capture, names = _QueryCapture(), {module: name for name, module in model.named_modules()}
     found: dict[int, Queries] = {}
-    attending = attending_by(model, capture)
-    with torch.no_grad(), quiet_transformers(), in_evaluation(model), restored(tables), attending:
+    with attending_by(model, capture):
         for name in _candidates(layers):
             for layer, numbers in _trace_rows(model, capture, layers, name).items():
                 rows = _rows(numbers, layout, pairs[layer_label(layer, pairs)])
@@ -61,13 +60,13 @@ def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> li
         if index not in found:
             raise PatchError(
                 f"Layer {getattr(layer, 'layer_idx', index)} ({type(layer).__name__}): its queries do not come "
-                "unchanged from a projection or a norm, so that nothing can be folded into a weight."
+                "unchanged from a projection or a norm, so nothing can be folded into a weight."
             )
     return [found[index] for index in range(len(layers))]
 
 
 def _rows(numbers: Tensor, layout: HeadLayout, pairs: int) -> Tensor:
-    """numbers: by head and dimension. As Queries.rows."""
+    """Queries.rows from the numbers by head and dimension."""
     at = layout.rotary_start + (2 if layout.neighbours else 1) * torch.arange(pairs)
     rows = torch.stack([numbers[:, at], numbers[:, at + (1 if layout.neighbours else pairs)]])
     same_for_all_heads = bool((rows == rows[:, :1]).all())
@@ -75,7 +74,7 @@ def _rows(numbers: Tensor, layout: HeadLayout, pairs: int) -> Tensor:
 
 
 class _QueryCapture:
-    """An attention function that keeps the queries it gets, and a mask function."""
+    """An attention function that keeps the queries, and a mask function."""
 
     def __init__(self) -> None:
         self.queries: dict[Any, Tensor] = {}
@@ -91,9 +90,7 @@ class _QueryCapture:
 
 
 def _candidates(layers: list[Any]) -> list[str]:
-    """The modules with a weight in an attention, by their names there, as they are defined: of two that fit, the later
-    one is taken.
-    """
+    """Names of the attention's modules with a weight, in order of definition: of two that fit, the later is taken."""
     names = [name for layer in layers for name, module in layer.named_modules() if name and _has_weight(module)]
     return list(dict.fromkeys(names))
 
@@ -104,7 +101,7 @@ def _has_weight(module: torch.nn.Module) -> bool:
 
 
 def _trace_rows(model: "PreTrainedModel", capture: _QueryCapture, layers: list[Any], name: str) -> dict[Any, Tensor]:
-    """By layer, for every head and dimension of its queries, which row of this module's output it is, or -1.
+    """By layer, the row of this module's output that each dimension of its queries comes from, or -1.
 
     Shape (heads, width).
     """
@@ -125,7 +122,7 @@ def _trace_rows(model: "PreTrainedModel", capture: _QueryCapture, layers: list[A
     ids = torch.zeros((_DIGITS + 1, 1), dtype=torch.int64, device=model.device)
     try:
         model(input_ids=ids, use_cache=False)
-    except (RuntimeError, IndexError, ValueError):  # what it gives is more than a row of states for each token
+    except (RuntimeError, IndexError, ValueError):  # its output is more than one row per token
         return {}
     finally:
         for handle in handles:
@@ -138,7 +135,7 @@ def _trace_rows(model: "PreTrainedModel", capture: _QueryCapture, layers: list[A
 
 
 def _read_numbers(query: Tensor, size: int) -> Tensor:
-    """query: shape (sequences, heads, width). A norm in between makes the digits of each sequence of another size."""
+    """query: shape (sequences, heads, width). A norm in between scales the digits of each sequence."""
     ones, digits = query[-1], query[:-1]
     written = digits.abs() > ones.abs() / 2
     alike = (digits - written * ones).abs() <= _SAME * ones.abs()

@@ -1,18 +1,16 @@
-"""Searches parameters by forward passes alone: constants of known methods, and longrope's factor of each pair.
+"""Searches by forward passes alone: constants of known methods, and longrope's factor of each pair.
 
 `search_constants` tries points of the ranges that a method's parameters declare, by successive halving: many points on
 few documents, fewer points on more. Source: Jamieson and Talwalkar 2016 (arXiv:1502.07943).
 
 `evolve` is the evolutionary search of LongRoPE: Ding et al. 2024 (arXiv:2402.13753), section 4 and appendix A. Factors
-never fall from a faster pair to a slower one, and lie between 1 and 1.25·s. Its second search space, how many first
-tokens stay as they were, is left out: no config.json can say it.
-
-A measure gives a scaling's loss on the first so many documents, the smaller the better.
+never decrease from a faster pair to a slower one, and lie between 1 and 1.25·s. Its second search space, the number of
+first tokens that stay unscaled, is omitted: config.json cannot express it.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -22,34 +20,38 @@ from ropecli.scaling.method import SearchRange
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.tune_settings import TuneSettings
+
+if TYPE_CHECKING:
+    from ropecli.tuning.task import TuneSettings
 
 _DIGITS = 3
-"""Significant digits of a constant: nobody wants to read more in a config.json."""
+"""Significant digits of a constant."""
 _DRAWS_PER_POINT = 8
-"""Draws for each point wanted: some do not fit the geometry."""
+"""Draws for each point: some do not fit the geometry."""
 _FIRST_ROUND_DOCUMENTS = 2
 START_METHODS = ("linear", "ntk", "yarn")
-"""The methods whose factors the first population is made of."""
+"""The methods whose factors begin the first population."""
 _LARGEST_FACTOR = 1.25
 _FACTOR_STEP = 0.01
 _MUTATED_SHARE = 0.3
-"""The share of its factors that a mutation draws anew."""
+"""The share of factors that a mutation draws again."""
 _CROSSOVER_TRIES = 100
 Factors = tuple[float, ...]
 
 
 class Measure(Protocol):
+    """Measures a scaling's loss on the first `documents` documents."""
+
     def __call__(self, spec: ScalingSpec, documents: int, iteration: int = 0) -> float: ...
 
 
 def search_constants(
-    geometry: RopeGeometry, factor: float, settings: TuneSettings, documents: int, measure: Measure
+    geometry: RopeGeometry, factor: float, settings: "TuneSettings", documents: int, measure: Measure
 ) -> ScalingSpec:
-    """The best scaling of all methods, each with its share of the points, at least one.
+    """The best scaling of all methods; each gets an equal share of the points, at least one.
 
-    The first constants that are a method's own are measured on all documents whatever becomes of them: what the others
-    are compared with. Raises MethodError.
+    The first method's default constants are always measured on all documents, so the result is never worse than they
+    are. Raises MethodError.
     """
     share = max(1, settings.points // len(settings.methods))
     points = [grid_points(geometry, method, factor, share, settings.seed) for method in settings.methods]
@@ -64,9 +66,9 @@ def search_constants(
 
 
 def grid_points(geometry: RopeGeometry, method: str, factor: float, count: int, seed: int) -> list[ScalingSpec]:
-    """Up to `count`, the method's defaults first where it has some, the others evenly spread over the ranges.
+    """Up to `count` points: the method's defaults first, if it has some, then points spread evenly over its ranges.
 
-    Raises MethodError where nothing fits the geometry.
+    Raises MethodError where none fits the geometry.
     """
     ranges = find_method(method).search_ranges
     tried = [make_spec(method, factor)]
@@ -88,12 +90,12 @@ def grid_points(geometry: RopeGeometry, method: str, factor: float, count: int, 
 
 
 def own_constants(specs: Sequence[ScalingSpec]) -> int:
-    """The first that leaves all parameters to its method; 0 where none does, as of abf alone."""
+    """The index of the first spec with default parameters; 0 where there is none, as for abf alone."""
     return next((index for index, spec in enumerate(specs) if not spec.params), 0)
 
 
 def _spread(ranges: dict[str, SearchRange], count: int, seed: int) -> list[dict[str, float]]:
-    """Sobol's points, each range in equal steps of its logarithm."""
+    """Sobol points, uniform in the logarithm of each range."""
     import torch
 
     if not ranges:
@@ -107,7 +109,7 @@ def _spread(ranges: dict[str, SearchRange], count: int, seed: int) -> list[dict[
 
 
 def rounds(points: int, documents: int) -> list[tuple[int, int]]:
-    """(points, documents) of each round: every one halves the points and doubles the documents; the last reads all."""
+    """(points, documents) of each round: half the points on twice the documents each time; the last reads all."""
     plan = []
     read = min(_FIRST_ROUND_DOCUMENTS, documents)
     while points > 2 and read < documents:
@@ -117,7 +119,7 @@ def rounds(points: int, documents: int) -> list[tuple[int, int]]:
 
 
 def halve(points: Sequence[int], documents: int, loss: Callable[[int, int], float]) -> list[int]:
-    """The points of the last round, best first. loss: of a point on so many documents."""
+    """The points of the last round, best first. loss: takes a point and a number of documents."""
     left = list(points)
     for count, read in rounds(len(left), documents):
         left = sorted(left[:count], key=lambda point: loss(point, read))
@@ -125,26 +127,26 @@ def halve(points: Sequence[int], documents: int, loss: Callable[[int, int], floa
 
 
 def evolve(
-    geometry: RopeGeometry, factor: float, settings: TuneSettings, documents: int, measure: Measure
+    geometry: RopeGeometry, factor: float, settings: "TuneSettings", documents: int, measure: Measure
 ) -> ScalingSpec:
-    """The best factors that were found, as a longrope scaling.
+    """The best factors found, as a longrope scaling.
 
-    The evolution reads a few documents; all of them decide between its best and the known methods it began with.
+    The evolution reads few documents. Its best and the known methods are then compared on all documents.
     """
     rng = np.random.default_rng(settings.seed)
     known = known_methods(geometry, factor)
-    candidates = first_population(known, factor, settings.population, rng)
+    candidates = first_population(known, factor, settings.search_population, rng)
     losses: dict[Factors, float] = {}
-    for iteration in range(settings.iterations + 1):
+    for iteration in range(settings.search_iterations + 1):
         for candidate in candidates:
             if candidate not in losses:
-                losses[candidate] = measure(spec_of(candidate, factor), settings.documents, iteration)
-        best = sorted(losses, key=lambda one: losses[one])[: settings.parents]
-        mutants = [mutated(best[rng.integers(len(best))], factor, rng) for _ in range(settings.mutations)]
-        children = [crossed(best, factor, rng) for _ in range(settings.crossovers)]
+                losses[candidate] = measure(spec_of(candidate, factor), settings.search_documents, iteration)
+        best = sorted(losses, key=lambda one: losses[one])[: settings.search_parents]
+        mutants = [mutated(best[rng.integers(len(best))], factor, rng) for _ in range(settings.search_mutations)]
+        children = [crossed(best, factor, rng) for _ in range(settings.search_crossovers)]
         candidates = [*mutants, *children]
     finalists = [spec_of(factors, factor) for factors in dict.fromkeys((best[0], *known))]
-    return min(finalists, key=lambda spec: measure(spec, documents, settings.iterations))
+    return min(finalists, key=lambda spec: measure(spec, documents, settings.search_iterations))
 
 
 def spec_of(factors: Factors, factor: float) -> ScalingSpec:
@@ -157,26 +159,26 @@ def known_methods(geometry: RopeGeometry, factor: float) -> list[Factors]:
     for method in START_METHODS:
         try:
             inv_freq = scale(geometry, make_spec(method, factor)).inv_freq
-        except MethodError:  # as yarn, where no pair lies between its ends
+        except MethodError:  # yarn, where no pair lies between its ends
             continue
         known.append(_within_bounds(geometry.inv_freq() / inv_freq, factor))
     return known
 
 
 def first_population(known: Sequence[Factors], factor: float, size: int, rng: np.random.Generator) -> list[Factors]:
-    """The known ones, as many as there is room for, and their mutants."""
+    """The known factors, at most `size`, then mutants of them."""
     mutants = [mutated(known[index % len(known)], factor, rng) for index in range(size - len(known))]
     return [*known[:size], *mutants]
 
 
 def _within_bounds(factors: np.ndarray, factor: float) -> Factors:
-    """In steps, within the bounds, and never falling."""
+    """Rounds the factors, clips them to the bounds, and raises each to at least the one before."""
     stepped = np.round(np.clip(factors, 1.0, _LARGEST_FACTOR * factor) / _FACTOR_STEP) * _FACTOR_STEP
     return tuple(float(f"{value:.2f}") for value in np.maximum.accumulate(stepped))
 
 
 def mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors:
-    """Some factors drawn anew, each between its neighbours."""
+    """Draws some factors again, each between its neighbours."""
     child = np.array(parent)
     for place in np.flatnonzero(rng.random(len(child)) < _MUTATED_SHARE):
         low = child[place - 1] if place else 1.0
@@ -186,7 +188,7 @@ def mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors
 
 
 def crossed(parents: Sequence[Factors], factor: float, rng: np.random.Generator) -> Factors:
-    """Every factor from one of two parents; drawn again until they never fall, and at last raised where they do."""
+    """Takes each factor from one of two parents; tries until none decreases, and finally raises those that do."""
     for _ in range(_CROSSOVER_TRIES):
         pair = rng.choice(len(parents), size=2, replace=len(parents) < 2)
         one, other = (np.array(parents[index]) for index in pair)

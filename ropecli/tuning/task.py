@@ -1,32 +1,82 @@
-"""What is tuned, and on what: the checkpoint, its baseline patch and its calibration documents."""
+"""The settings of a tuning run, and the task: the checkpoint, its baseline patch and its calibration documents."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
-from ropecli.errors import PatchError
+from ropecli.errors import MethodError, PatchError, did_you_mean
 from ropecli.evaluation.eval_report import environment
 from ropecli.evaluation.protocols import Protocol
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.rope import RopeGeometry
+from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, make_spec
 from ropecli.tuning.calibration import MOST_EVALUATED, Calibration, read_calibration
 from ropecli.tuning.search import grid_points, own_constants
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.tuning.tune_report import LEVELS
 
-_SEARCH = ("population", "iterations", "mutations", "crossovers", "parents", "documents")
-"""The settings that tune.json calls search_..."""
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """The settings of a tuning run. Raises MethodError.
+
+    level: grid, heads, lora or search. methods: the methods whose constants are searched; points: how many constants
+    are tried in all. short_weight: weight of the loss at the pretraining length, relative to that at the target length.
+    targets: tokens scored per document; None: half the pretraining length. max_documents: documents to read at most;
+    None: enough for scoring and for all steps. original_length: the true pretraining length, tokens, where config.json
+    names another.
+
+    heads and lora: steps, batch_size (sequences per step), rank (lora), evaluate_every (steps), patience (scores in a
+    row without improvement that end the training).
+
+    search: as published (arXiv:2402.13753, section 4 and appendix A), except search_documents, the number of documents
+    that score each candidate, which is our choice.
+    """
+
+    level: str = "heads"
+    methods: tuple[str, ...] = ("yarn",)
+    points: int = 24
+    short_weight: float = 0.25
+    targets: int | None = None
+    max_documents: int | None = None
+    original_length: int | None = None
+    seed: int = 0
+    steps: int = 100
+    batch_size: int = 4
+    rank: int = 4
+    evaluate_every: int = 10
+    patience: int = 4
+    search_population: int = 64
+    search_iterations: int = 40
+    search_mutations: int = 16
+    search_crossovers: int = 16
+    search_parents: int = 32
+    search_documents: int = 4
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise MethodError(
+                f"--level is {self.level!r}; it must be one of {', '.join(LEVELS)}.{did_you_mean(self.level, LEVELS)}"
+            )
+        if not self.methods:
+            raise MethodError("--methods names no method; `ropecli methods` shows them all.")
+        for method in map(find_method, self.methods):
+            if method.remaps or method.depends_on_length:
+                raise MethodError(
+                    f"{method.name} cannot be tuned: only methods with one table of frequencies can, such as yarn, "
+                    "ntk, abf or llama3."
+                )
 
 
 @dataclass(frozen=True)
 class TuningTask:
-    """What is to be tuned, and on what.
+    """The checkpoint to tune and everything that the result depends on.
 
-    baseline: the patch by a method's own constants, the first method's that has some. targets: tokens scored of each
-    document. loading: dtype, device and attn, as load_model takes them.
+    baseline: the patch to compare with, by a method's own constants (of the first method that has some). loading:
+    dtype, device and attn for load_model.
     """
 
     checkpoint: Checkpoint
@@ -35,7 +85,6 @@ class TuningTask:
     tokenizer: Any
     baseline: PatchPlan
     calibration: Calibration
-    targets: int = 1
     loading: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -60,18 +109,19 @@ class TuningTask:
         return make_plan(self.checkpoint, spec, original_length=self.settings.original_length)
 
     def settings_values(self) -> dict[str, Any]:
-        """The settings as tune.json holds them."""
-        named = {f"search_{key}" if key in _SEARCH else key: value for key, value in asdict(self.settings).items()}
+        """The settings as tune.json holds them. Raises DataError for targets that do not fit the lengths."""
+        lengths = sorted({self.original_length, self.target_length})
+        protocol = Protocol("tail", targets=self.settings.targets)
         return {
-            **named,
+            **asdict(self.settings),
             "methods": list(self.settings.methods),
-            "targets": self.targets,
+            "targets": protocol.settled(lengths, self.calibration.evaluated.special).targets,
             "judged": len(self.calibration.evaluated.kept),
             "sequences": len(self.calibration.sequences),
         }
 
     def request(self) -> dict[str, Any]:
-        """What must be the same for a run to be resumed: all that the numbers depend on."""
+        """Everything that the numbers depend on; it must be the same for a run to be resumed."""
         dtype, device = settle(self.loading.get("dtype", "auto"), self.loading.get("device", "auto"))
         return {
             "checkpoint": self.checkpoint.digest(),
@@ -102,9 +152,14 @@ def make_task(
 
     Raises MethodError, PatchError, CheckpointError, DataError.
     """
-    _refuse_tuned(checkpoint)
+    record = read_record(checkpoint.folder)
+    if tuned_weights(record):
+        raise PatchError(
+            f"{checkpoint.name} was tuned already: its weights hold what `ropecli tune` learned for another scaling. "
+            f"Tune the checkpoint that it was made of, {untuned(record)}."
+        )
     baseline = _baseline_plan(checkpoint, factor, settings)
-    # after the plan: transformers reads config.json for it, and says less of what is wrong there
+    # after the plan: transformers reads config.json for the tokenizer, with a less helpful message where it is wrong
     tokenizer = load_tokenizer(checkpoint)
     calibration = read_calibration(
         source,
@@ -116,14 +171,14 @@ def make_task(
         split=split,
         advance=advance,
     )
-    task = TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, loading=dict(loading or {}))
-    lengths = sorted({task.original_length, task.target_length})
-    protocol = Protocol("tail", targets=settings.targets).settled(lengths, calibration.evaluated.special)
-    return replace(task, targets=protocol.targets or 1)
+    return TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
 
 
 def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:
-    """What tuning is compared with. Raises MethodError and PatchError for what could not be written in the end."""
+    """The patch that the result is compared with.
+
+    Raises MethodError and PatchError, also for a method whose result could not be written.
+    """
 
     def plan_of(spec: ScalingSpec) -> PatchPlan:
         return make_plan(checkpoint, spec, original_length=settings.original_length)
@@ -138,13 +193,3 @@ def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings
         if plan.unwritable:
             raise PatchError(plan.unwritable)
     return plans[own_constants(specs)]
-
-
-def _refuse_tuned(checkpoint: Checkpoint) -> None:
-    """Raises PatchError for weights that hold what an earlier tuning learned for another scaling."""
-    record = read_record(checkpoint.folder)
-    if tuned_weights(record):
-        raise PatchError(
-            f"{checkpoint.name} was tuned already: its weights hold what `ropecli tune` learned. Tune the checkpoint "
-            f"that it was made of, {untuned(record)}."
-        )

@@ -1,4 +1,4 @@
-"""The report of a tuning run: what was tried and found, as plain values. Loads no model library."""
+"""The report of a tuning run, as plain values. Loads no model library."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -26,9 +26,10 @@ Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0,
 
 @dataclass(frozen=True)
 class Score:
-    """target, window: mean nats per token of the same tokens, read at the target and at the pretraining length.
+    """The loss on some documents.
 
-    objective: target + short_weight × window, the smaller the better. documents: how many were read.
+    target, window: mean nats per token of the same tokens, read at the target and at the pretraining length. objective:
+    target + short_weight × window, the smaller the better. documents: their number.
     """
 
     target: Loss
@@ -39,8 +40,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement. level: grid, heads, lora or search. step: of a training level, the updates made; of a search,
-    the iteration. learned: how many numbers are trained. seconds: what it took, with the updates before it.
+    """One measurement.
+
+    level: grid, heads, lora or search. step: for a training level, the updates so far; for a search, the iteration.
+    learned: the number of trained parameters. seconds: with the updates before it.
     """
 
     level: str
@@ -63,8 +66,10 @@ class Point:
 
 @dataclass(frozen=True)
 class LayerGains:
-    """What was learned of one layer. name: of the module that gives its queries. log_gain, phase (radians): by head and
-    rotary pair; one row where all heads share a norm, and phase is then empty.
+    """The learned gains of one layer.
+
+    name: of the module that gives its queries. log_gain, phase (radians): by head and rotary pair; one row where all
+    heads share a norm, and phase is then empty.
     """
 
     name: str
@@ -74,12 +79,13 @@ class LayerGains:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """One run of `ropecli tune`. checkpoint, digest: what was tuned. source, fingerprint: the calibration data.
+    """One run of `ropecli tune`.
 
-    settings: as they were asked for. base: the checkpoint as pretrained; plain: what plain_name says, a method by its
-    own constants; begun: the best constants; score: of the result: all on the same documents. method, params: of the
-    result. points: every measurement. inv_freq, pretrained_inv_freq: radians per token. rounding: by how much a logit
-    moves when the weights are rounded to the files' dtype. seconds: of all points, in whichever run they were measured.
+    source, fingerprint: of the calibration data. Scores, all on the same documents: base, the checkpoint as pretrained;
+    plain, the method that plain_name says, with its default constants; begun, the best constants; score, the result.
+    method, params, inv_freq, attention_factor: of the result. points: every measurement. inv_freq, pretrained_inv_freq:
+    radians per token. rounding: the change of a logit when the weights are rounded to the dtype of the files, relative
+    to the largest. seconds: of all points, in whichever run they were measured.
     """
 
     checkpoint: str
@@ -124,7 +130,7 @@ class TuneReport:
 
 
 def files_of(report: TuneReport) -> dict[str, Any]:
-    """By name, the JSON that lies beside the weights: the report, and factors for `--factors-file`."""
+    """The JSON files to write beside the weights, by name: the report, and factors for `--factors-file`."""
     files: dict[str, Any] = {TUNING: _finite(report.as_json())}
     if report.level == "search":
         files[FACTORS] = {"long_factor": report.params["long_factor"]}
@@ -132,7 +138,7 @@ def files_of(report: TuneReport) -> dict[str, Any]:
 
 
 def notes_of(report: TuneReport) -> dict[str, Any]:
-    """For ropecli.yaml."""
+    """The run's record in ropecli.yaml."""
     return {
         "checkpoint": report.checkpoint,
         "level": report.level,
@@ -147,7 +153,7 @@ def notes_of(report: TuneReport) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinities, which a point has whose loss was not finite: null stands for them."""
+    """Replaces infinities by null: JSON has none, and a loss may overflow."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

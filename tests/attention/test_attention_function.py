@@ -110,6 +110,12 @@ def test_a_model_that_attends_in_both_directions_is_refused(llama):
         model(ROW)
 
 
+def test_dropout_is_refused(llama, edited):
+    model = make(edited(llama, attention_dropout=0.1)).train()
+    with pytest.raises(PatchError, match=r"attention dropout of 0\.1; .* Set its attention_dropout to 0"):
+        model(ROW)
+
+
 # caches
 
 

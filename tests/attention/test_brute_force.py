@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ropecli.attention.patching import live_patch, unpatched_after
+from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.spec import make_spec
 

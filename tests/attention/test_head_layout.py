@@ -23,7 +23,7 @@ KNOWN = {
     "deepseek_v2": (LATENT, HeadLayout(32, True)),
     "deepseek_v3": (LATENT, HeadLayout(32, False)),
 }
-NO_POSITIONS = r"the layers that see the whole context, 1 of \d do not turn by the rotary tables"
+NO_POSITIONS = r"the layers that see the whole context, 1 of \d do not rotate by the rotary tables"
 REFUSED = {
     "falcon": ({}, "No layer calls an attention function"),
     "hunyuan_v1_dense": ({"head_dim": 32}, r"Layer 0 \(HunYuanDenseV1Attention\) changes queries or keys after the"),

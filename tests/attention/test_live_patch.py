@@ -17,7 +17,7 @@ from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
-from ropecli.live.rotary import restored, rotary_tables
+from ropecli.live.rotary import rotary_tables, unpatched_after
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import ScaledRope, make_spec
 
@@ -101,12 +101,12 @@ def test_a_second_patch_takes_the_place_of_the_first(two, folder):
 
 
 @pytest.mark.parametrize("method", ["yarn", "dynamic"])
-def test_restored_gives_the_model_back_to_the_bit_after_an_error_too(method, folder):
+def test_unpatched_after_gives_the_model_back_to_the_bit_after_an_error_too(method, folder):
     model = load(folder)
     tables = rotary_tables(model)
     before = [logits(model, length) for length in (30, 200)]
     states = [(dict(table.module.__dict__), table.inv_freq, table.attention_factor) for table in tables]
-    with contextlib.suppress(KeyError), restored(tables):
+    with contextlib.suppress(KeyError), unpatched_after(model):
         live_patch(model, ropes_of(folder, method, **SWITCHING.get(method, {})))
         assert not torch.equal(logits(model, 200), before[1])
         raise KeyError
@@ -142,7 +142,7 @@ def test_in_memory_and_on_disk_are_the_same_model(model_type, build, tmp_path):
 
 def test_a_model_that_works_out_its_frequencies_anew_is_refused(build):
     source = build("phimoe", num_local_experts=2, num_experts_per_tok=1)
-    with pytest.raises(PatchError, match=r"rotary_emb works out its frequencies anew .* Write the patch to a folder"):
+    with pytest.raises(PatchError, match=r"rotary_emb computes its frequencies again .* Write the patch to a folder"):
         live_patch(load(source), ropes_of(source, "yarn"))
 
 

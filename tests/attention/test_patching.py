@@ -4,11 +4,12 @@ import pytest
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from ropecli.attention.patching import live_patch, patch_to, unpatched_after
+from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config.saved_remapping import KEY
 from ropecli.errors import PatchError
+from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import make_spec
 
 IDS = (torch.arange(1, 141)[None] * 37) % 512

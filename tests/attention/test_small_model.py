@@ -37,7 +37,7 @@ LATER_START = {
     "minicpm3": 64,
 }
 WORKS, REFUSES = 100, 30
-NO_POSITIONS = "do not turn by the rotary tables"
+NO_POSITIONS = "do not rotate by the rotary tables"
 SPARSE = "Perhaps it works on the mask itself, as sparse attention does"
 AFTERWARDS = "changes queries or keys after the rotation"
 NO_FUNCTION = "No layer calls an attention function"

@@ -48,7 +48,7 @@ def test_it_says_what_it_proved_and_what_the_reader_needs(ropecli, llama, tmp_pa
 def test_without_the_proof_of_the_tables_the_attention_is_proved_all_the_same(ropecli, build, llama, tmp_path):
     options = ["--method", "rerope", "--factor", 4, "-o", tmp_path / "out", "--no-verify"]
     refused = ropecli("patch", build("smollm3", no_rope_layers=[1, 0]), *options)
-    is_one_message(refused, "do not turn by the rotary")
+    is_one_message(refused, "do not rotate by the rotary")
     assert "warning" not in refused.err
     assert list(tmp_path.iterdir()) == []
     outcome = ropecli("patch", llama, *options)

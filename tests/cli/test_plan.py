@@ -77,7 +77,7 @@ def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
     words = shlex.split(report["command"])
     if "--config_file" in words:
         assert (ROOT / words[words.index("--config_file") + 1]).is_file()
-    assert ("--num_processes" in words) == (gpus == 2) or "--multi_gpu" in words
+    assert words[words.index("--num_processes") + 1] == str(gpus)
 
 
 @pytest.mark.parametrize(("gpus", "precision"), [(4, "none"), (8, "bf16")])
@@ -96,9 +96,9 @@ def test_every_command_is_one_that_accelerate_reads(gpus, precision, config_alon
         read = launch_command_parser().parse_args(words[2:])
         assert (read.module, read.training_script) == (True, "ropecli")
         assert read.training_script_args[0] == "finetune"
-        if one.engine != "one":
-            assert read.num_processes == (gpus if gpus != 8 or one.engine == "ddp" else None)
-        if one.engine == "ulysses" and gpus != 8:
+        assert read.num_processes == gpus
+        assert read.mixed_precision == ("bf16" if precision == "bf16" else "no")
+        if one.engine == "ulysses":
             assert read.parallelism_config_sp_size == gpus
 
 

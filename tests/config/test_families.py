@@ -260,7 +260,7 @@ PHIMOE = {**TINY, "model_type": "phimoe", "num_local_experts": 2, "num_experts_p
     ],
 )
 def test_phimoe_turns_as_patched_on_both_sides_of_the_window(method, params, written, patched):
-    """It works out its frequencies anew in each pass, and takes its temperature from short_mscale and long_mscale."""
+    """It computes its frequencies again in each pass, and takes its temperature from short_mscale and long_mscale."""
     source = written(PHIMOE)
     rope = make_plan(open_checkpoint(source), make_spec(method, 4.0, params)).ropes[None]
     model = build_without_weights(patched(source, method, **params))

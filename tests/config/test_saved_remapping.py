@@ -84,19 +84,7 @@ def test_transformers_refuses_it_before_the_import_and_runs_it_after(llama, patc
     torch.testing.assert_close(torch.load(tmp_path / "logits"), logits(load(folder)))
 
 
-LOADING = """
-import sys
-import pytest
-from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.errors import CheckpointError
-from ropecli.live.loading import load_model
-checkpoint = open_checkpoint(sys.argv[1])
-with pytest.raises(CheckpointError, match="import ropecli.attention"):
-    load_model(checkpoint, device="cpu")
-import ropecli
-ropecli.load_model(checkpoint, device="cpu")
-load_model(checkpoint, device="cpu")
-"""
+LOADING = "import ropecli, sys; ropecli.load_model(ropecli.open_checkpoint(sys.argv[1]), device='cpu')"
 
 
 def test_load_model_of_the_api_needs_no_other_import(llama, patched):

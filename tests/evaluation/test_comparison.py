@@ -103,7 +103,7 @@ def test_what_the_model_does_not_allow_is_refused_before_anything_is_measured(bu
     folder, parts = build("smollm3", no_rope_layers=[1, 0]), []
     plans = plan_comparison(open_checkpoint(folder), [make_spec("none"), make_spec("rerope", 4.0)])
     model = loaded(folder)
-    with pytest.raises(PatchError, match="do not turn by the rotary tables"):
+    with pytest.raises(PatchError, match="do not rotate by the rotary tables"):
         compare_methods(model, plans, documents, [32], advance=lambda: parts.append(1))
     assert parts == []
     assert model.config._attn_implementation == "sdpa"

@@ -138,7 +138,6 @@ WRONG = {
     "another field": (("{key} {word}", "is"), "{word}"),
     "a field's attribute": (("{key.__class__}", "is"), "{key.__class__}"),
     "a lone brace": (("{key} {", "is"), "no template"),
-    "no question": (("{key}", " "), "empty"),
 }
 
 

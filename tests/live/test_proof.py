@@ -45,7 +45,7 @@ def tampered(plan, **rope_parameters: object):
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_frequencies_that_the_live_model_does_not_have(method, change, llama, tmp_path):
-    with pytest.raises(ProofError, match=r"rotary_emb: pair \d+ turns by .* in the live module"):
+    with pytest.raises(ProofError, match=r"rotary_emb: pair \d+ rotates by .* in the live module"):
         patch_to(tampered(plan(llama, method), **change), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -107,7 +107,7 @@ def test_an_error_of_one_in_ten_thousand_in_one_pair_is_caught(llama, tmp_path):
     assert prove(tmp_path / "out", {None: rope}) == 1
     for pair in (0, 7, 15):
         off = rope.inv_freq * np.where(np.arange(16) == pair, 1.0001, 1.0)
-        with pytest.raises(ProofError, match=f"pair {pair} turns"):
+        with pytest.raises(ProofError, match=f"pair {pair} rotates"):
             prove(tmp_path / "out", {None: dataclasses.replace(rope, inv_freq=off)})
 
 

@@ -38,12 +38,12 @@ def patched_llama(tmp_path_factory, llama) -> Path:
 def tune_into(corpus):
     """tune_into(checkpoint, output, resume=..., on_step=..., key=value, ...) -> output, when the run is done."""
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.finetuning import finetune_checkpoint
     from ropecli.training.recipe import make_recipe
+    from ropecli.training.stages import run_stages
 
     def run(checkpoint: Path, output: Path, *, resume=False, on_step=lambda progress: None, **keys):
         recipe = make_recipe(None, {"data": str(corpus), **KEYS, **keys})
-        finetune_checkpoint(open_checkpoint(checkpoint), recipe, output, resume=resume, on_step=on_step)
+        run_stages(open_checkpoint(checkpoint), recipe, output, resume=resume, on_step=on_step)
         return output
 
     return run

@@ -9,20 +9,20 @@ from ropecli.cli.app import main
 from ropecli.training import distributed
 
 
-def forced(recipe, **options):
+def forced(*, mixed_precision, **options):
     """As on GPUs with recipes/accelerate/8-gpu-fsdp2.yaml."""
     from accelerate import DistributedType, FullyShardedDataParallelPlugin
     from accelerate.state import PartialState
 
-    accelerator = distributed.make_accelerator(recipe, **options)
+    accelerator = distributed.make_accelerator(mixed_precision=mixed_precision, **options)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
         cpu_ram_efficient_loading=False,
         state_dict_type="SHARDED_STATE_DICT",
     )
-    if recipe.mixed_precision != "none":
-        plugin.set_mixed_precision(recipe.mixed_precision)
+    if mixed_precision != "none":
+        plugin.set_mixed_precision(mixed_precision)
     accelerator.state.fsdp_plugin = plugin
     accelerator.state.distributed_type = DistributedType.FSDP
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP

@@ -6,12 +6,11 @@ import torch
 pytest.importorskip("bitsandbytes")
 
 from ropecli.checkpoint.opening import open_checkpoint
-from ropecli.errors import RecipeError
 from ropecli.live.loading import load_model
 from ropecli.training import adapters
+from ropecli.training.finetuning import make_optimizer
 from ropecli.training.finished_weights import write_result
 from ropecli.training.loss import NextTokenLoss
-from ropecli.training.optimization import make_optimizer
 from ropecli.training.recipe import make_recipe
 
 IDS = torch.arange(4, 4 + 2 * 40).reshape(2, 40) * 5 % 512
@@ -69,17 +68,6 @@ def test_linear_modules_are_in_four_bits_but_the_head(checkpoint):
     assert (state.quant_type, state.nested) == ("nf4", True)
 
 
-def test_a_device_that_it_does_not_compute_on_is_said(monkeypatch):
-    import bitsandbytes
-
-    def fails(*arguments, **options):
-        raise RuntimeError("no kernel image")
-
-    monkeypatch.setattr(bitsandbytes.functional, "quantize_4bit", fails)
-    with pytest.raises(RecipeError, match="no kernel image"):
-        adapters.quantization(recipe_of(adapter="qlora"))
-
-
 def test_gradients_are_those_of_the_weights_that_four_bits_stand_for(checkpoint):
     """Also after a pass in evaluation mode, which left to itself repacks the weights on some CPUs."""
     from bitsandbytes.functional import dequantize_4bit
@@ -111,7 +99,7 @@ def test_it_is_merged_into_the_weights_of_the_file(checkpoint, tmp_path):
     recipe = recipe_of(adapter="qlora")
     model = quantized(checkpoint, recipe)
     train(model, recipe)
-    write_result(checkpoint, model, recipe, tmp_path, {"recipe": {"steps": 12}})
+    write_result(checkpoint, model, tmp_path, {"recipe": {"steps": 12}})
     plain = adapters.attach(load_model(checkpoint, dtype="float32", device="cpu"), recipe)
     trained = {name: parameter.detach() for name, parameter in adapters.trainable(model)}
     plain.load_state_dict(trained, strict=False)

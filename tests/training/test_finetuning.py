@@ -190,12 +190,12 @@ def test_a_mixture_reads_each_source_in_its_share(tune, patched_llama, corpus, t
     other = tmp_path / "other.txt"
     other.write_text("one two three " * 400)
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.training.finetuning import finetune_checkpoint
+    from ropecli.training.stages import run_stages
 
     told = []
     sources = [{"data": str(corpus), "weight": 3}, {"data": str(other), "weight": 1, "sequences": "concat"}]
     recipe = make_recipe(None, {"mixture": sources, "length": 48, "steps": 2, "mixed_precision": "none"})
-    finetune_checkpoint(open_checkpoint(patched_llama), recipe, tmp_path / "run", say=told.append)
+    run_stages(open_checkpoint(patched_llama), recipe, tmp_path / "run", say=told.append)
     assert len(metrics(tmp_path / "run")) == 2
     summary = [sentence for sentence in told if "75" in sentence or "25" in sentence]
     assert len(summary) == 2, told

@@ -58,16 +58,12 @@ def test_tensorboard_continues_without_doubled_steps(open_log, tmp_path):
     assert read_back(folder, "ppl/64") == [(3, 8.5)]
 
 
-SPOILT = [b'{"step": 3, "lo', b"\xff\xfe", b'{"step": null, "loss": 1.0}', b"[1]"]
-
-
-def test_the_log_is_cut_back_to_the_step_and_spoilt_lines_are_skipped(open_log, tmp_path):
+def test_the_log_is_cut_back_to_the_step_and_a_line_that_was_cut_short_is_skipped(open_log, tmp_path):
     log = tmp_path / "metrics.jsonl"
     lines = [b'{"step": 1, "loss": 2.5}', b'{"step": 1, "ppl": {"64": 9.5}}', b'{"step": 2, "loss": 1.5}']
-    for spoilt in SPOILT:
-        log.write_bytes(b"\n".join([lines[0], spoilt, *lines[1:]]))
-        assert losses_until(tmp_path, 2) == {1: 2.5, 2: 1.5}
-        open_log(1)
-        assert log.read_bytes().splitlines() == lines[:2]
+    log.write_bytes(b"\n".join([*lines, b'{"step": 3, "lo']))
+    assert losses_until(tmp_path, 2) == {1: 2.5, 2: 1.5}
+    open_log(1)
+    assert log.read_bytes().splitlines() == lines[:2]
     open_log().write({"step": 0, "ppl": {"64": 9.5}})
     assert json.loads(log.read_text()) == {"step": 0, "ppl": {"64": 9.5}}

@@ -4,14 +4,15 @@ The 8-bit optimizer is tested where bitsandbytes is (test_bitsandbytes.py).
 """
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from ropecli.errors import DivergedError, RecipeError
+from ropecli.training.finetuning import make_optimizer, rate_factor
 from ropecli.training.loop import Divergence
-from ropecli.training.optimization import make_optimizer, rate_factor
 from ropecli.training.recipe import Recipe, make_recipe
 
 
@@ -50,7 +51,7 @@ def test_a_step_is_adamws(model):
 
 
 def test_eight_bits_without_bitsandbytes_say_what_to_install(model, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(RecipeError, match="pip install bitsandbytes"):
         make_optimizer(model.named_parameters(), recipe_of(optimizer="adamw-8bit"))
 
@@ -79,7 +80,7 @@ def test_the_learning_rate_follows_its_schedule(keys, expected):
 
 def ends_at(losses, max_rise, output, known=0):
     """The step at which a run of these losses is ended, or None. known: so many come from before it was resumed."""
-    divergence = Divergence.from_losses(dict(enumerate(losses[:known], 1)), max_rise, output)
+    divergence = Divergence(max_rise, output, dict(enumerate(losses[:known], 1)))
     for step, loss in enumerate(losses[known:], known + 1):
         try:
             divergence.add(step, loss)
@@ -127,7 +128,7 @@ def rise(divergence):
 def test_the_error_says_all_and_names_the_checkpoint_of_before(tmp_path):
     for name in ("000008", "000010", "000012", "000011.partial"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    divergence = Divergence.from_losses(dict.fromkeys(range(1, 11), 3.0), 1.0, tmp_path)
+    divergence = Divergence(1.0, tmp_path, dict.fromkeys(range(1, 11), 3.0))
     with pytest.raises(DivergedError) as caught:
         rise(divergence)
     message = str(caught.value)
@@ -136,9 +137,5 @@ def test_the_error_says_all_and_names_the_checkpoint_of_before(tmp_path):
     assert str(tmp_path / "checkpoints" / "000010") in message
     assert "learning_rate" in message
     assert "max_loss_rise, 1," in message
-
-
-def test_the_error_says_that_there_is_no_checkpoint(tmp_path):
-    divergence = Divergence.from_losses(dict.fromkeys(range(1, 11), 3.0), 1.0, tmp_path)
     with pytest.raises(DivergedError, match="No checkpoint"):
-        rise(divergence)
+        rise(Divergence(1.0, tmp_path / "empty", dict.fromkeys(range(1, 11), 3.0)))

@@ -39,10 +39,9 @@ def test_all_faults_are_listed_at_once(recipe_file):
         make_recipe(path, {"batch_size": -1})
     message = str(caught.value)
     assert str(path) in message
-    *faults, known = [line.strip().split(":")[0] for line in message.splitlines()[1:]]
-    assert known == "known keys"
+    faults = [line.strip().split(":")[0] for line in message.splitlines()[1:]]
     assert sorted(faults) == ["batch_size", "learning_rate", "lenght", "schedule", "steps"]
-    assert all(key in message.splitlines()[-1] for key in Recipe.model_fields)
+    assert "Did you mean 'length'?" in message
 
 
 BOUNDS = {
@@ -103,7 +102,7 @@ def test_a_value_is_read_as_in_yaml_1_2_in_a_file_and_as_an_option(recipe_file):
     [
         ("- data: corpus", "list"),
         ("", "mapping"),
-        ("1: 2\ndata: corpus", "key"),
+        ("1: 2\ndata: corpus", "Keys should be strings"),
         ("data: [unclosed", "YAML"),
         ("data: !!python/object/apply:os.getcwd []", "YAML"),
         ("data: corpus\nsteps: 3\nsteps: 4", "steps"),

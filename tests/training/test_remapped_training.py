@@ -158,7 +158,7 @@ def test_adapters_carry_it_too_for_stock_peft_and_merged(remapped, llama, tune, 
 REFUSED = [
     ({"positions": "pose", "length": 48}, "positions: pose"),
     ({"sequences": "packed"}, "sequences: packed"),
-    ({"attn": "sdpa"}, "attn: sdpa would do away with rerope"),
+    ({"attn": "sdpa"}, "attn: sdpa would replace rerope"),
 ]
 
 

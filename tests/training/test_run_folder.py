@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from ropecli.errors import OutputError, RecipeError
+from ropecli.errors import OutputError
 from ropecli.training.run_folder import Checkpoints, begin_run
 
 
@@ -191,20 +190,3 @@ def test_what_does_not_touch_the_weights_may_change(output):
     shutil.rmtree(output)
     begin_run(output, asked(stages=[{"steps": 1, "save_every": 2}]), resume=False)
     begin_run(output, asked(stages=[{"steps": 1, "save_every": 3}]), resume=True)
-
-
-def test_what_does_is_refused_by_name(output):
-    begin_run(output, asked(), resume=False)
-    with pytest.raises(RecipeError) as caught:
-        begin_run(output, asked(stages=[{"steps": 1}], save_every=3), resume=True)
-    assert "  recipe.stages.0.steps: absent then, 1 now" in str(caught.value).splitlines()
-    assert "save_every" not in str(caught.value)
-    assert yaml.safe_load((output / "run.yaml").read_text()) == asked()
-
-
-def test_a_run_whose_settings_cannot_be_read_is_not_resumed(output):
-    output.mkdir()
-    for text in ("", "a word", "a: {"):
-        (output / "run.yaml").write_text(text)
-        with pytest.raises(OutputError, match="cannot be read as the settings of a run"):
-            begin_run(output, asked(), resume=True)

@@ -11,7 +11,6 @@ import yaml
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import MethodError, PatchError, RecipeError
-from ropecli.training.finetuning import settle_lengths
 from ropecli.training.recipe import make_recipe
 from ropecli.training.stages import plan_stages, run_stages
 
@@ -66,13 +65,17 @@ def files(folder):
 
 
 def test_positions_with_gaps_default_to_sequences_of_the_pretraining_window(recipe_of, patched_llama):
-    checkpoint = open_checkpoint(patched_llama)
-    gaps = {"stages": [], "length": None}
-    assert settle_lengths(recipe_of(**gaps), checkpoint) == (128, 128)
-    assert settle_lengths(recipe_of(**gaps, positions="pose"), checkpoint) == (64, 128)
-    assert settle_lengths(recipe_of(**gaps, positions="pose", window=512), checkpoint) == (64, 512)
+    def lengths(**keys):
+        (stage,) = plan_stages(open_checkpoint(patched_llama), recipe_of(stages=[], **keys))
+        return stage.length, stage.reach
+
+    assert lengths() == (128, 128)
+    assert lengths(positions="pose") == (64, 128)
+    assert lengths(positions="pose", window=512) == (64, 512)
+    corrected = {"method": "yarn", "factor": 4, "original_length": 32}
+    assert lengths(positions="pose", patch=corrected) == (32, 128)
     with pytest.raises(RecipeError, match=r"300 tokens into 128 positions"):
-        settle_lengths(recipe_of(stages=[], length=300, positions="pose"), checkpoint)
+        lengths(length=300, positions="pose")
 
 
 def test_the_second_stage_is_what_patching_and_training_the_first_by_hand_gives(
@@ -81,13 +84,12 @@ def test_the_second_stage_is_what_patching_and_training_the_first_by_hand_gives(
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.scaling.spec import make_spec
-    from ropecli.training.finetuning import finetune_checkpoint
 
     source = llama
     for number, run in enumerate(recipe_of().runs, 1):
         patched, trained = tmp_path / f"{number}-patched", tmp_path / f"{number}"
         patch_to(make_plan(open_checkpoint(source), make_spec("yarn", 2.0 * number)), patched)
-        finetune_checkpoint(open_checkpoint(patched), run, trained)
+        run_stages(open_checkpoint(patched), run, trained)
         source = trained
     assert weights_of(finished) == weights_of(source)
     assert weights_of(finished / "stages" / "1") == weights_of(tmp_path / "1")

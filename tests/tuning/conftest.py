@@ -73,8 +73,7 @@ def make_run(evaluator, sequences):
     from ropecli.live.loading import load_model
     from ropecli.scaling.spec import make_spec
     from ropecli.tuning.calibration import Calibration
-    from ropecli.tuning.task import TuningTask
-    from ropecli.tuning.tune_settings import TuneSettings
+    from ropecli.tuning.task import TuneSettings, TuningTask
 
     def make(
         folder: Path,
@@ -87,9 +86,9 @@ def make_run(evaluator, sequences):
         checkpoint = open_checkpoint(folder, weights=True)
         judge = evaluator(target=round(WINDOW * factor))
         calibration = Calibration(judge.documents, sequences[:, : judge.target_length])
-        chosen = TuneSettings(**{"steps": 6, "batch_size": 4, "evaluate_every": 2, **settings})
+        chosen = TuneSettings(**{"steps": 6, "batch_size": 4, "evaluate_every": 2, "targets": 32, **settings})
         baseline = make_plan(checkpoint, make_spec("yarn", factor))
-        task = TuningTask(checkpoint, chosen, "texts", None, baseline, calibration, targets=judge.targets)
+        task = TuningTask(checkpoint, chosen, "texts", None, baseline, calibration)
         return Run(task, load_model(checkpoint, dtype=dtype, device="cpu"), judge, on_point)
 
     return make

@@ -7,7 +7,7 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 from ropecli.tuning import search
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.tuning.task import TuneSettings
 
 GEOMETRY = RopeGeometry(128, 128, 10000.0, 4096)
 
@@ -60,8 +60,8 @@ def test_a_child_has_every_factor_from_a_parent():
     ],
 )
 def test_it_finds_the_best_that_it_measured(llama, make_run, sizes, most):
-    points = []
-    tuned = (run := make_run(llama, level="search", **sizes, on_point=points.append)).tune()
+    points, settings = [], {f"search_{name}": value for name, value in sizes.items()}
+    tuned = (run := make_run(llama, level="search", **settings, on_point=points.append)).tune()
     searched, last = (
         [point for point in points if (point.score.documents == sizes["documents"]) == few] for few in (True, False)
     )
@@ -78,7 +78,7 @@ def test_it_finds_the_best_that_it_measured(llama, make_run, sizes, most):
     assert sound(rope.spec.params["long_factor"], 2.0)
     assert rope.spec.params["short_factor"] == rope.spec.params["long_factor"]
     assert run.model.model.rotary_emb.inv_freq[1] == pytest.approx(rope.inv_freq[1])
-    assert make_run(llama, level="search", **sizes).tune().plan.spec == tuned.plan.spec
+    assert make_run(llama, level="search", **settings).tune().plan.spec == tuned.plan.spec
 
 
 def test_what_is_best_on_few_documents_alone_is_not_chosen(llama, make_run):
@@ -89,6 +89,6 @@ def test_what_is_best_on_few_documents_alone_is_not_chosen(llama, make_run):
         """On two documents the known methods are the worst, on all three the best."""
         return 1.0 if (tuple(spec.params["long_factor"]) in known) == (documents == 3) else 2.0
 
-    settings = TuneSettings(level="search", population=8, iterations=1, documents=2)
+    settings = TuneSettings(level="search", search_population=8, search_iterations=1, search_documents=2)
     found = search.evolve(geometry, 2.0, settings, 3, measure)
     assert tuple(found.params["long_factor"]) in known

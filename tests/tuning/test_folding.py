@@ -1,6 +1,7 @@
 """Gains and phases on really loaded models: live, folded into the weights, and as stock transformers loads them."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,20 +11,22 @@ from safetensors.torch import load_file, save_file
 from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH, PARTIAL
 from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
+from uneven import load_uneven
 
 from ropecli.attention.patching import live_patch
 from ropecli.errors import PatchError, ProofError
 from ropecli.tuning.folding import (
     Logits,
     difference,
+    exact_logits,
     find_stored,
     fold,
-    in_float32,
     logits_of,
     require_same,
-    write_folded,
 )
-from ropecli.tuning.gains import HeadGains
+from ropecli.tuning.learners import HeadGains
+from ropecli.tuning.procedure import write_tuned
+from ropecli.tuning.queries import find_queries
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
@@ -78,8 +81,15 @@ def folded_into(run, gains, live):
     return fold(run.model, gains.folded(), stored, live, run.probe)
 
 
-def write(run, folded, output):
-    return write_folded(run.task.baseline, folded, run.probe, output)
+@pytest.fixture
+def write(make_run):
+    """write(run, folded, output) -> the number of rotary tables that were compared."""
+
+    def write_it(run, folded, output):
+        tuned = make_run(run.checkpoint.folder, points=1).tune()
+        return write_tuned(replace(tuned, folded=folded), output)
+
+    return write_it
 
 
 def loaded_logits(folder, run, **options):
@@ -87,7 +97,7 @@ def loaded_logits(folder, run, **options):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_fold_is_exact(build, make_run, tmp_path, name):
+def test_the_fold_is_exact(build, make_run, tmp_path, name, write):
     model_type, settings, gain_count, phase_count = MODELS[name]
     run = make_run(uneven(build(model_type, **settings)))
     gains, live = with_gains(run)
@@ -142,7 +152,7 @@ def test_a_phase_moves_the_offset_that_a_head_prefers(llama, make_run, monkeypat
         ("gpt_neox_japanese", {}, "attends by code of its own"),
         ("hunyuan_v1_dense", {"head_dim": 32}, r"Layer 0 .* changes queries or keys after the rotation"),
         ("stablelm", {"qk_layernorm": True}, "do not come unchanged from a projection or a norm"),
-        ("olmo3", {"layer_types": ["sliding_attention"] * 2}, "No layer turns by the rotary table of full_attention"),
+        ("olmo3", {"layer_types": ["sliding_attention"] * 2}, "No layer rotates by the rotary table of full_attention"),
     ],
 )
 def test_what_cannot_be_folded_is_refused(build, make_run, model_type, settings, reason):
@@ -151,13 +161,56 @@ def test_what_cannot_be_folded_is_refused(build, make_run, model_type, settings,
         HeadGains(run.model, ("full_attention",) if model_type == "olmo3" else (None,))
 
 
+# the rows that give the queries, held against each architecture's own layout, written down by hand
+
+SMALL_LATENT = {**LATENT, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12}
+
+
+def halves(starts, pairs):
+    """Pair i of the head that begins at each start is the rows (start + i, start + pairs + i)."""
+    first = torch.tensor([[start + pair for pair in range(pairs)] for start in starts])
+    return torch.stack([first, first + pairs])
+
+
+def neighbours(starts, pairs):
+    first = torch.tensor([[start + 2 * pair for pair in range(pairs)] for start in starts])
+    return torch.stack([first, first + 1])
+
+
+# model type, settings, module, rows; two heads
+KNOWN = {
+    "llama": ({"head_dim": 32}, "self_attn.q_proj", halves([0, 32], 16)),
+    # queries, keys and values one below the other; the first half of each head turns
+    "phi3": (PARTIAL, "self_attn.qkv_proj", halves([0, 32], 8)),
+    # head by head its query, key and value; a quarter of each turns
+    "gpt_neox": ({"rotary_pct": 0.25}, "attention.query_key_value", halves([0, 96], 4)),
+    "cohere": ({}, "self_attn.q_proj", neighbours([0, 32], 16)),
+    "glm": ({"head_dim": 32}, "self_attn.q_proj", neighbours([0, 32], 8)),
+    # of each head 12 rows that stand still, then 8 that turn, which transformers takes apart by neighbours
+    "deepseek_v3": (SMALL_LATENT, "self_attn.q_b_proj", neighbours([12, 32], 4)),
+    "qwen3": ({"head_dim": 32}, "self_attn.q_norm", halves([0], 16)),
+    "olmo2": ({}, "self_attn.q_norm", halves([0, 32], 16)),
+}
+
+
+@pytest.mark.parametrize("model_type", KNOWN)
+def test_the_rows_are_those_of_the_architecture(build, model_type):
+    settings, module, rows = KNOWN[model_type]
+    found = find_queries(load_uneven(build(model_type, **settings)), {None})
+    assert len(found) == 2
+    for layer, queries in enumerate(found):
+        assert queries.name.endswith(f"layers.{layer}.{module}")
+        assert torch.equal(queries.rows, rows)
+        assert queries.projection == ("norm" not in module)
+
+
 def sharded(folder, target, dtype=torch.float32):
     AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(target, max_shard_size="100KB")
     assert len(list(target.glob("*.safetensors"))) > 2
     return target
 
 
-def test_untouched_shards_are_hard_linked_and_the_others_hold_what_they_held(build, make_run, tmp_path):
+def test_untouched_shards_are_hard_linked_and_the_others_hold_what_they_held(build, make_run, tmp_path, write):
     folder = uneven(sharded(build("qwen2", **GROUPED), tmp_path / "sharded"))
     for path in folder.glob("*.safetensors"):
         path.chmod(0o640)
@@ -182,7 +235,7 @@ def test_untouched_shards_are_hard_linked_and_the_others_hold_what_they_held(bui
             assert file.metadata() == plain.metadata()
 
 
-def test_the_files_precision_stays_and_its_rounding_is_told(build, make_run, tmp_path):
+def test_the_files_precision_stays_and_its_rounding_is_told(build, make_run, tmp_path, write):
     folder = sharded(build("llama", head_dim=32), tmp_path / "half", torch.bfloat16)
     run = make_run(folder)
     gains, live = with_gains(run)
@@ -202,13 +255,13 @@ def half(build, make_run, tmp_path):
     def make(size):
         run = make_run(sharded(build("llama", head_dim=32), tmp_path / "half", torch.bfloat16), dtype="bfloat16")
         gains, _ = with_gains(run, size)
-        with gains.live(), in_float32(run.model, run.probe):
-            return run, gains, logits_of(run.model, run.probe)
+        with gains.live():
+            return run, gains, exact_logits(run.model, run.probe)
 
     return make
 
 
-def test_a_model_in_half_precision_is_proved_in_float32(half, tmp_path):
+def test_a_model_in_half_precision_is_proved_in_float32(half, tmp_path, write):
     """Whose own rounding would be beyond what is allowed, with gains as large as these."""
     run, gains, live = half(size=1.0)
     before = [parameter.data_ptr() for parameter in run.model.parameters()]
@@ -228,7 +281,7 @@ def test_a_wrong_fold_shows_even_where_it_moves_logits_less_than_half_precision_
         folded_into(run, gains, live)
 
 
-def test_a_decoder_inside_a_larger_model(build, make_run, tmp_path):
+def test_a_decoder_inside_a_larger_model(build, make_run, tmp_path, write):
     """Its files call the weights otherwise than the model does."""
     inner = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512}
     text = {**inner, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, **ONE_OF_EACH}
@@ -244,11 +297,11 @@ def test_a_decoder_inside_a_larger_model(build, make_run, tmp_path):
     assert difference(loaded_logits(tmp_path / "tuned", run), live) < 1e-4
 
 
-def test_what_was_written_wrong_is_not_left_behind(llama, make_run, tmp_path, monkeypatch):
+def test_what_was_written_wrong_is_not_left_behind(llama, make_run, tmp_path, monkeypatch, write):
     run = make_run(llama)
     folded = folded_into(run, *with_gains(run))
     folded.changed["model.layers.0.self_attn.q_proj.weight"].mul_(1.01)
-    with pytest.raises(ProofError, match="Stock transformers, loading what was written"):
+    with pytest.raises(ProofError, match="Stock transformers, loading the written files"):
         write(run, folded, tmp_path / "tuned")
     assert not list(tmp_path.iterdir())
 

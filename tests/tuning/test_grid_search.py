@@ -5,27 +5,12 @@ import pytest
 
 from ropecli.errors import MethodError
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.method import SearchRange
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import make_spec
 from ropecli.tuning.search import grid_points, halve, rounds, search_constants
-from ropecli.tuning.tune_settings import TuneSettings
+from ropecli.tuning.task import TuneSettings
 
 GEOMETRY = RopeGeometry(64, 64, 10000.0, 2048)
-
-
-def test_the_ranges_are_those_that_the_parameters_declare():
-    assert find_method("yarn").search_ranges == {
-        "beta_fast": SearchRange(4.0, 64.0),
-        "beta_slow": SearchRange(0.25, 2.0),
-        "attention_factor": SearchRange(1.0, 1.5),
-    }
-    assert find_method("linear").search_ranges == {}
-    # what is noted beside a type does not change what it takes
-    assert [knob.kind for knob in find_method("abf").parameters] == ["a positive number of at most 1e+30"] * 2
-    with pytest.raises(MethodError, match="beta_fast is 'a'"):
-        scale(GEOMETRY, make_spec("yarn", 2.0, {"beta_fast": "a"}))
 
 
 @pytest.mark.parametrize("method", ["yarn", "abf"])
@@ -50,11 +35,6 @@ def test_the_seed_decides():
     assert one == same
     assert one[0] == other[0]
     assert one[1:] != other[1:]
-
-
-def test_a_method_without_ranges_has_one_point():
-    for method in ("linear", "ntk", "none"):
-        assert grid_points(GEOMETRY, method, 4.0, 9, 0) == [make_spec(method, 4.0)]
 
 
 def test_points_that_do_not_fit_are_left_out_and_a_method_that_never_does_is_refused():

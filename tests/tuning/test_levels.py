@@ -5,13 +5,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ropecli.attention.patching import live_patch, patch_to, unpatched_after
+from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import NotFiniteError
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
+from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import make_spec
 from ropecli.tuning.calibration import Evaluator
 from ropecli.tuning.folding import difference, logits_of
@@ -23,7 +24,7 @@ SETTINGS = {
     "grid": {"points": 4},
     "heads": {"points": 2},
     "lora": {"points": 2, "rank": 2},
-    "search": FEW,
+    "search": {f"search_{name}": value for name, value in FEW.items()},
 }
 
 
@@ -78,7 +79,7 @@ def test_lora_that_is_interrupted_leaves_the_model_itself(llama, make_run):
 
 def test_what_nothing_improves_is_left_alone(llama, make_run, tmp_path, monkeypatch):
     """Rates that only do harm: the start stays the best, and no weight is written."""
-    monkeypatch.setattr("ropecli.tuning.low_rank.RATE", 1.0)
+    monkeypatch.setattr("ropecli.tuning.learners.LORA_RATE", 1.0)
     run = make_run(llama, level="lora", points=1)
     before = state_of(run.model)
     tuned = run.tune()
@@ -150,14 +151,14 @@ def test_a_checkpoint_that_was_scaled_already_is_planned_from_its_origin(llama, 
 
 
 def test_points_that_overflow_are_infinitely_bad(llama, make_run, monkeypatch):
-    plain, points = Evaluator.timed_score, []
+    plain, points = Evaluator.score, []
 
-    def timed_score(self, model, part, count=None):
+    def score(self, model, part, count=None):
         if part.startswith("grid") and "beta_fast" in part:
             raise NotFiniteError("too much")
         return plain(self, model, part, count)
 
-    monkeypatch.setattr(Evaluator, "timed_score", timed_score)
+    monkeypatch.setattr(Evaluator, "score", score)
     tuned = make_run(llama, level="grid", points=4, on_point=points.append).tune()
     assert tuned.plan.spec.params == {}
     assert {point.score.objective == float("inf") for point in points} == {True, False}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ropecli.evaluation.retrieval.haystack import TokenIds
-from ropecli.evaluation.scoring import TokenScorer
+from ropecli.evaluation.scoring import TokenScorer, one_pass_message
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class _Read(NamedTuple):
 class PromptReader:
     """Reads prompts with a causal LM.
 
-    longest: tokens of the longest prompt with its answer. switching: whether the model was patched in memory so that
-    its frequencies follow the length; found for itself where its own tables do so. chunk: tokens read at once, None for
-    all. once: whether prompts are read once; see `settle`.
+    longest: tokens of the longest prompt with its answer. switching: whether a patch in memory makes the frequencies
+    follow the length; the model's own tables are checked in any case. chunk: tokens read at once, None for all. once:
+    whether prompts are read once; see `settle`.
     """
 
     def __init__(
@@ -54,19 +54,13 @@ class PromptReader:
         self.once = False
 
     def settle(self, ids: np.ndarray, say: Callable[[str], None] = lambda message: None) -> None:
-        """Reads prompts once from here on, where that gives what reading them whole gives: tried on `ids`.
+        """Reads prompts once from now on, if continuing from the cache is exact for `ids`.
 
-        say: told where the prompts are then not read in chunks.
+        say: called with a warning if prompts are not read in chunks as asked.
         """
-        if self.switching:
-            reason = "its frequencies follow the length of a pass"
-        elif not self._goes_on_exactly(ids):
-            reason = "it does not go on from its cache as it reads at once"
-        else:
-            self.once = True
-            return
-        if self.chunk is not None and len(ids) > self.chunk:
-            say(f"The model is not read in chunks of {self.chunk} tokens, but in one pass: {reason}.")
+        self.once = not self.switching and self._goes_on_exactly(ids)
+        if not self.once and self.chunk is not None and len(ids) > self.chunk:
+            say(one_pass_message(self.chunk, switching=self.switching))
 
     @torch.inference_mode()
     def log_probabilities(self, ids: np.ndarray, answers: Sequence[TokenIds]) -> np.ndarray:
@@ -81,7 +75,7 @@ class PromptReader:
 
     @torch.inference_mode()
     def greedy(self, ids: np.ndarray) -> Iterator[int]:
-        """The most probable tokens that follow, each read before the next; without end."""
+        """The most probable next tokens, one by one, without end."""
         tokens = self._tensor(ids)
         read = self._read(tokens) if self.once else None
         while True:
@@ -150,7 +144,7 @@ class PromptReader:
 
 
 def _of_same_length(answers: Sequence[TokenIds]) -> list[list[int]]:
-    """The indices of the answers, those of as many tokens together."""
+    """The indices of the answers, grouped by their number of tokens."""
     groups: dict[int, list[int]] = {}
     for index, answer in enumerate(answers):
         groups.setdefault(len(answer), []).append(index)
@@ -158,7 +152,7 @@ def _of_same_length(answers: Sequence[TokenIds]) -> list[list[int]]:
 
 
 def _copies(cache: Any, count: int) -> Any:
-    """The cache for a batch of `count`, in memory of its own: going on changes it."""
+    """A copy of the cache for a batch of `count`: reading on changes a cache."""
     copied = copy.deepcopy(cache)
     copied.batch_repeat_interleave(count)
     return copied

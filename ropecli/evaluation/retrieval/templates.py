@@ -1,7 +1,6 @@
 """The wording of a retrieval task: introduction, needle and question, built in or given by the user.
 
-A needle is a line of its own; the question is the last line, which the key completes. Refuses templates that hide no
-key, that give it away, or that do not tell several needles apart.
+A needle is a line of its own; the question is the last line, which the key completes.
 """
 
 from dataclasses import dataclass
@@ -19,16 +18,12 @@ _OPENING = "\"'`([{<"
 
 def _fields(what: str, template: str) -> set[str]:
     try:
-        parts = [part for part in Formatter().parse(template) if part[1] is not None]
+        parts = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
     except ValueError as error:
-        raise MethodError(
-            f"The {what} {template!r} is no template: {error}. A brace itself is {{{{ or }}}}."
-        ) from error
-    for _, field, spec, conversion in parts:
-        if field not in ("key", "name") or spec or conversion:
-            written = f"{{{field}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}}}"
-            raise MethodError(f"The {what} {template!r} has {written}; known are {{key}} and {{name}}, bare.")
-    return {str(field) for _, field, _, _ in parts}
+        raise MethodError(f"The {what} {template!r} is no template: {error}. Write a brace as {{{{ or }}}}.") from error
+    if any(field not in ("key", "name") or spec or conversion for field, spec, conversion in parts):
+        raise MethodError(f"The {what} is {template!r}; only {{key}} and {{name}} may be in braces.")
+    return {str(field) for field, _, _ in parts}
 
 
 @dataclass(frozen=True)
@@ -45,13 +40,11 @@ class Templates:
 
     def __post_init__(self) -> None:
         if "key" not in _fields("needle", self.needle):
-            raise MethodError(f"The needle {self.needle!r} hides no key: write {{key}} where it is to stand.")
+            raise MethodError(f"The needle {self.needle!r} hides no key. Write {{key}} in its place.")
         if "key" in _fields("question", self.question):
             raise MethodError(
                 f"The question {self.question!r} holds {{key}}, the answer. Leave it out: the key follows the question."
             )
-        if not self.question.strip():
-            raise MethodError("The question is empty; write what comes right before the key, as 'The pass key is'.")
 
     @property
     def named(self) -> bool:
@@ -105,15 +98,13 @@ def choose_templates(style: str | None, needle: str | None, question: str | None
 
     Raises MethodError for an unknown style, for one template of two, and for a style beside templates.
     """
-    own = [option for option, given in (("--needle", needle), ("--question", question)) if given is not None]
-    if own and style is not None:
-        raise MethodError(f"--style {style} has no effect beside {' and '.join(own)}; give one or the other.")
-    style = default if style is None else style
-    if style not in STYLES:
-        raise MethodError(f"Unknown style {style!r}. Known: {', '.join(STYLES)}.{did_you_mean(style, STYLES)}")
     if needle is None and question is None:
+        style = style or default
+        if style not in STYLES:
+            raise MethodError(f"Unknown style {style!r}. Known: {', '.join(STYLES)}.{did_you_mean(style, STYLES)}")
         return STYLES[style]
     if needle is None or question is None:
-        given, lacking = ("question", "needle") if needle is None else ("needle", "question")
-        raise MethodError(f"A {given} of your own needs a {lacking} of your own, that fits it.")
-    return Templates(needle, question, names=STYLES[style].names)
+        raise MethodError("Give --needle and --question together.")
+    if style is not None:
+        raise MethodError(f"--style {style} has no effect beside --needle and --question.")
+    return Templates(needle, question, names=STYLES[default].names)

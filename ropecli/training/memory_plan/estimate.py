@@ -1,10 +1,10 @@
-"""Estimates a training step before anything is loaded: its peak memory, part by part, and its operations.
+"""Estimates a training step's peak memory, part by part, and its operations, from the config alone.
 
-What a step allocates comes from fake_step.py. What the optimizer and the engines hold is written down here.
+fake_step.py counts what a step allocates. The optimizer's and the engines' memory is calculated here.
 """
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from ropecli.errors import PatchError
 from ropecli.live.rotary import rotary_tables
 from ropecli.training.memory_plan.fake_step import FakeStep, run_fake_step
-from ropecli.training.memory_plan.model_shape import ModelShape, build, model_shape
+from ropecli.training.memory_plan.model_shape import ModelShape, build, kinds_of_layers, model_shape
 from ropecli.training.recipe import Recipe
 
 Engine = Literal["one", "ddp", "fsdp2", "ulysses"]
@@ -38,9 +38,9 @@ _EIGHT_BITS = 1 + 4 / 256
 class MemoryEstimate:
     """Bytes on one process at the peak of a training step; total is the sum of the first seven.
 
-    activations: what layers keep for the backward pass. working: everything else that the step allocates. engine:
-    copies that distribution makes. runtime: an allowance for what is not tensors. host: in the CPU's memory beside a
-    GPU. trained: number of parameters.
+    activations: kept by the decoder for the backward pass. working: everything else that the step allocates. engine:
+    copies that distribution makes. runtime: an allowance for CUDA itself. host: activations offloaded to the CPU's
+    memory. trained: number of parameters.
     """
 
     weights: int = 0
@@ -62,9 +62,9 @@ class MemoryEstimate:
 
 
 class MemoryEstimator:
-    """Estimates what training a model takes, from its config alone. Raises CheckpointError where it cannot.
+    """Estimates the memory of training a model. Raises CheckpointError where it cannot.
 
-    model: without values. varies: whether its rotary frequencies follow the length.
+    model: on the meta device. kinds: its layers of each kind. varies: whether its rotary frequencies follow the length.
     """
 
     def __init__(self, config: Any) -> None:
@@ -73,38 +73,28 @@ class MemoryEstimator:
             self.model = build(config)
             self.varies = _follows_length(self.model)
         self.shape = model_shape(self.model)
+        self.kinds = kinds_of_layers(self.model)
         self._steps: dict[Any, FakeStep] = {}
 
     def estimate(
         self, recipe: Recipe, length: int, engine: Engine = "one", world: int = 1, gpu: bool = True
     ) -> MemoryEstimate:
         """length: tokens of a whole sequence. gpu: whether an adapter's base is in bfloat16, as on a GPU."""
+        shards = _shards(engine, world)
         step = self._step(recipe, length, engine, world, gpu)
-        shards = world if engine in ("fsdp2", "ulysses") else 1
         moment = 4 if recipe.optimizer == "adamw" else _EIGHT_BITS
-        constant = MemoryEstimate(
+        peak = max(step.peaks.values(), key=sum)
+        return MemoryEstimate(
             weights=self._weights(step, recipe, engine, gpu) // shards,
+            gradients=peak.gradients,
             optimizer=int(2 * moment * step.trained) // shards,
+            activations=peak.activations,
+            working=peak.working,
             engine=_copies(step, recipe, engine),
             runtime=_CONTEXT if gpu else 0,
+            host=step.host,
             trained=step.trained,
         )
-        peaks = _peaks(constant, step, recipe, shards)
-        if recipe.offload_activations and gpu:
-            peaks = [_offloaded(one, step) for one in peaks]
-        return max(peaks, key=lambda one: one.total)
-
-    def activations(self, recipe: Recipe, length: int, engine: Engine, world: int) -> dict[str, int]:
-        """Bytes that the layers keep on a GPU, by what is done about them."""
-        plain, checkpointing = (
-            self._step(recipe.model_copy(update={"gradient_checkpointing": on}), length, engine, world)
-            for on in (False, True)
-        )
-        return {
-            "plain": plain.kept,
-            "checkpointing": checkpointing.kept,
-            "offload": min(checkpointing.kept, checkpointing.hidden),
-        }
 
     def _step(self, recipe: Recipe, length: int, engine: Engine, world: int, gpu: bool = True) -> FakeStep:
         part = -(-length // world) if engine == "ulysses" else length
@@ -114,12 +104,14 @@ class MemoryEstimator:
         changes = {
             "adapter": "lora" if recipe.adapter == "qlora" else recipe.adapter,  # the step is the same
             "optimizer": "adamw",
-            "offload_activations": False,
+            "offload_activations": recipe.offload_activations and gpu,
         }
         asked = recipe.model_copy(update=changes)
-        key = (asked.model_dump_json(), part, half)
+        shards = _shards(engine, world)
+        key = (asked.model_dump_json(), part, half, shards)
         if key not in self._steps:
-            self._steps[key] = run_fake_step(self.config, asked, part, torch.bfloat16 if half else torch.float32)
+            dtype = torch.bfloat16 if half else torch.float32
+            self._steps[key] = run_fake_step(self.config, self.kinds, asked, part, dtype, shards)
         return self._steps[key]
 
     def _weights(self, step: FakeStep, recipe: Recipe, engine: Engine, gpu: bool) -> int:
@@ -134,7 +126,7 @@ class MemoryEstimator:
 
 
 def _copies(step: FakeStep, recipe: Recipe, engine: Engine) -> int:
-    """What an engine holds beside its share of the weights."""
+    """Bytes that an engine holds beside its share of the weights."""
     if engine == "one":
         return 0
     if engine == "ddp":
@@ -145,29 +137,9 @@ def _copies(step: FakeStep, recipe: Recipe, engine: Engine) -> int:
     return step.layer * (2 * compute + reduced) + 2 * compute * step.outside
 
 
-def _peaks(constant: MemoryEstimate, step: FakeStep, recipe: Recipe, shards: int) -> list[MemoryEstimate]:
-    """At the loss, in the last layer, in the first layer, and in the embeddings.
-
-    In between memory falls or rises steadily: each layer gives back its activations, and the first of a step's passes
-    leaves its gradients.
-    """
-    before, after = 4 * step.trained // shards, 4 * step.trained // shards
-    if recipe.gradient_accumulation == 1:
-        before, after = 0, 4 * step.trained_later // shards
-    first = step.kept - step.kept_later
-    return [
-        replace(constant, gradients=before, activations=step.kept, working=step.loss - step.kept),
-        replace(constant, gradients=before, activations=step.kept, working=step.layers - first),
-        replace(constant, gradients=after, activations=first, working=step.layers - first),
-        replace(constant, gradients=after, working=step.embeddings),
-    ]
-
-
-def _offloaded(peak: MemoryEstimate, step: FakeStep) -> MemoryEstimate:
-    """With the activations in the CPU's memory but for one hidden state, and another on its way back."""
-    on_gpu = min(peak.activations, step.hidden)
-    back = min(peak.activations - on_gpu, step.hidden)
-    return replace(peak, activations=on_gpu, working=peak.working + back, host=step.kept)
+def _shards(engine: Engine, world: int) -> int:
+    """Processes that share weights, gradients and optimizer state."""
+    return world if engine in ("fsdp2", "ulysses") else 1
 
 
 def _follows_length(model: Any) -> bool:
@@ -176,37 +148,16 @@ def _follows_length(model: Any) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Compute:
-    """Floating-point operations of one step on all processes together. recomputed: what checkpointing adds.
+def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> float:
+    """Floating-point operations that training on some tokens needs, in sequences of `length`.
 
-    Matrix products take 6 × parameters × tokens (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), attention beside
-    them (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, appendix B), halved because it is causal. Model FLOP
-    utilisation counts what the mathematics needs: what gradient checkpointing computes again is the hardware's, not
-    the model's.
+    Matrix products take 6 × parameters × tokens (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), attention is added
+    (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, appendix B) and halved because it is causal. Operations that
+    gradient checkpointing repeats are left out: model FLOP utilisation does not count them.
     """
-
-    tokens: int
-    matmul: float
-    attention: float
-    recomputed: float
-
-    @property
-    def flops(self) -> float:
-        return self.matmul + self.attention
-
-    def seconds(self, gpus: int, flops_per_gpu: float, mfu: float) -> float:
-        return self.flops / (gpus * flops_per_gpu * mfu)
-
-
-def compute_of(shape: ModelShape, recipe: Recipe, length: int, data_ranks: int) -> Compute:
-    """data_ranks: processes that read different sequences."""
-    tokens = recipe.batch_size * recipe.gradient_accumulation * data_ranks * length
-    forward = 2.0 * shape.matmul * tokens
-    attended = sum(2.0 * width * _seen(length, window or shape.sees) for width, window in shape.attention) * tokens
     passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no gradient of their own
-    recomputed = forward + attended if recipe.gradient_checkpointing else 0.0
-    return Compute(tokens, passes * forward, 3 * attended, recomputed)
+    attended = sum(width * _seen(length, window) for width, window in shape.attention)
+    return 2.0 * tokens * (passes * shape.matmul + 3 * attended)
 
 
 def _seen(length: int, window: int | None) -> float:

@@ -1,19 +1,23 @@
-"""Makes one training step on tensors without storage, and counts the bytes that are alive at its peaks.
+"""Runs one training step on tensors without storage, and counts the bytes that are alive at its peaks.
 
 The step is the model's own forward and backward pass with our own loss, under torch's FakeTensorMode, which knows
-shapes, dtypes and what autograd keeps, and computes nothing: no architecture needs a table. What an operation holds for
-itself while it runs is not seen. The model has one layer of each kind, whose activations count for all of that kind.
+shapes, dtypes and what autograd keeps, and computes nothing: no architecture needs a table. Workspace inside an
+operation is not counted.
+
+Memory is linear in the number of layers of a kind. So the step runs with one layer of each kind, then once more for
+each kind with a second layer of it; the difference counts for every further layer.
 """
 
 import copy
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from ropecli.attention.attention_function import make_kernel
 from ropecli.config.saved_remapping import method_of
@@ -22,7 +26,7 @@ from ropecli.live.lm_head import SplitModel
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
 from ropecli.training.loss import NextTokenLoss, enable_checkpointing
-from ropecli.training.memory_plan.model_shape import build, keep_one_of_each, layers_of
+from ropecli.training.memory_plan.model_shape import build, keep_layers, layers_of
 from ropecli.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -31,51 +35,47 @@ if TYPE_CHECKING:
 _ATTENTION = "ropecli-memory-plan"
 
 
-@dataclass(frozen=True)
-class FakeStep:
-    """What a step takes beside weights, optimizer state and accumulated gradients. Bytes on one process:
+class Peak(NamedTuple):
+    """Bytes alive at once. activations: made by the decoder's forward pass. working: by what follows it."""
 
-    kept: activations between the forward and the backward pass. kept_later: of these, those of all layers but one of
-    each kind. hidden: the decoder's output. loss, layers, embeddings: the peak until the gradient has come to the
-    decoder, to the embeddings, and to the end.
+    activations: int = 0
+    working: int = 0
+    gradients: int = 0
 
-    Numbers of values: trained; trained_later, in all layers but one of each kind; quantizable, in frozen matrices of
-    layers; layer, in the largest layer; outside, in no layer.
+
+class FakeStep(NamedTuple):
+    """What a step takes beside weights and optimizer state, on one process.
+
+    peaks: the peak of each phase. host: bytes of activations moved to the CPU's memory.
+
+    Numbers of values: trained; quantizable, in frozen matrices of layers; layer, in the largest layer; outside, in no
+    layer.
     """
 
-    kept: int
-    kept_later: int
-    hidden: int
-    loss: int
-    layers: int
-    embeddings: int
+    peaks: dict[str, Peak]
+    host: int
     trained: int
-    trained_later: int
     quantizable: int
     layer: int
     outside: int
 
 
-def run_fake_step(config: Any, recipe: Recipe, length: int, dtype: torch.dtype = torch.float32) -> FakeStep:
-    """length: tokens of a sequence on one process. dtype: of the weights, an adapter's own aside.
+def run_fake_step(
+    config: Any, kinds: list[list[int]], recipe: Recipe, length: int, dtype: torch.dtype, shards: int
+) -> FakeStep:
+    """kinds: the layers of each kind. length: tokens of a sequence on one process. dtype: of the weights, except an
+    adapter's own. shards: number of processes that share the gradients.
 
     Raises CheckpointError where a model needs values.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     try:
-        with quiet_transformers(), torch.device("meta"):
-            model = build(_independent_of_length(config), dtype)
-            counts = keep_one_of_each(model)
-            attach(model, recipe)
-        with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
-            model.to_empty(device="cpu")  # some models ask for the device
-            model.tie_weights()
-            _set_attention(model, recipe)
-            model.train()
-            if recipe.gradient_checkpointing:
-                enable_checkpointing(model)
-            return _run(model, recipe, length, counts)
+        first = [layers[0] for layers in kinds]
+        total = base = _run(config, first, recipe, length, dtype, shards)
+        for layers in kinds:
+            if len(layers) > 1:
+                more = _run(config, sorted([*first, layers[1]]), recipe, length, dtype, shards)
+                total = _add_difference(total, more, base, times=len(layers) - 1)
+        return total
     except RopecliError:
         raise
     except Exception as error:  # what a model does with its values, it cannot do without them
@@ -84,60 +84,91 @@ def run_fake_step(config: Any, recipe: Recipe, length: int, dtype: torch.dtype =
         ) from error
 
 
-def _run(model: "PreTrainedModel", recipe: Recipe, length: int, counts: list[int]) -> FakeStep:
-    loss_of = _WatchedLoss(model)
+def _add_difference(total: FakeStep, more: FakeStep, base: FakeStep, times: int) -> FakeStep:
+    return tree_map(lambda sum_, with_more, without: sum_ + times * (with_more - without), total, more, base)
+
+
+def _run(config: Any, layers: list[int], recipe: Recipe, length: int, dtype: torch.dtype, shards: int) -> FakeStep:
+    """The step of a model that has only some of its layers."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with quiet_transformers(), torch.device("meta"):
+        model = build(_independent_of_length(config), dtype)
+        keep_layers(model, layers)
+        attach(model, recipe)
+    with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")  # some models ask for the device
+        model.tie_weights()
+        _set_attention(model, recipe)
+        model.train()
+        if recipe.gradient_checkpointing:
+            enable_checkpointing(model)
+        return _count_step(model, recipe, length, shards)
+
+
+def _count_step(model: "PreTrainedModel", recipe: Recipe, length: int, shards: int) -> FakeStep:
     ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
     trained = [parameter for _, parameter in trainable(model)]
-    gradients = [torch.empty_like(parameter) for parameter in trained] if recipe.gradient_accumulation > 1 else []
-    for parameter, gradient in zip(trained, gradients, strict=False):
-        parameter.grad = gradient
-    counter = AllocationCounter([*model.parameters(), *model.buffers(), *gradients, ids])
+    counter = AllocationCounter([*model.parameters(), *model.buffers(), ids])
+    loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
     loss_of.watch(counter)
-    _weigh_layers(layers_of(model)[2], counts, counter, hold=recipe.gradient_checkpointing)
+    _watch_gradients(trained, counter, shards, accumulates=recipe.gradient_accumulation > 1)
     with counter:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
             loss = loss_of(ids, ids)
-        kept, kept_later = counter.kept(), counter.unweigh()
         counter.phase = "head"
         loss.backward(inputs=trained)
-        peaks = counter.peaks
-        return FakeStep(
-            kept=kept,
-            kept_later=kept_later,
-            hidden=loss_of.hidden_size,
-            loss=max(peaks["loss"], peaks["head"] + kept_later),
-            layers=peaks["layers"],
-            embeddings=peaks.get("embeddings", counter.now),
-            **_count_values(model, counts),
-        )
+    layers = layers_of(model)[2]
+    in_layers = {id(parameter) for parameter in layers.parameters()}
+    matrices = [module.weight for module in layers.modules() if isinstance(module, torch.nn.Linear)]
+    return FakeStep(
+        peaks=counter.peaks,
+        host=loss_of.moved,
+        trained=sum(one.numel() for one in trained),
+        quantizable=sum(one.numel() for one in matrices if not one.requires_grad),
+        layer=max(sum(one.numel() for one in layer.parameters()) for layer in layers),
+        outside=sum(one.numel() for one in model.parameters() if id(one) not in in_layers),
+    )
+
+
+def _watch_gradients(
+    trained: list[torch.nn.Parameter], counter: "AllocationCounter", shards: int, *, accumulates: bool
+) -> None:
+    """Replaces each gradient by this process's share in float32. accumulates: an earlier pass has left it already."""
+
+    def count_share(parameter: Tensor) -> None:
+        counter.add("gradients", 4 * parameter.numel() // shards)
+
+    def drop(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    for parameter in trained:
+        parameter.register_post_accumulate_grad_hook(drop)
+        if accumulates:
+            count_share(parameter)
+        else:
+            parameter.register_post_accumulate_grad_hook(count_share)
 
 
 class AllocationCounter(TorchDispatchMode):
-    """Counts the bytes of storages made while it is open. now: alive; peaks: the most in each phase.
+    """Counts the bytes of storages made while it is open. peaks: the most alive in each phase after the decoder's
+    forward pass.
 
-    weight: how many times the next ones count. before: tensors that were there already.
+    before: tensors that were there already.
     """
 
     def __init__(self, before: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.now = 0
         self.made = 0
-        self.weight = 1
         self.phase = "decoder"
-        self.peaks: dict[str, int] = {}
-        self._alive: dict[int, tuple[int, int, str]] = {}
-        self._before = {tensor.untyped_storage()._cdata for tensor in before}
+        self.alive = Peak()
+        self.peaks: dict[str, Peak] = {}
+        self._known = {tensor.untyped_storage()._cdata for tensor in before}
 
-    def kept(self) -> int:
-        """Bytes alive that the decoder made."""
-        return sum(size * weight for size, weight, phase in self._alive.values() if phase == "decoder")
-
-    def unweigh(self) -> int:
-        """From here on each storage counts once. Returns the bytes by which fewer are counted."""
-        before = self.now
-        self._alive = {key: (size, 1, phase) for key, (size, _, phase) in self._alive.items()}
-        self.now = sum(size for size, _, _ in self._alive.values())
-        return before - self.now
+    def add(self, part: str, size: int) -> None:
+        self.alive = self.alive._replace(**{part: getattr(self.alive, part) + size})
+        if self.phase != "decoder":
+            self.peaks[self.phase] = max(self.peaks.get(self.phase, Peak()), self.alive, key=sum)
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -152,29 +183,28 @@ class AllocationCounter(TorchDispatchMode):
         return result
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._alive or key in self._before:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
             return
-        size = storage.nbytes()
-        self._alive[key] = (size, self.weight, self.phase)
+        part = "activations" if self.phase == "decoder" else "working"
+        self._known.add(key)
         self.made += size
-        self.now += size * self.weight
-        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.now)
-        weakref.finalize(storage, self._forget, key)
+        self.add(part, size)
+        weakref.finalize(storage, self._forget, key, part, size)
 
-    def _forget(self, key: int) -> None:
-        size, weight, _ = self._alive.pop(key)
-        self.now -= size * weight
+    def _forget(self, key: int, part: str, size: int) -> None:
+        self._known.remove(key)
+        self.add(part, -size)
 
 
 def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any) -> Tensor:
-    """The shape of a mixture's product, expert by expert: torch 2.13's own rule takes bfloat16 alone."""
+    """The product of grouped experts, by shape alone: torch 2.13 has no such rule for float32."""
     rows = (len(offsets),) if left.ndim == right.ndim == 2 else ()
     return left.new_empty(*rows, left.shape[-2], right.shape[-1])
 
 
 class _FakeSplit(SplitModel):
-    """Its head is plain if it makes the logits once: one that caps or scales them makes them again."""
+    """Takes a head for plain if it allocates the logits only once: capping or scaling them allocates them again."""
 
     @torch.no_grad()
     def _probe(self) -> bool:
@@ -186,12 +216,13 @@ class _FakeSplit(SplitModel):
 
 
 class _WatchedLoss(NextTokenLoss):
-    """Tells a counter how far the step is."""
+    """Tells a counter which phase the step is in. moved: bytes moved to the CPU's memory."""
 
     split_model = _FakeSplit
 
     def watch(self, counter: AllocationCounter) -> None:
         self.counter = counter
+        self.moved = 0
         embeddings: Any = self.model.get_input_embeddings()
         embeddings.register_forward_hook(lambda module, given, output: self._enter_at(output, "embeddings"))
 
@@ -200,74 +231,39 @@ class _WatchedLoss(NextTokenLoss):
         hidden = outputs.last_hidden_state
         if not hidden.requires_grad:
             raise CheckpointError(f"{type(self.model).__name__}: nothing that is trained leads to its output.")
-        self.hidden_size = hidden.nbytes
         self.counter.phase = "loss"
         self._enter_at(hidden, "layers")
         return outputs
 
+    def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
+        def move(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+            self.moved += tensor.nbytes
+            return tensor.shape, tensor.dtype
+
+        def bring_back(moved: tuple[torch.Size, torch.dtype]) -> Tensor:
+            return torch.empty(moved[0], dtype=moved[1])
+
+        return torch.autograd.graph.saved_tensors_hooks(move, bring_back) if self.offload else nullcontext()
+
     def _enter_at(self, tensor: Tensor, phase: str) -> None:
-        """The phase begins when the gradient comes to the tensor."""
+        """Begins the phase when the tensor's gradient is computed."""
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: setattr(self.counter, "phase", phase))
 
     def _of_plain_head(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """As it is, and once more what is there while its one operation runs: operands, and the logits of a chunk."""
+        """Counts also what linear_cross_entropy holds inside: its operands, and the logits of a chunk."""
         loss = super()._of_plain_head(hidden, labels)
         operands = hidden.float(), self._split.head.weight.float()
         operands[0].new_empty(min(len(hidden), self._chunk), self._split.vocabulary)
         return loss
 
     def _chunks(self, hidden: Tensor) -> list[slice]:
-        """Three, since each more takes the same memory."""
+        """Only three, since each further chunk takes the same memory."""
         return super()._chunks(hidden)[:3]
 
 
-def _weigh_layers(layers: torch.nn.ModuleList, counts: list[int], counter: AllocationCounter, *, hold: bool) -> None:
-    """Makes what a layer allocates in the forward pass count for all layers of its kind.
-
-    hold: whether its output is held until its gradient comes. With checkpointing that is what the next layer keeps, and
-    here there may be none.
-    """
-    held: dict[torch.nn.Module, Tensor] = {}
-
-    def enter(layer: torch.nn.Module, given: Any) -> None:
-        if counter.phase == "decoder":  # not where checkpointing computes it again
-            counter.weight = weights[layer]
-
-    def leave(layer: torch.nn.Module, given: Any, output: Any) -> None:
-        if counter.phase == "decoder":
-            counter.weight = 1
-            hidden = output if isinstance(output, Tensor) else output[0]
-            if hold and hidden.requires_grad:
-                held[layer] = hidden
-                hidden.register_hook(release(layer))
-
-    def release(layer: torch.nn.Module) -> Callable[[Tensor], None]:
-        return lambda gradient: held.__delitem__(layer)
-
-    weights = dict(zip(layers, counts, strict=True))
-    for layer in layers:
-        layer.register_forward_pre_hook(enter)
-        layer.register_forward_hook(leave)
-
-
-def _count_values(model: "PreTrainedModel", counts: list[int]) -> dict[str, int]:
-    layers = layers_of(model)[2]
-    times = {id(one): count for layer, count in zip(layers, counts, strict=True) for one in layer.parameters()}
-    trained = [parameter for _, parameter in trainable(model)]
-    matrices = [m.weight for layer in layers for m in layer.modules() if isinstance(m, torch.nn.Linear)]
-    all_trained = sum(one.numel() * times.get(id(one), 1) for one in trained)
-    return {
-        "trained": all_trained,
-        "trained_later": all_trained - sum(one.numel() for one in trained),
-        "quantizable": sum(one.numel() * times[id(one)] for one in matrices if not one.requires_grad),
-        "layer": max(sum(one.numel() for one in layer.parameters()) for layer in layers),
-        "outside": sum(one.numel() for one in model.parameters() if id(one) not in times),
-    }
-
-
 def _independent_of_length(config: Any) -> Any:
-    """A copy whose positions turn alike at all lengths: to ask for the longest is to ask for values."""
+    """A copy without frequencies that follow the length: those need the values of the positions."""
     config = copy.deepcopy(config)
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
     for one in [parameters, *parameters.values()]:
@@ -277,10 +273,10 @@ def _independent_of_length(config: Any) -> Any:
 
 
 def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
-    """The recipe's attention, with a mask of tokens × tokens only where there is one in training.
+    """Sets the recipe's attention, with a mask of tokens × tokens only where training has one.
 
-    Without values transformers always makes one, since it cannot see whether documents are packed. SDPA needs none for
-    causal attention alone; flash attention never does, keeps as much as SDPA, and may not be installed here.
+    Without values transformers always makes a mask, since it cannot see whether documents are packed. SDPA needs none
+    for causal attention alone. Flash attention never does, and keeps as much as SDPA, which takes its place here.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -302,10 +298,7 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
 
 
 def _last_block(name: str) -> Callable[..., Any]:
-    """The attention of a distance method, of which the last block alone is computed: each takes the same memory.
-
-    name: of the attention.
-    """
+    """A distance method's attention that computes only the last block, since every block takes the same memory."""
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **others: Any

@@ -4,15 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan
-from ropecli.config.saved_remapping import KEY, method_of, parse_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock_transformers import quiet_transformers, read_stock_config, stock_config_of
+from ropecli.live.stock_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,18 +20,8 @@ _ITEM = 2
 """Bytes of a bfloat16 value."""
 
 
-def read_config(checkpoint: Checkpoint, plan: PatchPlan | None = None) -> Any:
-    """plan: a patch in effect that is not on disk yet. Raises CheckpointError, OutputError."""
-    if plan is None:
-        return read_stock_config(checkpoint.folder, checkpoint.name)
-    return stock_config_of(plan.config, checkpoint.name)
-
-
 def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
-    """The causal LM of a config, in whatever mode of torch is on: the caller sees to it that nothing is allocated.
-
-    Raises CheckpointError.
-    """
+    """The causal LM of a config. Call it under torch.device("meta"). Raises CheckpointError."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -47,18 +33,16 @@ def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Counts of values, not bytes. total: of parameters, a tied one once. active: those that a token goes through.
+    """Numbers of values. total: parameters, a tied one once. active: parameters that a token goes through.
 
-    matmul: of matrices that a token is multiplied by, the head with them and the embeddings without. attention:
-    per layer that attends, heads × (query width + value width), and the window in tokens or None. sees: of how many
-    keys a relative-position method lets a query see at most; None for all before it.
+    matmul: in matrices that a token is multiplied with, including the head, without the embeddings. attention: for
+    each attention layer, heads × (query width + value width), and the window in tokens or None.
     """
 
     total: int
     active: int
     matmul: int
     attention: tuple[tuple[int, int | None], ...]
-    sees: int | None = None
 
 
 def model_shape(model: "PreTrainedModel") -> ModelShape:
@@ -75,44 +59,41 @@ def model_shape(model: "PreTrainedModel") -> ModelShape:
             matmul += used
     if head is not None and head.weight is embeddings.weight:
         matmul += head.weight.numel()
-    return ModelShape(total, active, matmul, tuple(_attention(text)), _seen_by_method(text))
+    return ModelShape(total, active, matmul, tuple(_attention(text)))
 
 
 def layers_of(model: "PreTrainedModel") -> tuple[nn.Module, str, nn.ModuleList]:
-    """(the module that holds the decoder's layers, under which name, the layers). Raises CheckpointError."""
+    """(the module that holds the decoder's layers, their name in it, the layers). Raises CheckpointError."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
                 return module, name, child
-    raise CheckpointError(f"{type(model).__name__} has no list of {count} layers; its memory cannot be foreseen.")
+    raise CheckpointError(f"{type(model).__name__} has no list of {count} layers; its memory cannot be estimated.")
 
 
-def keep_one_of_each(model: "PreTrainedModel") -> list[int]:
-    """Takes all layers out of the model but one of each kind; returns for how many each of them stands."""
+def kinds_of_layers(model: "PreTrainedModel") -> list[list[int]]:
+    """The layers of each kind: their parameters have the same shapes, and they attend alike."""
+    labels = getattr(model.config.get_text_config(), "layer_types", None) or []
+    kinds: dict[Any, list[int]] = {}
+    for index, layer in enumerate(layers_of(model)[2]):
+        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
+        kinds.setdefault((type(layer), shapes, *labels[index : index + 1]), []).append(index)
+    return list(kinds.values())
+
+
+def keep_layers(model: "PreTrainedModel", kept: list[int]) -> None:
+    """Removes all other layers of the decoder."""
     holder, name, layers = layers_of(model)
     config = model.config.get_text_config()
-    labels = getattr(config, "layer_types", None)
-    kinds = _kinds(layers, labels or [])
-    kept = [members[0] for members in kinds]
     setattr(holder, name, nn.ModuleList(layers[index] for index in kept))
     for position, index in enumerate(kept):
         for module in layers[index].modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, "layer_idx", position)  # noqa: B010  (to a checker of types it is a module)
-    if labels:
+    if labels := getattr(config, "layer_types", None):
         config.layer_types = [labels[index] for index in kept]
     config.num_hidden_layers = len(kept)
-    return [len(members) for members in kinds]
-
-
-def _kinds(layers: nn.ModuleList, labels: list[str]) -> list[list[int]]:
-    """The layers of each kind: their parameters have the same shapes, and they attend alike."""
-    kinds: dict[Any, list[int]] = {}
-    for index, layer in enumerate(layers):
-        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
-        kinds.setdefault((type(layer), shapes, *labels[index : index + 1]), []).append(index)
-    return list(kinds.values())
 
 
 def _attention(config: Any) -> Iterator[tuple[int, int | None]]:
@@ -132,29 +113,18 @@ def _head_width(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
-def _seen_by_method(config: Any) -> int | None:
-    method = method_of(config._attn_implementation)
-    if method is None:
-        return None
-    saved = parse_saved_remapping(getattr(config, KEY, None), method)
-    far = np.array([2 * saved.target])
-    counts = [branch.stop(far) - branch.start(far) for branch in saved.remapping().branches]
-    seen = int(sum(np.maximum(count, 0) for count in counts).item())
-    return seen if seen <= saved.target else None
-
-
 def _share_of_experts(config: Any) -> float:
-    """Of the experts' values, those that a token goes through."""
+    """Share of the experts' values that a token goes through."""
     experts = next((value for key in _EXPERTS if (value := getattr(config, key, None))), None)
     chosen = next((value for key in _CHOSEN if (value := getattr(config, key, None))), None)
     return chosen / experts if experts and chosen else 1.0
 
 
 def kv_cache(config: Any, shape: ModelShape, length: int) -> int:
-    """Bytes for one sequence of `length` tokens: layers that slide keep their window, layers that do not attend none.
+    """Bytes for one sequence of `length` tokens. Layers with a sliding window keep only the window.
 
-    Of multi-head latent attention, what it was made to keep: the latent and the part that rotates (DeepSeek-V2,
-    arXiv:2405.04434, section 2.1); transformers 5 itself keeps the full keys and values.
+    Multi-head latent attention is counted as designed, with the latent and the rotary part (DeepSeek-V2,
+    arXiv:2405.04434, section 2.1); transformers 5 keeps the full keys and values.
     """
     text = config.get_text_config()
     if rank := getattr(text, "kv_lora_rank", None):

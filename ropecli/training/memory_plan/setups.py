@@ -1,4 +1,4 @@
-"""Finds the training setups that fit into a GPU's memory, the smallest change first, and the command that runs one."""
+"""Finds training setups that fit into a GPU's memory, with the fewest changes, and the command that runs one."""
 
 import shlex
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter
 
 from ropecli.errors import RecipeError, shown
-from ropecli.scaling.registry import find_method
 from ropecli.training.memory_plan.estimate import Engine, MemoryEstimate, MemoryEstimator
 from ropecli.training.recipe import Recipe
 from ropecli.training.refusals import sharded_weight_faults, shared_sequence_faults
@@ -22,13 +21,12 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
 """In the order in which they are tried: the first that fits changes least."""
-_MOST = 4096
 _BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to train: a recipe's changes, an engine, and what it takes. refused: why it cannot be, in a sentence."""
+    """One way to train: an engine, changes of the recipe, and the memory. refused: why `finetune` would refuse it."""
 
     engine: Engine
     world: int
@@ -44,8 +42,9 @@ class Setup:
 
 
 def find_setups(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int) -> list[Setup]:
-    """One setup for each way of tuning and each engine: with the fewest changes that fit, or, where none does, the
-    least memory. memory: bytes of one GPU. Raises CheckpointError.
+    """One setup for each adapter and engine: the first change that fits, or else the one that needs the least memory.
+
+    memory: bytes of one GPU. Raises CheckpointError.
     """
     engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses")
     return [
@@ -56,20 +55,8 @@ def find_setups(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: i
 
 
 def best_setup(found: list[Setup]) -> Setup | None:
-    """Of those that fit, the one with the fewest changes; adapters and engines as they stand in the table."""
+    """The setup with the fewest changes among those that fit; the first one where several have as few."""
     return min((one for one in found if one.fits), key=lambda one: len(one.changes), default=None)
-
-
-def setup_with_more_gpus(
-    estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int
-) -> Setup | None:
-    """The next setup that fits, with twice, four times ... as many GPUs; None up to 4,096."""
-    count = max(2, 2 * gpus)
-    while count <= _MOST:
-        if fitting := best_setup(find_setups(estimator, recipe, length, count, memory)):
-            return fitting
-        count *= 2
-    return None
 
 
 def _smallest_change(
@@ -94,7 +81,7 @@ def _smallest_change(
 
 
 def _adapters(recipe: Recipe) -> tuple[str, ...]:
-    """From the recipe's own way of tuning on to those that take less."""
+    """The recipe's own adapter, then those that need less memory."""
     known = ("none", "lora", "qlora")
     own = recipe.adapter if recipe.adapter in known else "lora"
     rest = known[known.index(own) + 1 :]
@@ -102,18 +89,17 @@ def _adapters(recipe: Recipe) -> tuple[str, ...]:
 
 
 def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
-    """What `finetune` would refuse, as it says it."""
+    """The messages with which `finetune` would refuse a setup."""
     integers = recipe.adapter == "qlora"
     if engine == "fsdp2":
         yield from sharded_weight_faults(recipe, "FSDP2", integers=integers)
     if engine == "ulysses":
         yield from sharded_weight_faults(recipe, "ZeRO-3", integers=integers)
-        varies = find_method(recipe.patch.method).depends_on_length if recipe.patch else estimator.varies
-        yield from shared_sequence_faults(estimator.model, recipe, length, "sp_size", gpus, varies=varies)
+        yield from shared_sequence_faults(estimator.model, recipe, length, "sp_size", gpus, varies=estimator.varies)
 
 
 def launch_command(setup: Setup, checkpoint: str, length: int, recipe_file: str | None, given: dict[str, Any]) -> str:
-    """The line that starts the training. given: keys of the recipe that the user set. OUTPUT stands for the folder."""
+    """The shell command that starts the training. given: keys of the recipe that the user set."""
     words = ["accelerate", "launch", *_launch(setup), "-m", "ropecli", "finetune", checkpoint]
     if recipe_file:
         words += ["--recipe", recipe_file]
@@ -123,28 +109,19 @@ def launch_command(setup: Setup, checkpoint: str, length: int, recipe_file: str 
         words += ["--length", str(length)]
     for key, value in {**given, **setup.changes}.items():
         if key != "length":
-            words += ["--set", f"{key}={_yaml(value)}"]
+            words += ["--set", f"{key}={value}"]
     return shlex.join([*words, "--output", "OUTPUT"])
 
 
 def _launch(setup: Setup) -> Iterator[str]:
-    count = setup.world
     if setup.engine == "ddp":
-        yield from ("--multi_gpu", "--num_processes", str(count), "--num_machines", "1")
+        yield from ("--multi_gpu", "--num_machines", "1")
     else:
         yield from ("--config_file", f"recipes/accelerate/{_BY_CONFIG[setup.engine]}.yaml")
-        if count not in (1, 8):
-            yield from ("--num_processes", str(count))
-        if setup.engine == "ulysses" and count != 8:
-            yield from ("--parallelism_config_sp_size", str(count))
-    if setup.recipe.mixed_precision == "none":
-        yield from ("--mixed_precision", "no")
-    elif setup.engine == "ddp":
-        yield from ("--mixed_precision", "bf16")
-
-
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    yield from ("--num_processes", str(setup.world))
+    if setup.engine == "ulysses":
+        yield from ("--parallelism_config_sp_size", str(setup.world))
+    yield from ("--mixed_precision", "no" if setup.recipe.mixed_precision == "none" else "bf16")
 
 
 def parse_size(text: str, name: str) -> int:
@@ -163,5 +140,5 @@ def parse_size(text: str, name: str) -> int:
 
 
 def format_gb(size: float) -> str:
-    """Bytes as people read them, in units of 10⁹, or 10⁶ below a tenth of that."""
+    """Bytes for people to read, in units of 10⁹, or of 10⁶ for small sizes."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
