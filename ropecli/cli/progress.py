@@ -51,8 +51,9 @@ def _bar(description: str, total: int | None) -> Iterator[Step]:
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=err.quiet) as progress:
         task = progress.add_task(description, total=total)
 
-        def step(*, done: int | None = None, text: str | None = None) -> None:
-            progress.update(task, advance=1 if done is None else None, completed=done, description=text)
+        def step(*, done: int | None = None, text: str | None = None, phase: str | None = None) -> None:
+            advance = 1 if done is None and phase is None else None
+            progress.update(task, advance=advance, completed=done, description=phase or text)
 
         yield step
 
@@ -64,7 +65,11 @@ class _LogLines:
         self.first: int | None = None
         _print(description + (f" 0/{total}" if total else ""))
 
-    def __call__(self, *, done: int | None = None, text: str | None = None) -> None:
+    def __call__(self, *, done: int | None = None, text: str | None = None, phase: str | None = None) -> None:
+        if phase is not None:
+            self.description, self.begun, self.first = phase, time.monotonic(), None
+            _print(phase)
+            return
         self.done = self.done + 1 if done is None else done
         if self.first is None:
             self.first = self.done - 1  # a resumed run does not start at 0

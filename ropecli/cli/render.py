@@ -92,10 +92,20 @@ def show_file(drawn: "DrawnFile") -> None:
 
 
 def show_finetuned(result: "FinetuneResult") -> None:
+    from ropecli.reporting.wording import duration
+
     for sentence in result.stages:
         tell(sentence)
-    if result.output:
-        tell(f"{result.checkpoint} → {result.output}: {result.steps} step{'s'[: result.steps > 1]}")
+    if result.output is None:
+        return
+    done = f"{result.steps} step{'s'[: result.steps > 1]}"
+    if result.first_loss is not None and result.last_loss is not None:
+        done += f", {result.tokens:,} tokens in {duration(result.seconds)}"
+        done += f", loss {result.first_loss:.3f} → {result.last_loss:.3f}"
+    tell(f"{result.checkpoint} → {result.output}: {done}")
+    if (result.output / "config.json").is_file():
+        data = _data_for(result.checkpoint)
+        _next("eval-ppl", result.output, "--baseline", result.checkpoint, "--data", data, "--protocol", "tail")
 
 
 def show_tuned(result: "TunedCheckpoint") -> None:

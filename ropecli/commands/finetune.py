@@ -1,8 +1,10 @@
 """`ropecli finetune`: trains a checkpoint on long sequences."""
 
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,16 +34,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """steps: of all stages. stages: what was done, or would be, in sentences. output: None for a dry run."""
+    """A finished fine-tuning, or the plan of a dry run, which has no output.
+
+    steps: of all stages. stages: sentences of a dry run. tokens, seconds, first_loss, last_loss: since the run began or
+    resumed; losses in nats per token, None if no step was left to do.
+    """
 
     checkpoint: str
     output: Path | None
     steps: int
     stages: tuple[str, ...] = ()
+    tokens: int = 0
+    seconds: float = 0.0
+    first_loss: float | None = None
+    last_loss: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        output = str(self.output) if self.output else None
-        return {"checkpoint": self.checkpoint, "output": output, "steps": self.steps, "stages": list(self.stages)}
+        return {**vars(self), "output": str(self.output) if self.output else None, "stages": list(self.stages)}
 
 
 def finetune(
@@ -107,8 +116,7 @@ def finetune(
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
     total = sum(run.steps for run in whole.runs)
     if not dry_run:
-        _run(opened, whole, as_path(output), resume, total)
-        return FinetuneResult(checkpoint, as_path(output), total)
+        return _run(opened, whole, as_path(output), resume, total)
     stages = plan_stages(opened, whole)
     for stage in stages:
         number = f"stage {stage.number}: " if len(stages) > 1 else ""
@@ -118,23 +126,33 @@ def finetune(
     return FinetuneResult(checkpoint, None, total, tuple(sentences))
 
 
-def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> None:
+def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
     from ropecli.evaluation.processes import among_processes
     from ropecli.training.stages import run_stages
 
-    again = "Run the same command with --resume to continue."
-    with among_processes(again), progress_bar("fine-tuning", total) as step:
+    again, begun = "Run the same command with --resume to continue.", time.monotonic()
+    steps: list[TrainingProgress] = []
+    with among_processes(again), progress_bar("preparing", total) as step:
 
         def on_step(progress: "TrainingProgress") -> None:
-            text = f"loss {progress.loss:.3f}  {progress.tokens_per_second:,.0f} tokens/s"
-            step(done=progress.step, text=text)
+            steps.append(progress)
+            step(done=progress.step, text=f"loss {progress.loss:.3f}, {progress.tokens_per_second:,.0f} tokens/s")
 
-        run_stages(opened, recipe, output, resume=resume, say=say, on_step=on_step)
+        def on_phase(phase: str) -> None:
+            step(phase=phase)
+
+        run_stages(opened, recipe, output, resume=resume, say=say, on_step=on_step, on_phase=on_phase)
         _leave_processes()
+    result = FinetuneResult(opened.name, output, total, seconds=time.monotonic() - begun)
+    if not steps:
+        return result
+    counts = pairwise([0, *(one.tokens for one in steps)])  # each stage counts from 0
+    tokens = sum(after - before if after > before else after for before, after in counts)
+    return replace(result, tokens=tokens, first_loss=steps[0].loss, last_loss=steps[-1].loss)
 
 
 def _leave_processes() -> None:
-    """Of a launch of several: one that ends while others still speak to it may abort, or make them abort."""
+    """End the process group in order: a process that exits earlier can abort the others."""
     import gc
 
     from torch import distributed

@@ -15,9 +15,13 @@ _LOG.setLevel(logging.INFO)
 
 
 class Step(Protocol):
-    """Call it after each step. done: steps so far, if not one more than before. text: details, such as the loss."""
+    """Call it after each step.
 
-    def __call__(self, *, done: int | None = None, text: str | None = None) -> None: ...
+    done: steps so far, if not one more than before. text: details, such as the loss. phase: what begins now, instead
+    of a step.
+    """
+
+    def __call__(self, *, done: int | None = None, text: str | None = None, phase: str | None = None) -> None: ...
 
 
 MakeBar = Callable[[str, int | None], AbstractContextManager[Step]]
@@ -26,7 +30,7 @@ MakeBar = Callable[[str, int | None], AbstractContextManager[Step]]
 
 @contextlib.contextmanager
 def _no_bar(description: str, total: int | None) -> Iterator[Step]:
-    def step(*, done: int | None = None, text: str | None = None) -> None: ...
+    def step(*, done: int | None = None, text: str | None = None, phase: str | None = None) -> None: ...
 
     yield step
 

@@ -55,11 +55,13 @@ def finetune_checkpoint(
     resume: bool = False,
     say: Say = lambda message: None,
     on_step: Callable[[TrainingProgress], None] = lambda progress: None,
+    on_phase: Callable[[str], None] = lambda phase: None,
 ) -> None:
     """Train one stage, planned by plan_stages, into the folder `output`.
 
     length: tokens per sequence. reach: tokens that positions with gaps may span. say: given sentences about the data
-    and the model. on_step: called after each step. Both on the main process alone. SIGTERM, SIGHUP and Ctrl-C save and
+    and the model. on_step: called after each step. on_phase: called with what
+    begins. All on the main process only. SIGTERM, SIGHUP and Ctrl-C save and
     stop: SystemExit 143 and 129, KeyboardInterrupt. Raises RopecliError.
     """
     accelerator = make_accelerator(
@@ -72,9 +74,11 @@ def finetune_checkpoint(
     )
     main = accelerator.is_main_process
     if not main:
-        say, on_step = (lambda message: None), (lambda progress: None)
+        say, on_step, on_phase = (lambda message: None), (lambda progress: None), (lambda phase: None)
     tokenizer = load_tokenizer(checkpoint)
+    on_phase("tokenizing")
     stream = open_stream(recipe, tokenizer, length, reach, first=accelerator.local_main_process_first)
+    on_phase("loading")
     model = _load(checkpoint, recipe)
     refuse_unknown_ids(stream.largest_id, model)
     loss_of = _make_loss(model, recipe, stream.packed)
@@ -104,6 +108,7 @@ def finetune_checkpoint(
             if main:
                 clear_finished(output)
             return
+        on_phase("fine-tuning")
         run = _Run(accelerator, recipe, stream, validation, output, say, on_step)
         wrapped = run.train(loss_of, optimizer, interrupt, settings)
         state = state_to_save(accelerator, wrapped)
@@ -137,7 +142,7 @@ class _Run:
         if recipe.adapter != "none":
             adapters.save_only_trained(self.accelerator)
         checkpoints = Checkpoints(
-            self.accelerator, self.output / CHECKPOINTS, recipe.save_every, recipe.keep_checkpoints
+            self.accelerator, self.output / CHECKPOINTS, recipe.save_every, recipe.keep_checkpoints, say=self.say
         )
         loop = TrainingLoop(
             self.accelerator,
@@ -188,7 +193,10 @@ class _Run:
     def _validate(self, step: int) -> None:
         """Perplexity on held-out text, where it is due; before the first step too."""
         if self.validation and self.validation.due(step):
-            self.log.write(self.validation.run(self.accelerator, self.wrapped, step))
+            measured = self.validation.run(self.accelerator, self.wrapped, step)
+            self.log.write(measured)
+            found = ", ".join(f"{ppl:.2f} at {length} tokens" for length, ppl in measured["ppl"].items())
+            self.say(f"Step {step}: perplexity {found}.")
 
     def _advice(self) -> str:
         return (

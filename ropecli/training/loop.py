@@ -79,7 +79,7 @@ def stop_on_signals(say: Callable[[str], None] = lambda message: None) -> Iterat
 class TrainingProgress:
     """The report of a step. step: from 1. loss: nats per token. learning_rate: of the first group.
 
-    tokens_per_second: since the run began or resumed, all processes together.
+    tokens_per_second, tokens: since the run began or resumed, all processes together.
     """
 
     step: int
@@ -87,6 +87,7 @@ class TrainingProgress:
     learning_rate: float
     grad_norm: float
     tokens_per_second: float
+    tokens: int
 
 
 @dataclass
@@ -144,8 +145,9 @@ class TrainingLoop:
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
-        speed = self._tokens * self.accelerator.num_processes / (time.monotonic() - self._begun)
-        return TrainingProgress(done + 1, loss, self._rates[0] * factor, grad_norm, speed)
+        tokens = self._tokens * self.accelerator.num_processes
+        speed = tokens / (time.monotonic() - self._begun)
+        return TrainingProgress(done + 1, loss, self._rates[0] * factor, grad_norm, speed, tokens)
 
     def _pass(self, batch: Batch, scale: float) -> float:
         """Forward and backward; the summed negative log-likelihood of this process's tokens, nats."""

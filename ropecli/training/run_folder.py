@@ -167,6 +167,7 @@ class Checkpoints:
     every: int
     keep: int = 1
     spare: Callable[[list[int]], int | None] = lambda steps: None
+    say: Callable[[str], None] = lambda message: None
 
     def save(self, step: int) -> None:
         """Raises OutputError, and leaves the earlier checkpoints as they are."""
@@ -189,6 +190,7 @@ class Checkpoints:
             why = failure.replace(str(partial), str(whole))
             raise OutputError(f"{whole} could not be written; is the disk full? ({why}) Continue by --resume.")
         if main:
+            self.say(f"Saved {whole}.")
             spared = self.spare([saved for saved, _ in list_snapshots(self.folder) if saved <= step])
             prune_snapshots(self.folder, step, self.keep, [] if spared is None else [spared])
 

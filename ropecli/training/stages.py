@@ -187,12 +187,13 @@ def run_stages(
     resume: bool = False,
     say: Callable[[str], None] = lambda message: None,
     on_step: Callable[[Any], None] = lambda progress: None,
+    on_phase: Callable[[str], None] = lambda phase: None,
 ) -> None:
     """Run all stages of a recipe into the folder `output`, which stock transformers then loads.
 
-    on_step: given a TrainingProgress after each step, counted over all stages. Of several processes the first one
-    patches and the others wait, so `output` must be on a disk that they share. Raises what plan_stages, patch_to and
-    finetune_checkpoint raise; nothing is trained where a later stage has a fault.
+    on_step: called with a TrainingProgress after each step, counted over all stages. on_phase: called with what begins.
+    Of several processes the first one patches and the others wait, so `output` must be on a disk that they share.
+    Raises what plan_stages, patch_to and finetune_checkpoint raise; plans all stages before it trains the first.
     """
     stages = plan_stages(checkpoint, recipe)
     first = int(os.environ.get("RANK", "0")) == 0
@@ -203,7 +204,7 @@ def run_stages(
         for warning in stage.warnings:
             say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
     if len(stages) == 1 and stages[0].plan is None:
-        _finetune(checkpoint, stages[0], output, resume=resume, say=say, on_step=on_step)
+        _finetune(checkpoint, stages[0], output, resume=resume, say=say, on_step=on_step, on_phase=on_phase)
         return
     with lock_output(output) if first else nullcontext():
         if first:
@@ -211,7 +212,7 @@ def run_stages(
         if kept := len(stages) - 1:
             size = sum(path.stat().st_size for path in checkpoint.weight_files()) / 2**30
             say(f"Each earlier stage's checkpoint is kept in {output / STAGES}: {kept} × {size:.3g} GiB.")
-        _run_in_turn(checkpoint, stages, output, first, say, on_step)
+        _run_in_turn(checkpoint, stages, output, first, say, on_step, on_phase)
 
 
 def _finetune(checkpoint: Checkpoint, stage: Stage, output: Path, **options: Any) -> None:
@@ -225,6 +226,7 @@ def _run_in_turn(
     first: bool,
     say: Callable[[str], None],
     on_step: Callable[[Any], None],
+    on_phase: Callable[[str], None],
 ) -> None:
     steps, trained = 0, None
     for stage in stages:
@@ -244,7 +246,7 @@ def _run_in_turn(
                 on_step(replace(progress, step=before + progress.step))
 
             # the folder is this run's own, so what is there is resumed
-            _finetune(source, stage, folder, resume=True, say=say, on_step=counted)
+            _finetune(source, stage, folder, resume=True, say=say, on_step=counted, on_phase=on_phase)
         if first:
             clear_finished(folder)
             (folder / LOCK).unlink(missing_ok=True)  # a kill may have left it
