@@ -1,55 +1,71 @@
 """ropecli: extends the context window of Hugging Face checkpoints with rotary position embeddings.
 
-Every command is a function of the same name and options, as in
-`ropecli.patch("demo", method="yarn", factor=4, output="out")`. Each name is imported when it is first used, so that
-`import ropecli` costs nothing. For transformers' own `from_pretrained`, `import ropecli.attention` registers the
-attention that distance methods need.
+Every command is a function of the same name and options:
+`ropecli.patch("demo", method="yarn", factor=4, output="out")`. Names are imported when they are first used, so
+`import ropecli` is fast. For transformers' own `from_pretrained`, `import ropecli.attention` registers the attention of
+distance methods.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_COMMANDS = (
-    "compare",
-    "eval_ppl",
-    "export",
-    "finetune",
-    "inspect",
-    "merge",
-    "methods",
-    "needle",
-    "passkey",
-    "patch",
-    "plan",
-    "plot",
-    "report",
-    "theory",
-    "tune",
-)
-_API = {
-    **dict.fromkeys(_COMMANDS, "ropecli.commands"),
-    # what they take and give
-    "CheckpointState": "ropecli.checkpoint.state",
-    "EvalReport": "ropecli.evaluation.eval_report",
-    "PatchPlan": "ropecli.checkpoint.patch_plan",
-    "RetrievalReport": "ropecli.evaluation.eval_report",
-    "RopeGeometry": "ropecli.rope",
-    "RopecliError": "ropecli.errors",
-    "ScaledRope": "ropecli.scaling.spec",
-    "ScalingSpec": "ropecli.scaling.spec",
-    "TuneReport": "ropecli.tuning.tune_report",
+if TYPE_CHECKING:
+    from ropecli.attention import load_model as load_model
+    from ropecli.attention.patching import live_patch as live_patch
+    from ropecli.checkpoint.opening import open_checkpoint as open_checkpoint
+    from ropecli.checkpoint.patch_plan import PatchPlan as PatchPlan
+    from ropecli.checkpoint.patch_plan import make_plan as make_plan
+    from ropecli.checkpoint.state import CheckpointState as CheckpointState
+    from ropecli.checkpoint.state import read_state as read_state
+    from ropecli.commands.compare import compare as compare
+    from ropecli.commands.eval_ppl import eval_ppl as eval_ppl
+    from ropecli.commands.export import export as export
+    from ropecli.commands.finetune import finetune as finetune
+    from ropecli.commands.inspect import inspect as inspect
+    from ropecli.commands.merge import merge as merge
+    from ropecli.commands.methods import methods as methods
+    from ropecli.commands.needle import needle as needle
+    from ropecli.commands.passkey import passkey as passkey
+    from ropecli.commands.patch import patch as patch
+    from ropecli.commands.plan import plan as plan
+    from ropecli.commands.plot import plot as plot
+    from ropecli.commands.report import report as report
+    from ropecli.commands.theory import theory as theory
+    from ropecli.commands.tune import tune as tune
+    from ropecli.errors import RopecliError as RopecliError
+    from ropecli.evaluation.eval_report import EvalReport as EvalReport
+    from ropecli.evaluation.eval_report import RetrievalReport as RetrievalReport
+    from ropecli.live.loading import load_tokenizer as load_tokenizer
+    from ropecli.live.rotary import rotary_tables as rotary_tables
+    from ropecli.live.rotary import unpatched_after as unpatched_after
+    from ropecli.rope import RopeGeometry as RopeGeometry
+    from ropecli.scaling.scale import scale as scale
+    from ropecli.scaling.spec import ScaledRope as ScaledRope
+    from ropecli.scaling.spec import ScalingSpec as ScalingSpec
+    from ropecli.scaling.spec import make_spec as make_spec
+    from ropecli.tuning.tune_report import TuneReport as TuneReport
+
+_HOMES = {
+    "ropecli.commands": (
+        "compare eval_ppl export finetune inspect merge methods needle passkey patch plan plot report theory tune"
+    ),
+    # what they take and return
+    "ropecli.checkpoint.state": "CheckpointState read_state",
+    "ropecli.checkpoint.patch_plan": "PatchPlan make_plan",
+    "ropecli.errors": "RopecliError",
+    "ropecli.evaluation.eval_report": "EvalReport RetrievalReport",
+    "ropecli.rope": "RopeGeometry",
+    "ropecli.scaling.spec": "ScaledRope ScalingSpec make_spec",
+    "ropecli.tuning.tune_report": "TuneReport",
     # for notebooks: the mathematics, and a model patched in memory
-    "live_patch": "ropecli.attention.patching",
-    "load_model": "ropecli.attention",
-    "load_tokenizer": "ropecli.live.loading",
-    "make_plan": "ropecli.checkpoint.patch_plan",
-    "make_spec": "ropecli.scaling.spec",
-    "open_checkpoint": "ropecli.checkpoint.opening",
-    "read_state": "ropecli.checkpoint.state",
-    "rotary_tables": "ropecli.live.rotary",
-    "scale": "ropecli.scaling.scale",
-    "unpatched_after": "ropecli.live.rotary",
+    "ropecli.attention": "load_model",
+    "ropecli.attention.patching": "live_patch",
+    "ropecli.checkpoint.opening": "open_checkpoint",
+    "ropecli.live.loading": "load_tokenizer",
+    "ropecli.live.rotary": "rotary_tables unpatched_after",
+    "ropecli.scaling.scale": "scale",
 }
+_API = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = list(_API)
 
 

@@ -118,7 +118,7 @@ assert ropecli.patch("demo", method="ntk", factor=2, dry_run=True).output is Non
 assert ropecli.plan("demo", length=512).report["length"] == 512
 for name in ropecli.__all__:
     getattr(ropecli, name)
-assert all(callable(getattr(ropecli, name)) for name in ropecli._COMMANDS)
+assert all(callable(getattr(ropecli, name)) for name in ropecli._HOMES["ropecli.commands"].split())
 """
     assert "torch" in loaded(statements)
 

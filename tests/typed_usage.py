@@ -1,0 +1,18 @@
+"""What a type checker sees of `import ropecli`; `scripts/check` runs mypy on this file."""
+
+from typing_extensions import assert_type
+
+import ropecli
+from ropecli.commands.compare import Comparison
+from ropecli.commands.finetune import FinetuneResult
+from ropecli.commands.tune import TunedCheckpoint
+from ropecli.engines.engine_export import Export
+
+
+def use() -> None:
+    assert_type(ropecli.eval_ppl("demo", data="demo"), ropecli.EvalReport)
+    assert_type(ropecli.needle("demo"), ropecli.RetrievalReport)
+    assert_type(ropecli.compare(["demo"], data="demo"), Comparison)
+    assert_type(ropecli.finetune("demo", output="out"), FinetuneResult)
+    assert_type(ropecli.tune("demo", data="demo-train", factor=4, output="out"), TunedCheckpoint)
+    assert_type(ropecli.export("demo", engine="vllm"), Export)
