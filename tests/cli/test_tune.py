@@ -266,7 +266,7 @@ WRONG = {
     "a method of other distances": (["--methods", "yarn,rerope"], "rerope cannot be tuned"),
     "no method": (["--methods", ","], "--methods names no method"),
     "held-out text": (["--data", "demo"], "'demo' is the held-out text", "demo-train"),
-    "a target that no document has": (["--factor", "400"], "25600 tokens", "Ask for fewer"),
+    "a target that no document has": (["--factor", "400"], "25600 tokens", "Use a shorter length"),
     "too few documents": (["--max-documents", "3"], "documents of 128 tokens", "at least 4"),
 }
 
