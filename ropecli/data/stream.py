@@ -157,7 +157,7 @@ def open_stream(
     for number, source in enumerate(recipe.sources):
         if source.keep_short < 1 and source.long_from is None:
             raise RecipeError(
-                f"keep_short: {source.keep_short:g} requires long_from, the minimum length of a long document in tokens."
+                f"keep_short: {source.keep_short:g} requires long_from, the minimum tokens of a long document."
             )
         with first():
             store = _open_store(source, tokenizer, digest, read)
