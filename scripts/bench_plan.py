@@ -1,17 +1,16 @@
-"""Holds what `ropecli plan` foresees of a training step's memory against what real steps take on a CPU.
+"""Compares the training memory predicted by `ropecli plan` with real steps on a CPU.
 
-    python scripts/bench_plan.py            # a table of predicted, measured and their ratio; exit 1 beyond 5%
+    python scripts/bench_plan.py            # table of predicted, measured, ratio; exit status 1 if off by more than 5%
     python scripts/bench_plan.py --json
-    python scripts/bench_plan.py --resident   # and the growth of the process's resident set beside
+    python scripts/bench_plan.py --resident   # also the growth of the resident set
 
-Every configuration runs in a process of its own: two whole steps (clipping and AdamW's update with them) through our
-own loss and optimizer, of a model with random weights. Measured is the largest sum of bytes that torch's allocator has
-given out, each allocation and release read off torch.profiler's memory events, from before the model is built. It
-repeats to the byte, which a process's resident set does not: that also holds what the C library has not given back and
-what oneDNN works with; it is the growth after a first small training has loaded all code. Compared is tensor memory
-alone; the planner's allowance for CUDA itself (MemoryEstimate.runtime) has no place on a CPU. SDPA's kernel for a CPU
-takes no tokens × tokens scores for causal attention, as those for a GPU; Gemma 2, which caps its scores, does without
-SDPA and takes them.
+Each configuration runs two full steps (with clipping and AdamW) of a model with random weights in a new process, with
+ropecli's loss and optimizer. "measured" is the peak of the bytes held by torch's allocator, from torch.profiler's
+memory events, starting before the model is built; it is exactly reproducible. The resident set is not: it also contains
+memory that the C library has not returned and oneDNN's workspace. It is measured as growth after a small training that
+loads all code. Only tensor memory is compared; the planner's allowance for CUDA (MemoryEstimate.runtime) does not apply
+to a CPU. Like the GPU kernels, SDPA's CPU kernel allocates no tokens × tokens scores for causal attention; Gemma 2,
+which caps its scores, does not use SDPA and allocates them.
 """
 
 import json
@@ -27,7 +26,7 @@ _SMALL = {
     "num_key_value_heads": 2,
     "head_dim": 64,
 }
-_PLAIN = {"mixed_precision": "none", "gradient_accumulation": 1}
+_DEFAULTS = {"mixed_precision": "none", "gradient_accumulation": 1}
 REROPE = {
     "attn_implementation": "ropecli:rerope",
     "ropecli_remapping": {
@@ -39,7 +38,7 @@ REROPE = {
         "neighbours": False,
     },
 }
-"""What config.json holds of a relative-position method."""
+"""config.json entries of a distance method."""
 CASES: dict[str, dict[str, Any]] = {
     "llama, 4096 tokens": {"type": "llama", "vocab": 2048, "layers": 6, "length": 4096, "recipe": {}},
     "llama, 2048, no checkpointing": {
@@ -91,11 +90,11 @@ def config_of(case: dict[str, Any]) -> Any:
 def recipe_of(case: dict[str, Any]) -> Any:
     from ropecli.training.recipe import Recipe
 
-    return Recipe(data="none is read", **{**_PLAIN, **case["recipe"]})
+    return Recipe(data="none is read", **{**_DEFAULTS, **case["recipe"]})
 
 
 def predict(case: dict[str, Any], gpu: bool = False) -> int:
-    """Bytes of tensors on one process."""
+    """Predicted bytes of tensors in one process."""
     from ropecli.training.memory_plan.estimate import MemoryEstimator
 
     on_gpu = gpu or "half_base" in case
@@ -104,7 +103,7 @@ def predict(case: dict[str, Any], gpu: bool = False) -> int:
 
 
 def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
-    """Whole steps as the loop makes them, on random tokens."""
+    """Full training steps on random tokens."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -125,7 +124,7 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     optimizer = make_optimizer(loss_of.named_parameters(), recipe)
     ids = torch.randint(case["vocab"], (recipe.batch_size, case["length"] + 1), device=device)
-    packed = recipe.sequences == "packed"  # documents of a quarter
+    packed = recipe.sequences == "packed"  # four documents per sequence
     positions = (torch.arange(case["length"], device=device) % (case["length"] // 4)).expand_as(ids[:, 1:])
     for _ in range(steps):
         for _ in range(recipe.gradient_accumulation):
@@ -139,7 +138,7 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
 
 
 def allocated(case: dict[str, Any]) -> int:
-    """Bytes at the peak of what torch's allocator for the CPU gave out while the case was trained."""
+    """Peak bytes held by torch's CPU allocator while the case trains."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -170,10 +169,10 @@ def _only(name: str, way: str) -> None:
 
 
 def _in_new_process(name: str, way: str) -> int:
-    # large tensors go back to the system at once, as CUDA's own would to its pool
-    alone = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    # return large tensors to the system immediately, as CUDA returns them to its pool
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     words = [sys.executable, __file__, "--only", name, way]
-    run = subprocess.run(words, capture_output=True, text=True, check=True, env=alone)
+    run = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     return int(run.stdout.splitlines()[-1])
 
 
