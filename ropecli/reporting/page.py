@@ -159,7 +159,7 @@ def _details(report: Report) -> list[tuple[str, str]]:
         *_kind_details(report),
     ]
     settings = {name: value for name, value in report.settings.items() if value is not None}
-    details += [("settings", _json(settings)), ("computed", f"{report.dtype} on {report.device}")]
+    details += [("settings", _json(settings)), ("dtype and device", f"{report.dtype} on {report.device}")]
     versions = ", ".join(f"{name} {version}" for name, version in report.environment.items())
     details.append(("versions", versions))
     return [*details, ("command", shlex.join(report.command))]

@@ -26,7 +26,7 @@ def table(config: dict, max_model_len: int, geometry) -> tuple[np.ndarray, float
     base = told["rope_theta"] ** -(np.arange(0, geometry.rotary_dim, 2) / geometry.rotary_dim)
     original, s = told.get("original_max_position_embeddings"), told.get("factor")
     if told["rope_type"] == "linear":
-        assert isinstance(s, float)  # a whole number is taken for a list there
+        assert isinstance(s, float)  # vLLM treats an integer as a list
         return base / s, 1.0, window * s
     if told["rope_type"] == "dynamic":
         stretch = s * window / told.get("max_trained_positions", window) - (s - 1)

@@ -219,7 +219,7 @@ def test_frequencies_are_ratios(study):
     border = found["critical dimension 92: pairs 0 to 45 complete a rotation inside the pretraining length"]
     assert list(border.get_xdata()) == [45.5, 45.5]
     assert found["1/s at factor 8: 0.125"].get_ydata()[0] == 1 / 8
-    # what a logarithmic axis has no place for stands below it
+    # 0 is drawn below the logarithmic axis
     (zeros,) = [line.get_ydata() for line in axes.lines if line.get_label() == style.UNNAMED]
     np.testing.assert_array_equal(np.isfinite(zeros), np.arange(64) >= 48)
     assert axes.get_ylim()[0] < np.nanmax(zeros) < 1 / 8

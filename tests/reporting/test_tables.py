@@ -88,7 +88,7 @@ def test_retrieval_by_depth_and_length_and_in_sum(retrieval):
 
 
 def test_wilsons_interval():
-    # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), of nothing but misses up to z²/n / (1 + z²/n)
+    # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), without hits up to z²/n / (1 + z²/n)
     assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
     assert wilson(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
 
