@@ -1,13 +1,13 @@
-"""Measures one-pass `prefix` evaluation against the plain way: a fresh forward pass per length, logits and all.
+"""Benchmarks one-pass `prefix` evaluation against separate forward passes per length with full logits.
 
     python scripts/bench_eval.py            # time and equality on the demo, memory at a 128k vocabulary
     python scripts/bench_eval.py --no-memory
 
-1. CPU time at many lengths, and that both ways give the same perplexity.
-2. Wall time of scoring against a bare forward of the same model on the same tokens, without any loss.
-3. Memory above the loaded model, each way's own peak in a fresh process.
+1. CPU time at many lengths, and equality of the perplexities.
+2. Wall time of scoring against forward passes of the same model on the same tokens, without a loss.
+3. Peak memory above the loaded model, each in a new process.
 
-Ways are run one after the other in one process, several times over, so that their ratio holds on a busy machine.
+The alternatives run in turn in one process, several times, so that their ratio is reliable on a busy machine.
 """
 
 import json
@@ -36,8 +36,8 @@ TOKENS = 8_192
 
 
 @torch.inference_mode()
-def plain_way(model: torch.nn.Module, documents: Documents, lengths: Sequence[int]) -> list[float]:
-    """Perplexity by a forward pass per document and length, with all logits at once."""
+def pass_per_length(model: torch.nn.Module, documents: Documents, lengths: Sequence[int]) -> list[float]:
+    """Perplexity from one forward pass per document and length, with all logits at once."""
     results = []
     for length in lengths:
         total, tokens = 0.0, 0
@@ -55,7 +55,7 @@ def one_pass(model: torch.nn.Module, documents: Documents, lengths: Sequence[int
 
 
 def wide_model() -> tuple[torch.nn.Module, Documents]:
-    """A tiny decoder with a large vocabulary, so that logits are nearly all the memory there is."""
+    """A tiny decoder with a large vocabulary, so that logits take nearly all the memory."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def wide_model() -> tuple[torch.nn.Module, Documents]:
 
 
 def extra_memory(way: str) -> float:
-    """Peak memory of one way above the loaded model, MiB, in a process of its own."""
+    """Peak memory above the loaded model, MiB, in a new process."""
     run = subprocess.run([sys.executable, __file__, "--only", way], capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
@@ -81,7 +81,7 @@ def extra_memory(way: str) -> float:
 def measure_memory(way: str) -> None:
     model, documents = wide_model()
     before = psutil.Process().memory_info().rss
-    {"plain": plain_way, "one-pass": one_pass}[way](model, documents, [TOKENS])
+    {"per-length": pass_per_length, "one-pass": one_pass}[way](model, documents, [TOKENS])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps((peak - before) / 2**20))
 
@@ -91,24 +91,24 @@ def compare_on_demo(lengths: list[int], most: int) -> Table:
     model = load_model(checkpoint, device="cpu")
     documents = read_documents(read_texts("demo"), load_tokenizer(checkpoint), lengths[-1], most=most)
     timings, results = {}, {}
-    for way in (one_pass, plain_way):
+    for way in (one_pass, pass_per_length):
         way(model, documents, lengths[:1])  # warm up
         begun = time.process_time()
         results[way] = way(model, documents, lengths)
         timings[way] = time.process_time() - begun
     table = Table(title=f"prefix at {len(lengths)} lengths up to {lengths[-1]}, {len(documents.kept)} documents, demo")
-    for name in ("length", "one pass", "fresh pass per length", "difference"):
+    for name in ("length", "one pass", "pass per length", "difference"):
         table.add_column(name, justify="right")
-    for length, ours, theirs in zip(lengths, results[one_pass], results[plain_way], strict=True):
-        table.add_row(f"{length}", f"{ours:.5f}", f"{theirs:.5f}", f"{abs(ours - theirs):.1e}")
+    for length, ours, other in zip(lengths, results[one_pass], results[pass_per_length], strict=True):
+        table.add_row(f"{length}", f"{ours:.5f}", f"{other:.5f}", f"{abs(ours - other):.1e}")
     table.add_section()
-    ratio = timings[plain_way] / timings[one_pass]
-    table.add_row("CPU time", f"{timings[one_pass]:.1f} s", f"{timings[plain_way]:.1f} s", f"{ratio:.1f} times")
+    ratio = timings[pass_per_length] / timings[one_pass]
+    table.add_row("CPU time", f"{timings[one_pass]:.1f} s", f"{timings[pass_per_length]:.1f} s", f"{ratio:.1f}x")
     return table
 
 
 def against_bare_forward(length: int, most: int, rounds: int = 5) -> tuple[float, float]:
-    """Wall seconds of (an evaluation, a forward pass with its logits) over the same documents; the best of some."""
+    """Wall seconds of (evaluation, forward passes with logits) over the same documents, best of several rounds."""
     checkpoint = open_checkpoint("demo")
     model = load_model(checkpoint, device="cpu")
     documents = read_documents(read_texts("demo"), load_tokenizer(checkpoint), length, most=most)
@@ -121,8 +121,8 @@ def against_bare_forward(length: int, most: int, rounds: int = 5) -> tuple[float
 
     ways = (lambda: evaluate_perplexity(model, documents, [length]), bare)
     seconds = [[_wall_time(way) for way in ways] for _ in range(rounds + 1)][1:]
-    ours, theirs = zip(*seconds, strict=True)
-    return min(ours), min(theirs)
+    scored, forward = zip(*seconds, strict=True)
+    return min(scored), min(forward)
 
 
 def _wall_time(way: Callable[[], object]) -> float:
@@ -137,7 +137,7 @@ def main(
     memory: bool = True,
     only: str = "",
 ) -> None:
-    """Print both ways side by side."""
+    """Print the comparison."""
     if only:
         measure_memory(only)
         return
@@ -146,14 +146,14 @@ def main(
     console.print(compare_on_demo(wanted, documents))
     ours, bare = against_bare_forward(wanted[-1], documents)
     console.print(
-        f"wall time at {wanted[-1]} tokens, {documents} documents: {ours:.2f} s scored, {bare:.2f} s for bare "
-        f"forwards: {ours / bare:.2f} times"
+        f"wall time at {wanted[-1]} tokens, {documents} documents: {ours:.2f} s for evaluation, {bare:.2f} s for "
+        f"forward passes only, ratio {ours / bare:.2f}"
     )
     if memory:
-        ours, plain = extra_memory("one-pass"), extra_memory("plain")
+        ours, full = extra_memory("one-pass"), extra_memory("per-length")
         console.print(
-            f"extra memory at {TOKENS} tokens, vocabulary {VOCABULARY}: {ours:.0f} MiB in one pass by chunks, "
-            f"{plain:.0f} MiB with all logits: {plain / ours:.1f} times"
+            f"extra memory at {TOKENS} tokens, vocabulary {VOCABULARY}: {ours:.0f} MiB for one pass in chunks, "
+            f"{full:.0f} MiB with all logits, ratio {full / ours:.1f}"
         )
 
 

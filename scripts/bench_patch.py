@@ -1,12 +1,12 @@
-"""Measures `ropecli patch` on a checkpoint of a 7B model's shape against loading that model and saving it again.
+"""Benchmarks `ropecli patch` on a checkpoint with the shape of a 7B model against loading and saving that model.
 
     python scripts/bench_patch.py               # the comparison at 2 and 8 layers, extrapolated to 32
-    python scripts/bench_patch.py --layers 32   # the comparison itself at 32 layers: 14 GB of memory and of disk
-    python scripts/bench_patch.py --layers ""   # the patch alone
+    python scripts/bench_patch.py --layers 32   # the comparison at 32 layers: 14 GB of memory and of disk
+    python scripts/bench_patch.py --layers ""   # only the patch
 
-The weights are sparse files: their headers and sizes are those of the model, their content is zeros that take no
-disk. That flatters loading and saving, which reads nothing from the disk; a patch opens the headers alone. Each
-command runs in a process of its own; its wall time and peak resident memory are what the system counted for it.
+The weights are sparse files of zeros with the headers and sizes of the model. This favours loading and saving, which
+then reads nothing from the disk; a patch only reads the headers. Each command runs in a new process; wall time and
+peak resident memory are the operating system's counts for it.
 """
 
 import json
@@ -54,7 +54,7 @@ def tensors(layers: int) -> dict[str, list[int]]:
 
 
 def write_checkpoint(folder: Path, layers: int) -> int:
-    """Writes config.json, shards of zeros in bfloat16 and their index; returns the bytes of all weights."""
+    """Write config.json, bfloat16 shards of zeros and their index; return the bytes of all weights."""
     folder.mkdir()
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -105,7 +105,7 @@ def write_shard(path: Path, shapes: dict[str, list[int]]) -> None:
 
 
 def measure(*arguments: object) -> Cost:
-    """Runs this Python with `arguments`; its children are not counted."""
+    """Run this Python with `arguments`; child processes are not counted."""
     began = time.perf_counter()
     with tempfile.TemporaryFile() as said:
         redirect = [(os.POSIX_SPAWN_DUP2, said.fileno(), stream) for stream in (1, 2)]
@@ -122,7 +122,7 @@ def measure(*arguments: object) -> Cost:
 def patch(source: Path, output: Path, *options: str) -> Cost:
     cost = measure("-m", "ropecli", "patch", source, "--method", "yarn", "--factor", 4, *options, "-o", output)
     for weights in source.glob("*.safetensors"):
-        assert weights.samefile(output / weights.name), "the weights were copied; measure on a disk with hard links"
+        assert weights.samefile(output / weights.name), "the weights were copied; use a file system with hard links"
     return cost
 
 
@@ -131,7 +131,7 @@ def median_of(costs: list[Cost]) -> Cost:
 
 
 def extrapolate(costs: dict[int, Cost], layers: int) -> Cost:
-    """Time and memory are a constant and a share for each layer: the line through the first and the last."""
+    """Linear in the number of layers, through the smallest and the largest measurement."""
     few, many = min(costs), max(costs)
 
     def line(at_few: float, at_many: float) -> float:
@@ -150,9 +150,11 @@ def load_and_save(home: Path, layers: int) -> Cost:
 
 
 def main(
-    layers: Annotated[str, typer.Option(help="Depths at which to load and save; empty for none.")] = "2,8",
-    runs: Annotated[int, typer.Option(min=1, help="Patches; their median time and largest memory count.")] = 5,
-    folder: Annotated[Path | None, typer.Option(help="Where to measure, if not in the temporary folder.")] = None,
+    layers: Annotated[str, typer.Option(help="Numbers of layers to load and save; empty for none.")] = "2,8",
+    runs: Annotated[
+        int, typer.Option(min=1, help="Number of patches; median time and maximum memory are reported.")
+    ] = 5,
+    folder: Annotated[Path | None, typer.Option(help="Working folder. Default: the temporary folder.")] = None,
 ) -> None:
     table = Table(title="one patch of a 7B-shaped checkpoint", title_justify="left")
     for column in ("", "seconds", "peak memory, MiB"):

@@ -1,12 +1,12 @@
-"""Measures the attention of the distance methods against plain SDPA and against whole matrices of scores.
+"""Benchmarks the attention of the distance methods against SDPA and against full score matrices.
 
     python scripts/bench_remapping.py            # memory and wall time on the CPU, float32, 8 heads of 64 dimensions
     python scripts/bench_remapping.py --rounds 9
 
-1. Memory of a call above its inputs, each in a fresh process, against what the scores and the probabilities of all
-   heads would take as matrices of tokens × tokens: that number, and at a size that fits, a call that does make them.
-2. Wall time against F.scaled_dot_product_attention(is_causal=True). All take turns in one process and the best of each
-   counts, so that the ratio holds on a busy machine.
+1. Memory of a call above its inputs, each in a new process, against the size of the tokens × tokens scores and
+   probabilities of all heads: computed, and measured at a size that fits into memory.
+2. Wall time against F.scaled_dot_product_attention(is_causal=True). All run alternately in one process and the best of
+   each is reported, so that the ratio is reliable on a busy machine.
 """
 
 import json
@@ -32,8 +32,8 @@ from ropecli.scaling.registry import scaling_methods
 HEADS, HEAD_DIM = 8, 64
 PRETRAINED, TARGET = 2048, 8192
 THAT_FITS = 4096
-SDPA, MATRICES, PLAIN = "SDPA", "whole matrices", "plain, in blocks"
-PLAIN_REMAPPING = Remapping((Branch(np.zeros_like, lambda n: n + 1),))
+SDPA, MATRICES, UNMAPPED = "SDPA", "full matrices", "standard, in blocks"
+IDENTITY = Remapping((Branch(np.zeros_like, lambda n: n + 1),))
 TRAINED, TRAINED_HEADS, TRAINED_TOKENS = "rerope", 2, (8192, 16_384, 32_768)
 Way = Callable[[], torch.Tensor]
 
@@ -46,7 +46,7 @@ def make_way(name: str, tokens: int, kv_heads: int, training: bool = False) -> W
         return lambda: scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     if name == MATRICES:
         return lambda: by_matrices(query, key, value)
-    remapping = PLAIN_REMAPPING if name == PLAIN else scaling_methods()[name].function(PRETRAINED, TARGET)
+    remapping = IDENTITY if name == UNMAPPED else scaling_methods()[name].function(PRETRAINED, TARGET)
     kernel = BlockAttention(remapping, Rotation(10_000.0 ** -(np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))))
 
     def attend() -> torch.Tensor:
@@ -59,7 +59,7 @@ def make_way(name: str, tokens: int, kv_heads: int, training: bool = False) -> W
 
 
 def by_matrices(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Nothing but the scores and the probabilities of plain attention; a method that turns needs more."""
+    """Scores and probabilities of standard attention as full matrices; a distance method needs more."""
     group = query.shape[1] // key.shape[1]
     scores = query @ key.repeat_interleave(group, 1).mT
     for row, of_heads in enumerate(scores.unbind(2)):
@@ -68,12 +68,12 @@ def by_matrices(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> 
 
 
 def matrices(tokens: int) -> float:
-    """MiB of the scores and the probabilities of all heads, float32."""
+    """Size of the scores and probabilities of all heads in float32, MiB."""
     return 2 * HEADS * tokens**2 * 4 / 2**20
 
 
 def measure_memory(name: str, tokens: int, kv_heads: int, training: bool) -> None:
-    make_way(name, 256, kv_heads, training)()  # what the first call alone takes: threads, code
+    make_way(name, 256, kv_heads, training)()  # warm up: threads, code
     way = make_way(name, tokens, kv_heads, training)
     reset_peak(torch.device("cpu"))
     before = psutil.Process().memory_info().rss
@@ -82,7 +82,7 @@ def measure_memory(name: str, tokens: int, kv_heads: int, training: bool) -> Non
 
 
 def extra_memory(name: str, tokens: int, kv_heads: int, *more: str) -> float:
-    """Peak memory of a call above its inputs, its result included, MiB, in a process of its own."""
+    """Peak memory of a call above its inputs, including its result, MiB, in a new process."""
     arguments = ["--only", name, "--tokens", str(tokens), "--kv-heads", str(kv_heads), *more]
     run = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
     if run.returncode:
@@ -91,7 +91,7 @@ def extra_memory(name: str, tokens: int, kv_heads: int, *more: str) -> float:
 
 
 def times(names: Sequence[str], tokens: int, kv_heads: int, rounds: int) -> dict[str, float]:
-    """Wall seconds, the best of each."""
+    """Best wall time of each, seconds."""
     torch.set_grad_enabled(False)
     ways = {name: make_way(name, tokens, kv_heads) for name in names}
     best = dict.fromkeys(names, float("inf"))
@@ -105,12 +105,12 @@ def times(names: Sequence[str], tokens: int, kv_heads: int, rounds: int) -> dict
 
 def compare(names: Sequence[str], kv_heads: int, tokens: int, rounds: int) -> Table:
     table = Table(
-        title=f"{HEADS} heads of {HEAD_DIM}, {kv_heads} of keys; whole matrices at {tokens:,} tokens: "
+        title=f"{HEADS} heads of dimension {HEAD_DIM}, {kv_heads} key-value heads; full matrices at {tokens:,} tokens: "
         f"{matrices(tokens):,.0f} MiB",
         title_justify="left",
     )
     sizes = (tokens // 2, tokens, 2 * tokens)
-    columns = ["", *(f"MiB at {size:,}" for size in sizes), f"of matrices at {tokens:,}", "seconds", "of SDPA's"]
+    columns = ["", *(f"MiB at {size:,}" for size in sizes), f"vs matrices at {tokens:,}", "seconds", "vs SDPA"]
     for column in columns:
         table.add_column(column, justify="right" if column else "left")
     seconds = times([SDPA, *names], tokens, kv_heads, rounds)
@@ -134,17 +134,17 @@ def main(only: str = "", tokens: int = TARGET, kv_heads: int = 0, rounds: int = 
             measure_memory(only, tokens, kv_heads, training)
         return
     console = Console(width=110)
-    names = [PLAIN, *(method.name for method in scaling_methods().values() if method.remaps)]
+    names = [UNMAPPED, *(method.name for method in scaling_methods().values() if method.remaps)]
     for heads in [kv_heads] if kv_heads else [HEADS, 2]:
         console.print(compare(names, heads, tokens, rounds))
     trained = [extra_memory(TRAINED, size, TRAINED_HEADS, "--training") for size in TRAINED_TOKENS]
     console.print(
-        f"{TRAINED}, forward and backward, the gradients of {TRAINED_HEADS} heads with them: "
+        f"{TRAINED}, forward and backward with the gradients of {TRAINED_HEADS} heads: "
         f"{', '.join(f'{one:,.0f} MiB at {size:,}' for one, size in zip(trained, TRAINED_TOKENS, strict=True))}"
     )
     found = extra_memory(MATRICES, THAT_FITS, HEADS)
     console.print(
-        f"whole matrices, made in truth at {THAT_FITS:,} tokens: {found:,.0f} MiB, computed {matrices(THAT_FITS):,.0f}"
+        f"full matrices at {THAT_FITS:,} tokens: {found:,.0f} MiB measured, {matrices(THAT_FITS):,.0f} MiB computed"
     )
 
 

@@ -1,13 +1,13 @@
-"""Measures training steps of `ropecli finetune` against `transformers.Trainer` with its default settings.
+"""Benchmarks training steps of `ropecli finetune` against `transformers.Trainer` with default settings.
 
     python scripts/bench_train.py
 
-Both train the same model on the same sequence, one sequence a step, in float32 on the CPU. Each run is a process of its
-own; they take turns, and the best of each counts, so that the ratio holds on a busy machine.
+Both train the same model on the same sequence, one sequence per step, in float32 on the CPU. Each run is a new process;
+runs alternate and the best of each is reported, so that the ratio is reliable on a busy machine.
 
-1. Peak memory of a step above what the process held before the model was loaded, at a large vocabulary.
-2. Tokens per second at sizes where both fit, with and without gradient checkpointing, which ropecli has on by default;
-   of the wall's clock, and of the CPU's own, which other jobs on the machine disturb less.
+1. Peak memory of a step above the process's memory before the model is loaded, at a large vocabulary.
+2. Tokens per second at sizes where both fit, with and without gradient checkpointing (on by default in ropecli), by
+   wall time and by CPU time, which other jobs on the machine affect less.
 """
 
 import json
@@ -38,7 +38,7 @@ Meter = Callable[[float], None]
 
 
 def build(folder: Path, size: dict[str, int]) -> None:
-    """A checkpoint with one word per token, and a text of exactly one sequence."""
+    """Write a checkpoint whose tokens are words, and a text of exactly one sequence."""
     import numpy as np
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -99,13 +99,13 @@ def trainer(folder: Path, tokens: int, meter: Meter, **keys: Any) -> None:
 
 WAYS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
     "ropecli": (ours, {}),
-    "ropecli, nothing recomputed": (ours, {"gradient_checkpointing": False}),
+    "ropecli, no checkpointing": (ours, {"gradient_checkpointing": False}),
     "Trainer": (trainer, {}),
 }
 
 
 def run_one(way: str, folder: Path, tokens: int) -> None:
-    """Prints peak memory, MiB, the first loss and tokens per second of one way, as JSON."""
+    """Print peak memory (MiB), first loss and tokens per second as JSON."""
     import accelerate
     import datasets  # noqa: F401
     import transformers  # noqa: F401
@@ -142,7 +142,7 @@ def measure(way: str, folder: Path, tokens: int) -> dict[str, float]:
 
 
 def main(only: str = "", folder: Path = Path(), tokens: int = 0, rounds: int = 3) -> None:
-    """Print all ways side by side."""
+    """Print the comparison."""
     if only:
         run_one(only, folder, tokens)
         return
@@ -156,11 +156,11 @@ def main(only: str = "", folder: Path = Path(), tokens: int = 0, rounds: int = 3
         for column in (
             "",
             "peak of a step",
-            "of Trainer's",
+            "vs Trainer",
             "tokens/s",
-            "of Trainer's",
-            "per CPU s",
-            "of Trainer's",
+            "vs Trainer",
+            "tokens/CPU s",
+            "vs Trainer",
             "loss",
         ):
             table.add_column(column, justify="right" if column else "left")

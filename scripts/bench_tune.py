@@ -1,12 +1,12 @@
-"""What each level of `ropecli tune` is worth on the demo checkpoint, against YaRN's own constants and full fine-tuning.
+"""Benchmarks the levels of `ropecli tune` on the demo checkpoint against default YaRN and full fine-tuning.
 
-    python scripts/bench_tune.py RESULTS.json                      # every cell; one that is there is not measured again
+    python scripts/bench_tune.py RESULTS.json                      # measure all missing cells
     python scripts/bench_tune.py RESULTS.json --factors 4 --seeds 0
-    python scripts/bench_tune.py RESULTS.json --table              # what is there, as a table in Markdown
+    python scripts/bench_tune.py RESULTS.json --table              # print the results as a Markdown table
 
-All levels calibrate on the same documents of demo-train; perplexity is of the held-out demo documents, the same 128
-last tokens of each read with the pretraining length and with the target. `full` trains all parameters by the same loop
-on the same sequences. Seconds are wall time of the tuning alone, on a machine that other jobs may share.
+All levels calibrate on the same documents of demo-train. Perplexity is of the last 128 tokens of each held-out demo
+document, at the pretraining length and at the target. `full` trains all parameters with the same loop on the same
+sequences. Seconds are the wall time of the tuning only, on a machine that other jobs may share.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from ropecli.tuning.task import TuneSettings, make_task
 
 WINDOW, TARGETS, HELD_OUT = 256, 128, 32
 LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "full")
-"""Of searches the generations: with 8 it takes about the seconds that `heads` does; 40 are published."""
+"""search-N: N generations; 8 take about as long as `heads`, 40 is the published setting."""
 FULL_RATE = 5e-4
 
 
@@ -46,17 +46,17 @@ def measured(model: Any, documents: Documents, target: int) -> list[LengthResult
 
 
 def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str, Any]:
-    """A cell of the table: rows at the pretraining length and the target, seconds, numbers learned."""
+    """Measure a cell: rows at the pretraining length and the target, seconds, learned parameters."""
     torch.manual_seed(seed)
     checkpoint = ropecli.open_checkpoint("demo")
     tokenizer = ropecli.load_tokenizer(checkpoint)
     target = round(WINDOW * factor)
     documents, model = held_out(tokenizer, target), ropecli.load_model(checkpoint, dtype="float32", device="cpu")
-    plain = ropecli.make_plan(checkpoint, ropecli.make_spec("yarn", factor))
+    untuned = ropecli.make_plan(checkpoint, ropecli.make_spec("yarn", factor))
     learned, step, params = 0, 0, {}
     started = time.perf_counter()
     if level == "yarn":
-        live_patch(model, plain.ropes)
+        live_patch(model, untuned.ropes)
     elif level != "base":
         name, _, iterations = level.partition("-")
         settings = TuneSettings(
@@ -69,7 +69,7 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
         task = make_task(checkpoint, factor, "demo-train", settings)
         started = time.perf_counter()
         if level == "full":
-            live_patch(model, plain.ropes)
+            live_patch(model, untuned.ropes)
             evaluator = Evaluator(task.calibration.evaluated, WINDOW, target, 0.25, TARGETS, EvalProgress())
             best = learn(
                 model,
@@ -109,10 +109,10 @@ def key(level: str, factor: float, seed: int, sequences: int | None) -> str:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Means over seeds. Changes are of the same tokens, paired by document, against the untouched base at its own
-    window and against the best constants of the same seed; in brackets the means of the ends of their 95% intervals.
+    """Means over seeds. Changes are paired by document on the same tokens, against the pretrained base at its
+    pretraining length and against the best constants of the same seed; in brackets, means of the 95% interval ends.
     """
-    heads = ["factor", "tuned", "seeds", "numbers learned", "seconds", "at 256", "at the target"]
+    heads = ["factor", "tuned", "seeds", "learned parameters", "seconds", "at 256", "at the target"]
     lines = [f"| {' | '.join([*heads, 'target against base at 256', 'against grid'])} |"]
     lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for few in sorted({cell["sequences"] for cell in found.values()}, key=lambda count: count or 0):
@@ -130,7 +130,7 @@ def table(found: dict[str, Any]) -> str:
 def _line(cells: list[dict[str, Any]], base: dict[str, Any] | None, grids: dict[int, dict[str, Any]]) -> str:
     first = cells[0]
     against_base = [(cell["rows"][-1], base["rows"][0]) for cell in cells] if base else []
-    # yarn draws nothing, so that its one cell is every seed's
+    # yarn is deterministic: one cell serves all seeds
     paired = [
         (cell, grid)
         for cell in cells
@@ -168,7 +168,7 @@ def main() -> None:
     asked.add_argument("--factors", default="4,8")
     asked.add_argument("--seeds", default="0,1,2")
     asked.add_argument("--levels", default=",".join(LEVELS))
-    asked.add_argument("--sequences", type=int, help="calibrate on so many sequences in all")
+    asked.add_argument("--sequences", type=int, help="total number of calibration sequences")
     asked.add_argument("--table", action="store_true")
     options = asked.parse_args()
     found = json.loads(options.results.read_text()) if options.results.exists() else {}
@@ -177,7 +177,7 @@ def main() -> None:
             for factor in map(float, options.factors.split(",")):
                 for level in options.levels.split(","):
                     if level in ("base", "yarn") and seed:
-                        continue  # nothing is drawn there
+                        continue  # deterministic
                     name = key(level, factor, seed, options.sequences)
                     if name not in found:
                         found[name] = one(level, factor, seed, options.sequences)

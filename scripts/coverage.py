@@ -1,11 +1,11 @@
-"""Patches every causal-LM type of the installed transformers and prints what became of it.
+"""Patches every causal-LM type of the installed transformers and prints which types work.
 
-For each type a checkpoint is made from the type's own default configuration, patched with several methods, read back
-by stock transformers, and every rotary table compared with ropecli's mathematics. No weights are needed: the model is
-built on the meta device.
+For each type, a checkpoint with the default configuration is patched with several methods and loaded by stock
+transformers, and every rotary table is compared with ropecli's formulas. The models are built on the meta device,
+without weights.
 
-    python scripts/coverage.py                  the table and its summary
-    python scripts/coverage.py llama phi3       some types alone
+    python scripts/coverage.py                  all types, with a summary
+    python scripts/coverage.py llama phi3       only these types
 """
 
 import os
@@ -27,7 +27,7 @@ _SPARSE = {
     "indexer_budget": 64,
     "indexer_compress_ratio": 4,
 }
-# What a default configuration lacks to be a model at all, or to have rotary positions at all.
+# Settings that a default configuration needs to build a model, or to use RoPE.
 SETTINGS: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
@@ -60,7 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one type under one method. tables: rotary tables that agree. refused: why, where it was."""
+    """Result of one type and method. tables: number of matching rotary tables. refused: the reason, if refused."""
 
     model_type: str
     method: str
@@ -76,19 +76,19 @@ def all_types() -> list[str]:
 
 
 def config_of(model_type: str, **settings: Any) -> Any:
-    """The type's default configuration, mended where it is none."""
+    """The type's default configuration, with fixes from SETTINGS."""
     from transformers import CONFIG_MAPPING
 
     return CONFIG_MAPPING[model_type](**{**SETTINGS.get(model_type, {}), **settings})
 
 
 def text_section(config: Any) -> Any:
-    """The part that holds the RoPE fields."""
+    """The part with the RoPE fields."""
     return getattr(config, "text_config", None) or config
 
 
 def write_checkpoint(model_type: str, folder: Path) -> Path:
-    """A folder with the type's config.json as stock transformers saves it, and weights that nobody reads."""
+    """Write a folder with the type's config.json as stock transformers saves it, and unused weights."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -98,7 +98,7 @@ def write_checkpoint(model_type: str, folder: Path) -> Path:
 
 
 def patch_all(model_type: str, folder: Path, methods: tuple[str, ...] = METHODS) -> Iterator[Result]:
-    """Patches one type with each method, each into a folder of its own below `folder`."""
+    """Patch one type with each method, into subfolders of `folder`."""
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
@@ -114,7 +114,7 @@ def patch_all(model_type: str, folder: Path, methods: tuple[str, ...] = METHODS)
 
 
 def spec_of(method: str, checkpoint: Any) -> Any:
-    """The method at the factor; longrope with factors that grow from pair to pair."""
+    """The method's spec at FACTOR; longrope with factors that increase from pair to pair."""
     from ropecli.checkpoint.state import far_layers
     from ropecli.config.settings import read_settings
     from ropecli.scaling.spec import make_spec
@@ -128,14 +128,14 @@ def spec_of(method: str, checkpoint: Any) -> Any:
 
 
 def walk(types: list[str], methods: tuple[str, ...] = METHODS) -> Iterator[Result]:
-    """All types under all methods."""
+    """Patch all types with all methods."""
     for model_type in types:
         with tempfile.TemporaryDirectory() as folder:
             yield from patch_all(model_type, Path(folder), methods)
 
 
 def summary(results: list[Result]) -> str:
-    """`works on N of M rotary types, refuses K with a reason`, and the types without rotary positions."""
+    """Number of types with RoPE, patched and refused, and number of types without RoPE."""
     refused: dict[str, str] = {}
     worked: set[str] = set()
     for result in results:
@@ -144,11 +144,11 @@ def summary(results: list[Result]) -> str:
         else:
             refused.setdefault(result.model_type, result.refused)
     never = {name: reason for name, reason in refused.items() if name not in worked}
-    unturned = {name for name, reason in never.items() if "no rotary position embedding" in reason}
-    rotary = len(worked) + len(never) - len(unturned)
+    without_rope = {name for name, reason in never.items() if "no rotary position embedding" in reason}
+    rotary = len(worked) + len(never) - len(without_rope)
     return (
-        f"{len(worked) + len(never)} causal-LM types; {rotary} turn by config.json: ropecli patches {len(worked)} of "
-        f"them, refuses {rotary - len(worked)} with a reason. The other {len(unturned)} have no such positions."
+        f"{len(worked) + len(never)} causal-LM types, {rotary} with RoPE set by config.json: ropecli patches "
+        f"{len(worked)} of them and refuses {rotary - len(worked)}. The other {len(without_rope)} have no such RoPE."
     )
 
 
@@ -160,7 +160,7 @@ def main() -> None:
     types = sys.argv[1:] or all_types()
     results = list(walk(types))
     table = Table(title=f"transformers {transformers.__version__}, factor {FACTOR:g}", title_justify="left")
-    for heading in ("type", *METHODS, "refused because"):
+    for heading in ("type", *METHODS, "reason for refusal"):
         table.add_column(heading, overflow="fold")
     for model_type in types:
         own = {result.method: result for result in results if result.model_type == model_type}
@@ -169,9 +169,7 @@ def main() -> None:
         table.add_row(model_type, *cells, "; ".join(reasons))
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
-    console.print(
-        "A number: the rotary tables that agree with the mathematics after stock transformers read the patch."
-    )
+    console.print("Numbers: rotary tables of the patched model in stock transformers that match the formulas.")
     console.print(summary(results), markup=False)
 
 

@@ -1,12 +1,12 @@
 # ruff: noqa: E501
-"""Checks that the tests fail where the code is wrong: small faults are put in one by one, and the tests of that part run.
+"""Mutation testing: inserts small faults one by one and checks that the tests of that part fail.
 
     python scripts/faults.py              all faults, two at a time
-    python scripts/faults.py remapping    those in files whose path contains the word
+    python scripts/faults.py remapping    faults in files whose path contains the word
 
-Each fault is a piece of code that stands once in ropecli/, and what replaces it. It is put into a copy of the
-repository, never into the working tree. A fault that no test notices is a survivor; exit status 1. A piece that is not
-found once has moved or changed: adjust it here.
+Each fault is a piece of code that occurs exactly once in ropecli/, and its replacement. It is applied to a copy of the
+repository, never to the working tree. Exit status 1 if a fault survives, that is, if no test fails. If a piece does not
+occur exactly once, the code has changed: update it here.
 """
 
 import os
@@ -20,7 +20,7 @@ from queue import Queue
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-# Beside tests/PART of a file ropecli/PART/...
+# Tests to run in addition to tests/PART, for a file ropecli/PART/...
 ALSO = {
     "attention": ["tests/cli"],
     "checkpoint": ["tests/config", "tests/live", "tests/cli"],
@@ -125,13 +125,13 @@ class Place(NamedTuple):
 
 
 def places() -> list[Place]:
-    """Where each fault goes. Exits where a piece does not stand exactly once in ropecli/."""
+    """The file of each fault. Exits if a piece does not occur exactly once in ropecli/."""
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "ropecli").rglob("*.py"))}
     found = []
     for before, after in FAULTS:
         files = [name for name, text in texts.items() for _ in range(text.count(before))]
         if len(files) != 1:
-            sys.exit(f"{before!r} stands {len(files)} times in ropecli/; adjust scripts/faults.py.")
+            sys.exit(f"{before!r} occurs {len(files)} times in ropecli/, expected once. Update scripts/faults.py.")
         found.append(Place(files[0], before, after))
     return found
 
@@ -144,8 +144,8 @@ def copy_of_repository(folder: Path) -> Path:
     return folder
 
 
-def noticed_by(place: Place, copy: Path) -> str | None:
-    """The first test that fails; None where all pass."""
+def failing_test(place: Place, copy: Path) -> str | None:
+    """The first test that fails, None if all pass."""
     file = copy / place.file
     text = file.read_text()
     file.write_text(text.replace(place.before, place.after))
@@ -176,17 +176,17 @@ def main() -> None:
         def run(place: Place) -> str | None:
             copy = copies.get()
             try:
-                return noticed_by(place, copy)
+                return failing_test(place, copy)
             finally:
                 copies.put(copy)
 
         for place, noticed in zip(chosen, pool.map(run, chosen), strict=True):
             survivors += noticed is None
             print(
-                f"{'noticed ' if noticed else 'SURVIVED'} {place.file}: {place.after[:60]!r}  {noticed or ''}",
+                f"{'killed  ' if noticed else 'SURVIVED'} {place.file}: {place.after[:60]!r}  {noticed or ''}",
                 flush=True,
             )
-    print(f"{len(chosen) - survivors} of {len(chosen)} faults are noticed.")
+    print(f"{len(chosen) - survivors} of {len(chosen)} faults killed.")
     sys.exit(1 if survivors else 0)
 
 

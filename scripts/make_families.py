@@ -1,5 +1,6 @@
-"""Writes ropecli/config/families.json: what each causal-LM type of the installed transformers means by a key that
-config.json leaves out. With --check, writes nothing and exits with 1 where the file differs.
+"""Writes ropecli/config/families.json: the default of each RoPE key for every causal-LM type in transformers.
+
+With --check, writes nothing and exits with status 1 if the file differs.
 """
 
 import json
@@ -14,15 +15,15 @@ FILE = Path(__file__).parents[1] / "ropecli" / "config" / "families.json"
 
 
 def make_table() -> dict[str, dict[str, Any]]:
-    """An entry for each type, and for the types of their text parts; {"rotary": false} where no layer turns."""
+    """One entry per type and per type of a text part; {"rotary": false} if no layer uses RoPE."""
     table: dict[str, dict[str, Any]] = {}
     for model_type in coverage.all_types():
         try:
             config = coverage.config_of(model_type)
-        except (ValueError, AttributeError):  # a part of a larger model, which is none by itself
+        except (ValueError, AttributeError):  # part of a larger model, not a model by itself
             continue
         text = coverage.text_section(config)
-        entry = _describe(text) if _turns(config) else {"rotary": False}
+        entry = _describe(text) if _is_rotary(config) else {"rotary": False}
         if text is not config:
             table.setdefault(text.model_type, entry)
             entry = {"text_type": text.model_type}
@@ -30,8 +31,8 @@ def make_table() -> dict[str, dict[str, Any]]:
     return table
 
 
-def _turns(config: Any) -> bool:
-    """Whether the model that transformers makes of it has rotary tables made from the config."""
+def _is_rotary(config: Any) -> bool:
+    """Return whether the model that transformers builds from the config has rotary tables."""
     from torch import device
     from transformers import AutoModelForCausalLM
 
@@ -43,7 +44,7 @@ def _turns(config: Any) -> bool:
             return bool(rotary_tables(AutoModelForCausalLM.from_config(config)))
     except PatchError:
         return False
-    except (ImportError, AttributeError, ValueError):  # needs another library, or a larger model around it
+    except (ImportError, AttributeError, ValueError):  # needs another library or an enclosing model
         return bool(getattr(coverage.text_section(config), "rope_parameters", None))
 
 
@@ -67,9 +68,9 @@ def _describe(text: Any) -> dict[str, Any]:
 
 
 def _names(text: Any) -> dict[str, list[str]]:
-    """Of the keys that the class saves under another name: both names, first the one that wins where both are there.
+    """Both names of each key that the class saves under another name; first the one that wins if both are present.
 
-    transformers sets first what the class declares, then the rest in the file's order, which is sorted when it saves.
+    transformers first sets the declared attributes, then the rest in file order, which is sorted on save.
     """
     found = {}
     for key in ("max_position_embeddings", "head_dim", "hidden_size", "num_attention_heads"):
@@ -85,7 +86,7 @@ def _defaults(parameters: dict[str, Any]) -> dict[str, float]:
 
 
 def _differing_heads(text: Any, labels: list[str]) -> dict[str, int]:
-    """head_dim by layer type, where layers of one type have wider heads than those of another."""
+    """head_dim by layer type, if it differs between layer types."""
     if not text.is_heterogeneous:
         return {}
     heads = {label: text.per_layer_config[label].head_dim for label in labels}
@@ -93,21 +94,21 @@ def _differing_heads(text: Any, labels: list[str]) -> dict[str, int]:
 
 
 def _fixed_head_dim(config_class: type) -> int | None:
-    """The class's own head_dim, where it does not follow from the width and the number of heads."""
+    """The default head_dim of the class, if it does not depend on hidden size and number of heads."""
     found = []
     for heads in (4, 8):
         try:
             found.append(config_class(hidden_size=512, num_attention_heads=heads, num_key_value_heads=4).head_dim)
-        except Exception:  # derived in a way that these numbers do not fit, or not one number for all layers
+        except Exception:  # these numbers do not fit, or head_dim differs between layers
             return None
     return found[0] if found[0] == found[1] else None
 
 
 def _fills_head_dim(config_class: type) -> bool:
-    """Whether the class puts a number in the place of a head_dim that is null."""
+    """Return whether the class replaces a null head_dim by a number."""
     try:
         return config_class(head_dim=None).head_dim is not None
-    except Exception:  # it takes no null, or has no such field
+    except Exception:  # null is refused, or there is no such field
         return False
 
 

@@ -1,9 +1,9 @@
-"""Records the numbers that the command line gives, and compares them with a record of another commit.
+"""Records the numbers printed by the command line, and compares them with a record of another commit.
 
-Run by scripts/same-numbers. Covers the change of config.json (or the refusal) of every method on every causal-LM type,
-perplexity by every protocol and method, theory, retrieval, and the bytes of fine-tuned and tuned weights on one CPU
-thread. Only the command line is called, so that the code behind it may be rearranged. Times, memory, paths and
-sentences are not compared.
+Run by scripts/same-numbers. Covers the config.json changes (or refusal) of every method on every causal-LM type,
+perplexity with every protocol and method, theory, retrieval, and the bytes of fine-tuned and tuned weights on one CPU
+thread. Uses only the command line, so the code behind it can be refactored. Times, memory, paths and sentences are not
+compared.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ THEORY = {
 
 
 def call(*arguments: object) -> Any:
-    """The JSON that a command prints; "exit N" where it ends with an error."""
+    """The JSON that a command prints, or "exit N" after an error."""
     from ropecli.__main__ import main
 
     printed = io.StringIO()
@@ -85,7 +85,7 @@ def call(*arguments: object) -> Any:
 
 
 def types(model_type: str) -> dict[str, Any]:
-    """The geometry of one type's default config, and what every method changes in it."""
+    """The geometry of a type's default config, and the changes of every method."""
     with tempfile.TemporaryDirectory() as folder:
         config_of(model_type).save_pretrained(folder)
         found = {"inspect": call("inspect", folder, "--json")}
@@ -104,7 +104,7 @@ def types(model_type: str) -> dict[str, Any]:
 
 
 def distances(method: str) -> Any:
-    """What a distance method writes into the demo's config.json, once a small model has proved it."""
+    """The changes of a distance method to the demo's config.json, after the proof with a small model."""
     done = call("patch", "demo", "--method", method, "--factor", "4", "--dry-run", "--json")
     return done if isinstance(done, str) else done["changes"]
 
@@ -118,7 +118,7 @@ def theory(name: str) -> Any:
 
 
 def written(name: str) -> Any:
-    """The bytes of weights that a command writes, and its config.json."""
+    """Hashes of the weights that a command writes, and its config.json."""
     commands = {
         "patched": ["patch", "demo", "--method", "yarn", "--factor", "4"],
         "fine-tuned": ["finetune", "demo", "--data", "demo-train", "--length", "256", *TRAINING],
@@ -170,7 +170,7 @@ def run(job: tuple[str, str]) -> tuple[str, dict[str, Any]]:
     part, name = job
     try:
         found = PARTS[part][0](name)
-    except Exception as error:  # a config class that is none by default, or a fault of ours: it shows in the record
+    except Exception as error:  # an unusable default config or a bug: recorded
         found = f"{type(error).__name__}"
     return f"{part}: {name}", dict(flattened(found))
 
@@ -182,7 +182,7 @@ def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
                 yield from flattened(one, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
         for index, one in enumerate(value):
-            # a change of config.json goes by its place, not by its number
+            # identify a config.json change by its path, not by its index
             named = f" {one['path']}" if isinstance(one, dict) and "path" in one else f"[{index}]"
             yield from flattened(one, path + named)
     else:
@@ -208,7 +208,7 @@ def differences(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]
 
 
 def is_close(old: Any, new: Any) -> bool:
-    """Matrix products round by where their operands lie in memory, which differs from run to run."""
+    """Rounding of matrix products depends on memory alignment, which differs between runs."""
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(is_close, old, new))
     return isinstance(old, float) and isinstance(new, float) and math.isclose(old, new, rel_tol=1e-6)
@@ -226,7 +226,7 @@ def main() -> None:
     before = {job: values for job, values in json.loads(file.read_text()).items() if wanted in job}
     lines = list(differences(before, found))
     print("\n".join(line[:300] for line in lines[:60]))
-    print(f"{len(lines)} values differ, of {sum(map(len, before.values()))}.")
+    print(f"{len(lines)} of {sum(map(len, before.values()))} values differ.")
     sys.exit(1 if lines else 0)
 
 

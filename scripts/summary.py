@@ -1,7 +1,7 @@
-"""Prints one table of several eval-ppl reports: python scripts/summary.py LABEL=REPORT.json ...
+"""Prints a table of several eval-ppl reports: python scripts/summary.py LABEL=REPORT.json ...
 
-The last column holds each row's longest length against the first report's shortest, with a 95% bootstrap
-interval over documents, paired: the same target tokens, read further.
+The last column is the change from the first report at its shortest length to each report at its longest length, with a
+95% bootstrap interval, paired by document: the same target tokens with more context.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""Makes the demo checkpoint from nothing: tokenizer, weights, model card.
+"""Trains the demo checkpoint from scratch: tokenizer, weights, model card.
 
-    python scripts/train_demo.py                    # into runs/demo, then copied to ropecli/demo
+    python scripts/train_demo.py                    # writes runs/demo, then copies to ropecli/demo
     python scripts/train_demo.py --tokens 1000000 --work runs/trial --no-install
 
-A run that was interrupted goes on from its last checkpoint when the same command is given again. The batch
-at a step depends on (seed, step) alone, so a resumed run sees what an uninterrupted one would have seen.
+The same command resumes an interrupted run from its last training checkpoint. The batch of a step depends only on
+(seed, step), so a resumed run sees the same batches as an uninterrupted one.
 """
 
 import json
@@ -63,16 +63,16 @@ tags: [code, rope, long-context]
 # The demo checkpoint of ropecli
 
 A Llama with {parameters:.1f} million parameters (4 layers, width 256, 8 heads of 32 sharing 2 key-value heads,
-byte-level BPE of 2048, tied embeddings, rope_theta 10000), trained from random weights with a window of
-**256 tokens**. It is there to be extended: beyond 256 tokens it fails, and ropecli can be watched mending that.
-It is too small to be useful for anything else.
+byte-level BPE of 2048, tied embeddings, rope_theta 10000), trained from scratch with a pretraining length of
+**256 tokens**. Its purpose is to be extended: it fails beyond 256 tokens, and ropecli fixes that. It is too small for
+anything else.
 
-- Data: the source of Python {python}'s own standard library, {files} files, {megabytes:.1f} MB, {million:.2f}
-  million tokens, without the {held_out} held-out files named in `corpus.py` and without every file that shares
-  eight lines in a row with one of them.
-- Training: {steps} steps of {batch} random windows of 256 tokens, {seen:.1f} million tokens in all; Muon for the
-  hidden matrices and AdamW for the rest, peak rate {lr:g}, linear warm-up over 2% and decay over the last 40%,
-  bf16 products; seed {seed}; {minutes:.0f} minutes on {device}.
+- Data: the source code of Python {python}'s standard library, {files} files, {megabytes:.1f} MB, {million:.2f}
+  million tokens, without the {held_out} held-out files listed in `corpus.py` and without files that share eight
+  consecutive lines with one of them.
+- Training: {steps} steps of {batch} random sequences of 256 tokens, {seen:.1f} million tokens in total; Muon for the
+  hidden matrices and AdamW for the rest, peak learning rate {lr:g}, linear warmup over 2% and decay over the last 40%,
+  bf16 autocast; seed {seed}; {minutes:.0f} minutes on {device}.
 - Reproduce: `python scripts/train_demo.py`
 
 Perplexity on the held-out files ({held_out} documents, float32) by context length:
@@ -81,13 +81,13 @@ Perplexity on the held-out files ({held_out} documents, float32) by context leng
 | --- | {rule} |
 {table}
 
-`prefix` scores the first N tokens of each document, `tail` the same 128 tokens per document (the last of its first
-2048) with N tokens read.
+`prefix` scores the first N tokens of each document; `tail` scores the same 128 tokens per document (the last of its
+first 2048) with a context length of N.
 """
 
 
 def train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
-    """Byte-level BPE; a document begins with END_OF_TEXT, as Llama's begins with its <s>."""
+    """Train a byte-level BPE. Documents start with END_OF_TEXT, like Llama's with <s>."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -104,13 +104,13 @@ def train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
     fast.save_pretrained(folder)
     config_file = folder / "tokenizer_config.json"
     config = json.loads(config_file.read_text())
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that transformers 4 and 5 both know
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # the class name known to transformers 4 and 5
     config_file.write_text(json.dumps(config, indent=2) + "\n")
     return fast
 
 
 def prepare_corpus(work: Path) -> np.ndarray:
-    """The training stream as one array of token ids, with the tokenizer and the hashes written beside it."""
+    """Token ids of the training data as one array; writes the tokenizer and the hashes next to it."""
     stream = work / "stream.npy"
     if stream.exists():
         return np.load(stream, mmap_mode="r")
@@ -144,7 +144,7 @@ def make_optimizers(model: torch.nn.Module, lr: float) -> list[torch.optim.Optim
 
 
 def schedule(step: int, steps: int) -> float:
-    """Warm-up over 2%, constant, then linear to zero over the last 40%."""
+    """Learning-rate factor: warmup over 2%, constant, linear to zero over the last 40%."""
     return min(1.0, (step + 1) / max(1, steps // 50), (steps - step) / (0.4 * steps))
 
 
@@ -154,7 +154,7 @@ def save_state(path: Path, state: dict) -> None:
 
 
 def pretrain(stream: np.ndarray, work: Path, *, tokens: int, batch: int, lr: float, seed: int) -> dict:
-    """Trains on `tokens` tokens; returns the last state, whose model is a float32 state dict."""
+    """Train on `tokens` tokens; return the last state, with the model as a float32 state dict."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).to(device)
@@ -186,7 +186,7 @@ def pretrain(stream: np.ndarray, work: Path, *, tokens: int, batch: int, lr: flo
 
 
 def update(model: torch.nn.Module, optimizers: list, rows: torch.Tensor, lr: float) -> float:
-    """One step on rows of shape (batch, WINDOW + 1); returns the loss, nats per token."""
+    """One step on rows of shape (batch, WINDOW + 1). Returns the loss, nats per token."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -202,7 +202,7 @@ def update(model: torch.nn.Module, optimizers: list, rows: torch.Tensor, lr: flo
 
 
 def export(state: dict, work: Path) -> Path:
-    """The trained model as a checkpoint folder: bf16 weights, and a config that transformers 4 and 5 read alike."""
+    """Write the model as a checkpoint folder: bf16 weights, and a config for transformers 4 and 5."""
     folder = work / "export"
     model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG))
     model.load_state_dict(state["model"])
@@ -217,7 +217,7 @@ def export(state: dict, work: Path) -> Path:
 
 
 def measure(folder: Path) -> dict[str, dict[int, float]]:
-    """Perplexity on the held-out files by protocol and length."""
+    """Perplexity on the held-out files, by protocol and length."""
     checkpoint = open_checkpoint(folder)
     model = load_model(checkpoint, device="cpu")
     documents = read_documents(held_out_files().items(), load_tokenizer(checkpoint), 16 * WINDOW)
@@ -244,7 +244,7 @@ def write_card(folder: Path, work: Path, state: dict, asked: dict) -> None:
         seen=state["step"] * asked["batch"] * WINDOW / 1e6,
         steps=state["step"],
         minutes=state["seconds"] / 60,
-        device={"cpu": "CPU cores that other jobs shared", "cuda": "one GPU"}[state.get("device", "cpu")],
+        device={"cpu": "shared CPU cores", "cuda": "one GPU"}[state.get("device", "cpu")],
         parameters=sum(value.numel() for key, value in state["model"].items() if key != "lm_head.weight") / 1e6,
         python=platform.python_version(),
         held_out=len(HELD_OUT),
@@ -263,7 +263,7 @@ def main(
     work: Path = Path("runs/demo"),
     install: bool = True,
 ) -> None:
-    """Train the demo checkpoint, write its model card, and put both into ropecli/demo."""
+    """Train the demo checkpoint, write its model card, and copy both to ropecli/demo."""
     work.mkdir(parents=True, exist_ok=True)
     stream = prepare_corpus(work)
     state = pretrain(stream, work, tokens=tokens, batch=batch, lr=lr, seed=seed)

@@ -1,1 +1,1 @@
-"""Sources of text, and what becomes of them: documents of tokens, and sequences to train on."""
+"""Text sources, tokenized documents, and training sequences."""

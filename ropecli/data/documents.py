@@ -1,4 +1,4 @@
-"""Documents of tokens: a source, tokenized, with those that are too short left out and counted."""
+"""Tokenizes a source into documents; skips and counts those that are too short."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,14 +12,14 @@ from ropecli.errors import DataError
 
 _BATCH = 32
 _CHARACTERS = 8
-"""Of a text that are tokenized first, for each token that is used of it; as many times more where they give fewer."""
+"""Characters to tokenize first per token needed; multiplied by this again while they yield too few tokens."""
 
 
 @dataclass(frozen=True)
 class Document:
     """name: file or row. ids: shape (tokens,), int64.
 
-    ends: shape (tokens,), int64, how many bytes of UTF-8 text each token's end leaves behind; None where unknown.
+    ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Document:
     ends: np.ndarray | None = None
 
     def bytes_of(self, start: int, stop: int) -> int | None:
-        """Bytes of text that the tokens start ≤ i < stop stand for."""
+        """Bytes of text in the tokens start ≤ i < stop."""
         if self.ends is None:
             return None
         return int(self.ends[stop - 1] - (self.ends[start - 1] if start else 0)) if start < stop else 0
@@ -35,7 +35,7 @@ class Document:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """A tokenizer's own. prefix, suffix: what it puts around every text (Llama's <s>). bos, eos: where it has them."""
+    """prefix, suffix: ids that the tokenizer puts around every text (Llama's <s>). bos, eos: None where it has none."""
 
     prefix: tuple[int, ...] = ()
     bos: int | None = None
@@ -44,22 +44,22 @@ class SpecialTokens:
 
     @property
     def first_scored(self) -> int:
-        """How many tokens begin a document that are not scored: the special ones, or one with nothing before it."""
+        """Unscored tokens at the start of a document: the prefix, or the first token, which has no context."""
         return max(1, len(self.prefix))
 
     def ended(self, ids: np.ndarray) -> np.ndarray:
-        """A document's ids without what is put after the text."""
+        """A document's ids without the suffix."""
         ends = len(self.suffix) > 0 and tuple(ids[-len(self.suffix) :].tolist()) == self.suffix
         return ids[: len(ids) - (len(self.suffix) if ends else 0)]
 
     def bare(self, ids: np.ndarray) -> np.ndarray:
-        """A document's ids without what is put before and after the text."""
+        """A document's ids without prefix and suffix."""
         return self.ended(ids)[len(self.prefix) :]
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents that are long enough, and how many were not."""
+    """The documents that are long enough. too_short: number of skipped ones."""
 
     kept: tuple[Document, ...]
     too_short: int
@@ -70,7 +70,7 @@ class Documents:
         return len(self.kept) + self.too_short
 
     def at_least(self, tokens: int) -> "Documents":
-        """Without the documents that have fewer tokens."""
+        """Drop the documents with fewer tokens."""
         kept = tuple(document for document in self.kept if len(document.ids) >= tokens)
         return replace(self, kept=kept, too_short=self.count - len(kept))
 
@@ -94,11 +94,11 @@ def read_documents(
     count_bytes: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> Documents:
-    """Tokenizes (name, text) pairs, special tokens included, until `most` documents have `least` tokens or more.
+    """Tokenize (name, text) pairs with special tokens until `most` documents have at least `least` tokens.
 
-    cut: keep only so many tokens of each; where the tokenizer allows, no more than that is tokenized. count_bytes: fill
-    in Document.ends, where the tokenizer tells which characters a token stands for. advance: called after each
-    document. Raises DataError where no document has `least` tokens, saying how long the longest is.
+    cut: keep this many tokens of each document; where the tokenizer allows, tokenize no more than that. count_bytes:
+    fill in Document.ends, if the tokenizer reports character offsets. advance: called after each document. Raises
+    DataError if no document has `least` tokens.
     """
     kept: list[Document] = []
     lengths = [0]
@@ -110,25 +110,26 @@ def read_documents(
             if most and len(kept) == most:
                 break
     if len(lengths) == 1:
-        raise DataError("The source holds no document.")
+        raise DataError("The source contains no documents.")
     if not kept:
         raise DataError(
-            f"No document is as long as {least} tokens; the longest of {len(lengths) - 1} has {max(lengths)}. "
-            "Ask for fewer, or give longer documents."
+            f"No document has at least {least} tokens; the longest of {len(lengths) - 1} has {max(lengths)}. "
+            "Use a shorter length or longer documents."
         )
     return Documents(tuple(kept), len(lengths) - 1 - len(kept), special_tokens(tokenizer))
 
 
 def _cut(document: Document, tokens: int) -> Document:
-    # copies, since a view would keep the whole document
+    # copy: a view would keep the whole document in memory
     ends = None if document.ends is None else document.ends[:tokens].copy()
     return Document(document.name, document.ids[:tokens].copy(), ends)
 
 
 def special_tokens(tokenizer) -> SpecialTokens:
+    """Find the special tokens by tokenizing a short text with and without them."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
-    if not bare:  # it knows no letters; what it gives for them stands before every text
+    if not bare:  # no token for letters: all ids are the prefix
         return SpecialTokens(tuple(whole), tokenizer.bos_token_id, tokenizer.eos_token_id)
     starts = range(len(whole) - len(bare) + 1)
     start = next((start for start in starts if whole[start : start + len(bare)] == bare), 0)
@@ -139,14 +140,14 @@ def special_tokens(tokenizer) -> SpecialTokens:
 def tokenize(
     texts: Iterable[tuple[str, str]], tokenizer, count_bytes: bool = False, enough: int | None = None
 ) -> Iterator[Document]:
-    """Every text as a document, in batches, which fast tokenizers spread over the cores. See read_documents.
+    """Tokenize texts in batches, which fast tokenizers spread over the cores. See read_documents.
 
-    enough: how many tokens of each document are used. Where the tokenizer splits the text into words first, a longer
-    document may then end after that many, which are those that the whole text gives.
+    enough: tokens needed of each document. If the tokenizer splits the text into words first, a longer document may
+    end after that many tokens; they equal the first tokens of the whole text.
     """
     texts = iter(texts)
     if tokenizer.is_fast and any(len(token.split()) > 1 for token in tokenizer.get_added_vocab()):
-        enough = None  # such a token may reach over any place where the text is cut
+        enough = None  # such a token may span any place where the text is cut
     while batch := list(islice(texts, _BATCH)):
         names, bodies = zip(*batch, strict=True)
         if not tokenizer.is_fast:
@@ -159,28 +160,28 @@ def tokenize(
 
 
 def _encode(texts: Sequence[str], tokenizer, enough: int | None) -> list[tuple[Any, int]]:
-    """Each text's encoding, of all of it or of a head, and how many of its tokens are those of the whole text.
+    """(encoding, number of tokens that equal those of the whole text) for each text or a head of it.
 
-    enough: the tokens that a head must give; None: no heads.
+    enough: tokens that a head must yield; None to encode whole texts.
     """
     found: dict[int, tuple[Any, int]] = {}
     characters = None if enough is None else _CHARACTERS * enough
-    while left := [index for index in range(len(texts)) if index not in found]:
-        heads = [texts[index][:characters] for index in left]
-        for index, head, encoding in zip(left, heads, tokenizer(heads, verbose=False).encodings, strict=True):
+    while pending := [index for index in range(len(texts)) if index not in found]:
+        heads = [texts[index][:characters] for index in pending]
+        for index, head, encoding in zip(pending, heads, tokenizer(heads, verbose=False).encodings, strict=True):
             whole = len(head) == len(texts[index])
-            count = len(encoding) if whole else _settled(head, encoding)
+            count = len(encoding) if whole else _final_tokens(head, encoding)
             if whole or count >= (enough or 0):
                 found[index] = encoding, count
         characters = characters and _CHARACTERS * characters
     return [found[index] for index in range(len(texts))]
 
 
-def _settled(head: str, encoding) -> int:
-    """How many tokens of the head are the whole text's: those of words that end before the last two of the head.
+def _final_tokens(head: str, encoding) -> int:
+    """Number of tokens of the head that equal the whole text's: those of words before the head's last two words.
 
-    Pre-tokenizers look no further than the white space after a word and the character after that. Where there is none,
-    all tokens are of one word, and none is settled.
+    Pre-tokenizers look no further than the white space after a word and one character more. Without white space, all
+    tokens belong to one word and none is final.
     """
     parts = head.rsplit(maxsplit=2)
     words, stops = encoding.word_ids, [stop for _, stop in encoding.offsets]
@@ -192,7 +193,7 @@ def _settled(head: str, encoding) -> int:
 
 
 def _byte_ends(text: str, offsets: list[tuple[int, int]]) -> np.ndarray:
-    """offsets: (start, stop) of each token, characters; (0, 0) for a special token, which stands for nothing."""
+    """offsets: (start, stop) of each token, characters; (0, 0) for a special token, which has no text."""
     text = text[: max((stop for _, stop in offsets), default=0)]
     points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000).astype(np.int64)

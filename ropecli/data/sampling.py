@@ -1,10 +1,10 @@
 """Random choices in the training data: which documents of a source are used, and which source comes next.
 
-Length upsampling within a source follows Fu et al. 2024, arXiv:2402.10171, section 3, and the code released with it:
-documents of 4,096 tokens or more are kept, of shorter ones a tenth, and each source is read until its budget of
-tokens, its share of the original mixture, is used up; so the mixture of sources stays and the lengths change. Here
-lengths are counted in tokens, not estimated from characters; the last document is cut where the budget ends, not
-taken whole; and a mixture's shares are weights of their own (`Mixture`).
+Per-source length upsampling follows Fu et al. 2024, arXiv:2402.10171, section 3, and its released code: keep all
+documents of at least 4,096 tokens and a tenth of the shorter ones, and read each source until its token budget (its
+share of the original mixture) is used up. The mixture stays the same and the lengths change. Unlike that code,
+lengths are counted in tokens, not estimated from characters; the last document is cut at the budget; and the shares
+of a mixture are separate weights (`Mixture`).
 """
 
 import zlib
@@ -15,11 +15,11 @@ from functools import lru_cache
 import numpy as np
 
 BLOCK = 1000
-"""Positions in which every source has its share exactly."""
+"""Stream positions per block; each block contains every source's exact share."""
 
 
 def seeded_generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
-    """Random numbers from the seed, their purpose and numbers alone; independent of what was drawn before."""
+    """A generator that depends only on the seed, the purpose and the numbers, not on earlier draws."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *numbers])
 
 
@@ -27,7 +27,8 @@ def seeded_generator(seed: int, purpose: str, *numbers: int) -> np.random.Genera
 class Selection:
     """documents: shape (used,), int64, ascending. lengths: the same shape, tokens used of each.
 
-    too_short, not_drawn, over_budget: documents left out, of `of` documents. cut: whether the budget cut one.
+    of: number of documents in the source. too_short, not_drawn, over_budget: numbers of skipped ones. cut: whether
+    the budget cut a document.
     """
 
     documents: np.ndarray
@@ -49,16 +50,17 @@ def select_documents(
     seed: int = 0,
     source: int = 0,
 ) -> Selection:
-    """lengths: of all documents, tokens. least: those shorter are never used. source: its number in the mixture.
+    """Select the documents of a source to train on.
 
-    Whether a short document is kept hangs on the seed and its number alone; so does the order in which documents
-    are taken until they make `max_tokens`.
+    lengths: of all documents, tokens. least: shorter documents are never used. source: its index in the mixture.
+    Whether a short document is kept depends only on the seed and its index; so does the order in which documents are
+    taken up to `max_tokens`.
     """
-    enough = lengths >= least
-    drawn = enough
+    long_enough = lengths >= least
+    drawn = long_enough
     if long_from is not None and keep_short < 1:
         chances = seeded_generator(seed, "keep short documents", source).random(len(lengths))
-        drawn = enough & ((lengths >= long_from) | (chances < keep_short))
+        drawn = long_enough & ((lengths >= long_from) | (chances < keep_short))
     documents = np.flatnonzero(drawn)
     used = lengths[documents]
     if max_tokens is not None:
@@ -72,18 +74,18 @@ def select_documents(
         documents[within],
         used[within],
         of=len(lengths),
-        too_short=int(len(lengths) - enough.sum()),
-        not_drawn=int(enough.sum() - drawn.sum()),
+        too_short=int(len(lengths) - long_enough.sum()),
+        not_drawn=int(long_enough.sum() - drawn.sum()),
         over_budget=int(len(documents) - within.sum()),
         cut=bool((used[within] < lengths[documents[within]]).any()),
     )
 
 
 class Mixture:
-    """Blocks of BLOCK positions; in each, every source holds its share of them, in an order drawn for that block.
+    """The source of each stream position. Each block of BLOCK positions has every source's share, in random order.
 
-    Shares are rounded by the largest remainder, and none is rounded to nothing. One source keeps every position as
-    it is. Nothing is kept from one position to the next, so that a run goes on anywhere.
+    Shares are rounded by the largest-remainder method, to at least one. With one source, positions are unchanged. There
+    is no state between positions, so a run can resume anywhere.
     """
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
@@ -91,7 +93,7 @@ class Mixture:
         self._seed = seed
 
     def at(self, position: int) -> tuple[int, int]:
-        """(source, how many of that source's sequences stand before it in the stream)."""
+        """(source, number of that source's sequences before this position)."""
         block, offset = divmod(position, sum(self.shares))
         sources, ranks = _arrange(self.shares, self._seed, block)
         source = int(sources[offset])
@@ -100,7 +102,7 @@ class Mixture:
 
 def _shares(weights: np.ndarray, block: int) -> tuple[int, ...]:
     """Whole numbers, at least 1 each, that sum to `block`."""
-    free = block - len(weights)  # what is shared out after each has one
+    free = block - len(weights)  # left after each source has one
     wanted = np.maximum(weights / weights.sum() * block - 1, 0)
     exact = wanted / wanted.sum() * free if wanted.sum() else wanted
     shares = np.floor(exact).astype(np.int64)
@@ -111,7 +113,7 @@ def _shares(weights: np.ndarray, block: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=2)
 def _arrange(shares: tuple[int, ...], seed: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each offset in the block: the source, and how many of the same source stand before it in the block."""
+    """For each offset in the block: the source, and the number of earlier offsets with the same source."""
     sources = seeded_generator(seed, "mixture", block).permutation(np.repeat(np.arange(len(shares)), shares))
     by_source = np.argsort(sources, kind="stable")
     ranks = np.empty(len(sources), dtype=np.int64)

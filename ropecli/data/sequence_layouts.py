@@ -1,10 +1,10 @@
-"""Lays out documents in sequences of one length, from the documents' lengths alone.
+"""Lays out documents in sequences of one length, using only the documents' lengths.
 
-long: consecutive sequences from documents of at least a sequence; the rest of a document is skipped.
-concat: documents in a seeded order one after the other, cut wherever a sequence is full, also across documents.
-packed: documents longer than a sequence are cut into sequences; these and the rest are packed whole, each into the
-sequence where the least room is left, longest first (best-fit decreasing: Ding et al. 2024, arXiv:2404.10830,
-section 3). Room that nothing fits is padded.
+long: each document is cut into full sequences; the rest of it is skipped.
+concat: documents are concatenated in a random order and cut into sequences, also across documents.
+packed: documents longer than a sequence are cut into full sequences; the rests are packed whole, longest first, each
+into the sequence with the least room that fits (best-fit decreasing: Ding et al. 2024, arXiv:2404.10830, section 3).
+Remaining room is padded.
 """
 
 from bisect import bisect_left, insort
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 SHORTEST = 2
-"""Tokens of a packed piece: a single one has nothing to predict."""
+"""Minimum tokens of a packed piece: a single token has nothing to predict."""
 
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Sequence k is the pieces first[k] ≤ p < first[k + 1]: of document[p] the tokens start[p] ≤ t < stop[p].
+    """Sequence k has the pieces first[k] ≤ p < first[k + 1]; piece p is tokens start[p] ≤ t < stop[p] of document[p].
 
-    All int64. A stop of one beyond the document's length stands for the token that separates it from the next.
+    All int64. A stop of the document's length plus one includes the separator token after it.
     """
 
     document: np.ndarray
@@ -30,24 +30,24 @@ class SequenceLayout:
     first: np.ndarray
 
     def __len__(self) -> int:
-        """Sequences."""
+        """Number of sequences."""
         return len(self.first) - 1
 
     def pieces(self, sequence: int) -> list[tuple[int, int, int]]:
-        """(document, start, stop) of each piece of a sequence, in order."""
+        """(document, start, stop) of each piece, in order."""
         part = slice(self.first[sequence], self.first[sequence + 1])
         columns = (self.document[part].tolist(), self.start[part].tolist(), self.stop[part].tolist())
         return list(zip(*columns, strict=True))
 
 
 def cut_long(lengths: np.ndarray, length: int) -> SequenceLayout:
-    """lengths: of the documents, tokens. length: of a sequence."""
+    """lengths: of the documents, tokens. length: of a sequence, tokens."""
     document, start = _whole_sequences(lengths, length)
     return SequenceLayout(document, start, start + length, np.arange(len(document) + 1))
 
 
 def concatenate(lengths: np.ndarray, length: int, draw: np.random.Generator, *, separated: bool) -> SequenceLayout:
-    """separated: one more token follows each document. The tokens after the last full sequence are left out."""
+    """separated: a separator follows each document. Tokens after the last full sequence are dropped."""
     order = draw.permutation(len(lengths))
     sizes = lengths[order] + separated
     starts = np.cumsum(sizes) - sizes
@@ -60,7 +60,7 @@ def concatenate(lengths: np.ndarray, length: int, draw: np.random.Generator, *, 
 
 
 def pack(lengths: np.ndarray, length: int) -> SequenceLayout:
-    """Rests of documents that are shorter than SHORTEST are left out."""
+    """Drops rests of documents that are shorter than SHORTEST."""
     document, start = _whole_sequences(lengths, length)
     rests = lengths % length
     packed = np.flatnonzero(rests >= SHORTEST)
@@ -83,10 +83,10 @@ def _whole_sequences(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.n
 
 
 def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
-    """sizes: descending. The sequence that each is put into."""
+    """Index of the sequence for each piece. sizes: of the pieces, descending."""
     sequences, made = np.empty(len(sizes), dtype=np.int64), 0
-    with_room: dict[int, list[int]] = defaultdict(list)  # sequences by the room that is left
-    rooms: list[int] = []  # the rooms that there are, ascending
+    with_room: dict[int, list[int]] = defaultdict(list)  # sequences by free room
+    rooms: list[int] = []  # the distinct free rooms, ascending
     for index, size in enumerate(sizes.tolist()):
         at = bisect_left(rooms, size)
         if at == len(rooms):

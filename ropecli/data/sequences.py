@@ -1,4 +1,4 @@
-"""Training sequences of one source, each assembled from its documents when it is read, and sentences on their use."""
+"""Training sequences of one source, assembled on demand, and a summary of how its documents are used."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,12 +10,12 @@ from ropecli.data.sequence_layouts import SequenceLayout
 from ropecli.data.token_store import TokenStore
 
 UNSCORED = -100
-"""The label of a token with nothing after it to predict."""
+"""Label of a token whose next token is not scored."""
 
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """One sequence. ids, labels, positions: shape (length,), int64; labels and positions as a Batch has them."""
+    """ids, labels, positions: shape (length,), int64; see Batch."""
 
     ids: np.ndarray
     labels: np.ndarray
@@ -23,10 +23,10 @@ class TrainingSequence:
 
 
 class SourceSequences:
-    """The sequences of one source, every epoch in an order of its own. number: of the source in the mixture.
+    """The sequences of one source, reshuffled every epoch. number: index of the source in the mixture.
 
-    separator: token between documents of `concat`, None for none. padding: token that fills a packed sequence up;
-    None for layouts other than `packed`.
+    separator: token between documents of `concat`, None for none. padding: token that pads packed sequences; None for
+    other layouts.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SourceSequences:
     ) -> None:
         self.selection, self.layout, self.length = selection, layout, length
         self._store, self._separator, self._padding = store, separator, padding
-        # the first source's order is that of a recipe with this source alone
+        # the first source has the same order as in a recipe with a single source
         self._seeds = (seed, number) if number else (seed,)
 
     def __len__(self) -> int:
@@ -51,23 +51,23 @@ class SourceSequences:
 
     @property
     def largest_id(self) -> int:
-        """Of all tokens of the source."""
+        """Largest token id of the source."""
         return self._store.largest_id
 
     @property
     def whole_lengths(self) -> np.ndarray:
-        """Tokens of each selected document, whatever is used of it."""
+        """Tokens of each selected document, used or not."""
         return self._store.lengths[self.selection.documents]
 
     def at(self, position: int) -> TrainingSequence:
-        """The sequence at a position of this source's endless stream."""
+        """The sequence at a position of this source's infinite stream."""
         return self.row(self._sequence(position))
 
     def skipping_at(self, position: int, positions: np.ndarray) -> TrainingSequence:
-        """The same at other positions; its text skips as far ahead in its document as they do, or as that reaches.
+        """The sequence with other positions; its text skips ahead in the document by the same gaps, up to its end.
 
-        positions: shape (length,), int64, rising from 0 by one or more. A label is the token that follows in the
-        document, also before a skip. A sequence that is not of one document alone is given without skipping.
+        positions: shape (length,), int64, strictly increasing from 0. A label is the next token of the document, also
+        before a skip. A sequence of several documents does not skip.
         """
         sequence = self._sequence(position)
         document, start, stop = self.layout.pieces(sequence)[0]
@@ -84,7 +84,7 @@ class SourceSequences:
         return int(_order(self._seeds, epoch, len(self))[index])
 
     def row(self, sequence: int) -> TrainingSequence:
-        """A label is the next token of the same sequence; packed, of the same document."""
+        """Assemble a sequence. A label is the next token of the sequence; if packed, of the same document."""
         packed = self._padding is not None
         ids = np.full(self.length, self._padding or 0)
         labels = np.full(self.length, UNSCORED)
@@ -103,7 +103,7 @@ class SourceSequences:
                 labels[begin : end - 1] = ids[begin + 1 : end]
                 positions[begin:end] = np.arange(end - begin)
         if packed:
-            positions[end:] = np.arange(self.length - end)  # padding is a document of its own
+            positions[end:] = np.arange(self.length - end)  # padding counts as a separate document
         else:
             labels[:-1] = ids[1:]
         return TrainingSequence(ids, labels, positions)
@@ -117,24 +117,24 @@ def _order(seeds: tuple[int, ...], epoch: int, size: int) -> np.ndarray:
 
 def none_long_enough(least: int, lengths: np.ndarray) -> str:
     return (
-        f"No document is as long as {least} tokens; the longest of {len(lengths)} has {lengths.max()}. "
-        "Ask for fewer, or give longer documents."
+        f"No document has at least {least} tokens; the longest of {len(lengths)} has {lengths.max()}. "
+        "Use a shorter length or longer documents."
     )
 
 
 def none_left(name: str, selection: Selection, length: int, max_tokens: int | None) -> str:
-    """Of a source whose documents are long enough, and still fill no sequence of `length` tokens."""
-    budget = "" if max_tokens is None else f"; max_tokens: {max_tokens} allows no more"
+    """Message for a source whose selected documents do not fill one sequence."""
+    budget = "" if max_tokens is None else f", max_tokens is {max_tokens}"
     tokens, documents = selection.lengths.sum(), len(selection.documents)
     return (
-        f"{name}: the {tokens} tokens of {documents} documents fill no sequence of {length}. "
-        f"Of {selection.of} documents {selection.too_short} are too short, keep_short left out {selection.not_drawn}"
-        f"{budget}. Use more of them, or shorter sequences."
+        f"{name}: {documents} documents with {tokens} tokens do not fill a sequence of {length}. "
+        f"Of {selection.of} documents, {selection.too_short} are too short and keep_short skips {selection.not_drawn}"
+        f"{budget}. Use more documents or shorter sequences."
     )
 
 
 def describe_source(name: str, part: SourceSequences, kind: str, share: float | None) -> str:
-    """share: of the stream's sequences that this source gives; None where it gives all."""
+    """Summarize a source. share: its fraction of the stream; None if it is the only source."""
     selection, layout = part.selection, part.layout
     used, cut, tokens = _use(part)
     documents = f"{used:,} of {selection.of:,} documents, {_share(used, selection.of)}"
@@ -143,27 +143,27 @@ def describe_source(name: str, part: SourceSequences, kind: str, share: float | 
         said.append(f"{share:.1%} of the stream")
     reasons = {
         "too short": selection.too_short,
-        "not drawn by keep_short": selection.not_drawn,
+        "skipped by keep_short": selection.not_drawn,
         "beyond max_tokens": selection.over_budget,
-        "at the end with no sequence to fill": len(selection.documents) - used,
+        "left over at the end": len(selection.documents) - used,
     }
     said += [f"{_share(count, selection.of)} of the documents are {why}" for why, count in reasons.items() if count]
     if cut:
         said.append(f"{_share(cut, used)} of those used are cut")
     if left := int(selection.lengths.sum()) - tokens:
-        said.append(f"{_share(left, int(selection.lengths.sum()))} of their tokens fill no sequence")
+        said.append(f"{_share(left, int(selection.lengths.sum()))} of their tokens are unused")
     if padding := len(layout) * part.length - int((layout.stop - layout.start).sum()):
         said.append(f"{_share(padding, len(layout) * part.length)} of the sequences is padding")
     return "; ".join(said) + "."
 
 
 def _share(part: int, whole: int) -> str:
-    """Of what there is, and be it little: never 0.0%."""
+    """Percentage; never 0.0% for a non-empty part."""
     return f"{part / whole:.1%}" if part / whole >= 0.0005 else "under 0.1%"
 
 
 def _use(part: SourceSequences) -> tuple[int, int, int]:
-    """Documents used; of these, those that no sequence holds whole; and tokens used."""
+    """(documents used, those of them that are cut, tokens used)."""
     layout, lengths = part.layout, part.selection.lengths
     tokens = np.minimum(layout.stop, lengths[layout.document]) - layout.start
     pieces = np.bincount(layout.document[tokens > 0], minlength=len(lengths))

@@ -1,4 +1,4 @@
-"""Training sequences of one length from all sources of a recipe: the position in the stream decides everything."""
+"""Training sequences of one length from all sources of a recipe, as a function of the stream position."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from ropecli.errors import DataError, RecipeError
 
 
 class TextSource(Protocol):
-    """What the recipe says about one source; `training/recipe.py` has the meaning of each."""
+    """Recipe keys of one source; see `training/recipe.py`."""
 
     @property
     def data(self) -> str: ...
@@ -56,9 +56,10 @@ class StreamRecipe(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """ids, labels: shape (sequences, length), int64. labels[i, t] is the token after ids[i, t]; -100 where none is
-    scored. positions: the same shape, or None for 0, 1, 2 ... in every row. packed: positions restart where a
-    document begins."""
+    """ids, labels: shape (sequences, length), int64. labels[i, t] is the token after ids[i, t], -100 if not scored.
+
+    positions: the same shape, or None for 0, 1, 2 ... in every row. packed: positions restart at each document.
+    """
 
     ids: np.ndarray
     labels: np.ndarray
@@ -67,7 +68,7 @@ class Batch:
 
 
 class Stream:
-    """Training sequences of one length, by position alone. packed: whether positions restart in any of them."""
+    """Training sequences of one length, by position. packed: whether positions restart in any of them."""
 
     def __init__(
         self,
@@ -83,16 +84,16 @@ class Stream:
         self._mixture = Mixture([source.weight for source in recipe.sources], recipe.seed)
 
     def __len__(self) -> int:
-        """Distinct sequences of all sources."""
+        """Number of distinct sequences of all sources."""
         return sum(len(part) for part in self._parts)
 
     @property
     def largest_id(self) -> int:
-        """Of all tokens of all sources."""
+        """Largest token id of all sources."""
         return max(part.largest_id for part in self._parts)
 
     def batch(self, positions: range) -> Batch:
-        """The sequences at these positions of the endless stream."""
+        """The sequences at these positions of the infinite stream."""
         rows = [self._row(position) for position in positions]
         gaps = self.packed or self._recipe.positions != "full"
         return Batch(
@@ -116,9 +117,9 @@ class Stream:
         return replace(part.at(index), positions=positions)
 
     def fingerprint(self) -> str:
-        """sha256 of what the stream is made of: the tokens, how they are chosen and laid out, how they are mixed.
+        """sha256 over the tokens and how they are selected, laid out and mixed.
 
-        Two streams of one fingerprint give the same batches, wherever the text and the cache lie.
+        Streams with the same fingerprint give the same batches, wherever the text and the cache are stored.
         """
         recipe = self._recipe
         gaps = None if recipe.positions == "full" else [recipe.positions, self._context_length]
@@ -127,7 +128,7 @@ class Stream:
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
 
     def summary(self) -> list[str]:
-        """A sentence per source: sequences, and the documents used, left out and cut, in fractions."""
+        """A sentence per source: sequences, and the percentages of documents used, skipped and cut."""
         shares = self._mixture.shares
         return [
             describe_source(source.data, part, source.sequences, share / sum(shares) if len(shares) > 1 else None)
@@ -144,10 +145,11 @@ def open_stream(
     read: Callable[..., Texts] = read_texts,
     first: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Stream:
-    """length: of a sequence, tokens. context_length: positions that `pose` and `randomized` reach.
+    """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
 
-    read: what reads a source, as read_texts does. first: a context under which the main process goes before the
-    others, so that one of them tokenizes and the others find the tokens. Raises DataError, RecipeError, OutputError.
+    length: of a sequence, tokens. context_length: range of positions for `pose` and `randomized`. read: reads a
+    source, like read_texts. first: a context that lets the main process run first, so that it tokenizes and the other
+    processes reuse the tokens.
     """
     refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
     digest = tokenizer_digest(tokenizer)
@@ -155,7 +157,7 @@ def open_stream(
     for number, source in enumerate(recipe.sources):
         if source.keep_short < 1 and source.long_from is None:
             raise RecipeError(
-                f"keep_short: {source.keep_short:g} needs long_from: of how many tokens on a document is long."
+                f"keep_short: {source.keep_short:g} requires long_from, the minimum tokens of a long document."
             )
         with first():
             store = _open_store(source, tokenizer, digest, read)
@@ -184,7 +186,7 @@ def _open_store(source: TextSource, tokenizer, digest: str, read: Callable[..., 
 
 
 def _separator(tokenizer) -> int | None:
-    """What tells documents of one sequence apart, where the tokenizer puts nothing around them itself."""
+    """Token to put between documents, or None if the tokenizer already marks their start or end."""
     special = special_tokens(tokenizer)
     marked = special.bos in special.prefix or special.eos in special.suffix
     return None if marked else special.eos
@@ -201,7 +203,7 @@ def _sequences(
 ) -> SourceSequences:
     least = {"long": length, "packed": sequence_layouts.SHORTEST, "concat": 1}[source.sequences]
     if not len(store):
-        raise DataError(f"{source.data} holds no document.")
+        raise DataError(f"{source.data} contains no documents.")
     if store.lengths.max() < least:
         raise DataError(f"{source.data}: {none_long_enough(least, store.lengths)}")
     selection = select_documents(

@@ -1,10 +1,10 @@
-"""A source's tokens on disk: written once, then mapped into memory, so that no process holds them all.
+"""A source's tokens on disk: written once, then memory-mapped, so that no process loads them all.
 
-`datasets` writes and maps the file; a kill leaves no half of it, and processes that want the same one wait for the
-first. Its folder is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/ropecli. A row holds the documents
-of about a million tokens as bytes, int32 ids and int64 lengths, which Arrow maps without copying; the last one holds
-their digest, by which a damaged file is detected and written again. The key of a file follows from the source and the
-tokenizer (`source_identity`, `tokenizer_digest`), without reading the text.
+`datasets` writes and maps the file, atomically; processes that need the same file wait for the first. The cache folder
+is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/ropecli. A row holds documents of about a million tokens
+as bytes (int32 ids, int64 lengths), which Arrow maps without copying. The last row holds their digest; a damaged file
+is detected by it and written again. The file's key is computed from the source and the tokenizer (`source_identity`,
+`tokenizer_digest`), without reading the text.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
 
 FORMAT = 1
-"""Of what is stored; part of every key, so that a file of another format is never read."""
+"""Version of the file format; part of every key, so that files of another version are not read."""
 _ROW_TOKENS = 1 << 20
 _HUB_PATIENCE = 10.0
-"""Seconds that the Hub may take to name a dataset's commit."""
+"""Timeout for reading a dataset's commit from the Hub, seconds."""
 
 
 class TokenStore:
-    """Documents of tokens, by number. lengths: shape (documents,), int64. digest: sha256 of all lengths and ids.
+    """Tokenized documents by index. lengths: shape (documents,), int64. digest: sha256 of all lengths and ids.
 
-    largest_id: of all tokens, -1 where there are none.
+    largest_id: largest token id, -1 if there are no tokens.
     """
 
     def __init__(self, rows: list[tuple[np.ndarray, np.ndarray]], digest: str) -> None:
@@ -51,11 +51,11 @@ class TokenStore:
         self._starts = np.cumsum(self.lengths) - self.lengths
 
     def __len__(self) -> int:
-        """Documents."""
+        """Number of documents."""
         return len(self.lengths)
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
-        """The tokens start ≤ t < stop of a document, int64, a copy."""
+        """A copy of the tokens start ≤ t < stop of a document, int64."""
         row = bisect_right(self._first_documents, document) - 1
         begin = int(self._starts[document]) - self._first_tokens[row]
         return self._rows[row][begin + start : begin + stop].astype(np.int64)
@@ -68,10 +68,10 @@ def cache_folder() -> Path:
 
 
 def open_store(key: str, texts: Callable[[], Texts], tokenizer) -> TokenStore:
-    """The store of this key; where there is none, or a damaged one, `texts` are tokenized, a batch at a time.
+    """Open the store of this key; if it is missing or damaged, tokenize `texts` in batches and write it.
 
-    Reads the whole file once, to check it (some 2 GB/s). Raises what `texts` raises, DataError for tokens that
-    cannot be stored, and OutputError where the cache cannot be written.
+    Reads the whole file once to verify it (about 2 GB/s). Raises what `texts` raises, DataError for tokens that cannot
+    be stored, OutputError if the cache cannot be written.
     """
     from filelock import FileLock
 
@@ -80,29 +80,29 @@ def open_store(key: str, texts: Callable[[], Texts], tokenizer) -> TokenStore:
     writing = _Writing(texts, tokenizer)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        # datasets has a lock of its own, which does not cover the removal of what is damaged
+        # the lock of datasets does not cover the removal of a damaged file
         with _quietly(), FileLock(cache / f"{key}.lock"):
             try:
                 return _load(folder, key, writing)
             except Exception:
                 if writing.begun:
                     raise
-            shutil.rmtree(folder, ignore_errors=True)  # what lies there is damaged
+            shutil.rmtree(folder, ignore_errors=True)  # damaged
             return _load(folder, key, writing)
     except Exception as error:
         if writing.failure:
             raise writing.failure from None
         cause = error.__cause__ or error
-        if isinstance(cause, OSError | NotImplementedError):  # the latter: a file system without locks
+        if isinstance(cause, OSError | NotImplementedError):  # NotImplementedError: the file system has no locks
             raise OutputError(
-                f"The tokens could not be written to the cache {cache}: {reason_of(cause)}. Make room there, or set "
-                "the environment variable ROPECLI_CACHE to a folder that can be written to."
+                f"Cannot write tokens to the cache {cache}: {reason_of(cause)}. Free some space, or set the "
+                "environment variable ROPECLI_CACHE to a writable folder."
             ) from error
         raise
 
 
 class _Writing:
-    """Gives the rows of a store, and remembers what went wrong in the text, which `datasets` wraps."""
+    """Generates the rows of a store. failure: the original error, which `datasets` would wrap."""
 
     def __init__(self, texts: Callable[[], Texts], tokenizer) -> None:
         self._texts, self._tokenizer = texts, tokenizer
@@ -123,7 +123,7 @@ class _Writing:
 
 
 class _Digest:
-    """The same however the documents are grouped into rows."""
+    """sha256 of documents; independent of how they are grouped into rows."""
 
     def __init__(self) -> None:
         self._lengths, self._ids = hashlib.sha256(), hashlib.sha256()
@@ -137,12 +137,12 @@ class _Digest:
 
 
 def _grouped(documents) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(lengths, ids) of documents that have _ROW_TOKENS tokens or a little more together."""
+    """(lengths, ids) of groups of documents with at least _ROW_TOKENS tokens together."""
     group: list[np.ndarray] = []
     tokens = 0
     for document in documents:
         if len(document.ids) and document.ids.max() >= 1 << 31:
-            raise DataError(f"{document.name}: token id {document.ids.max()} needs more than 31 bits.")
+            raise DataError(f"{document.name}: token id {document.ids.max()} does not fit into 31 bits.")
         group.append(document.ids.astype("<i4"))
         tokens += len(document.ids)
         if tokens >= _ROW_TOKENS:
@@ -153,7 +153,7 @@ def _grouped(documents) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _load(folder: Path, key: str, writing: _Writing) -> TokenStore:
-    """Raises many kinds where the files are damaged, ValueError where they are whole and their content is not."""
+    """Raises ValueError for a wrong digest, and many kinds of errors for unreadable files."""
     from datasets import Dataset, Features, Value
 
     columns = Features({"lengths": Value("large_binary"), "ids": Value("large_binary"), "digest": Value("string")})
@@ -169,13 +169,13 @@ def _load(folder: Path, key: str, writing: _Writing) -> TokenStore:
     for lengths, ids in rows:
         digest.add(lengths, ids)
     if not rows or table.column("digest")[-1].as_py() != digest.text():
-        raise ValueError("the tokens are not those that were written")
+        raise ValueError("the digest does not match the tokens")
     return TokenStore(rows[:-1], digest.text())
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """datasets neither logs nor shows progress; both are global, and as before afterwards."""
+    """Silence the logs and progress bars of datasets, which are global; restore them afterwards."""
     from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger = logging.getLogger("datasets")
@@ -191,10 +191,10 @@ def _quietly() -> Iterator[None]:
 
 
 def source_identity(source: str, split: str, cache: Path) -> list[Any]:
-    """JSON: the files of a local source with their sizes and times, or the commit of a dataset on the Hub.
+    """Identity of a source as JSON: its files with sizes and times, or the commit of a Hub dataset.
 
-    Times are of the last change of content and of attributes: the first can be set back (cp -p, tar, rsync -t).
-    cache: the folder where the commit seen last is kept, which stands in where the Hub cannot be reached.
+    Includes mtime and ctime, because cp -p, tar and rsync -t preserve mtime. cache: stores the last commit seen, for
+    when the Hub cannot be reached.
     """
     if source == DEMO_TRAIN:
         chooses = hashlib.sha256(Path(corpus.__file__).read_bytes()).hexdigest()
@@ -209,7 +209,7 @@ def source_identity(source: str, split: str, cache: Path) -> list[Any]:
             return ["files", *(_stamp(one) for one in sorted(path.rglob("*")) if one.suffix in kinds and one.is_file())]
         is_hub_id = HUB_ID.fullmatch(source) and not path.parent.is_dir()
     except (OSError, RuntimeError, ValueError):
-        is_hub_id = None  # whoever reads it says what is wrong
+        is_hub_id = None  # reading the source will report the error
     return ["hub", source, split, _commit(source, cache) if is_hub_id else None]
 
 
@@ -224,23 +224,23 @@ def _commit(dataset: str, cache: Path) -> str | None:
     seen = cache / "hub" / dataset.replace("/", "--")
     try:
         commit = HfApi().dataset_info(dataset, timeout=_HUB_PATIENCE).sha
-    except Exception:  # the Hub client raises many kinds; reading the source will say what is wrong
+    except Exception:  # the Hub client raises many kinds; reading the source will report the error
         return seen.read_text(encoding="utf-8") if seen.is_file() else None
     if commit:
-        with suppress(OSError):  # a cache that cannot be written is told of where the tokens are
+        with suppress(OSError):  # writing the tokens will report an unwritable cache
             seen.parent.mkdir(parents=True, exist_ok=True)
             seen.write_text(commit, encoding="utf-8")
     return commit
 
 
 def tokenizer_digest(tokenizer) -> str:
-    """sha256 over what a tokenizer makes its tokens by."""
+    """sha256 over everything that determines how the tokenizer splits text."""
     sha = hashlib.sha256(type(tokenizer).__name__.encode())
     if tokenizer.is_fast:
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        # what the last call asked for, not how text becomes tokens
+        # these are arguments of the last call
         backend = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
-        # transformers keeps to itself whether special tokens in the text count as such
+        # not part of the backend: whether special tokens in the text are split
         split = bool(getattr(tokenizer, "split_special_tokens", False))
         sha.update(json.dumps([backend, split], sort_keys=True).encode())
         return sha.hexdigest()

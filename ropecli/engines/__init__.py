@@ -1,5 +1,5 @@
-"""What serving engines must be told of a checkpoint's positions: a table per engine, rendered by engine_export.py.
+"""Launch commands for serving engines: one table per engine, rendered by engine_export.py.
 
-The tables work from the written `rope_type`, its parameters and the context length, never from a method's name, so
-that a new method needs nothing here. Each names the release that was read. No engine is loaded.
+The tables read `rope_type`, its parameters and the context length, never a method's name, so a new method needs no
+change here. Each table names the engine release it was checked against. No engine is loaded.
 """

@@ -1,4 +1,4 @@
-"""A checkpoint's positions as an engine is told them: the written RoPE parameters and the context length."""
+"""The RoPE parameters and context length of a checkpoint, in the form that the engine tables use."""
 
 import math
 import shlex
@@ -24,14 +24,14 @@ _DEFAULT_REVISION = "main"
 
 @dataclass(frozen=True)
 class CheckpointPositions:
-    """What the engines' tables work from.
+    """Input of the engine tables.
 
-    checkpoint: its name on a command line, a folder or a Hub id. on_hub: whether it is a Hub id. revision: of a Hub
-    id, None for the default one. section: the part of config.json that holds the RoPE fields, None for all of it.
-    parameters: `rope_parameters` with a base each, by layer type (None where all layers share them). rope: the one
-    that sees the whole context. length: context length, tokens. written_length: what config.json says of that, under
-    length_key. sections: whether multimodal positions share out the pairs. warnings: what config.json leaves open, in
-    sentences.
+    checkpoint: folder or Hub id, as written on a command line. on_hub: whether it is a Hub id. revision: of the Hub
+    id, None for the default. section: the part of config.json with the RoPE fields, None for the top level.
+    parameters: `rope_parameters` including rope_theta, by layer type; key None where all layers share them. rope: the
+    rope of the layers that see the whole context. length: context length, tokens. written_length: the context length
+    in config.json, under length_key. sections: whether config.json splits the pairs into sections for multimodal
+    positions. warnings: sentences about what config.json leaves ambiguous.
     """
 
     checkpoint: str
@@ -50,7 +50,7 @@ class CheckpointPositions:
 
     @property
     def nested(self) -> bool:
-        """Whether layer types have parameters of their own."""
+        """Whether parameters differ by layer type."""
         return None not in self.parameters
 
     @property
@@ -60,7 +60,7 @@ class CheckpointPositions:
 
     @property
     def scaled(self) -> list[Parameters]:
-        """Those of all layer types that scale."""
+        """The parameters of every layer type with a scaling."""
         return [one for one in self.parameters.values() if one and one["rope_type"] != "default"]
 
     @property
@@ -69,12 +69,12 @@ class CheckpointPositions:
 
     @property
     def at_revision(self) -> tuple[str, ...]:
-        """What follows the checkpoint's name on a command line."""
+        """Command-line words that select the revision."""
         return () if self.revision is None else ("--revision", self.revision)
 
     @property
     def quoted(self) -> str:
-        """The checkpoint's name and revision as a shell reads them."""
+        """The checkpoint's name and revision, quoted for a shell."""
         return shlex.join([self.checkpoint, *self.at_revision])
 
     @property
@@ -88,26 +88,29 @@ class CheckpointPositions:
 
     @property
     def raised(self) -> bool:
-        """Whether config.json says the context length itself."""
+        """Whether max_position_embeddings already is the context length."""
         return self.written_length == self.length
 
     @property
     def has_two_factor_lists(self) -> bool:
-        """Whether longrope has one list of factors for short inputs and another for long ones."""
+        """Whether longrope's short_factor and long_factor differ."""
         return self.main.get("short_factor") != self.main.get("long_factor")
 
     @property
     def usual_longrope_factor(self) -> float:
-        """longrope's attention factor by the lengths in config.json, where nothing else says."""
+        """longrope's default attention factor, from the lengths in config.json."""
         return longrope_attention_factor(self.written_length / self.original_length, self.original_length)
 
     def in_section(self, overrides: dict[str, Any]) -> dict[str, Any]:
-        """`overrides` at the place of config.json where the RoPE fields are."""
+        """Nest `overrides` under the config section that holds the RoPE fields."""
         return overrides if self.section is None else {self.section: overrides}
 
 
 def read_positions(checkpoint: Checkpoint) -> CheckpointPositions:
-    """Raises CheckpointError for a config without rotary embeddings, PatchError for what no engine can be told."""
+    """Read the positions of a checkpoint.
+
+    Raises CheckpointError for a config without rotary embeddings, PatchError for positions that no engine supports.
+    """
     section = section_of(checkpoint.config)
     state = read_state(checkpoint)
     ropes, settings, rope, length = state.ropes, state.settings, state.main, state.context_length
@@ -120,7 +123,7 @@ def read_positions(checkpoint: Checkpoint) -> CheckpointPositions:
     _refuse(checkpoint.name, written, parameters, latent)
     if rope.remapping is not None:
         raise PatchError(
-            f"{checkpoint.name} attends by {rope.spec.method}, which no engine has: it would run plain attention. "
+            f"{checkpoint.name} uses {rope.spec.method}, which no engine supports: they would run standard attention. "
             "Load it with transformers, after `import ropecli.attention`."
         )
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
@@ -145,14 +148,14 @@ def read_positions(checkpoint: Checkpoint) -> CheckpointPositions:
 def _parameters(
     rope: ScaledRope, written: Parameters, section: dict[str, Any], family: Family, length: int
 ) -> Parameters:
-    """What makes the rope's frequencies, and what config.json has there that is no scaling."""
+    """`rope_parameters` of this rope, plus the keys of config.json that are not part of a scaling."""
     kept = {key: value for key, value in written.items() if key in KEPT_KEYS}
-    if "max_position_embeddings" in kept:  # a copy that Ministral's config keeps there
+    if "max_position_embeddings" in kept:  # Ministral keeps a copy here
         kept["max_position_embeddings"] = length
     head, rotary = rope.geometry.head_dim, rope.geometry.rotary_dim
     if rotary != head:
         kept.setdefault("partial_rotary_factor", first(section, PARTIAL_KEYS) or rotary / head)
-    elif rope.geometry.still_pairs:  # native_parameters says which pairs do not rotate
+    elif rope.geometry.still_pairs:  # native_parameters already states which pairs do not rotate
         kept.pop("partial_rotary_factor", None)
     return {**native_parameters(rope, family, length), **kept}
 
@@ -165,17 +168,17 @@ def _refuse(
 ) -> None:
     if any(one and one.get("mscale_all_dim") for one in written.values()):
         raise PatchError(
-            f"{name} carries mscale_all_dim, which also multiplies the softmax scale (DeepSeek). Each engine reads it "
-            "from config.json in its own way, and overrides would break that: give the engine the folder alone."
+            f"{name} sets mscale_all_dim, which also multiplies the softmax scale (DeepSeek). Engines read it from "
+            "config.json, and overrides would break that. Serve the folder without options."
         )
     scaled = {one["rope_type"] for one in parameters.values() if one} - {"default"}
     for rope_type in sorted(scaled - set(_ROPE_TYPES)):
         raise PatchError(
-            f"{name} has rope_type {rope_type!r}; what engines do with it was not checked, only with "
-            f"{', '.join(_ROPE_TYPES)}. Give the engine the folder alone, and compare a long answer with transformers."
+            f"{name} has rope_type {rope_type!r}; engine support was only checked for {', '.join(_ROPE_TYPES)}. "
+            "Serve the folder without options, and compare a long answer with transformers."
         )
     if latent and scaled:
         raise PatchError(
-            f"{name} has multi-head latent attention, for which every engine reads a scaling in a way of its own. "
+            f"{name} has multi-head latent attention, for which engines read a scaling differently. "
             "Patch with ntk or abf, which only change the base."
         )

@@ -1,13 +1,13 @@
-"""llama.cpp, as the copy in llama-cpp-python 0.3.36 (commit 0c1e570) reads flags and GGUF files.
+"""Flags for llama.cpp, checked in the source of llama-cpp-python 0.3.36 (llama.cpp commit 0c1e570).
 
-- Kernel (ggml-cpu/ops.cpp, rope_yarn): θ = m·b^(-2i/d) / factors[i]; interpolated θ/s; YaRN's ramp over pairs with
-  its ends always rounded (ggml.c, ggml_rope_yarn_corr_dims); cos and sin times attn_factor·(1 + 0.1·ln s).
-- Context (llama-context.cpp): with YaRN, --yarn-attn-factor is overwritten, so that the product is 1 + 0.1·ln s;
-  the file's `rope.scaling.attn_factor` still multiplies it, and --override-kv sets that, in older builds too.
+- Kernel (ggml-cpu/ops.cpp, rope_yarn): θ = m·b^(-2i/d) / factors[i]; interpolated θ/s; YaRN's ramp over pairs, its
+  ends always rounded (ggml.c, ggml_rope_yarn_corr_dims); cos and sin times attn_factor·(1 + 0.1·ln s).
+- Context (llama-context.cpp): YaRN overwrites --yarn-attn-factor so that the product is 1 + 0.1·ln s. The file's
+  `rope.scaling.attn_factor` still multiplies it; --override-kv sets that, also in older builds.
 - Converter (conversion/{base,llama,phi}.py): stores base, linear's factor, and YaRN's factor and original length;
-  llama3 as the tensor rope_freqs (architecture llama); longrope's factors for phi3 alone, for others silently none;
-  nothing for dynamic. What it stores of YaRN's betas and attention factor, the loader does not read
-  (except grok, mistral3).
+  llama3 as the tensor rope_freqs (architecture llama); longrope's factors for phi3 only, silently dropped for
+  others; nothing for dynamic. It stores YaRN's betas and attention factor, but the loader ignores them (except grok,
+  mistral3).
 - The server caps a request at the file's context_length.
 """
 
@@ -23,13 +23,13 @@ from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 
 _MODEL = "model.gguf"
 _CONVERTER = "convert_hf_to_gguf.py"
-# model_type -> general.architecture of the file that the converter writes, as --override-kv has to spell it.
+# model_type -> general.architecture in the converted file, as --override-kv needs it.
 _ARCHITECTURES = {
     **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
     **{name: name for name in ("qwen2", "qwen3", "gemma", "phi3", "olmo", "granite", "stablelm")},
     "phi": "phi2",
 }
-# Sliding layers take base and scale from the file there, whatever the flags say.
+# For these types, sliding layers ignore the flags and read base and scale from the file.
 _SLIDING = ("afmoe", "cohere2", "gemma2", "gpt_oss", "llama4_text", "plamo3", "smallthinker")
 
 
@@ -55,7 +55,7 @@ def _flags(p: CheckpointPositions) -> dict[str, str]:
             "--yarn-beta-fast": _number(fast),
             "--yarn-beta-slow": _number(slow),
         }
-    if p.rope_type == "dynamic":  # NTK with the base that dynamic NTK has at the whole length
+    if p.rope_type == "dynamic":  # the base of dynamic NTK at the full context length
         s = p.factor
         return _scaling("none", ntk_theta(p.rope.geometry, s * p.length / p.original_length - (s - 1)))
     return _scaling("none", p.rope.rope_theta)
@@ -67,7 +67,7 @@ def _scaling(name: str, rope_theta: float, factor: float | None = None) -> dict[
 
 
 def _overridden(p: CheckpointPositions) -> list[str]:
-    """The option that overrides metadata of the file."""
+    """The option that overrides the file's metadata."""
     if p.rope_type == "dynamic":
         item = f"context_length=int:{p.length}"
     elif p.rope_type == "yarn" and not _usual_yarn_factor(p):
@@ -78,7 +78,7 @@ def _overridden(p: CheckpointPositions) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """As short as a float32 or float64 reader gives the value back: 4, 0.878, 1000000."""
+    """The shortest text that reads back exactly: 4, 0.878, 1000000."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
 
 
@@ -98,11 +98,11 @@ def _unrounded_ramp(p: CheckpointPositions) -> bool:
 
 
 def _phi3_stores_it(p: CheckpointPositions) -> bool:
-    """Whether phi3's file holds longrope's factors with this attention factor."""
+    """Return whether a phi3 GGUF stores longrope with this attention factor."""
     return p.model_type == "phi3" and math.isclose(p.rope.attention_factor, p.usual_longrope_factor, rel_tol=1e-6)
 
 
-_CARRIED = f"{_MODEL} carries the positions itself: llama.cpp does the same without --rope options."
+_CARRIED = f"{_MODEL} already contains the scaling: llama.cpp gives the same results without the --rope options."
 ENGINE = EngineTable(
     title="llama.cpp",
     command=_command,
@@ -110,68 +110,67 @@ ENGINE = EngineTable(
     refused=(
         Case(
             lambda p: p.nested,
-            "its flags hold for all layers, and these differ by layer type. Serve the folder with vLLM.",
+            "its flags apply to all layers, but the parameters differ by layer type. Serve the folder with vLLM.",
         ),
         Case(
             lambda p: p.model_type in _SLIDING,
-            "its flags do not reach the sliding layers of {p.model_type}. Serve the folder with vLLM.",
+            "its flags do not apply to the sliding-window layers of {p.model_type}. Serve the folder with vLLM.",
         ),
         Case(_unrounded_ramp, "it always rounds the ends of YaRN's ramp. Patch without truncate=false."),
         Case(
             lambda p: p.rope_type == "llama3" and _ARCHITECTURES.get(p.model_type) != "llama",
-            "no flag has llama3's bands, and its files for {p.model_type} carry no factors by pair. Patch with yarn.",
+            "no flag sets llama3's bands, and its files for {p.model_type} store no per-pair factors. Patch with yarn.",
         ),
         Case(
             lambda p: p.rope_type == "longrope" and p.model_type == "phi3" and not _phi3_stores_it(p),
-            "no flag has a factor for each pair, and its converter stores them with the attention factor "
+            "no flag sets a factor per pair, and its converter stores the factors with attention factor "
             "√(1 + ln s / ln L) = {p.usual_longrope_factor:.5g}; this folder has {p.rope.attention_factor:.5g}. "
-            "Patch with ntk or abf, or with longrope and no attention factor of its own.",
+            "Patch with ntk or abf, or with longrope and its default attention factor.",
         ),
         Case(
             lambda p: p.rope_type == "longrope" and p.model_type != "phi3",
-            "no flag has a factor for each pair, and its converter silently drops longrope's for {p.model_type}. "
-            "A GGUF of architecture llama may carry them: tensors rope_factors_long.weight and "
+            "no flag sets a factor per pair, and its converter silently drops longrope's for {p.model_type}. "
+            "A GGUF of architecture llama can store them: tensors rope_factors_long.weight and "
             "rope_factors_short.weight (float32, base frequency ÷ frequency for each pair), llama.rope.scaling.type "
             "longrope, and llama.rope.scaling.attn_factor {p.rope.attention_factor:.9g}. Or patch with yarn.",
         ),
         Case(
             lambda p: bool(_overridden(p)) and p.model_type not in _ARCHITECTURES,
-            "it needs --override-kv with the architecture's name in GGUF files, which is not known for "
-            "{p.model_type}; a wrong name would silently do nothing. Patch with yarn's usual attention factor, linear, "
-            "ntk or abf.",
+            "it needs --override-kv with the GGUF architecture name, which is unknown for {p.model_type}; a wrong "
+            "name is silently ignored. Patch with linear, ntk, abf, or yarn with its default attention factor.",
         ),
     ),
     cannot=(
         Case(
             lambda p: p.rope_type == "llama3",
-            f"No flag has llama3's bands: they are in the tensor rope_freqs of the file, which {_CONVERTER} writes "
-            "from the patched folder. A file made from the unpatched one stays unscaled, whatever the flags.",
+            f"No flag sets llama3's bands: they are in the tensor rope_freqs, which {_CONVERTER} writes "
+            "from the patched folder. A file converted from the unpatched folder stays unscaled.",
         ),
         Case(
             lambda p: p.rope_type == "longrope",
-            "No flag has longrope's factors: they are in the file, and the long ones serve every request once -c is "
-            "above {p.original_length}.",
+            "No flag sets longrope's factors: they are in the file. Once -c is above {p.original_length}, every "
+            "request uses the long ones.",
         ),
     ),
-    alone={
+    without_options={
         "default": _CARRIED,
         "linear": _CARRIED,
         "llama3": _CARRIED,
-        "yarn": f"{_MODEL} carries YaRN's factor and pretraining length, but not its betas and attention factor.",
+        "yarn": f"{_MODEL} contains YaRN's factor and pretraining length, but not its betas and attention factor.",
     },
     notes=(
         Case(
             lambda p: not p.on_hub,
-            f"{_MODEL} is the patched folder, converted: {_CONVERTER} {{p.quoted}} --outfile {_MODEL}.",
+            f"To make {_MODEL} from the patched folder: {_CONVERTER} {{p.quoted}} --outfile {_MODEL}.",
         ),
         Case(
             lambda p: p.on_hub,
-            f"{_MODEL} is the checkpoint, converted: hf download {{p.quoted}} prints the name of a local folder, DIR; "
-            f"then {_CONVERTER} DIR --outfile {_MODEL}.",
+            f"To make {_MODEL}: hf download {{p.quoted}} prints a local folder, DIR; "
+            f"then run {_CONVERTER} DIR --outfile {_MODEL}.",
         ),
         Case(
             lambda p: p.model_type not in _ARCHITECTURES,
-            "What llama.cpp makes of {p.model_type} was not checked: compare a long answer first.",
+            "llama.cpp was not checked with {p.model_type}: compare a long answer with transformers first.",
         ),
     ),
 )

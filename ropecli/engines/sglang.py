@@ -1,13 +1,13 @@
-"""SGLang, as its release 0.5.23 reads a config (rotary_embedding/factory.py, hf_transformers/{config,common}.py).
+"""Options for SGLang, checked in release 0.5.23 (rotary_embedding/factory.py, hf_transformers/{config,common}.py).
 
-- `--json-model-override-args` is laid over the config; a flat `rope_parameters` is merged into what is there.
-- The context length: max_position_embeddings, times the factor unless the type is llama3 or
-  original_max_position_embeddings is named (yarn, longrope). `--context-length` may not be above that.
-- yarn reads attn_factor, on top of 0.1·ln s + 1, and no attention_factor.
-- longrope reads no attention_factor but short_mscale and long_mscale; the long list serves whenever any position of
+- `--json-model-override-args` overrides config values; a flat `rope_parameters` is merged into the existing one.
+- Context length: max_position_embeddings, multiplied by the factor unless the type is llama3 or
+  original_max_position_embeddings is set (yarn, longrope). `--context-length` cannot exceed it.
+- yarn ignores attention_factor and reads attn_factor, which multiplies 0.1·ln s + 1.
+- longrope ignores attention_factor and reads short_mscale and long_mscale. It uses the long list when any position of
   the batch is beyond the pretraining length.
-- dynamic is one table for all lengths, that of the whole context length.
-- Many model classes hand no scaling to their rotary embedding, only the base.
+- dynamic uses one table, for the full context length.
+- Many model classes pass only the base to their rotary embedding, not the scaling.
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 from ropecli.engines.checkpoint_positions import CheckpointPositions
 from ropecli.engines.engine_table import DROPS_SECTIONS, Case, EngineTable, with_engine_names
 
-# Types whose class was read and hands rope_parameters on.
-_HANDED_ON = {"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "granite", "gpt_oss", "internlm2"}
-# Types whose class was read and hands on the base alone.
+# model_type of classes that pass rope_parameters on, checked in the source.
+_PASSED_ON = {"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "granite", "gpt_oss", "internlm2"}
+# model_type of classes that pass on only the base, checked in the source.
 _DROPPED = {
     *("baichuan", "chatglm", "dbrx", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gptj"),
     *("granitemoe", "mixtral", "olmo", "persimmon", "phi", "stablelm", "starcoder2", "zaya"),
@@ -25,7 +25,7 @@ _DROPPED = {
 
 
 def _overrides(p: CheckpointPositions) -> dict[str, Any]:
-    # dynamic is worked out from the pretraining length there, as in transformers
+    # SGLang computes dynamic from the pretraining length, as transformers does
     length = p.original_length if p.rope_type == "dynamic" else p.length
     return p.in_section({"rope_parameters": with_engine_names(p.main), p.length_key: length})
 
@@ -35,7 +35,7 @@ def _command(p: CheckpointPositions) -> tuple[object, ...]:
     return (*model, "--json-model-override-args", _overrides(p), "--context-length", p.length)
 
 
-_SAME = "SGLang does the same without the options: config.json carries them."
+_SAME = "SGLang gives the same results without the options: config.json already contains them."
 ENGINE = EngineTable(
     title="SGLang 0.5.23",
     command=_command,
@@ -43,7 +43,7 @@ ENGINE = EngineTable(
     refused=(
         Case(
             lambda p: p.nested,
-            "its gemma3 takes only the base from parameters by layer type, and other classes were not checked. "
+            "its gemma3 reads only the base from per-layer-type parameters, and other classes were not checked. "
             "Serve the folder with vLLM.",
         ),
         Case(
@@ -56,21 +56,21 @@ ENGINE = EngineTable(
     cannot=(
         Case(
             lambda p: p.has_two_factor_lists,
-            "SGLang chooses short_factor or long_factor anew for every batch, whatever the cache was made with.",
+            "SGLang chooses short_factor or long_factor for each batch, even if the KV cache holds the other.",
         ),
     ),
-    alone={
+    without_options={
         "default": _SAME,
         "llama3": _SAME,
-        "yarn": "Without the options SGLang ignores attention_factor, and takes 0.1·ln s + 1.",
-        "linear": "Without the options SGLang reads on beyond {p.length} tokens: it multiplies by the factor again.",
-        "longrope": "Without the options SGLang ignores attention_factor.",
+        "yarn": "Without the options, SGLang ignores attention_factor and uses 0.1·ln s + 1.",
+        "linear": "Without the options, SGLang accepts more than {p.length} tokens: it multiplies by the factor again.",
+        "longrope": "Without the options, SGLang ignores attention_factor.",
     },
     notes=(
         Case(
-            lambda p: bool(p.scaled) and p.model_type not in _HANDED_ON,
-            "Whether SGLang's class for {p.model_type} passes rope_parameters to its rotary embedding was not "
-            "checked: compare a long answer with transformers first.",
+            lambda p: bool(p.scaled) and p.model_type not in _PASSED_ON,
+            "SGLang's class for {p.model_type} was not checked: it may ignore rope_parameters. Compare a long answer "
+            "with transformers first.",
         ),
     ),
 )

@@ -1,1 +1,1 @@
-"""Tables and plots, made from reports alone."""
+"""Tables, plots and the HTML page, made from reports."""

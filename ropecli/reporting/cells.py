@@ -1,4 +1,4 @@
-"""Results as cells of text: what both the terminal's tables and the page's tables show."""
+"""Results as text cells, for the tables of the terminal and of the HTML page."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,24 +17,24 @@ from ropecli.reporting.lines import (
     numbered,
     title_of,
 )
-from ropecli.reporting.wording import clean, duration, number, protocol_name, size, told_apart
+from ropecli.reporting.wording import clean, distinct, duration, number, protocol_name, size
 from ropecli.tuning.tune_report import TRAINING, Score, TuneReport
 
 _Z = 1.959964
-"""Of 95%."""
+"""Quantile of a 95% interval."""
 OVERFLOW = 700.0
-"""Nats; the exponential of more is beyond float64."""
+"""Nats; perplexity overflows float64 above this."""
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """rows: a cell per head."""
+    """rows: one cell per head."""
 
     heads: list[str]
     rows: list[list[str]]
 
     def only(self, *heads: str) -> "TextTable":
-        """The table with some of its columns."""
+        """Keep only these columns."""
         kept = [index for index, head in enumerate(self.heads) if head in heads]
         return TextTable([self.heads[index] for index in kept], [[row[index] for index in kept] for row in self.rows])
 
@@ -60,21 +60,19 @@ _COLUMNS: dict[str, Callable[[LengthResult], str]] = {
 
 
 def measured_rows(report: EvalReport) -> TextTable:
-    """A row a length, with the baseline's perplexity beside the report's own, where there is one."""
+    """One row per length, with the baseline's perplexity if there is one."""
     table = TextTable(list(_COLUMNS), [[of(row) for of in _COLUMNS.values()] for row in report.rows])
     if report.baseline is not None:
-        theirs = {row.length: number(row.ppl) for row in report.baseline.rows}
+        baseline = {row.length: number(row.ppl) for row in report.baseline.rows}
         table.heads.insert(2, "baseline ppl")
         for cells, row in zip(table.rows, report.rows, strict=True):
-            cells.insert(2, theirs.get(row.length, "–"))
+            cells.insert(2, baseline.get(row.length, "–"))
     return table
 
 
 @dataclass(frozen=True)
 class ComparedLine:
-    """names: under the heads. cells: a number for each length, and whether it is the best. section: another checkpoint
-    begins.
-    """
+    """names: one per head. cells: (number, whether it is the best) per length. section: starts another checkpoint."""
 
     names: list[str]
     cells: list[tuple[str, bool]]
@@ -83,7 +81,7 @@ class ComparedLine:
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """heads: of the columns before the lengths. notes: what a reader must know."""
+    """heads: of the columns before the lengths. notes: shown below the table."""
 
     title: str
     heads: list[str]
@@ -93,8 +91,9 @@ class ComparisonTable:
 
 
 def compare(reports: Sequence[EvalReport]) -> ComparisonTable:
-    """A line a report and a baseline, by checkpoint. The best of each column is so among those of the same tokens and
-    protocol.
+    """One line per report and baseline, grouped by checkpoint.
+
+    The best of each column is chosen among reports with the same tokens and protocol.
     """
     lines = by_checkpoint(named_lines(reports))
     compared = [line.report for line in lines]
@@ -127,7 +126,7 @@ _HEADS: dict[str, Callable[[Line], str]] = {
 
 @dataclass(frozen=True)
 class Pivot:
-    """A retrieval report by depth and length. rows: (depth in words, its cell at each length, None for no cell)."""
+    """A retrieval report by depth and length. rows: (depth as text, the cell at each length or None)."""
 
     lengths: list[int]
     rows: list[tuple[str, list[RetrievalCell | None]]]
@@ -137,7 +136,7 @@ def pivot(report: RetrievalReport) -> Pivot:
     lengths = sorted({cell.length for cell in report.cells})
     depths = sorted({cell.depth for cell in report.cells})
     cells = {(cell.length, cell.depth): cell for cell in report.cells}
-    names = told_apart(depths, digits=2)
+    names = distinct(depths, digits=2)
     return Pivot(
         lengths,
         [(name, [cells.get((length, at)) for length in lengths]) for name, at in zip(names, depths, strict=True)],
@@ -145,7 +144,7 @@ def pivot(report: RetrievalReport) -> Pivot:
 
 
 def length_summary(report: RetrievalReport) -> TextTable:
-    """A row a length, over all depths; with mean rank and margin where answers were ranked."""
+    """One row per length, over all depths; with mean rank and margin in rank mode."""
     ranked = report.mode == "rank"
     rows = []
     for length in sorted({cell.length for cell in report.cells}):
@@ -161,15 +160,15 @@ def length_summary(report: RetrievalReport) -> TextTable:
 
 
 def wilson(hits: int, trials: int) -> tuple[float, float]:
-    """The 95% interval of a share, which has a width also of nothing but hits (Wilson 1927)."""
-    share, much = hits / trials, _Z * _Z / trials
-    middle = (share + much / 2) / (1 + much)
-    half = _Z / (1 + much) * math.sqrt(share * (1 - share) / trials + much / (4 * trials))
+    """Wilson score interval (95%) of a proportion; not empty even if all trials are hits (Wilson 1927)."""
+    share, correction = hits / trials, _Z * _Z / trials
+    middle = (share + correction / 2) / (1 + correction)
+    half = _Z / (1 + correction) * math.sqrt(share * (1 - share) / trials + correction / (4 * trials))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _mean(cells: Sequence[RetrievalCell], field: str, form: str) -> str:
-    """Over the prompts of some cells."""
+    """Mean over the prompts of the cells."""
     values = [(getattr(cell, field), cell.trials) for cell in cells if getattr(cell, field) is not None]
     if not values:
         return "–"
@@ -177,13 +176,13 @@ def _mean(cells: Sequence[RetrievalCell], field: str, form: str) -> str:
 
 
 def tuning_states(report: TuneReport) -> TextTable:
-    """The model before, by its method's own constants, by the best ones, and as it was left."""
+    """Scores as pretrained, with default constants, with the best constants, and after tuning."""
     original_length, target = report.original_max_position_embeddings, report.target_length
-    heads = ["model", f"perplexity at {original_length}", f"at {target}", "documents", "numbers learned", "time"]
+    heads = ["model", f"perplexity at {original_length}", f"at {target}", "documents", "learned parameters", "time"]
     rows = [_state("as pretrained", report.base), _state(clean(report.plain_name, 60), report.plain)]
     if report.level in TRAINING:
         spent = sum(point.seconds for point in report.points if point.level not in TRAINING)
-        rows.append(_state(f"{tuned_method(report)}, the best constants", report.begun, "0", duration(spent)))
+        rows.append(_state(f"{tuned_method(report)}, best constants", report.begun, "0", duration(spent)))
     rows.append(_state(_result_name(report), report.score, f"{report.learned:,}", duration(report.seconds)))
     if original_length == target:  # factor 1
         heads, rows = [*heads[:2], *heads[3:]], [[*row[:2], *row[3:]] for row in rows]
@@ -191,8 +190,8 @@ def tuning_states(report: TuneReport) -> TextTable:
 
 
 def tuning_runs(reports: Sequence[TuneReport]) -> TextTable:
-    """A line a run: its result."""
-    heads = ["run", "perplexity at the pretraining length", "at the target", "documents", "numbers learned", "time"]
+    """One row per run: its result."""
+    heads = ["run", "perplexity at the pretraining length", "at the target", "documents", "learned parameters", "time"]
     rows = [
         _state(name, report.score, f"{report.learned:,}", duration(report.seconds))
         for name, report in zip(tuning_names(reports), reports, strict=True)
@@ -212,7 +211,7 @@ def _state(name: str, score: Score, learned: str = "–", spent: str = "–") ->
 
 
 def ppl_of(nll: float) -> float:
-    """nll: nats. Infinite where the model overflowed."""
+    """Perplexity of a loss in nats; infinite if it overflows."""
     return math.exp(nll) if nll < OVERFLOW else math.inf
 
 
@@ -221,12 +220,12 @@ def ppl_words(nll: float) -> str:
 
 
 def tuning_names(reports: Sequence[TuneReport]) -> list[str]:
-    """Level, method and factor, how many numbers were learned, and the checkpoint where there are several."""
+    """Name of each run: level, method, factor, number of learned parameters, and the checkpoint if they differ."""
     several = len({report.digest for report in reports}) > 1
     names = []
     for report in reports:
         before = f"{clean(report.checkpoint, 40)}, " if several else ""
-        learned = f", {report.learned:,} number{'s'[: report.learned != 1]} learned" if report.learned else ""
+        learned = f", {report.learned:,} learned parameter{'s'[: report.learned != 1]}" if report.learned else ""
         names.append(clean(f"{before}{clean(report.level, 20)}, {tuned_method(report)}{learned}", 120))
     return numbered(names)
 
@@ -236,7 +235,7 @@ def tuned_method(report: TuneReport) -> str:
 
 
 def tuning_subject(reports: Sequence[TuneReport]) -> str:
-    """Which checkpoint, on which data; where these are several, how many."""
+    """Checkpoint and data of the runs, or how many there are."""
     checkpoints = list(dict.fromkeys(clean(report.checkpoint) for report in reports))
     sources = list(dict.fromkeys(clean(report.source) for report in reports))
     one = checkpoints[0] if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
@@ -244,6 +243,6 @@ def tuning_subject(reports: Sequence[TuneReport]) -> str:
 
 
 def of_same_tokens(reports: Sequence[TuneReport]) -> bool:
-    """Whether all were scored on the same tokens at the same lengths, so that one perplexity means one thing."""
+    """Return whether all runs were scored on the same tokens at the same lengths, so perplexities are comparable."""
     keys = ("digest", "fingerprint", "target_length", "original_max_position_embeddings")
     return len({(*(getattr(one, key) for key in keys), one.score.documents) for one in reports}) == 1

@@ -1,7 +1,7 @@
-"""The lines of a chart of perplexity reports: a line for each report, a baseline once, names, and the metric drawn.
+"""The lines of a chart of perplexity reports: one per report and per distinct baseline, with names and a metric.
 
-The metric is perplexity, or bits per byte, which is comparable between tokenizers. Refuses lines of different protocols
-in one chart: their numbers have different meanings.
+The metric is perplexity, or bits per byte, which is comparable between tokenizers. Different protocols in one chart
+are refused, because their numbers are not comparable.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,16 +15,15 @@ from ropecli.evaluation.results import LengthResult
 from ropecli.reporting.wording import clean, number, protocol_name
 
 AS_GOOD = 1 + 1e-5
-"""float32 tells no smaller differences."""
+"""Ratio below which two values count as equal; the precision of float32."""
 _MORE_PLACES = 2
 
 
 @dataclass(frozen=True)
 class Metric:
-    """name: as on the command line. axis: with the unit. of: the value of a row, None where it has none.
+    """name: on the command line. axis: label with the unit. of: the value of a row, or None.
 
-    interval: the row's 95% interval, None where it has none. logarithmic: how its axis is drawn. places: after the
-    point.
+    interval: the row's 95% interval, or None. logarithmic: whether its axis is. places: decimal places.
     """
 
     name: str
@@ -35,11 +34,15 @@ class Metric:
     places: int
 
     @property
+    def title(self) -> str:
+        return self.axis.partition(" (")[0]
+
+    @property
     def axis_label(self) -> str:
         return self.axis + (", logarithmic" if self.logarithmic else "")
 
     def shown_among(self, values: Iterable[float | None]) -> Callable[[float], str]:
-        """Formats a value with so many places, and up to two more where different values would else look the same."""
+        """Return a formatter with `places` decimals, or up to two more if distinct values would look equal."""
         known = sorted(value for value in values if value is not None)
         for places in range(self.places, self.places + _MORE_PLACES + 1):
             if not any(
@@ -54,7 +57,7 @@ def _ppl_interval(row: LengthResult) -> tuple[float, float] | None:
 
 
 PPL = Metric("ppl", "perplexity (lower is better)", lambda row: row.ppl, _ppl_interval, True, 2)
-# no interval: that of perplexity is over tokens, and a document's bytes are not kept
+# no interval: it would need the bytes of each document, which reports do not contain
 BITS_PER_BYTE = Metric(
     "bits-per-byte", "bits per byte (lower is better)", lambda row: row.bits_per_byte, lambda row: None, False, 4
 )
@@ -62,7 +65,7 @@ METRICS = {metric.name: metric for metric in (PPL, BITS_PER_BYTE)}
 
 
 def get_metric(name: str) -> Metric:
-    """Raises DataError for an unknown name."""
+    """Look up a metric. Raises DataError for an unknown name."""
     if name not in METRICS:
         raise DataError(f"Unknown metric {name!r}. Known: {', '.join(METRICS)}.{did_you_mean(name, METRICS)}")
     return METRICS[name]
@@ -70,9 +73,9 @@ def get_metric(name: str) -> Metric:
 
 @dataclass(frozen=True)
 class Line:
-    """name: unlike any other line's. baseline: whether it stands for what others are held against.
+    """name: unique among the lines. baseline: whether it is a baseline.
 
-    method: the report's label, and that it is the checkpoint's own scaling, where another line has the same by a patch.
+    method: the report's label, plus "as shipped" where another line has the same method patched in memory.
     """
 
     name: str
@@ -81,7 +84,7 @@ class Line:
     method: str = ""
 
     def points(self, metric: Metric) -> list[tuple[int, float]]:
-        """(length, value) of the rows that have one."""
+        """(length, value) of the rows that have a value."""
         return [(row.length, value) for row in self.report.rows if (value := metric.of(row)) is not None]
 
     def at(self, length: int, metric: Metric) -> float | None:
@@ -89,65 +92,63 @@ class Line:
 
 
 def lines_of(reports: Sequence[EvalReport]) -> list[Line]:
-    """A line each, baselines once, after them. Raises DataError for reports of more than one protocol."""
+    """One line per report, then one per distinct baseline. Raises DataError for different protocols."""
     protocols = list(dict.fromkeys(report.protocol for report in reports))
     if len(protocols) > 1:
         raise DataError(
-            f"The reports are of different protocols ({', '.join(map(clean, protocols))}): their perplexities mean "
-            "different things and are not drawn together. Give the reports of one protocol at a time."
+            f"The reports use different protocols ({', '.join(map(clean, protocols))}), so their perplexities are not "
+            "comparable. Plot the reports of one protocol at a time."
         )
     return named_lines(reports)
 
 
 def named_lines(reports: Sequence[EvalReport]) -> list[Line]:
-    """As lines_of, of whatever protocols."""
+    """Like lines_of, also for different protocols."""
     own = [Line("", report) for report in reports]
     lines = _with_methods(own + [Line("", base, baseline=True) for base in _baselines(reports)])
     return [replace(line, name=name) for line, name in zip(lines, _names(lines), strict=True)]
 
 
 def by_checkpoint(lines: Sequence[Line]) -> list[Line]:
-    """Those of one checkpoint together, checkpoints in the order they first come in; baselines first."""
+    """Group the lines by checkpoint, in order of first appearance; baselines first."""
     order = {digest: place for place, digest in enumerate(dict.fromkeys(line.report.digest for line in lines))}
     return sorted(lines, key=lambda line: (not line.baseline, order[line.report.digest]))
 
 
 def refuse_without(lines: Iterable[Line], metric: Metric) -> None:
-    """Raises DataError for a line that has no point of the metric."""
+    """Raise DataError for a line without any value of the metric."""
     for line in lines:
         if not line.points(metric):
             raise DataError(
-                f"The report of {line.name} has no {metric.name}: its tokenizer does not tell how many bytes its "
-                "tokens stand for. Use --metric ppl."
+                f"The report of {line.name} has no {metric.name}: its tokenizer does not report the bytes of each "
+                "token. Use --metric ppl."
             )
 
 
 def data_note(reports: Sequence[EvalReport], metric: Metric) -> str | None:
-    """What a reader must know where the reports are not of the same tokens; None where they are."""
+    """A warning if the reports were not computed on the same tokens, else None."""
     if len({report.fingerprint for report in reports}) == 1:
         return None
     if metric.name == "ppl":
-        step = (
-            "of one text by different tokenizers, bits per byte may be compared (ropecli plot --metric bits-per-byte)"
-        )
+        step = "to compare tokenizers on the same text, use bits per byte (ropecli plot --metric bits-per-byte)"
         known = all(row.bits_per_byte is not None for report in reports for row in report.rows)
-        return "different data: these perplexities are not of the same tokens" + (f"; {step}" if known else "")
-    return "different data: the lines are not of the same text"
+        return "different data: the perplexities are not comparable" + (f"; {step}" if known else "")
+    return "different data: the lines do not use the same text"
 
 
 def comparable(report: EvalReport) -> tuple[str, str]:
-    """The same for reports whose perplexities may be compared: of the same tokens, by the same protocol."""
+    """Equal for reports whose perplexities are comparable: same tokens, same protocol."""
     return report.fingerprint, protocol_name(report)
 
 
 def best_note(reports: Sequence[EvalReport]) -> str:
-    """What the best of a column is the best of."""
+    """Explains the mark of the best value in a column."""
     several = len({comparable(report) for report in reports}) > 1
-    return "the best among those of the same tokens and protocol" if several else "the best"
+    return "best among the same tokens and protocol" if several else "best"
 
 
 def best_of(reports: Sequence[EvalReport], length: int, metric: Metric) -> set[int]:
-    """Which reports, by index, are the best at a length among those of the same tokens and protocol; of two or more."""
+    """Indices of the best reports at a length, within each group of two or more comparable reports."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for index, report in enumerate(reports):
         for row in report.rows:
@@ -169,11 +170,11 @@ def original_lengths_of(reports: Iterable[BaseReport]) -> list[int]:
 
 
 def original_length_marks(reports: Iterable[BaseReport], lengths: Sequence[float]) -> tuple[list[int], list[str]]:
-    """(pretraining lengths to mark beside these lengths, notes on the others): a distant one would squeeze the data."""
+    """(pretraining lengths to mark, notes on the others): a distant mark would squeeze the data."""
     originals = original_lengths_of(reports)
     near = [original for original in originals if min(lengths) <= 2 * original and original <= 2 * max(lengths)]
     notes = [
-        f"all lengths lie {'inside' if original > max(lengths) else 'beyond'} the window of {original} tokens"
+        f"all lengths are {'within' if original > max(lengths) else 'beyond'} the pretraining length, {original}"
         for original in originals
         if original not in near
     ]
@@ -181,9 +182,9 @@ def original_length_marks(reports: Iterable[BaseReport], lengths: Sequence[float
 
 
 def title_of(reports: Sequence[EvalReport], what: str = "") -> str:
-    """Which checkpoint, `what` of it, by which protocol, on which data; where these are several, how many."""
+    """Checkpoint, `what`, protocol and data of the reports, or how many there are."""
     checkpoint = _one_or_count([report.checkpoint for report in reports], "checkpoints")
-    protocol = _one_or_count([protocol_name(report) for report in reports], "different ones")
+    protocol = _one_or_count([protocol_name(report) for report in reports], "protocols")
     source = _one_or_count([report.source for report in reports], "sources")
     return f"{checkpoint}{what}, protocol {protocol}, data {source}"
 
@@ -213,7 +214,7 @@ def _with_methods(lines: Sequence[Line]) -> list[Line]:
     methods = []
     for line in lines:
         shipped = not line.report.in_memory and (line.report.digest, line.report.label) in patched
-        methods.append(f"{line.report.label}, as it is" if shipped else line.report.label)
+        methods.append(f"{line.report.label}, as shipped" if shipped else line.report.label)
     return [replace(line, method=method) for line, method in zip(lines, methods, strict=True)]
 
 
@@ -226,7 +227,7 @@ _DIFFERENCES: dict[str, Callable[[Any], str]] = {
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Method and factor, and before or after them whatever else is not the same for all."""
+    """Name lines by method and factor, plus whatever else differs between them."""
     reports = [line.report for line in lines]
     several = {what: len({of(report) for report in reports}) > 1 for what, of in _DIFFERENCES.items()}
     names = []
@@ -240,10 +241,10 @@ def _names(lines: Sequence[Line]) -> list[str]:
 
 
 def numbered(names: Iterable[str]) -> list[str]:
-    """The same names, those that come again with a number."""
+    """Append a number to repeated names."""
     seen: dict[str, int] = {}
-    unlike = []
+    unique = []
     for name in names:
         seen[name] = seen.get(name, 0) + 1
-        unlike.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return unlike
+        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return unique

@@ -1,6 +1,6 @@
-"""A page that holds everything reports say, in one file: no script, and nothing fetched from anywhere.
+"""Writes reports as one self-contained HTML page, without scripts or external resources.
 
-Whatever comes from a report is escaped by the template; pictures are data within it.
+The template escapes everything that comes from a report; pictures are embedded as data.
 """
 
 import base64
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LONGEST_TEXT = 10_000
-"""Of one value, characters."""
+"""Maximum characters of one value."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """title: for those who do not see it. data: a PNG in base64."""
+    """title: the alternative text. data: a PNG in base64."""
 
     title: str
     data: str
@@ -40,7 +40,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class PageSection:
-    """What several reports say together, or one tuning run. left_out: plots, and why. reports: whose details follow."""
+    """A section on several reports or one tuning run. notes: include skipped plots. reports: shown with details."""
 
     title: str
     words: str
@@ -52,7 +52,7 @@ class PageSection:
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
-    """Raises OutputError."""
+    """Write the page. Raises OutputError."""
     page = render_page(reports)
     with new_file(path) as partial:
         partial.write_text(page, encoding="utf-8")
@@ -101,42 +101,42 @@ def _title(reports: Sequence[Report]) -> str:
 
 
 def _protocol(reports: list[EvalReport]) -> PageSection:
-    """The reports of one protocol: what it is, and what they say together."""
+    """Section of one protocol: its definition, and a comparison of its reports."""
     name = reports[0].protocol
     metrics = ["ppl"]
     if data_note(reports, PPL) and all(row.bits_per_byte for report in reports for row in report.rows):
         metrics.append("bits-per-byte")
     kinds = ["perplexity", "comparison"] if len(named_lines(reports)) > 1 else ["perplexity"]
     wanted = [(kind, metric) for metric in metrics for kind in kinds]
-    pictures, left_out = _drawn([*wanted, ("context", "ppl")], reports)
+    pictures, skipped = _drawn([*wanted, ("context", "ppl")], reports)
     compared = cells.compare(reports)
     title = f"Perplexity, protocol {name}"
-    return PageSection(title, PROTOCOLS[name].definition, compared, None, pictures, left_out)
+    return PageSection(title, PROTOCOLS[name].definition, compared, None, pictures, skipped)
 
 
 def _tuning_runs(reports: Sequence[TuneReport]) -> PageSection:
-    pictures, left_out = _drawn([("tuning", "ppl"), ("tuned-frequencies", "ppl")], reports)
-    other = "Different checkpoints, data or lengths: these perplexities are not of the same tokens."
-    notes = left_out if cells.of_same_tokens(reports) else [other, *left_out]
-    return PageSection("Tuning runs side by side", "", None, cells.tuning_runs(reports), pictures, notes)
+    pictures, skipped = _drawn([("tuning", "ppl"), ("tuned-frequencies", "ppl")], reports)
+    other = "Different checkpoints, data or lengths: the perplexities are not comparable."
+    notes = skipped if cells.of_same_tokens(reports) else [other, *skipped]
+    return PageSection("Comparison of tuning runs", "", None, cells.tuning_runs(reports), pictures, notes)
 
 
 def _tuning(report: TuneReport) -> PageSection:
     kinds = ["tuning", *(["gains"] if report.gains else []), "tuned-frequencies"]
-    pictures, left_out = _drawn([(kind, "ppl") for kind in kinds], [report])
+    pictures, skipped = _drawn([(kind, "ppl") for kind in kinds], [report])
     title = f"{report.checkpoint}, {cells.tuned_method(report)}: tuning ({report.level})"
-    return PageSection(title, "", None, cells.tuning_states(report), pictures, left_out, [report])
+    return PageSection(title, "", None, cells.tuning_states(report), pictures, skipped, [report])
 
 
 def _drawn(wanted: Iterable[tuple[str, str]], reports: Sequence[Report]) -> tuple[list[Picture], list[str]]:
-    """(pictures, those that could not be drawn and why). wanted: (kind, metric) of each."""
-    drawn, left_out = [], []
+    """(pictures, reasons for skipped ones). wanted: (kind, metric) of each."""
+    drawn, skipped = [], []
     for kind, metric in wanted:
         try:
             drawn.append(_picture(KINDS[kind].figure(reports, METRICS[metric])))
         except DataError as error:
-            left_out.append(f"The plot of kind {kind} is left out: {str(error).partition('. ')[0]}.")
-    return drawn, left_out
+            skipped.append(f"Skipped the {kind} plot: {str(error).partition('. ')[0]}.")
+    return drawn, skipped
 
 
 def _picture(figure: "Figure") -> Picture:
@@ -146,39 +146,39 @@ def _picture(figure: "Figure") -> Picture:
 
 
 def _details(report: Report) -> list[tuple[str, str]]:
-    """(what, value) of whatever a reader needs to judge the numbers, or to make them again."""
+    """(name, value) of everything needed to judge the numbers or reproduce them."""
     patched = ", patched in memory" if not isinstance(report, TuneReport) and report.in_memory else ""
     details = [
         ("checkpoint", report.checkpoint + patched),
         ("checkpoint digest", report.digest),
         ("scaling", f"{report.method} ×{report.factor:g}"),
-        ("parameters", _json(report.params) if report.params else "the method's own"),
+        ("parameters", _json(report.params) if report.params else "defaults"),
         ("pretraining length", f"{report.original_max_position_embeddings} tokens"),
         ("data", report.source),
-        ("fingerprint of the tokens", report.fingerprint),
+        ("token fingerprint", report.fingerprint),
         *_kind_details(report),
     ]
     settings = {name: value for name, value in report.settings.items() if value is not None}
-    details += [("settings", _json(settings)), ("computed in", f"{report.dtype} on {report.device}")]
+    details += [("settings", _json(settings)), ("dtype and device", f"{report.dtype} on {report.device}")]
     versions = ", ".join(f"{name} {version}" for name, version in report.environment.items())
     details.append(("versions", versions))
     return [*details, ("command", shlex.join(report.command))]
 
 
 def _kind_details(report: Report) -> list[tuple[str, str]]:
-    """Of one kind of report alone."""
+    """Details of one kind of report."""
     if isinstance(report, EvalReport):
         return [
-            ("documents", f"{len(report.document_names)} read, {report.too_short} left out as too short"),
+            ("documents", f"{len(report.document_names)} evaluated, {report.too_short} skipped as too short"),
             ("protocol", protocol_name(report)),
         ]
     if isinstance(report, RetrievalReport):
-        return [("task", f"{report.task} ({report.mode})"), ("a guess finds", f"{100 * report.chance:.3g}%")]
+        return [("task", f"{report.task} ({report.mode})"), ("chance level", f"{100 * report.chance:.3g}%")]
     return [
         ("target", f"{report.target_length} tokens"),
         ("attention factor", f"{report.attention_factor:.6g}"),
         ("measurements", f"{len(report.points):,}"),
-        ("moved by rounding the weights", f"{report.rounding:.2g} of the largest logit"),
+        ("effect of rounding the weights", f"{report.rounding:.2g} of the largest logit"),
     ]
 
 

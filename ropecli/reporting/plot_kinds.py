@@ -1,4 +1,4 @@
-"""The kinds of plot: which function draws each, from what, and which one suits the given reports."""
+"""The kinds of plot: the function and input of each, and the default kind for given reports."""
 
 import importlib
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ropecli.checkpoint.inspection import Study
 
 _MOST_LINES = 8
-"""Reports; more are drawn as a comparison unless another kind is asked for."""
+"""Maximum reports of a perplexity plot; more are drawn as a comparison unless --kind is given."""
 
 
 @dataclass(frozen=True)
 class PlotKind:
-    """wants: the class of report. module, function: of reporting.figures. metrics: whether it follows --metric."""
+    """wants: class of report. module, function: in reporting.figures. metrics: whether it supports --metric."""
 
     wants: type
     module: str
@@ -59,52 +59,54 @@ DEFAULT_METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "frequencies": {"linear": {}, **_ABF, "ntk": {}, "yarn": {}, "llama3": {}, "p-rope": {}},
     "tradeoff": {"linear": {}, **_ABF, "ntk": {}, "ntk-by-parts": {}, "llama3": {}, "p-rope": {}, "nope": {}},
 }
-"""What each kind of a checkpoint shows beside it, unless asked for others: methods and their parameters.
+"""Methods, with parameters, that each kind compares with the checkpoint by default.
 
-tradeoff has ntk-by-parts for yarn: their images differ in length alone.
+tradeoff shows ntk-by-parts instead of yarn: their embeddings differ only in length.
 """
 STUDY_KINDS = tuple(_STUDY_MODULES)
 
 
 def draw_study(kind: str, study: "Study") -> "Figure":
-    """kind: of STUDY_KINDS."""
+    """Draw one of STUDY_KINDS."""
     module = importlib.import_module(f"ropecli.reporting.figures.{_STUDY_MODULES[kind]}")
     return getattr(module, f"draw_{kind}")(study)
 
 
 def draw_reports(reports: Sequence[Report], path: Path) -> None:
-    """The kind that suits them. Raises OutputError."""
+    """Draw the default kind for these reports. Raises OutputError."""
     from ropecli.reporting.figures.style import save
 
     save(choose_kind(reports).figure(reports), path)
 
 
 def refuse_unknown_kind(name: str | None) -> None:
-    """Raises DataError for a kind that is none, neither of reports nor of a checkpoint."""
+    """Raise DataError for an unknown kind."""
     if name is not None and name not in (*KINDS, *STUDY_KINDS):
         raise DataError(
-            f"Unknown kind of plot {name!r}. Known: {', '.join(KINDS)}; of a checkpoint {', '.join(STUDY_KINDS)}."
+            f"Unknown kind of plot {name!r}. Known: {', '.join(KINDS)}; for a checkpoint: {', '.join(STUDY_KINDS)}."
             f"{did_you_mean(name, (*KINDS, *STUDY_KINDS))}"
         )
 
 
 def choose_kind(reports: Sequence[Report], name: str | None = None) -> PlotKind:
-    """The kind asked for, or the one that suits the reports. Raises DataError for reports that it does not draw."""
+    """The given kind, or the default for the reports. Raises DataError for reports that it cannot draw."""
     found = {report.kind for report in reports}
     if name is None and len(found) > 1:
         raise DataError(
-            f"The reports are of different kinds ({', '.join(sorted(found))}), which one plot does not hold. Give "
-            "those of one kind, or make a page of all with `ropecli report`."
+            f"One plot cannot show reports of different kinds ({', '.join(sorted(found))}). Give reports of one kind, "
+            "or write a page of all of them with `ropecli report`."
         )
-    name = name or _suited(reports)
+    name = name or _default_kind(reports)
     kind = KINDS[name]
     for report in reports:
         if not isinstance(report, kind.wants):
-            raise DataError(f"--kind {name} does not draw a {report.kind} report, as one of {report.checkpoint!r} is.")
+            raise DataError(
+                f"--kind {name} cannot draw a {report.kind} report, such as the one of {report.checkpoint!r}."
+            )
     return kind
 
 
-def _suited(reports: Sequence[Report]) -> str:
+def _default_kind(reports: Sequence[Report]) -> str:
     if isinstance(reports[0], RetrievalReport):
         return "retrieval"
     if isinstance(reports[0], TuneReport):

@@ -1,4 +1,4 @@
-"""Results as tables for the terminal. Names are shown as they are, but for what would command a terminal."""
+"""Results as tables for the terminal. Names are printed without control characters."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
@@ -17,10 +17,10 @@ _UNBOUNDED = 10**4
 
 
 class FittingTable:
-    """A table whose columns stand in as many blocks below each other as the terminal's width asks for.
+    """A table that splits its columns into several blocks if the terminal is too narrow.
 
-    names: heads of the columns that every block has. columns: heads of the others. rows: a cell for each of all these.
-    sections: indices of the rows before which a line stands. justify: of the names.
+    names: heads of the columns that every block repeats. columns: heads of the others. rows: one cell per head of
+    both. sections: indices of rows that start a section. justify: of the names.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FittingTable:
         yield self._table(block, names)
 
     def _table(self, columns: Sequence[int], width: int) -> Table:
-        """Of some of the columns, by index, beside names of up to `width` letters; without rows that say nothing."""
+        """A block with these columns, without empty rows. width: maximum characters of all names together."""
         table, count = Table(), len(self.names)
         for head in self.names:
             table.add_column(head, justify=self.justify, overflow="fold", max_width=max(8, width // count))
@@ -71,7 +71,7 @@ def _numbers(table: cells.TextTable) -> FittingTable:
 
 
 def perplexity_table(report: EvalReport, *, verbose: bool = True) -> Group:
-    """A row per length, with the baseline's perplexity, and below it cost and gain. verbose: all columns."""
+    """One row per length, with the baseline's perplexity; cost and gain below. verbose: show all columns."""
     patched = f", {clean(report.label)} in memory" if report.in_memory else ""
     title = f"{clean(report.checkpoint)}{patched}: perplexity by length, protocol {protocol_name(report)}, "
     title += f"data {clean(report.source)}"
@@ -88,9 +88,9 @@ def perplexity_table(report: EvalReport, *, verbose: bool = True) -> Group:
 
 
 def comparison_table(reports: Sequence[EvalReport]) -> Group:
-    """A line a method, a column a length; bold: the best of each column, among those of the same tokens and protocol.
+    """One line per method, one column per length; bold: the best of each column with the same tokens and protocol.
 
-    Lines say their checkpoint, protocol and data where these are not the same for all.
+    Checkpoint, protocol and data have columns if they differ.
     """
     comparison = cells.compare(reports)
 
@@ -104,19 +104,19 @@ def comparison_table(reports: Sequence[EvalReport]) -> Group:
 
 
 def retrieval_tables(report: RetrievalReport, *, verbose: bool = True) -> Group:
-    """Keys found, percent, by depth and length, and summed by length. verbose: all columns."""
+    """Percentage of keys found by depth and length, and totals by length. verbose: show all columns."""
     patched = f", {clean(report.label)} in memory" if report.in_memory else ""
     asked = "ranked among candidates" if report.mode == "rank" else "generated"
     title = (
         f"{clean(report.checkpoint)}{patched}: {clean(report.task)}, {asked}, data {clean(report.source)}; "
-        f"a guess finds {100 * report.chance:.3g}%, pretraining length {report.original_max_position_embeddings}"
+        f"chance {100 * report.chance:.3g}%, pretraining length {report.original_max_position_embeddings}"
     )
     found = cells.pivot(report)
     heads = ["depth", *(f"{length}" for length in found.lengths)]
     rows = [
         [name, *("–" if cell is None else f"{100 * cell.accuracy:.0f}" for cell in own)] for name, own in found.rows
     ]
-    note = Text("keys found, percent", "italic")
+    note = Text("keys found (%)", "italic")
     summary = cells.length_summary(report)
     if not verbose:
         summary = summary.only("length", "found", "95% (Wilson)", "prompts", "pretraining length")
@@ -124,7 +124,7 @@ def retrieval_tables(report: RetrievalReport, *, verbose: bool = True) -> Group:
 
 
 def tuning_table(report: TuneReport) -> Group:
-    """A line each: the model as pretrained, by the plain method, by the best constants, and as it was tuned."""
+    """Scores as pretrained, with default constants, with the best constants, and after tuning."""
     states = cells.tuning_states(report)
     shown = [index for index, head in enumerate(states.heads) if head != "documents"]  # the title has it
     table = Table()
@@ -133,8 +133,8 @@ def tuning_table(report: TuneReport) -> Group:
     for row in states.rows:
         table.add_row(*(Text(row[index]) for index in shown))
     title = (
-        f"{clean(report.checkpoint)}: the last {report.settings['targets']} tokens of the {report.score.documents} "
-        f"documents of {clean(report.source)} that the tuning was judged by"
+        f"{clean(report.checkpoint)}: scores of the last {report.settings['targets']} tokens of "
+        f"{report.score.documents} calibration documents of {clean(report.source)}"
     )
     return Group(Text(title), table, *map(Text, _tuning_notes(report)))
 
@@ -143,5 +143,7 @@ def _tuning_notes(report: TuneReport) -> list[str]:
     if report.level not in TRAINING:
         return []
     if not report.step:
-        return [f"{report.level} found nothing better than the best constants: these alone are written."]
-    return [f"Rounded to the dtype of the weights' files, logits move by {report.rounding:.1g} of the largest."]
+        return [f"{report.level} did not improve on the best constants; only these are written."]
+    return [
+        f"Rounding the weights to their saved dtype changes the logits by {report.rounding:.1g} of the largest one."
+    ]

@@ -1,4 +1,4 @@
-"""What the quantities of `ropecli theory` mean for a checkpoint and a target, in plain words."""
+"""Explains the quantities of `ropecli theory` for a checkpoint and a target, in sentences."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from ropecli.reporting.wording import clean
 from ropecli.scaling.registry import find_method
 
 Rope = dict[str, Any]
-"""One of the report's ropes: what analysis/summary.py says of it, with its name and form."""
+"""One of the report's ropes: the summary of analysis/summary.py, with its name and form."""
 _SAME = 1e-9
-_BOUND = "by the bound of Men et al. 2024"
-_SCALE = "(0: the same, 2: opposite)"
+_BOUND = "by the bound of Men et al. (2024)"
+_SCALE = "(0: equal, 2: opposite)"
 
 
 def theory_sentences(report: dict[str, Any]) -> list[str]:
@@ -22,17 +22,17 @@ def theory_sentences(report: dict[str, Any]) -> list[str]:
     changed = [rope for rope in methods if rope not in remapped]
     said = (
         _base(report, changed),
-        _farthest(remapped),
-        _unseen(pretrained, methods),
-        _neighbours(pretrained, changed),
-        _old_images(pretrained, changed),
-        _following(changed),
+        _largest_distances(remapped),
+        _unseen_angles(pretrained, methods),
+        _resolution(pretrained, changed),
+        _pretrained_images(pretrained, changed),
+        _length_dependence(changed),
     )
     return [sentence for sentence in said if sentence]
 
 
 def base_bound_sentence(report: dict[str, Any]) -> str:
-    """The base bound of a checkpoint as it is. report: of inspect_checkpoint."""
+    """The base bound of an unpatched or patched checkpoint. report: of inspect_checkpoint."""
     supported, length = report["supported_length"], report["target_length"]
     what = f"rope_theta {report['rope_theta']:,.10g} supports"
     needs = "needs"
@@ -47,9 +47,9 @@ def base_bound_sentence(report: dict[str, Any]) -> str:
         return f"{said}, which covers its context length of {length:,}."
     smallest = report["smallest_base"]
     if smallest is None:
-        return f"{said}; `ropecli theory CHECKPOINT` says what its context length of {length:,} needs."
+        return f"{said}; `ropecli theory CHECKPOINT` computes what its context length of {length:,} needs."
     if math.isinf(smallest):
-        return f"{said}; no base would support its context length of {length:,}."
+        return f"{said}; no base supports its context length of {length:,}."
     return f"{said}; its context length of {length:,} {needs} at least {smallest:,.0f}."
 
 
@@ -63,85 +63,84 @@ def _base(report: dict[str, Any], changed: Sequence[Rope]) -> str:
     if supported is None or supported >= target:
         said += f", which covers {target:,}."
     elif smallest is None:
-        said += f"; what {target:,} need is not worked out."
+        said += f"; the base for {target:,} was not computed."
     elif math.isinf(smallest):
-        said += f"; no base would support {target:,}."
+        said += f"; no base supports {target:,}."
     else:
-        said += f"; {target:,} need at least {smallest:,.0f}."
+        said += f"; {target:,} tokens need at least {smallest:,.0f}."
     negative = [rope["first_negative_score"] for rope in changed]
     reached = [_supported(None if first is None else first - 1) for first in negative]
-    return f"{said} By the same measure {_each(changed, 'supports', reached)}." if changed else said
+    return f"{said} By the same bound, {_each(changed, 'supports', reached)}." if changed else said
 
 
-def _farthest(remapped: Sequence[Rope]) -> str:
+def _largest_distances(remapped: Sequence[Rope]) -> str:
     if not remapped:
         return ""
     largest = [f"{rope['largest_distance']:,}" for rope in remapped]
-    return f"At the target, {_each(remapped, 'lets attention see distances of at most', largest)} tokens."
+    return f"At the target, {_each(remapped, 'limits the distances that attention sees to', largest)} tokens."
 
 
-def _unseen(pretrained: Rope, methods: Sequence[Rope]) -> str:
-    """Of the pairs that turn, those that do not turn once."""
+def _unseen_angles(pretrained: Rope, methods: Sequence[Rope]) -> str:
+    """The rotating pairs that complete no rotation in the pretraining length."""
     width, seen = pretrained["rotary_dim"], pretrained["turns_in_window"]
     original_length, target = pretrained["original_max_position_embeddings"], pretrained["target_length"]
-    slow = [pair for pair, turns in enumerate(seen) if 0 < turns < 1 - _SAME]
+    slow = [pair for pair, rotations in enumerate(seen) if 0 < rotations < 1 - _SAME]
     if not slow:
-        return f"Every pair that turns completes a turn in {original_length:,} tokens: no angle is new beyond them."
+        return f"Every rotating pair completes a rotation in {original_length:,} tokens: no angle is new beyond that."
     said = (
-        f"{2 * len(slow)} of {width} rotary dimensions ({2 * len(slow) / width:.0%}) never complete a turn in the "
-        f"{original_length:,} tokens of pretraining; beyond these they come to angles that training has not shown."
+        f"{2 * len(slow)} of {width} rotary dimensions ({2 * len(slow) / width:.0%}) complete no rotation in the "
+        f"{original_length:,} tokens of pretraining; beyond that they reach angles not seen in training."
     )
     if target <= original_length or not methods:
         return said
     kept = _each(methods, "keeps", [f"{_inside(rope, seen, slow)}" for rope in methods])
-    return f"{said} Of their {len(slow)} pairs {kept} within what was shown up to {target:,}."
+    return f"{said} Of these {len(slow)} pairs, {kept} within the seen angles up to {target:,} tokens."
 
 
 def _inside(rope: Rope, seen: Sequence[float], pairs: Sequence[int]) -> int:
-    """How many of the pairs turn no farther, up to the largest distance, than they have turned in pretraining."""
-    share = rope["largest_distance"] / (rope["largest_distance"] + 1)  # the turns are those of one token more
+    """Number of pairs that, up to the largest distance, rotate no further than in pretraining."""
+    share = rope["largest_distance"] / (rope["largest_distance"] + 1)  # turns_in_target counts one token more
     return sum(rope["turns_in_target"][pair] * share <= seen[pair] * (1 + _SAME) for pair in pairs)
 
 
-def _neighbours(pretrained: Rope, changed: Sequence[Rope]) -> str:
+def _resolution(pretrained: Rope, changed: Sequence[Rope]) -> str:
     before = pretrained["granularity"]
     if not changed or before <= 0:
         return ""
     shares = [f"{rope['granularity'] / before:.0%}" for rope in changed]
     return (
-        f"Neighbours are told apart by a mean sine of {before:.3g} as pretrained, of which "
-        f"{_each(changed, 'keeps', shares)}: the less, the blurrier what is near."
+        f"Granularity: adjacent positions differ by a mean sine of {before:.3g} as pretrained; "
+        f"{_each(changed, 'keeps', shares)} of it. Less of it makes nearby positions harder to distinguish."
     )
 
 
-def _old_images(pretrained: Rope, changed: Sequence[Rope]) -> str:
-    """Where the target is beyond the pretraining length, which is not too long to compare all its images."""
+def _pretrained_images(pretrained: Rope, changed: Sequence[Rope]) -> str:
+    """Empty unless the target is beyond the pretraining length and that is short enough to compare all positions."""
     before = pretrained["distance_to_old_images"]
     if not before or math.isnan(before):
         return ""
-    said = f"Unscaled, the position least like those of pretraining lies {before:.3f} from the nearest of them"
+    said = f"Unscaled, position embeddings are up to {before:.3f} from the nearest pretrained one"
     after = [f"{rope['distance_to_old_images']:.3f}" for rope in changed]
-    return f"{said}; {_each(changed, 'brings it to', after)} {_SCALE}." if changed else f"{said} {_SCALE}."
+    return f"{said}; {_each(changed, 'brings this to', after)} {_SCALE}." if changed else f"{said} {_SCALE}."
 
 
-def _following(changed: Sequence[Rope]) -> str:
+def _length_dependence(changed: Sequence[Rope]) -> str:
     names = [_name(rope) for rope in changed if find_method(rope["method"]).depends_on_length]
     if not names:
         return ""
-    return (
-        f"The frequencies of {_list(names)} depend on the length; these are for {changed[0]['target_length']:,} tokens."
-    )
+    return f"The frequencies of {_list(names)} depend on the length; shown for {changed[0]['target_length']:,} tokens."
 
 
 def _each(ropes: Sequence[Rope], verb: str, values: Sequence[str]) -> str:
-    """As "linear ×8 keeps 13%, ntk ×8 92% and yarn ×8 83%"."""
+    """Like "linear ×8 keeps 13%, ntk ×8 92% and yarn ×8 83%"."""
     first, *others = [(_name(rope), value) for rope, value in zip(ropes, values, strict=True)]
     return _list([f"{first[0]} {verb} {first[1]}", *(f"{name} {value}" for name, value in others)])
 
 
 def _name(rope: Rope) -> str:
-    """Inside of a sentence."""
-    return clean(rope["name"]).replace(", as it is", " (as it is)")
+    """The name without a comma, for use in a list."""
+    name, comma, rest = clean(rope["name"]).partition(", as ")
+    return f"{name} (as {rest})" if comma else name
 
 
 def _list(words: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""The terminal output of `ropecli theory`: tables and sentences, from the report of checkpoint/inspection.py.
+"""Terminal output of `ropecli theory`: tables and sentences, from the report of checkpoint/inspection.py.
 
-The methods appear in YaRN's general form f(x, g(m), h(θ_d)) (arXiv:2309.00071, eq. 12); the limits of the bands, 32
-and 1 rotations, are its beta_fast and beta_slow (section 3.2).
+Methods are shown in YaRN's general form f(x, g(m), h(θ_d)) (arXiv:2309.00071, eq. 12). The band limits, 32 and 1
+rotations, are its beta_fast and beta_slow (section 3.2).
 """
 
 import math
@@ -34,7 +34,7 @@ def theory_tables(report: dict[str, Any]) -> Group:
     ropes = report["ropes"]
     layers = f" (layers of type {clean(ropes[0]['layer_type'])})" if ropes[0]["layer_type"] else ""
     original_length, target = report["original_max_position_embeddings"], report["target_length"]
-    title = f"{clean(report['checkpoint'])}{layers}: pretrained with {original_length:,} tokens, to read {target:,}"
+    title = f"{clean(report['checkpoint'])}{layers}: pretraining length {original_length:,}, target {target:,} tokens"
     parts: list[RenderableType] = [Text(title, "bold")]
     if len(ropes) > 1:
         parts += _forms_table(ropes[1:])
@@ -45,18 +45,18 @@ def theory_tables(report: dict[str, Any]) -> Group:
 
 
 def _forms_table(ropes: Sequence[Rope]) -> list[RenderableType]:
-    """What each method makes of a position m and of a pair's frequency θ_d."""
+    """How each method changes a position m and a pair's frequency θ_d."""
     table = Table()
     table.add_column(overflow="fold")
     table.add_column("g(m)", no_wrap=True)
     table.add_column("h(θ_d)", overflow="fold")
     table.add_column("interpolation", no_wrap=True)
     for rope in ropes:
-        # what remaps distances has neither
-        h = rope["h"] if rope["g"] else "as it was: distances change, frequencies do not"
+        # distance methods have neither g nor h
+        h = rope["h"] if rope["g"] else "unchanged: the method changes distances"
         cells = (clean(rope["name"]), rope["g"], h, rope["interpolation"])
         table.add_row(*map(Text, cells))
-    return [Text("what becomes of a position m and of a pair's frequency θ_d: f(x, g(m), h(θ_d))"), table]
+    return [Text("scaling of a position m and of a pair's frequency θ_d: f(x, g(m), h(θ_d))"), table]
 
 
 def _quantities_table(ropes: Sequence[Rope]) -> FittingTable:
@@ -74,7 +74,7 @@ def _digits(key: str, digits: int = 4) -> Callable[[Rope], str]:
     return lambda rope: "" if rope[key] is None or math.isnan(rope[key]) else f"{rope[key]:.{digits}g}"
 
 
-def _looked_for(key: str) -> Callable[[Rope], str]:
+def _found(key: str) -> Callable[[Rope], str]:
     return lambda rope: f"none by {LONGEST:,}" if rope[key] is None else tokens(rope[key])
 
 
@@ -84,7 +84,7 @@ def _base(rope: Rope) -> str:
 
 
 def _farthest(rope: Rope) -> str:
-    """Where it is not the target's last token."""
+    """Empty if it is the distance of the target's last token."""
     return tokens(rope["largest_distance"]) if rope["largest_distance"] != rope["target_length"] - 1 else ""
 
 
@@ -108,13 +108,13 @@ _ROWS: tuple[tuple[tuple[str, Callable[[Rope], str]], ...], ...] = (
         ("longest wavelength, tokens", _tokens("longest_wavelength")),
         ("half wavelength, tokens", _tokens("half_wavelength")),
         ("effective range, tokens", _tokens("effective_range")),
-        ("pairs turned by then", _share),
+        ("pairs fully rotated by then", _share),
         ("slowest pair unique", _unique),
         ("critical dimension", lambda rope: f"{rope['critical_dimension']} of {rope['rotary_dim']}"),
     ),
     (
-        ("first rise of the score, tokens", _looked_for("first_rise")),
-        ("first negative score, tokens", _looked_for("first_negative_score")),
+        ("first rise of the score, tokens", _found("first_rise")),
+        ("first negative score, tokens", _found("first_negative_score")),
     ),
     (
         ("granularity (mean sine)", _digits("granularity")),
@@ -122,39 +122,39 @@ _ROWS: tuple[tuple[tuple[str, Callable[[Rope], str]], ...], ...] = (
         ("its exact limit", _digits("granularity_exact_limit")),
         ("closest images q", _digits("closest_images")),
         ("their gap, tokens", _tokens("closest_images_gap")),
-        ("distance d to old images", _digits("distance_to_old_images")),
+        ("distance d to pretrained images", _digits("distance_to_old_images")),
         ("float32 angle error, rad", _digits("float32_angle_error", 2)),
     ),
 )
 
 
 def _bands_table(ropes: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """ropes: the pretrained one first. Methods that change no frequency have no column."""
+    """ropes: the pretrained one first. Methods that keep all frequencies have no column."""
     pretrained, *methods = ropes
     methods = [rope for rope in methods if any(abs(one - 1) > _SAME for one in _known(rope))]
     rows = []
     for band, (low, high) in _BANDS.items():
-        pairs = [pair for pair, turns in enumerate(pretrained["turns_in_window"]) if low <= turns < high]
+        pairs = [pair for pair, r in enumerate(pretrained["turns_in_window"]) if low <= r < high]
         if pairs:
             wavelengths = [tokens(of(pretrained["wavelength"][pair] for pair in pairs)) for of in (min, max)]
             ratios = [[f"{_known(rope)[pair]:.3g}" for pair in (pairs[0], pairs[-1])] for rope in methods]
             ends = [f"{pairs[0]}", f"{pairs[-1]}"]
             rows.append([band, *(" to ".join(dict.fromkeys(each)) for each in (ends, wavelengths, *ratios))])
-    title = "\npairs by their turns in the pretraining length, r = L/λ"
-    title += "; by method, their frequency over the pretrained one" if methods else ""
-    names = ["turns r", "pairs", "wavelength, tokens"]
+    title = "\npairs by number of rotations in the pretraining length, r = L/λ"
+    title += "; per method, frequency relative to pretrained" if methods else ""
+    names = ["rotations r", "pairs", "wavelength, tokens"]
     return [Text(title), FittingTable(names, [clean(rope["name"]) for rope in methods], rows)]
 
 
 def _known(rope: dict[str, Any]) -> list[float]:
-    """The frequency of each pair over the pretrained one; of one that stands still before and after, 1."""
+    """Frequency of each pair relative to the pretrained one; 1 if both are 0."""
     return [1.0 if math.isnan(one) else one for one in rope["frequency_over_pretrained"]]
 
 
 def _decay_table(rope: dict[str, Any]) -> list[RenderableType]:
-    """Without the columns that mean nothing for its frequencies: the bound is one of powers of a base.
+    """Omits columns without values: the bound only applies to frequencies that are powers of a base.
 
-    Nothing at a target of one token.
+    Empty for a target of one token.
     """
     rows = rope["decay"]
     if not rows:
@@ -165,10 +165,10 @@ def _decay_table(rope: dict[str, Any]) -> list[RenderableType]:
         table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         table.add_row(f"{row['distance']:,}", *("" if row[key] is None else f"{row[key]:.3f}" for key in shown))
-    title = f"\n{clean(rope['name'])}: inner product of a query and a key, both of ones and of length 1"
-    bound = ", O(1/t) its bound" if "bound" in shown else ""
+    title = f"\n{clean(rope['name'])}: inner product of an all-ones query and key, each with norm 1"
+    bound = "; O(1/t): its bound" if "bound" in shown else ""
     note = (
-        f"|mean| is that of the complex rotations, whose real part is the score; integral, its estimate{bound}; "
-        "sinusoidal, the same of sinusoidal embeddings of the pretrained base. Attention factors are left out."
+        f"|mean|: of the complex rotations, whose real part is the score; integral: its estimate{bound}; sinusoidal: "
+        "the score of sinusoidal embeddings with the pretrained base. Attention factors are not included."
     )
     return [Text(title), table, Text(note, "dim")]

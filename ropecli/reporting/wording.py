@@ -1,4 +1,4 @@
-"""How reports are put into words: names without what would command a terminal, protocols, changes, times, sizes."""
+"""Formats parts of reports as text: names without control characters, protocols, changes, times, sizes."""
 
 import math
 import unicodedata
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 LONGEST_NAME = 80
 
 _FORGED = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029\ufffe\uffff")
-"""Characters that turn the direction of what stands beside them, end a line, or that XML has not."""
+"""Characters that change text direction, end a line, or are invalid in XML."""
 
 
 def clean(text: str, longest: int = LONGEST_NAME) -> str:
-    """A name from anywhere on one line: no control characters, and not longer than `longest`.
+    """Replace control characters, and shorten to `longest` characters.
 
-    A longer one is cut in its middle, since names often differ in their ends alone.
+    Longer names are cut in the middle, because names often differ only at the end.
     """
     if len(text) > longest:
         head = longest // 3
@@ -33,20 +33,18 @@ def _is_forged(character: str) -> bool:
 
 
 def protocol_name(report: "EvalReport") -> str:
-    """With the settings that were given, and the warning that `yarn` wants."""
+    """The protocol with its settings, and the warning for `yarn`."""
     own = [f"{key} {report.settings[key]}" for key in ("stride", "targets") if report.settings.get(key) is not None]
     if report.protocol == "yarn":
         own.append(YARN_NOTE)
     return clean(report.protocol + (f" ({', '.join(own)})" if own else ""), 120)
 
 
-HEADLINES_NOTE = (
-    "The percentages are changes of perplexity: below 0 is better. In brackets: 95% interval, paired by document."
-)
+HEADLINES_NOTE = "Percentages: change of perplexity, negative is better. In brackets: 95% interval, paired by document."
 
 
 def headline_sentence(headline: "Headline") -> str:
-    """As "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens"; a change of perplexity, negative where it is lower."""
+    """A change of perplexity, like "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens"; negative is lower."""
     change = headline.change
     interval = f" ({_percent(change.low)} to {_percent(change.high)})" if change.low is not None else ""
     if headline.length == headline.baseline_length:
@@ -62,23 +60,23 @@ def _percent(share: float | None, sign: str = "") -> str:
 
 
 def number(value: float, places: int = 2) -> str:
-    """A perplexity, or what is like one: some places, and a power of ten from a million on."""
+    """Format a perplexity: `places` decimals, scientific notation from a million on."""
     return f"{value:.{places}f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def tokens(value: float | None) -> str:
-    """A length in tokens, whole from 10,000 on; empty for None and NaN."""
+    """Format a length in tokens, as an integer from 10,000 on; empty for None and NaN."""
     if value is None or math.isnan(value):
         return ""
     if math.isinf(value):
-        return "endless"
+        return "infinite"
     if value >= 1e15:
         return f"{value:.3g}"
     return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
-def told_apart(values: Sequence[float], digits: int = 6) -> list[str]:
-    """Different numbers, each with as many digits as tell them apart, and at least `digits`."""
+def distinct(values: Sequence[float], digits: int = 6) -> list[str]:
+    """Format numbers with at least `digits` significant digits, and more if distinct values would look equal."""
     while len({f"{value:.{digits}g}" for value in values}) < len(set(values)) and digits < 17:
         digits += 1
     return [f"{value:.{digits}g}" for value in values]
@@ -92,5 +90,5 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as MiB or GiB."""
+    """Format bytes as MiB or GiB."""
     return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"

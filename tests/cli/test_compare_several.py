@@ -119,7 +119,7 @@ def test_as_is_leaves_a_checkpoint_its_own_scaling(measured, compare, ropecli, l
     assert numbers(reports[:1]) == numbers([alone])
     assert numbers(reports[2:])[0][2] != numbers([alone])[0][2]
     table = compare(checkpoints=[folder], methods="as-is,dynamic").out
-    assert "dynamic ×4, as it is" in table
+    assert "dynamic ×4, as shipped" in table
 
 
 def test_that_methods_take_the_place_of_a_shipped_scaling_is_said(compare, ropecli, llama, tmp_path):

@@ -145,7 +145,7 @@ WRONG = {
     "a protocol that is not known": (["--protocol", "middle"], "prefix, tail"),
     "a stride of prefix": (["--stride", "5"], "stride is for the protocol sliding; prefix has none"),
     "few tokens of prefix": (["--min-tokens", "5"], "--min-tokens and --max-tokens apply to whole documents"),
-    "more tokens than there are": (["--min-tokens", "100000", "--protocol", "yarn"], "as long as 100000 tokens"),
+    "more tokens than there are": (["--min-tokens", "100000", "--protocol", "yarn"], "at least 100000 tokens"),
     "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'; expected one of auto, sdpa, eager"),
 }
 
@@ -167,20 +167,20 @@ def test_a_wrong_option_is_one_message(evaluate, monkeypatch, options, expected)
 def test_wrong_lengths_are_one_message(evaluate):
     for lengths in ("", "a,b", "1", "2.5"):
         is_one_message(evaluate(lengths=lengths), "length")
-    is_one_message(evaluate(lengths="24,100000"), "No document is as long as 100000 tokens")
+    is_one_message(evaluate(lengths="24,100000"), "No document has at least 100000 tokens")
 
 
 def test_a_document_that_is_too_short_to_score_is_one_message(evaluate, tmp_path):
     (tmp_path / "tiny.txt").write_text("b")
     for protocol in ("prefix", "disjoint"):
         outcome = evaluate("--protocol", protocol, data=tmp_path / "tiny.txt", lengths="2")
-        is_one_message(outcome, "No document is as long as 2 tokens")
+        is_one_message(outcome, "No document has at least 2 tokens")
 
 
 def test_a_table_without_its_column_is_one_message(evaluate, tmp_path, corpus):
     body = json.dumps({"body": (corpus / "text00.txt").read_text()})
     (tmp_path / "rows.jsonl").write_text(body + "\n")
-    is_one_message(evaluate(data=tmp_path / "rows.jsonl"), "no text in column 'text'; its columns: body")
+    is_one_message(evaluate(data=tmp_path / "rows.jsonl"), "no text in column 'text'. Available columns: body")
     assert evaluate("--text-column", "body", data=tmp_path / "rows.jsonl").code == 0
 
 

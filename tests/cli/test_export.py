@@ -57,7 +57,7 @@ def test_an_unknown_engine(yarn, ropecli):
 def test_transformers_4_needs_no_line(yarn, ropecli):
     outcome = ropecli("export", yarn, "--engine", "transformers-v4")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "already carry the fields of transformers 4" in outcome.err
+    assert "already contain the fields of transformers 4" in outcome.err
 
 
 def test_what_an_engine_cannot_express(llama, edited, ropecli):

@@ -1,4 +1,4 @@
-"""ropecli plot, of real reports and of a checkpoint: pictures where they belong, and what it refuses."""
+"""ropecli plot, with real reports and a checkpoint: output files, and refusals."""
 
 import json
 import shutil
@@ -98,14 +98,14 @@ def test_different_data_are_warned_of(ropecli, files, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["missing.json"], "missing.json cannot be read"),
+        (["missing.json"], "Cannot read missing.json"),
         (["one.json", "tail.json"], "different protocols"),
         (["one.json", "found.json"], "different kinds"),
         (["one.json", "--kind", "contxt"], "Did you mean 'context'"),
-        (["one.json", "--kind", "retrieval"], "does not draw a perplexity report"),
+        (["one.json", "--kind", "retrieval"], "cannot draw a perplexity report"),
         (["one.json", "--metric", "nll"], "Unknown metric 'nll'"),
         (["one.json", "--kind", "context", "--metric", "bits-per-byte"], "works only for plots of perplexity"),
-        (["one.json", "--output", "plot.docx"], "no known picture format"),
+        (["one.json", "--output", "plot.docx"], "unknown image format"),
         (["one.json", "--output", "one.json/plot.png"], "could not be written"),
         (["one.json", "--methods", "yarn"], "--methods works only for plots of a checkpoint"),
         (["."], "is not a report"),

@@ -46,8 +46,8 @@ def test_a_report_is_not_overwritten_by_its_page(ropecli, written, tmp_path):
 @pytest.mark.parametrize(
     ("name", "output", "expected"),
     [
-        ("missing.json", "page.html", "cannot be read"),
-        ("broken.json", "page.html", "is not a report in JSON"),
+        ("missing.json", "page.html", "Cannot read missing.json"),
+        ("broken.json", "page.html", "is not a JSON report"),
         ("one.json", "page.pdf", "does not end in .html"),
         ("one.json", "broken.json/page.html", "could not be written"),
     ],

@@ -1,4 +1,4 @@
-"""ropecli theory: what the report says is what the package computes, and the terminal shows all of it, at any width."""
+"""ropecli theory: the report has the computed numbers, and the terminal shows all of them at any width."""
 
 import json
 import math
@@ -26,7 +26,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 @pytest.fixture
 def folder(tmp_path):
-    """folder(config, key=value, ...) -> a checkpoint of a config.json alone."""
+    """folder(config, key=value, ...) -> a checkpoint with only a config.json."""
 
     def write(config=LLAMA2, **values):
         where = tmp_path / f"checkpoint-{len(list(tmp_path.iterdir()))}"
@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def theory(ropecli):
-    """theory(checkpoint, ...) -> the JSON report; all of it numbers that JSON has."""
+    """theory(checkpoint, ...) -> the JSON report, strictly valid JSON."""
 
     def call(*arguments) -> dict:
         outcome = ropecli("theory", *arguments, "--json")
@@ -111,7 +111,7 @@ def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
     assert rows["factor s"] == ["1", "8"]
     assert rows["attention factor"] == ["1", f"{1 + 0.1 * math.log(8):.6g}"]
     assert rows["longest wavelength, tokens"] == ["35,333", "282,664"]
-    assert rows["pairs turned by then"] == ["75%", "75%"]
+    assert rows["pairs fully rotated by then"] == ["75%", "75%"]
     assert rows["critical dimension"] == ["14 of 32", "14 of 32"]
     for name, key in (
         ("first negative score, tokens", "first_negative_score"),
@@ -120,7 +120,7 @@ def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
         assert rows[name] == [f"{rope[key]:,}" for rope in (pretrained, yarn)]
     for name, key in (
         ("granularity (mean sine)", "granularity"),
-        ("distance d to old images", "distance_to_old_images"),
+        ("distance d to pretrained images", "distance_to_old_images"),
     ):
         assert rows[name] == [f"{rope[key]:.4g}" for rope in (pretrained, yarn)]
     assert rows["its exact limit"][1] == "", "yarn's frequencies are no powers of a base"
@@ -137,16 +137,19 @@ def test_the_sentences_say_what_is_there(ropecli, theory, folder):
     said = text(ropecli("theory", checkpoint, "--methods", "linear,ntk,rerope", "--factor", 2))
     pretrained, linear, ntk, rerope = report["ropes"]
     assert f"rope_theta 10,000 supports about {report['supported_length']:,} tokens by the bound of Men et al." in said
-    assert f"8,192 need at least {report['smallest_base']:,.0f}." in said
+    assert f"8,192 tokens need at least {report['smallest_base']:,.0f}." in said
     assert f"linear ×2 supports about {linear['first_negative_score'] - 1:,} tokens and ntk ×2 about" in said
-    assert f"distances of at most {rerope['largest_distance']:,} tokens" in said
+    assert f"the distances that attention sees to {rerope['largest_distance']:,} tokens" in said
     # λ = 2π·10,000^(i/64) is above 4,096 tokens from pair 46 on
-    assert "36 of 128 rotary dimensions (28%) never complete a turn in the 4,096 tokens" in said
-    assert "Of their 18 pairs linear ×2 keeps 18, ntk ×2 1 and rerope ×2 18 within what was shown" in said
+    assert "36 of 128 rotary dimensions (28%) complete no rotation in the 4,096 tokens" in said
+    assert "Of these 18 pairs, linear ×2 keeps 18, ntk ×2 1 and rerope ×2 18 within the seen angles" in said
     shares = [f"{rope['granularity'] / pretrained['granularity']:.0%}" for rope in (linear, ntk)]
     assert f"linear ×2 keeps {shares[0]} and ntk ×2 {shares[1]}" in said
     distances = [f"{rope['distance_to_old_images']:.3f}" for rope in (pretrained, linear, ntk)]
-    assert f"lies {distances[0]} from the nearest of them; linear ×2 brings it to {distances[1]} and ntk" in said
+    assert (
+        f"are up to {distances[0]} from the nearest pretrained one; linear ×2 brings this to {distances[1]} and ntk"
+        in said
+    )
 
 
 LISTS = ("short_factor", "long_factor")

@@ -189,12 +189,12 @@ def test_where_nothing_better_is_learned_the_constants_alone_are_written(
     monkeypatch.setattr("ropecli.tuning.learners.TEMPERATURE_RATE", 0.0)
     outcome = ropecli(*arguments(tmp_path / "out"))
     assert outcome.code == 0, outcome.err
-    assert "heads found nothing better than the best constants: these alone are written." in outcome.out
+    assert "heads did not improve on the best constants; only these are written." in outcome.out
     assert outcome.err.rstrip().endswith(" at step 0")
     report = read_report(tmp_path / "out")
     assert (report["step"], report["learned"], report["gains"]) == (0, 0, [])
     drawn = ropecli("plot", tmp_path / "out" / "tune.json", "--kind", "gains", "-o", tmp_path / "gains.png")
-    refused(drawn, "has no gains: heads found nothing better than none. Use --kind tuning.")
+    refused(drawn, "has no gains: heads did not improve on the best constants. Use --kind tuning.")
     assert (tmp_path / "out" / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
 
 
@@ -266,7 +266,7 @@ WRONG = {
     "a method of other distances": (["--methods", "yarn,rerope"], "rerope cannot be tuned"),
     "no method": (["--methods", ","], "--methods list of methods is empty"),
     "held-out text": (["--data", "demo"], "'demo' is the held-out text", "demo-train"),
-    "a target that no document has": (["--factor", "400"], "25600 tokens", "Ask for fewer"),
+    "a target that no document has": (["--factor", "400"], "25600 tokens", "Use a shorter length"),
     "too few documents": (["--max-documents", "3"], "documents of 128 tokens", "at least 4"),
 }
 

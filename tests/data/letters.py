@@ -1,4 +1,4 @@
-"""A tokenizer of a token a character, and texts for it; for test modules and the processes that they start."""
+"""A tokenizer with one token per character, and texts for it; used by test modules and their subprocesses."""
 
 import time
 from collections.abc import Iterator

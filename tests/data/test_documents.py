@@ -1,4 +1,4 @@
-"""Texts become documents of tokens; those that are too short are counted, not dropped in silence."""
+"""Texts become tokenized documents; those that are too short are counted, not silently dropped."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_the_fingerprint_changes_with_everything_that_is_read():
 
 
 class Characters:
-    """A tokenizer of a token a character, with some before and after every text."""
+    """A tokenizer with one token per character, and special tokens before and after every text."""
 
     is_fast = False
     bos_token_id = 1
@@ -147,7 +147,7 @@ def split_by(splitter):
 
 @pytest.mark.parametrize("splitter", SPLITTERS.values(), ids=SPLITTERS)
 def test_tokens_of_a_beginning_are_those_of_the_whole_text(splitter, monkeypatch):
-    """Wherever the text is cut before it is tokenized: amid spaces, line breaks, words, digits, accents."""
+    """Cuts in the middle of spaces, line breaks, words, digits and accents."""
     tokenizer, rng = split_by(splitter), np.random.default_rng(0)
     monkeypatch.setattr("ropecli.data.documents._CHARACTERS", 2)
     texts = [(str(row), "".join(rng.choice(PIECES, rng.integers(30, 300)))) for row in range(40)]
@@ -200,7 +200,7 @@ def test_special_tokens_stand_for_no_bytes(tokenizer):
 
 
 def test_bytes_are_of_the_text_and_not_of_what_a_tokenizer_makes_of_it():
-    """A normalizer that takes letters apart, and a tokenizer that puts a mark for the first space."""
+    """A normalizer that decomposes letters, and a tokenizer that marks the first space."""
     text = " ".join(["Ünïcödé ﬁne ½ ba de fi go"] * 4)
     bpe = Tokenizer(models.BPE(unk_token="<unk>"))
     bpe.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase()])

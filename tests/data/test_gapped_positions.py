@@ -1,4 +1,4 @@
-"""Positions with gaps: rising, inside the context length, from 0, and drawn as the papers say."""
+"""Positions with gaps: increasing from 0, within the context length, and distributed as in the papers."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_a_context_of_the_length_leaves_no_gap(kind):
 
 
 def test_two_chunks_are_drawn_evenly():
-    """Of 4 tokens in a context of 6: three ways to cut, three biases, each of the nine as often as the others."""
+    """4 tokens in a context of 6: three splits and three biases, all nine equally frequent."""
     drawn = [tuple(positions_of("pose", 4, 6, 2, 0, at).tolist()) for at in range(9000)]
     for cut in (1, 2, 3):
         for bias in (1, 2):
@@ -40,7 +40,7 @@ def test_two_chunks_are_drawn_evenly():
 
 
 def test_every_next_bias_is_drawn_from_the_last_one_on():
-    """Three chunks: the second bias evenly from 0 to context length − length, the third evenly from the second on."""
+    """Three chunks: the second bias is uniform from 0 to context length − length, the third from the second on."""
     gaps = []
     for at in range(6000):
         positions = positions_of("pose", 3, 5, 3, 0, at)  # chunks of one token
@@ -52,7 +52,7 @@ def test_every_next_bias_is_drawn_from_the_last_one_on():
 
 
 def test_randomized_positions_are_a_sample_without_replacement():
-    """Of 2 tokens in a context of 5: the distance d is as frequent as its pairs, 5 − d of 10."""
+    """2 tokens in a context of 5: distance d has probability (5 − d) / 10."""
     distances = [int(positions_of("randomized", 2, 5, 2, 0, at)[1]) for at in range(10_000)]
     for distance in (1, 2, 3, 4):
         assert abs(distances.count(distance) - 1000 * (5 - distance)) < 200
@@ -67,7 +67,7 @@ def test_a_context_shorter_than_the_sequence_is_refused(kind):
 
 
 def test_more_chunks_than_tokens_are_refused():
-    with pytest.raises(RecipeError, match="9 chunks need 9 tokens; a sequence has 8"):
+    with pytest.raises(RecipeError, match="9 chunks need at least 9 tokens, but a sequence has 8"):
         refuse_impossible_positions("pose", 8, 64, 9)
     refuse_impossible_positions("pose", 8, 64, 8)
     np.testing.assert_array_equal(np.diff(positions_of("pose", 8, 8, 8, 0, 0)), 1)

@@ -23,7 +23,7 @@ def test_long_documents_are_kept_and_of_short_ones_the_share():
 
 
 def test_whether_a_document_is_kept_hangs_on_itself_alone():
-    """More documents behind it, another bound on the length: a kept short one stays kept."""
+    """A kept short document stays kept with more documents and another length limit."""
     before = select_documents(LENGTHS[:1000], 1, long_from=100, keep_short=0.3)
     after = select_documents(LENGTHS, 1, long_from=150, keep_short=0.3)
     kept_short = before.documents[LENGTHS[before.documents] < 100]

@@ -1,4 +1,4 @@
-"""How documents fill sequences: each layout against one that is written out token by token."""
+"""How documents fill sequences: each layout against a token-by-token reference."""
 
 import numpy as np
 from hypothesis import given
@@ -61,7 +61,7 @@ def test_packed_cuts_only_what_is_longer_than_a_sequence(lengths, length):
 
 @given(lengths_of_documents, lengths_of_sequences)
 def test_packed_is_best_fit_decreasing(lengths, length):
-    """Sequence lengths as a packing has them that looks through all sequences for every piece."""
+    """Sequence lengths of a brute-force best-fit packing."""
     pieces = [length] * int((lengths // length).sum())
     pieces += sorted((rest for rest in (lengths % length).tolist() if rest >= SHORTEST), reverse=True)
     rooms = []

@@ -1,4 +1,4 @@
-"""Sequences of one source: tokens, labels and positions at the borders; an order that the position alone decides."""
+"""Sequences of one source: tokens, labels and positions at the borders; an order that depends only on position."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_a_label_is_the_next_token_of_the_sequence(numbered, layout):
 
 
 def documents_in(row):
-    """Where the positions begin again: the tokens of each document of a packed row."""
+    """Split a packed row where positions restart: the tokens of each document."""
     starts = [*np.flatnonzero(row.positions == 0), len(row.ids)]
     return [slice(starts[at], starts[at + 1]) for at in range(len(starts) - 1)]
 
@@ -70,7 +70,7 @@ def test_every_epoch_covers_every_sequence_once(numbered, layout):
 
 
 def test_the_first_source_has_the_order_of_a_source_alone(numbered):
-    """As it has been since the first runs: a permutation by the seed and the epoch."""
+    """The order never changes between releases: a permutation by seed and epoch."""
     seed = 2**62
     part = long(numbered(800), seed=seed)
     for number in (0, 1, 5):

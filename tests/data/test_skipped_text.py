@@ -1,4 +1,4 @@
-"""PoSE's text: it skips as its positions do, up to the document's end, and every label is what follows in the text."""
+"""PoSE's text skips like its positions, up to the document's end; every label is the next token of the text."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def concat(store, separator, length=8):
 
 
 def skipped(start, text, positions):
-    """Token by token. start: where the sequence begins in `text`, its document."""
+    """Token-by-token reference. start: where the sequence begins in `text`, its document."""
     length = len(positions)
     left = len(text) - start - length
     ids, labels = [], []
@@ -38,7 +38,7 @@ def skipped(start, text, positions):
 
 
 def check(part, positions, texts):
-    """Every sequence of `part` at these positions. Gives how many skip text."""
+    """Check every sequence of `part` at these positions; return how many skip text."""
     skipping = 0
     for at in range(len(part)):
         plain, row = part.at(at), part.skipping_at(at, positions)
@@ -56,7 +56,7 @@ def check(part, positions, texts):
 
 
 def halves(bias):
-    """Eight positions, the second four moved up."""
+    """Eight positions, the last four shifted."""
     return np.array([0, 1, 2, 3, *(np.arange(4, 8) + bias)])
 
 

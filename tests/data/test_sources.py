@@ -1,4 +1,4 @@
-"""What SOURCE means: every kind of file gives its texts, in a fixed order, or one message that says what is wrong."""
+"""Reading SOURCE: texts of every kind of file, in a fixed order, and one clear message for each error."""
 
 import json
 
@@ -82,13 +82,13 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
 
 
 WRONG = {
-    "an empty folder": ("folder", None, r"folder.*no file of the kinds.*\.txt"),
-    "a kind that is not known": ("x.pdf", b"%PDF", r"x\.pdf.*kind.*\.jsonl"),
+    "an empty folder": ("folder", None, r"folder contains no .*\.txt.* files"),
+    "an unknown file type": ("x.pdf", b"%PDF", r"x\.pdf.*unknown file type.*\.jsonl"),
     "text that is not UTF-8": ("x.txt", b"\xff\xfe\x00a", r"x\.txt.*UTF-8"),
     "broken JSON": ("x.jsonl", b'{"text": "a"}\n{"text": ', r"x\.jsonl.*cannot be read as a table"),
-    "a parquet file that is none": ("x.parquet", b"junk", r"x\.parquet.*cannot be read as a table"),
-    "an arrow file that is none": ("x.arrow", b"", r"x\.arrow.*cannot be read as a table"),
-    "a path that is not there": ("absent.txt", None, r"No file or folder .*absent\.txt"),
+    "not a parquet file": ("x.parquet", b"junk", r"x\.parquet.*cannot be read as a table"),
+    "not an arrow file": ("x.arrow", b"", r"x\.arrow.*cannot be read as a table"),
+    "a missing path": ("absent.txt", None, r"No file or folder .*absent\.txt"),
 }
 
 
@@ -115,11 +115,11 @@ def test_a_broken_table_is_reported_once(tmp_path):
             list(read_texts(str(tmp_path / "x.jsonl")))
     finally:
         logging.getLogger("datasets").removeHandler(handler)
-    # the library below logs to standard error what the DataError says already
+    # datasets would log the same error to standard error
     assert [record.getMessage() for record in records] == []
 
 
-def test_a_name_that_is_nothing_here_is_refused(tmp_path, monkeypatch):
+def test_a_name_without_a_file_is_refused(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("an empty name is no name for the folder that one stands in")
     monkeypatch.chdir(tmp_path)
     for source in ("", "no-such-thing", "x" * 300, "./owner/name"):
@@ -128,5 +128,7 @@ def test_a_name_that_is_nothing_here_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_dataset_on_the_hub_needs_the_hub():
-    with pytest.raises(DataError, match="owner/name is no file or folder here, and the Hub did not give it"):
+    with pytest.raises(
+        DataError, match="owner/name is not a local file or folder, and it could not be loaded from the Hub"
+    ):
         list(read_texts("owner/name"))

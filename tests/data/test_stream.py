@@ -1,4 +1,4 @@
-"""The stream of a recipe: mixed, resumable, told of in sentences, and known by its fingerprint."""
+"""The stream of a recipe: mixed, resumable, with a summary and a fingerprint."""
 
 import copy
 import re
@@ -108,7 +108,9 @@ class TestSeparators:
 class TestSelection:
     def test_budget_and_share_come_from_the_source(self, stream_of, source, short_texts):
         long = stream_of(source(short_texts, sequences="packed", long_from=200, keep_short=0.0))
-        assert re.search(r"from 2 of 42 documents.*95\.2% of the documents are not drawn", long.summary()[0])
+        assert re.search(
+            r"from 2 of 42 documents.*95\.2% of the documents are skipped by keep_short", long.summary()[0]
+        )
         budget = stream_of(source(short_texts, sequences="packed", max_tokens=160))
         assert len(budget) <= 11
 
@@ -118,12 +120,14 @@ class TestRefusals:
         longest = max(map(len, ids_of(corpus)))
         with pytest.raises(
             DataError,
-            match=rf"No document is as long as 100000 tokens; the longest of 12 has {longest}\. Ask for fewer",
+            match=rf"No document has at least 100000 tokens; the longest of 12 has {longest}\. Use a shorter length",
         ):
             stream_of(source(corpus), length=100_000)
 
     def test_a_budget_below_a_sequence(self, stream_of, source, corpus):
-        with pytest.raises(DataError, match=r"the 40 tokens of 1 documents fill no sequence of 48.*max_tokens: 40"):
+        with pytest.raises(
+            DataError, match=r"1 documents with 40 tokens do not fill a sequence of 48.*max_tokens is 40"
+        ):
             stream_of(source(corpus, max_tokens=40), length=48)
 
 
@@ -227,7 +231,7 @@ class TestFingerprint:
 
 
 class TestSummary:
-    def test_documents_used_dropped_and_cut_are_told(self, stream_of, source, short_texts, ids_of):
+    def test_documents_used_dropped_and_cut_are_reported(self, stream_of, source, short_texts, ids_of):
         lengths = np.array([len(ids) for ids in ids_of(short_texts)])
         enough, cut = (lengths >= 48).sum(), ((lengths >= 48) & (lengths != 48)).sum()
         left = (lengths % 48)[lengths >= 48].sum() / lengths[lengths >= 48].sum()
@@ -236,10 +240,10 @@ class TestSummary:
         assert said == (
             f"{short_texts}: {sequences} sequences (long) from {enough} of 42 documents, {enough / 42:.1%}; "
             f"{1 - enough / 42:.1%} of the documents are too short; {cut / enough:.1%} of those used are cut; "
-            f"{left:.1%} of their tokens fill no sequence."
+            f"{left:.1%} of their tokens are unused."
         )
 
-    def test_padding_is_told(self, stream_of, source, short_texts):
+    def test_padding_is_reported(self, stream_of, source, short_texts):
         stream = stream_of(source(short_texts, sequences="packed"), length=400)
         batch = stream.batch(range(len(stream)))
         padding = (batch.ids == END).mean()

@@ -1,4 +1,4 @@
-"""Tokens on disk: made once, the tokenizer's own, found again by what they hang on; errors in plain words."""
+"""Tokens on disk: written once per source and tokenizer, found again by their key; clear errors."""
 
 import json
 import os
@@ -15,7 +15,7 @@ TEXTS = [("a", "ba de fi go ku " * 40), ("b", ""), ("c", "ku go " * 25), ("d", "
 
 
 class Counting:
-    """A tokenizer of a token a character, which counts the texts that it is given."""
+    """A tokenizer with one token per character, which counts its texts."""
 
     is_fast = False
 
@@ -59,7 +59,7 @@ def test_the_digest_is_of_the_documents_alone(cache, monkeypatch):
 
 
 def test_tokens_are_mapped_and_not_held(cache):
-    """1,000 documents of 8,000 tokens are 32 MB on disk; what is read from them takes little of this process's own."""
+    """1,000 documents of 8,000 tokens are 32 MB on disk; reading them takes little of this process's memory."""
     import tracemalloc
 
     import pyarrow
@@ -122,7 +122,7 @@ class TestIdentity:
         assert self.of(tmp_path / "b.txt", tmp_path) != self.of(tmp_path / "a.txt", tmp_path)
 
     def test_another_text_of_one_size_is_not_hidden_by_a_time_set_back(self, tmp_path):
-        """As cp -p, tar and rsync -t set it."""
+        """Set mtime like cp -p, tar and rsync -t."""
         path = tmp_path / "a.txt"
         path.write_text("some text")
         os.utime(path, ns=(1, 1))

@@ -95,7 +95,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(cache):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
-        with pytest.raises(OutputError, match=r"could not be written to the cache.*File too large.*ROPECLI_CACHE"):
+        with pytest.raises(OutputError, match=r"Cannot write tokens to the cache.*File too large.*ROPECLI_CACHE"):
             open_store("key", texts, Letters())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -1,4 +1,4 @@
-"""What tests of `ropecli export` share: the demo checkpoint patched ×4, and folders that hold a config.json alone."""
+"""Shared by the tests of `ropecli export`: the demo checkpoint patched ×4, and folders with only a config.json."""
 
 import json
 from pathlib import Path

@@ -71,7 +71,7 @@ def named(name: str, tensor: np.ndarray, config: dict) -> tuple[str, np.ndarray]
 
 
 def neighbours(tensor: np.ndarray, heads: int) -> np.ndarray:
-    """Rows so that the two dimensions of a rotary pair are neighbours, as llama.cpp turns them for Llama."""
+    """Rows so that the two dimensions of a rotary pair are neighbours, as llama.cpp rotates them for Llama."""
     width = tensor.shape[1]
     return np.ascontiguousarray(tensor.reshape(heads, 2, -1, width).swapaxes(1, 2).reshape(-1, width))
 

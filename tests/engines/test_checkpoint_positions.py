@@ -1,4 +1,4 @@
-"""What all engines are told alike: the revision, the window, and nothing that no reader reads."""
+"""What holds for all engines: the revision, the context length, and the refusals."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ def test_llama_cpp_converts_a_local_folder(config_only):
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0}}, "the softmax scale"),
         (
             {"rope_scaling": {"type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.5}},
-            "'proportional'; what engines do with it was not",
+            "'proportional'; engine support was only checked for",
         ),
     ],
     ids=["latent", "mscale", "unknown"],
@@ -68,7 +68,7 @@ def test_one_table_for_all_lengths_is_named(engine, patched):
     assert f"up to {WINDOW} tokens unscaled" in said
 
 
-@pytest.mark.parametrize(("engine", "said"), [("sglang", "gemma3"), ("llama.cpp", "flags hold for all layers")])
+@pytest.mark.parametrize(("engine", "said"), [("sglang", "gemma3"), ("llama.cpp", "flags apply to all layers")])
 def test_engines_that_do_not_tell_layers_apart_refuse_scaled_sliding_ones(engine, said, patched_model):
     with pytest.raises(PatchError, match=said):
         export_checkpoint(patched_model("gemma3_text", "yarn", ["sliding_attention"]), engine)
@@ -81,4 +81,4 @@ def test_vllm_is_told_which_layers_are_scaled(patched_model):
         "sliding_attention": ("linear", 10000.0),
         "full_attention": ("default", 1000000.0),
     }
-    assert any("checked in vLLM's gemma3 alone" in note for note in export.notes)
+    assert any("only checked with vLLM's gemma3" in note for note in export.notes)

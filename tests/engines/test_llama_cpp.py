@@ -191,7 +191,7 @@ def test_llama3_rides_in_the_file(patched, by_llama_cpp, tokens):
 
 
 def test_factors_in_the_file_do_what_the_refusal_says(patched, by_llama_cpp, tokens):
-    """No flag has longrope's factors; the refusal names tensors and metadata, and these are enough."""
+    """No flag sets longrope's factors; the tensors and metadata named in the refusal are sufficient."""
     factors = np.linspace(1, 8, 16)
     checkpoint = patched("longrope", long_factor=factors.tolist(), attention_factor=1.2)
     with pytest.raises(ropecli.RopecliError, match=r"rope_factors_long\.weight .*attn_factor 1\.2") as refused:

@@ -1,4 +1,4 @@
-"""The llama.cpp line, by llama.cpp's own formulas in float32 (test_llama_cpp.py runs llama.cpp itself)."""
+"""The llama.cpp command, by llama.cpp's formulas in float32 (test_llama_cpp.py runs llama.cpp itself)."""
 
 import math
 import shlex
@@ -69,7 +69,7 @@ def test_llama3_is_said_to_be_in_the_file(patched):
 @pytest.mark.parametrize("patch_name", ["longrope", "longrope with its own attention factor"])
 def test_factors_by_pair_are_refused(patch_name, patched):
     _, rope, checkpoint = patched(patch_name)
-    with pytest.raises(PatchError, match="no flag has a factor for each pair") as refused:
+    with pytest.raises(PatchError, match="no flag sets a factor per pair") as refused:
         export_checkpoint(checkpoint, "llama.cpp")
     assert f"llama.rope.scaling.attn_factor {rope.attention_factor:.9g}" in str(refused.value)
 
@@ -80,9 +80,9 @@ def test_an_unrounded_ramp_is_refused(patched):
 
 
 def test_phi3_with_an_attention_factor_of_its_own_is_refused(patched_model):
-    """The converter stores the factors, and works out the attention factor itself."""
+    """The converter stores the factors and computes the attention factor itself."""
     checkpoint = patched_model("phi3", "yarn")
-    with pytest.raises(PatchError, match=r"stores them with .* = 1\.1547; this folder has 1\.1386") as refused:
+    with pytest.raises(PatchError, match=r"stores the factors with .* = 1\.1547; this folder has 1\.1386") as refused:
         export_checkpoint(checkpoint, "llama.cpp")
     assert "silently drops" not in str(refused.value)
 
@@ -90,7 +90,7 @@ def test_phi3_with_an_attention_factor_of_its_own_is_refused(patched_model):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"model_type": "gemma2", "head_dim": 32}, "do not reach the sliding layers"),
+        ({"model_type": "gemma2", "head_dim": 32}, "do not apply to the sliding-window layers"),
         (
             {
                 "model_type": "olmo2",
@@ -114,10 +114,10 @@ def test_phi3_with_an_attention_factor_of_its_own_is_refused(patched_model):
                     "original_max_position_embeddings": 128,
                 },
             },
-            "no flag has llama3's bands",
+            "no flag sets llama3's bands",
         ),
     ],
 )
-def test_what_cannot_be_said_is_refused(fields, said, config_only):
+def test_unsupported_positions_are_refused(fields, said, config_only):
     with pytest.raises(PatchError, match=said):
         export_checkpoint(config_only(**fields), "llama.cpp")

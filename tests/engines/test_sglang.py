@@ -1,4 +1,4 @@
-"""The SGLang line: what it says makes the frequencies and the window that were patched, by SGLang 0.5.23's rules."""
+"""The SGLang command: by SGLang 0.5.23's rules, it gives the patched frequencies and context length."""
 
 import json
 import math
@@ -78,13 +78,13 @@ def test_the_overrides_make_the_patched_positions(patch, patched):
 @pytest.mark.parametrize(
     ("patch_name", "said"),
     [
-        ("ntk", "SGLang does the same without"),
-        ("yarn with its own attention factor", "ignores attention_factor, and takes 0.1·ln s + 1"),
-        ("linear", f"reads on beyond {TARGET} tokens"),
+        ("ntk", "SGLang gives the same results without"),
+        ("yarn with its own attention factor", "ignores attention_factor and uses 0.1·ln s + 1"),
+        ("linear", f"accepts more than {TARGET} tokens"),
         ("longrope with its own attention factor", "ignores attention_factor"),
     ],
 )
-def test_what_is_said_of_the_folder_alone_is_so(patch_name, said, patched):
+def test_the_note_on_running_without_options_is_true(patch_name, said, patched):
     _, rope, checkpoint = patched(patch_name)
     attention_factor = table(checkpoint.config, rope.geometry)[1]
     if "attention factor" in patch_name and "yarn" in patch_name:

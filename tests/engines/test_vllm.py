@@ -1,4 +1,4 @@
-"""The vLLM line: what it says makes the frequencies and the window that were patched, by vLLM 0.33.0's own rules."""
+"""The vLLM command: by vLLM 0.33.0's rules, it gives the patched frequencies and context length."""
 
 import json
 import math
@@ -14,7 +14,7 @@ WINDOW, TARGET = 256, 1024
 
 
 def parsed(command: str) -> tuple[str, dict, int]:
-    """The command as a shell and vLLM take it: the model, the overrides, the window."""
+    """Parse the command: model, overrides, context length."""
     words = shlex.split(command)
     assert [words[:2], words[3::2]] == [["vllm", "serve"], ["--hf-overrides", "--max-model-len"]]
     return words[2], json.loads(words[4]), int(words[6])
@@ -26,7 +26,7 @@ def table(config: dict, max_model_len: int, geometry) -> tuple[np.ndarray, float
     base = told["rope_theta"] ** -(np.arange(0, geometry.rotary_dim, 2) / geometry.rotary_dim)
     original, s = told.get("original_max_position_embeddings"), told.get("factor")
     if told["rope_type"] == "linear":
-        assert isinstance(s, float)  # a whole number is taken for a list there
+        assert isinstance(s, float)  # vLLM treats an integer as a list
         return base / s, 1.0, window * s
     if told["rope_type"] == "dynamic":
         stretch = s * window / told.get("max_trained_positions", window) - (s - 1)
@@ -50,7 +50,7 @@ def table(config: dict, max_model_len: int, geometry) -> tuple[np.ndarray, float
 
 
 def longest(config: dict) -> float:
-    """The window that vLLM derives, above which it refuses --max-model-len."""
+    """The context length that vLLM derives; it refuses a larger --max-model-len."""
     told = config["rope_parameters"]
     scaled = told["rope_type"] not in ("longrope", "llama3", "yarn")
     return config["max_position_embeddings"] * (told.get("factor", 1.0) if scaled else 1.0)
@@ -71,14 +71,14 @@ def test_the_overrides_make_the_patched_positions(patch, patched):
 @pytest.mark.parametrize(
     ("patch_name", "said"),
     [
-        ("ntk", "vLLM does the same without"),
-        ("yarn", "vLLM 0.30.0 and later do the same without"),
-        ("linear", f"reads on beyond {TARGET} tokens"),
+        ("ntk", "vLLM gives the same results without"),
+        ("yarn", "vLLM 0.30.0 and later give the same results without"),
+        ("linear", f"accepts more than {TARGET} tokens"),
         ("longrope", f"stops at {WINDOW} tokens and ignores attention_factor"),
     ],
 )
-def test_what_is_said_of_the_folder_alone_is_so(patch_name, said, patched):
-    """`vllm serve DIR` without an option, by vLLM's rules from the config that was written."""
+def test_the_note_on_running_without_options_is_true(patch_name, said, patched):
+    """`vllm serve DIR` without options: apply vLLM's rules to the written config."""
     folder, rope, checkpoint = patched(patch_name)
     config = json.loads((folder / "config.json").read_text())
     inv_freq, attention_factor, rows = table(config, TARGET, rope.geometry)

@@ -1,4 +1,4 @@
-"""Figures draw the numbers of the reports and of theory, look different without colour, and nothing overlaps."""
+"""Figures show the numbers of the reports and of theory, are legible without colour, and texts do not overlap."""
 
 import math
 import xml.etree.ElementTree as ET
@@ -31,7 +31,7 @@ def note(figure):
 
 
 def refuse_overlaps(figure):
-    """No text that is seen lies on another, or outside the picture."""
+    """Fail if visible texts overlap or leave the figure."""
     with style.drawing():
         figure.draw_without_rendering()
     found = [figure._suptitle, figure._supxlabel]
@@ -137,7 +137,7 @@ def test_a_heat_map_holds_the_numbers(retrieval):
     assert [text.get_text() for text in panels[0].texts] == ["100", "25", "75"]
     assert [axes.get_title() for axes in panels] == ["folder, none", "folder, none (2)"]
     assert any(list(line.get_xdata()) == [0.5, 0.5] for line in panels[0].lines)  # the window lies between
-    assert "a guess finds 10%" in figure.get_suptitle().replace("\n", " ")
+    assert "chance 10%" in figure.get_suptitle().replace("\n", " ")
 
 
 def test_every_measurement_of_a_tuning_stands_at_its_cost_and_its_perplexities(tuning):
@@ -153,7 +153,7 @@ def test_every_measurement_of_a_tuning_stands_at_its_cost_and_its_perplexities(t
             np.testing.assert_allclose(line.get_xdata(), spent[own])
             np.testing.assert_allclose(line.get_ydata(), values[own])
             assert (line.get_markerfacecolor() == "white") == (documents < 16)
-        best = found["best so far, of those on 16 documents"]
+        best = found["best so far, on 16 documents"]
         objectives = [point.score.objective if point.score.documents == 16 else math.inf for point in run.points]
         lowest = np.minimum.accumulate(objectives)
         kept = [index for index, one in enumerate(objectives) if one == lowest[index] < math.inf]
@@ -173,7 +173,7 @@ def test_gains_and_phases_by_layer(tuning):
         np.testing.assert_array_equal(gains.images[0].get_array(), run.gains[index].log_gain)
         np.testing.assert_array_equal(phases.images[0].get_array(), run.gains[index].phase)
         assert gains.images[0].get_clim() == (-2, 2)
-    assert "the 8 layers of 12 that changed most" in note(figure)
+    assert "the 8 of 12 layers that changed most" in note(figure)
     drawn("gains", tuning("heads", phases=False))
     with pytest.raises(DataError, match="no gains: level grid learns none"):
         drawn("gains", tuning("grid"))
@@ -190,8 +190,8 @@ def test_tuned_frequencies_stand_beside_the_methods_own(tuning):
     from ropecli.rope import RopeGeometry
 
     own = scale(RopeGeometry(32, 32, 1e4, 256), make_spec("yarn", 4.0)).inv_freq / pretrained
-    np.testing.assert_allclose(found["yarn ×4, nothing tuned"].get_ydata(), own)
-    with pytest.raises(DataError, match="No pair of demo turned"):
+    np.testing.assert_allclose(found["yarn ×4, untuned"].get_ydata(), own)
+    with pytest.raises(DataError, match="No pair of demo rotated"):
         drawn("tuned-frequencies", replace(run, pretrained_inv_freq=[0.0] * 16))
 
 
@@ -205,8 +205,8 @@ def test_wavelengths_by_pair(study):
     (still,) = [line for line in figure.axes[0].lines if line.get_label() == style.UNNAMED]
     np.testing.assert_array_equal(np.isfinite(still.get_ydata()), made.ropes["p-rope ×8"].inv_freq == 0)
     assert "∞" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert "16 of 64 pairs of p-rope ×8" in note(figure)
-    assert "rerope ×8 changes distances and no frequency" in note(figure)
+    assert "16 of 64 (p-rope ×8)" in note(figure)
+    assert "rerope ×8 changes distances, not frequencies" in note(figure)
     assert found["pretraining length: 4096"].get_ydata()[0] == 4096
 
 
@@ -216,17 +216,17 @@ def test_frequencies_are_ratios(study):
     np.testing.assert_allclose(found["linear ×8"].get_ydata(), np.full(64, 1 / 8))
     # b' = b·s^(d/(d-2)), so that θ'/θ = s^(-2i/(d-2))
     np.testing.assert_allclose(found["ntk ×8"].get_ydata(), 8.0 ** (-np.arange(64) / 63))
-    border = found["critical dimension 92: pairs 0 to 45 turn inside the pretraining length"]
+    border = found["critical dimension 92: pairs 0 to 45 complete a rotation inside the pretraining length"]
     assert list(border.get_xdata()) == [45.5, 45.5]
     assert found["1/s at factor 8: 0.125"].get_ydata()[0] == 1 / 8
-    # what a logarithmic axis has no place for stands below it
+    # 0 is drawn below the logarithmic axis
     (zeros,) = [line.get_ydata() for line in axes.lines if line.get_label() == style.UNNAMED]
     np.testing.assert_array_equal(np.isfinite(zeros), np.arange(64) >= 48)
     assert axes.get_ylim()[0] < np.nanmax(zeros) < 1 / 8
     assert axes.get_yticklabels()[-1].get_text() == "0"
     with pytest.raises(DataError, match="nothing to compare"):
         draw_study("frequencies", study())
-    with pytest.raises(DataError, match="No pair of folder turned"):
+    with pytest.raises(DataError, match="No pair of folder rotated"):
         draw_study("frequencies", study("nope", still_pairs=64))
 
 
@@ -266,7 +266,7 @@ def test_the_tradeoff_draws_theorys_points(study):
         inv_freq = made.ropes[name].inv_freq
         old = distance_to_old_images(made.geometry.inv_freq(), inv_freq, 512, 4096)
         assert (line.get_xdata()[0], line.get_ydata()[0]) == (old, closest_images(inv_freq, 4096).distance)
-    with pytest.raises(DataError, match="1048576 tokens, too many"):
+    with pytest.raises(DataError, match="1048576 tokens, is too long"):
         draw_study("tradeoff", study("linear", head_dim=8, window=2**20))
 
 

@@ -1,4 +1,4 @@
-"""The page holds every number and fact, fetches nothing, and no name in it is markup."""
+"""The page contains every number and fact, loads no external resources, and escapes all names."""
 
 import base64
 import math
@@ -104,10 +104,10 @@ def test_tunings_have_their_numbers_plots_and_facts(tuning):
     spent = sum(point.seconds for point in run.points if point.level == "grid")
     result = [f"{math.exp(value):.2f}" for value in (run.score.window, run.score.target)]
     assert rows_of(tree) == [
-        ["model", "perplexity at 256", "at 1024", "documents", "numbers learned", "time"],
+        ["model", "perplexity at 256", "at 1024", "documents", "learned parameters", "time"],
         ["as pretrained", "13.55", "47.03", "16", "–", "–"],
         ["yarn ×4, nothing tuned", "15.47", "14.91", "16", "–", "–"],
-        ["yarn ×4, the best constants", "14.43", "14.31", "16", "0", f"{spent:.1f} s"],
+        ["yarn ×4, best constants", "14.43", "14.31", "16", "0", f"{spent:.1f} s"],
         ["yarn ×4, tuned (heads, step 100)", *result, "16", "513", "1 min 52 s"],
     ]
     assert len(list(tree.iter("img"))) == 3

@@ -1,4 +1,4 @@
-"""Reports come back from JSON as they were; what is no report is refused, with the file and what was expected."""
+"""Reports round-trip through JSON; invalid files are refused with the file name and what was expected."""
 
 import json
 import math
@@ -40,14 +40,17 @@ def whole(**changes):
 
 
 OF_EVALUATIONS = {
-    "a newer schema": (whole(schema_version=99), "schema_version 99; this release reads 2: update"),
+    "a newer schema": (whole(schema_version=99), "schema_version 99, but this release reads 2; update"),
     "an unknown kind": (whole(kind="speed"), "its kind is 'speed'"),
     "a missing field": (lambda one: one.pop("fingerprint"), "fingerprint: Field required"),
-    "no environment": (lambda one: one.pop("environment"), "'environment' is missing"),
+    "no environment": (lambda one: one.pop("environment"), "has no 'environment'"),
     "a word for a number": (first("rows", ppl="low"), "rows.0.ppl: "),
-    "lengths in disorder": (lambda one: one["rows"].reverse(), "the lengths do not ascend"),
+    "lengths in disorder": (lambda one: one["rows"].reverse(), "not in ascending order"),
     "an unknown protocol": (whole(protocol="mine"), "protocol: 'mine'"),
-    "a baseline of another protocol": (lambda one: one.update(baseline={**one, "protocol": "tail"}), "not the base"),
+    "a baseline of another protocol": (
+        lambda one: one.update(baseline={**one, "protocol": "tail"}),
+        "differs from the base",
+    ),
     "many faults": (whole(rows=[{}] * 99), "; and "),
 }
 OF_RETRIEVAL = {
@@ -55,9 +58,9 @@ OF_RETRIEVAL = {
     "more hits than trials": (first("cells", hits=5), "more hits than trials"),
 }
 OF_TUNINGS = {
-    "a newer schema": (whole(schema_version=2), "schema_version 2; this release reads 1: update"),
+    "a newer schema": (whole(schema_version=2), "schema_version 2, but this release reads 1; update"),
     "a result that overflowed": (lambda one: one["score"].update(target=None), "the result overflowed"),
-    "frequencies of other pairs": (lambda one: one["inv_freq"].pop(), "not as many as pretrained_inv_freq"),
+    "frequencies of other pairs": (lambda one: one["inv_freq"].pop(), "differs from pretrained_inv_freq"),
 }
 CASES = [
     *(pytest.param("perplexity", *case, id=name) for name, case in OF_EVALUATIONS.items()),
@@ -95,5 +98,5 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_what_is_no_report_is_refused(tmp_path, text):
     (tmp_path / "report.json").write_bytes(text)
-    with pytest.raises(DataError, match=r"report\.json.* is not a report"):
+    with pytest.raises(DataError, match=r"report\.json is not a (JSON )?report"):
         read_reports([tmp_path / "report.json"])

@@ -1,4 +1,4 @@
-"""Tables show the reports' numbers, and every name as it is."""
+"""Tables show the numbers and names of the reports."""
 
 from dataclasses import replace
 
@@ -84,11 +84,11 @@ def test_retrieval_by_depth_and_length_and_in_sum(retrieval):
     ]
     assert shown(retrieval_tables(found))[3] == ["256", "58%", "32 to 81%", "12", "within"]
     title = printed(retrieval_tables(replace(ranked, in_memory=True, method="yarn", factor=4.0))).split("\n")[0]
-    assert title.startswith("folder, yarn ×4 in memory: passkey, ranked among candidates, data demo; a guess finds 10%")
+    assert title.startswith("folder, yarn ×4 in memory: passkey, ranked among candidates, data demo; chance 10%")
 
 
 def test_wilsons_interval():
-    # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), of nothing but misses up to z²/n / (1 + z²/n)
+    # Brown, Cai and DasGupta 2001: centre (p + z²/2n) / (1 + z²/n), without hits up to z²/n / (1 + z²/n)
     assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5)
     assert wilson(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
 

@@ -83,7 +83,7 @@ def test_a_model_that_is_measured_trains_to_the_same_bits(build, prepared, corpu
 
 def test_lengths_without_documents_are_refused(prepared, patched_llama, tmp_path):
     (tmp_path / "a.txt").write_text("ba de fi " * 40)
-    with pytest.raises(DataError, match=r"eval_data: No document is as long as 4096 tokens.*Set eval_lengths"):
+    with pytest.raises(DataError, match=r"eval_data: No document has at least 4096 tokens.*Set eval_lengths"):
         prepared(patched_llama, pytest.fail, eval_data=str(tmp_path), eval_lengths=(32, 4096))
 
 

@@ -71,7 +71,7 @@ def test_too_few_are_told(texts, tokenizer):
         read_calibration(texts(3, repeated=5), tokenizer, TARGET, most=None, seed=0)
     with pytest.raises(DataError, match="different documents of 100 tokens: 3 of the 3 read;"):
         read_calibration(texts(8), tokenizer, TARGET, most=3, seed=0)
-    with pytest.raises(DataError, match="No document is as long"):
+    with pytest.raises(DataError, match="No document has at least"):
         read_calibration(texts(9), tokenizer, 100_000, most=None, seed=0)
 
 

@@ -1,1 +1,1 @@
-"""Every figure as a file: one drawing function for each kind of plot, legible in black and white."""
+"""Figures: one drawing function per kind of plot, legible in black and white."""

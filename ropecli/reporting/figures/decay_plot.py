@@ -1,6 +1,6 @@
-"""Draws the score of a query and a key over their distance, and the single pairs' cosines that it is the sum of.
+"""Draws the attention score against the query-key distance, and the cosines of single pairs, which sum to it.
 
-Source: "embedding and rope" (blog, 5 February 2025), its figure of frequencies, here for any rope.
+Source: the figure of frequencies in "embedding and rope" (blog, 5 February 2025), generalized to any rope.
 """
 
 import math
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHORTEST = 16
-"""Tokens on an axis, at least."""
+"""Minimum tokens on an axis."""
 _STRETCHES = 120
-_MOST = 1024
-"""Distances that are looked at in a stretch; of a longer one so many stand for all."""
-_TURNS = (6, 36)
-"""Of the middle and the fast pair within the longest wavelength, about: faster ones would be a solid block there."""
-_MOST_TURNS = 60
+_MAX_SAMPLES = 1024
+"""Maximum distances evaluated in a stretch; longer stretches are sampled."""
+_ROTATIONS = (6, 36)
+"""Approximate rotations of the middle and the fast pair within the longest wavelength; more would be a solid block."""
+_MAX_ROTATIONS = 60
 _PAIR_LOOKS: tuple[dict[str, Any], ...] = (
     {"color": "black", "linewidth": 2.2, "zorder": 3},
     {"color": "black", "linewidth": 1.0, "linestyle": "--", "zorder": 2.5},
@@ -39,7 +39,7 @@ _PAIR_LOOKS: tuple[dict[str, Any], ...] = (
 
 
 def draw_decay(study: Study) -> "Figure":
-    """Near: to the effective range; far: to the target or the longest wavelength; below: single pairs."""
+    """Panels: near, up to the effective range; far, up to the target or the longest wavelength; single pairs."""
     pretrained = study.ropes[PRETRAINED].inv_freq
     effective, longest = effective_range(pretrained), longest_wavelength(pretrained)
     near_stop = max(_SHORTEST, study.original_length if math.isnan(effective) else math.floor(effective) + 1)
@@ -55,7 +55,7 @@ def draw_decay(study: Study) -> "Figure":
             _mark(axes, study, stop)
         distances = np.linspace(1, near_stop - 1, 400)
         estimate = study.geometry.rotary_dim * decay_estimate(pretrained, distances).real
-        near.plot(distances, estimate, color="#7B3294", linewidth=0.9, label="pretrained, by integral")
+        near.plot(distances, estimate, color="#7B3294", linewidth=0.9, label="pretrained, integral estimate")
         pairs = figure.add_subplot(grid[1, :])
         _draw_pairs(pairs, study, far_stop)
         named = dict(zip(*far.get_legend_handles_labels()[::-1], strict=True))
@@ -64,25 +64,25 @@ def draw_decay(study: Study) -> "Figure":
         style.legend(pairs)
         style.title(
             figure,
-            f"The score of a query and a key that both hold ones over their distance, {study_subject(study)}",
+            f"Attention score of an all-ones query and key by distance, {study_subject(study)}",
             ["; ".join(_notes(study, near_stop, far_stop))],
         )
     return figure
 
 
 def stretches(rope: ScaledRope, stop: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The distances 0 to stop - 1 in stretches: the middle of each, and the lowest, mean and highest score in it.
+    """Split the distances 0 to stop - 1 into stretches: (middle, lowest, mean, highest score) of each.
 
-    A curve that turns every six tokens and is drawn by every tenth of them shows a wave that is not there; lowest and
-    highest hide none. Of a rope that remaps distances, the scores at those that the last of `target` tokens sees in
-    place of the true ones, NaN where that is masked and beyond the target.
+    Drawing every tenth point of a curve with a period of six tokens would show a false wave (aliasing); lowest and
+    highest show the true range. For a rope that remaps distances: the scores at the remapped distances that the last
+    of `target` tokens sees, NaN where masked and beyond the target.
     """
     found = []
     for start in range(0, stop, width_of(stop)):
         end = min(start + width_of(stop), stop)
         distances = np.arange(start, end)
-        if len(distances) > _MOST:  # at no even step, in which a pair might stand still
-            distances = np.sort(np.random.default_rng(start).integers(start, end, _MOST))
+        if len(distances) > _MAX_SAMPLES:  # random, because an even step could hide a pair
+            distances = np.sort(np.random.default_rng(start).integers(start, end, _MAX_SAMPLES))
         seen = distances.astype(np.float64)
         if rope.remapping is not None:
             seen = np.full(len(distances), np.nan)
@@ -95,25 +95,25 @@ def stretches(rope: ScaledRope, stop: int, target: int) -> tuple[np.ndarray, np.
 
 
 def width_of(stop: int) -> int:
-    """Of a stretch, tokens."""
+    """Width of a stretch, tokens."""
     return -(-stop // _STRETCHES)
 
 
 def chosen_pairs(inv_freq: np.ndarray) -> list[int]:
-    """The slowest turning pair, a middle and a fast one; fewer where they are the same or none turns."""
-    turning = inv_freq[inv_freq > 0]
-    if not turning.size:
+    """The slowest rotating pair, a middle and a fast one; fewer if they coincide or no pair rotates."""
+    rotating = inv_freq[inv_freq > 0]
+    if not rotating.size:
         return []
-    turns = turning / turning.min()
-    nearest = [int(np.abs(np.log(turns / wanted)).argmin()) for wanted in _TURNS]
-    return list(dict.fromkeys(pair for pair in (len(turning) - 1, *nearest) if turns[pair] <= _MOST_TURNS))
+    relative = rotating / rotating.min()
+    nearest = [int(np.abs(np.log(relative / wanted)).argmin()) for wanted in _ROTATIONS]
+    return list(dict.fromkeys(pair for pair in (len(rotating) - 1, *nearest) if relative[pair] <= _MAX_ROTATIONS))
 
 
 def _look(index: int, points: int) -> dict[str, Any]:
-    """Of a rope by its place in the study; the pretrained one is the first. Few markers, apart from line to line."""
+    """Style of a rope by its index in the study; 0 is the pretrained one. Markers are few and offset between lines."""
     every = max(1, points // 7)
-    plain = {"color": "black", "linewidth": 1.8}
-    return {**style.look(index), "markevery": (index * every // 7 % points, every)} if index else plain
+    pretrained = {"color": "black", "linewidth": 1.8}
+    return {**style.look(index), "markevery": (index * every // 7 % points, every)} if index else pretrained
 
 
 def _draw_scores(axes: "Axes", study: Study, stop: int, longest: int) -> None:
@@ -123,19 +123,19 @@ def _draw_scores(axes: "Axes", study: Study, stop: int, longest: int) -> None:
         label, below = clean(name), None
         if rope.remapping is None:
             below = first_negative(rope.inv_freq, min(LONGEST, longest))
-            label += f": {f'first negative at {below}' if below else 'never negative here'}"
+            label += f": {f'first negative at {below}' if below else 'never negative in this range'}"
         look = _look(index, len(distances))
         axes.plot(distances, mean, label=label, **look)
         if below is not None and below < stop:
             marker = {"marker": look.get("marker", "|"), "markersize": 9, "markerfacecolor": "white", "zorder": 4}
             axes.plot([below], [0], color=look["color"], label=style.UNNAMED, mew=1.5, **marker)
         if index == 0 and width_of(stop) > 1:
-            axes.fill_between(distances, low, high, color="#D4D4D4", linewidth=0, label=f"{name}, lowest to highest")
-    axes.set(xlabel="distance of query and key, m (tokens)", ylabel="score, Σ 2cos(mθ)")
+            axes.fill_between(distances, low, high, color="#D4D4D4", linewidth=0, label=f"{name}, min to max")
+    axes.set(xlabel="query-key distance m (tokens)", ylabel="score, Σ 2cos(mθ)")
 
 
 def _mark(axes: "Axes", study: Study, stop: int) -> None:
-    """Vertical lines at the lengths that tell something, below `stop`."""
+    """Vertical lines at notable lengths up to `stop`."""
     pretrained = study.ropes[PRETRAINED].inv_freq
     effective, longest = effective_range(pretrained), longest_wavelength(pretrained)
     marks: list[tuple[float, str, Any]] = [
@@ -154,7 +154,7 @@ def _mark(axes: "Axes", study: Study, stop: int) -> None:
 
 
 def _draw_pairs(axes: "Axes", study: Study, far_stop: int) -> None:
-    """The pretrained cosines of three pairs; of the methods the slowest one's, beside whose turns others would hide."""
+    """Cosines of three pretrained pairs, and of the slowest pair for each method; more would hide each other."""
     pretrained = study.ropes[PRETRAINED].inv_freq
     pairs, longest = chosen_pairs(pretrained), longest_wavelength(pretrained)
     distances = np.linspace(0, far_stop if math.isnan(longest) else longest, 2001)
@@ -166,7 +166,7 @@ def _draw_pairs(axes: "Axes", study: Study, far_stop: int) -> None:
             slowed = 2 * np.cos(distances * rope.inv_freq[pairs[0]])
             axes.plot(distances, slowed, label=f"{clean(name)}, pair {pairs[0]}", **_look(index, len(distances)))
     axes.set_title("single pairs", fontsize=9)
-    axes.set(xlabel="distance of query and key, m (tokens)", ylabel="2cos(mθ)")
+    axes.set(xlabel="query-key distance m (tokens)", ylabel="2cos(mθ)")
     axes.margins(x=0.005)
     axes.xaxis.set_major_formatter("{x:.0f}")
 
@@ -174,15 +174,15 @@ def _draw_pairs(axes: "Axes", study: Study, far_stop: int) -> None:
 def _notes(study: Study, near_stop: int, far_stop: int) -> Sequence[str]:
     widths = width_of(near_stop), width_of(far_stop)
     notes = [
-        f"lines: the mean of each {widths[0]} (near) and {widths[1]} (far) neighbouring distances",
-        "a marker on the line at 0: where a score by itself is first negative",
-        "by integral: the exponential integral that stands for the pretrained sum",
+        f"lines: mean over every {widths[0]} (near) or {widths[1]} (far) adjacent distances",
+        "marker at 0: the first negative score",
+        "integral estimate: the exponential integral that approximates the pretrained sum",
     ]
     if not study.geometry.still_pairs:
-        notes.append("products of sinusoidal embeddings of this base are half the pretrained scores")
+        notes.append("inner products of sinusoidal embeddings with this base are half the pretrained scores")
     if any(rope.attention_factor != 1 for rope in study.ropes.values()):
-        notes.append("attention factors, which multiply all scores of a method alike, are left out")
+        notes.append("attention factors, which scale all scores of a method equally, are not included")
     remapped = [clean(name) for name, rope in study.ropes.items() if rope.remapping is not None]
     if remapped:
-        notes.append(f"{', '.join(remapped)}: at the distance that the last of {study.target} tokens sees")
+        notes.append(f"{', '.join(remapped)}: at the remapped distances seen by the last of {study.target} tokens")
     return notes

@@ -1,8 +1,8 @@
-"""Draws a value for each rotary pair: wavelengths, and frequencies over the pretrained ones, by method or as tuned.
+"""Draws a value per rotary pair: wavelengths, or frequencies relative to the pretrained ones, by method or tuned.
 
-Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), sections 2.3 (pairs that rotate once inside the pretraining length
-have shown all their angles) and 3 (h(θ_d)/θ_d); Liu et al. 2023 (arXiv:2310.05209), section 4.1, for the critical
-dimension.
+Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), sections 2.3 (pairs with a full rotation inside the pretraining
+length have seen all their angles) and 3 (h(θ_d)/θ_d); Liu et al. 2023 (arXiv:2310.05209), section 4.1, for the
+critical dimension.
 """
 
 import math
@@ -25,20 +25,20 @@ from ropecli.tuning.tune_report import TuneReport
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-X_LABEL = "pair of dimensions, fastest first"
-_OVER_PRETRAINED = "frequency over the pretrained one, logarithmic"
+X_LABEL = "rotary pair, fastest first"
+_OVER_PRETRAINED = "frequency ÷ pretrained frequency, logarithmic"
 _MARKERS = 16
-"""On a line, at most."""
+"""Maximum per line."""
 _BAND, _ROW = 0.08, 0.05
-"""Shares of a logarithmic axis: from its numbers to the first line at 0 or ∞, and from there to the next."""
-_MOST_FACTORS = 4
-"""Of more, the lines at 1/s would be taken for a grid."""
-_INSTEAD = "yarn"
-"""Whose constants stand beside those of a tuned method that has none of its own, as longrope."""
+"""Fractions of a logarithmic axis: from its data to the first line at 0 or ∞, and from there to the next."""
+_MAX_FACTORS = 4
+"""Maximum lines at 1/s; more would look like a grid."""
+_REFERENCE = "yarn"
+"""Shown for comparison if the tuned method has no default constants, such as longrope."""
 
 
 def draw_wavelengths(study: Study) -> "Figure":
-    """Tokens that each pair takes for a rotation, against the pretraining length and the target."""
+    """Tokens per rotation of each pair, against the pretraining length and the target."""
     lines = {}
     for name, rope in study.ropes.items():
         inside = int((rotations(rope.inv_freq, study.original_length) >= 1).sum())
@@ -47,37 +47,37 @@ def draw_wavelengths(study: Study) -> "Figure":
     if study.target != study.original_length:
         levels[f"target: {study.target}"] = study.target
     notes = [
-        "in brackets: how many pairs complete a turn inside the pretraining length",
+        "in brackets: number of pairs that complete a rotation inside the pretraining length",
         *_still_notes(study, "∞"),
-        *remapping_notes(study, "the wavelengths are the pretrained ones"),
+        *remapping_notes(study, "wavelengths are the pretrained ones"),
     ]
-    label = "wavelength (tokens for a turn), logarithmic"
+    label = "wavelength (tokens per rotation), logarithmic"
     return _draw(f"Wavelength of each pair, {study_subject(study)}", label, lines, levels, {}, notes)
 
 
 def draw_frequencies(study: Study) -> "Figure":
-    """Each pair's frequency by each method over the pretrained one. Raises DataError for nothing to compare."""
+    """Frequency of each pair by method, relative to pretrained. Raises DataError if there is nothing to compare."""
     pretrained = study.geometry.inv_freq()
     methods = {clean(name): rope for name, rope in study.ropes.items() if name != PRETRAINED}
     if not methods:
         raise DataError(
-            f"There is nothing to compare: {clean(study.checkpoint)} is unscaled. Give --method, for instance yarn, "
-            "and --factor."
+            f"There is nothing to compare: {clean(study.checkpoint)} is unscaled. Give methods and a factor, for "
+            "example --methods yarn --factor 4."
         )
     _refuse_no_frequency(study.checkpoint, pretrained)
-    notes = [*_still_notes(study, "0"), *remapping_notes(study, "the line stands at 1")]
+    notes = [*_still_notes(study, "0"), *remapping_notes(study, "the line is at 1")]
     if study.geometry.still_pairs:
         first = study.geometry.pairs - study.geometry.still_pairs
-        notes.append(f"pairs from {first} on did not turn in pretraining, and have no frequency to be held against")
+        notes.append(f"pairs from {first} on did not rotate in pretraining and have no frequency to compare with")
     dimension = critical_dimension(study.geometry)
-    turning = study.geometry.pairs - study.geometry.still_pairs
-    border = _border(dimension // 2, turning, f"critical dimension {dimension}: ")
+    rotating = study.geometry.pairs - study.geometry.still_pairs
+    border = _border(dimension // 2, rotating, f"critical dimension {dimension}: ")
     if not border:
         notes.append(
-            f"{'every pair that turns' if dimension else 'no pair'} completes a turn inside the pretraining length"
+            f"{'every rotating pair' if dimension else 'no pair'} completes a rotation inside the pretraining length"
         )
     return _draw(
-        f"Frequency of each pair over the pretrained one, {study_subject(study)}",
+        f"Frequency of each pair relative to pretrained, {study_subject(study)}",
         _OVER_PRETRAINED,
         {name: _over(rope.inv_freq, pretrained) for name, rope in methods.items()},
         _levels(rope.spec.factor for rope in methods.values() if rope.remapping is None),
@@ -87,7 +87,7 @@ def draw_frequencies(study: Study) -> "Figure":
 
 
 def draw_tuned_frequencies(reports: Sequence[TuneReport]) -> "Figure":
-    """The frequencies that were chosen over the pretrained ones, beside those of the methods' own constants."""
+    """Tuned frequencies relative to the pretrained ones, compared with the methods' default constants."""
     lines, notes = {}, []
     own: dict[str, np.ndarray] = {}
     for name, report in zip(tuning_names(reports), reports, strict=True):
@@ -100,20 +100,20 @@ def draw_tuned_frequencies(reports: Sequence[TuneReport]) -> "Figure":
         int((rotations(np.array(one.pretrained_inv_freq), one.original_max_position_embeddings) >= 1).sum())
         for one in reports
     }
-    turning = sum(one > 0 for one in reports[0].pretrained_inv_freq)
+    rotating = sum(one > 0 for one in reports[0].pretrained_inv_freq)
     which = tuned_method(reports[0]) if len(reports) == 1 else f"{len(reports)} tuning runs"
     return _draw(
-        f"Frequency of each pair over the pretrained one, chosen by tuning, {which}: {tuning_subject(reports)}",
+        f"Tuned frequency of each pair relative to pretrained, {which}: {tuning_subject(reports)}",
         _OVER_PRETRAINED,
         {**lines, **own},
         _levels(report.factor for report in reports),
-        _border(pairs.pop(), turning) if len(pairs) == 1 else {},
+        _border(pairs.pop(), rotating) if len(pairs) == 1 else {},
         list(dict.fromkeys(notes)),
     )
 
 
 def study_subject(study: Study) -> str:
-    """Which checkpoint, and what its rotary embedding was pretrained with."""
+    """The checkpoint and the geometry of its rotary embedding."""
     rope = study.geometry
     part = f" of head_dim {rope.head_dim}" if rope.rotary_dim != rope.head_dim else ""
     layers = f", {clean(rope.layer_type)} layers" if rope.layer_type else ""
@@ -124,54 +124,54 @@ def study_subject(study: Study) -> str:
 
 
 def remapping_notes(study: Study, unchanged: str) -> list[str]:
-    """Which methods change distances, and therefore what of theirs is `unchanged`."""
+    """A note on methods that change distances instead of frequencies. unchanged: the consequence for the plot."""
     names = [clean(name) for name, rope in study.ropes.items() if rope.remapping is not None]
     if not names:
         return []
-    return [f"{', '.join(names)} change{'s'[: len(names) == 1]} distances and no frequency: {unchanged}"]
+    return [f"{', '.join(names)} change{'s'[: len(names) == 1]} distances, not frequencies: {unchanged}"]
 
 
 def _still_notes(study: Study, edge: str) -> list[str]:
-    """Which methods stop how many pairs. edge: where on the axis these stand."""
-    told = [
-        f"{int((rope.inv_freq == 0).sum())} of {len(rope.inv_freq)} pairs of {clean(name)}"
+    """A note on pairs that do not rotate. edge: where the axis shows them."""
+    still = [
+        f"{int((rope.inv_freq == 0).sum())} of {len(rope.inv_freq)} ({clean(name)})"
         for name, rope in study.ropes.items()
         if (rope.inv_freq == 0).any()
     ]
-    return [f"do not turn, shown at {edge}: {', '.join(told)}"] if told else []
+    return [f"pairs that do not rotate, shown at {edge}: {', '.join(still)}"] if still else []
 
 
 def _refuse_no_frequency(checkpoint: str, pretrained: np.ndarray) -> None:
     if not pretrained.any():
         raise DataError(
-            f"No pair of {clean(checkpoint)} turned in pretraining, so there is no frequency to compare with. "
-            "Leave it out, or use --kind wavelengths."
+            f"No pair of {clean(checkpoint)} rotated in pretraining, so there is no frequency to compare with. "
+            "Omit it, or use --kind wavelengths."
         )
 
 
 def _over(inv_freq: np.ndarray, pretrained: np.ndarray) -> np.ndarray:
-    """NaN where the pretrained frequency is 0."""
+    """Ratio to the pretrained frequencies, NaN where those are 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(pretrained > 0, inv_freq / pretrained, np.nan)
 
 
 def _levels(factors: Iterable[float]) -> dict[str, float]:
     """1, and 1/s for each factor s."""
-    different = sorted({*factors} - {1.0})
-    marked = different if len(different) <= _MOST_FACTORS else []
+    distinct = sorted({*factors} - {1.0})
+    marked = distinct if len(distinct) <= _MAX_FACTORS else []
     return {"as pretrained: 1": 1.0, **{f"1/s at factor {one:g}: {1 / one:.4g}": 1 / one for one in marked}}
 
 
-def _border(inside: int, turning: int, name: str = "") -> dict[str, float]:
-    """Between the pairs that rotate once inside the pretraining length and those that do not, where there are both."""
-    if inside in (0, turning):
+def _border(inside: int, rotating: int, name: str = "") -> dict[str, float]:
+    """A line between the pairs with a full rotation inside the pretraining length and the others, if there are both."""
+    if inside in (0, rotating):
         return {}
-    last = f"pairs 0 to {inside - 1} turn" if inside > 1 else "pair 0 turns"
-    return {f"{name}{last} inside the pretraining length": inside - 0.5}
+    last = f"pairs 0 to {inside - 1} complete" if inside > 1 else "pair 0 completes"
+    return {f"{name}{last} a rotation inside the pretraining length": inside - 0.5}
 
 
 def _untuned(report: TuneReport) -> dict[str, np.ndarray]:
-    """By the constants that the method has of its own; none where the pretrained frequencies are no plain ones."""
+    """Frequencies with default constants; empty if the pretrained ones are not powers of a base."""
     pretrained = np.array(report.pretrained_inv_freq)
     pairs, still = len(pretrained), int((pretrained == 0).sum())
     if pairs - still < 2 or not 1e-30 < pretrained[1] ** pairs < 1:
@@ -180,12 +180,12 @@ def _untuned(report: TuneReport) -> dict[str, np.ndarray]:
     geometry = RopeGeometry(2 * pairs, 2 * pairs, base, original_length, still_pairs=still)
     if not np.allclose(geometry.inv_freq(), pretrained, rtol=1e-4, atol=0):
         return {}
-    for method in (report.method, _INSTEAD):
+    for method in (report.method, _REFERENCE):
         try:
             scaled = scale(geometry, make_spec(method, report.factor))
-        except MethodError:  # as abf and longrope, which have no constants of their own
+        except MethodError:  # abf and longrope have no default constants
             continue
-        return {f"{method} ×{report.factor:g}, nothing tuned": _over(scaled.inv_freq, geometry.inv_freq())}
+        return {f"{method} ×{report.factor:g}, untuned": _over(scaled.inv_freq, geometry.inv_freq())}
     return {}
 
 
@@ -197,9 +197,9 @@ def _draw(
     borders: Mapping[str, float],
     notes: Sequence[str],
 ) -> "Figure":
-    """lines: by name, shape (pairs,); NaN for gaps. 0 or ∞, which a logarithmic axis has not, stand beyond its numbers.
+    """lines: by name, shape (pairs,), NaN for gaps. levels: horizontal lines. borders: vertical lines.
 
-    levels: horizontal lines. borders: vertical ones.
+    0 and ∞ do not fit on a logarithmic axis and are drawn beyond its range.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -212,7 +212,7 @@ def _draw(
         for index, (name, values) in enumerate(lines.items()):
             beyond = np.isinf(values) | (values == 0)
             every = math.ceil(max(len(values) / _MARKERS, min(len(lines), len(values) / 5)))
-            # markers apart from one line to the next, so that lines that lie on each other are seen
+            # offset the markers, so that overlapping lines are visible
             look = {**style.look(index), "markevery": (index % every, every)}
             axes.plot(np.where(beyond, np.nan, values), label=name, **look)
             if beyond.any():

@@ -1,4 +1,4 @@
-"""Draws what a scaling does to the granularity of positions: the embedding as a helix, and distances between images.
+"""Draws how scaling changes the granularity of positions: the embedding as a helix, and distances between images.
 
 Source: Xiong et al. 2023 (arXiv:2309.16039), appendix B: figure 8, and "Multi-Objective Decision".
 """
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POSITIONS = np.arange(-5, 6)
-"""Around 0, where the slower pair's sine rises: farther out it comes back, and dots would hide each other."""
-_MOST_PANELS, _COLUMNS = 8, 4
+"""Around 0, where the slower pair's sine increases; farther out, dots would hide each other."""
+_MAX_PANELS, _COLUMNS = 8, 4
 _BETA = 50.0
-"""Of the paper's ABF, which halves the frequency of the pair that its figure shows."""
+"""Beta of the paper's ABF, which halves the frequency of the pair in its figure."""
 _LONGEST_LINE = 24 * math.pi
-"""Radians of the fastest pair; of a slower pair that hardly turns, the whole helix would be a solid tube."""
+"""Maximum radians of the fastest pair; a longer helix would look like a solid tube."""
 
 
 def draw_helix(study: Study) -> "Figure":
-    """A panel a rope: how far apart neighbouring positions lie. Raises DataError for more ropes than panels."""
+    """One panel per rope: the distance of adjacent positions. Raises DataError for more ropes than panels."""
     ropes = {name: rope for name, rope in study.ropes.items() if rope.remapping is None}
-    if len(ropes) > _MOST_PANELS:
+    if len(ropes) > _MAX_PANELS:
         raise DataError(
-            f"{len(ropes)} helices are too many for one picture. Name up to {_MOST_PANELS - 1} methods with --method; "
-            "--kind tradeoff compares more."
+            f"{len(ropes)} helices are too many for one figure. Give up to {_MAX_PANELS - 1} --methods, or use "
+            "--kind tradeoff."
         )
-    # the pair whose frequency ABF with this β halves, β^(-2j/d) = 1/2; not the fastest where there are others
+    # the pair whose frequency ABF with this β halves, β^(-2j/d) = 1/2; not the fastest one if there are others
     pairs = study.geometry.pairs
     pair = min(max(1, round(pairs * math.log(2) / math.log(_BETA))), pairs - 1)
     columns = min(_COLUMNS, len(ropes))
@@ -49,17 +49,16 @@ def draw_helix(study: Study) -> "Figure":
         for axes in panels[len(ropes) :]:
             axes.remove()
         notes = [
-            f"dots: positions t from {POSITIONS[0]} to {POSITIONS[-1]}, apart by their straight distance in these "
-            "three dimensions",
-            f"pair {pair} is the one whose frequency abf with beta = {_BETA:g} takes nearest to half",
+            f"dots: positions t from {POSITIONS[0]} to {POSITIONS[-1]}; distances: Euclidean in these dimensions",
+            f"pair {pair}: abf with beta {_BETA:g} comes closest to halving its frequency",
             *remapping_notes(study, "the helix is the pretrained one"),
         ]
-        style.title(figure, f"The embedding as a helix, {study_subject(study)}", notes)
+        style.title(figure, f"Rotary embedding as a helix, {study_subject(study)}", notes)
     return figure
 
 
 def _draw_helix(axes: Any, name: str, rope: ScaledRope, pair: int) -> None:
-    """The whole helix where it is not too long, darker where the dots lie."""
+    """The helix, cut if too long, and darker at the dots."""
     fast, slow = float(rope.inv_freq[0]), float(rope.inv_freq[pair])
     longest = _LONGEST_LINE / fast if fast else 0.0
     whole = max(float(POSITIONS[-1]), min(math.pi / 2 / slow if slow else longest, longest))
@@ -77,42 +76,42 @@ def _draw_helix(axes: Any, name: str, rope: ScaledRope, pair: int) -> None:
     apart = np.linalg.norm(dots[:, None] - dots[None], axis=-1)
     closest = [float(np.diagonal(apart, gap).min()) for gap in range(1, len(dots))]
     gap = int(np.argmin(np.round(closest, 9)))
-    between = "neighbours" if gap == 0 else f"{gap + 1} positions apart"
-    words = f"from dot to dot {np.diagonal(apart, 1).mean():.2f}\nclosest two {closest[gap]:.2f} ({between})"
+    between = "adjacent" if gap == 0 else f"{gap + 1} positions apart"
+    words = f"adjacent dots {np.diagonal(apart, 1).mean():.2f} apart\nclosest two {closest[gap]:.2f} ({between})"
     axes.set_title(f"{name}\n{words}", fontsize=8.5, y=0.96)
 
 
 def draw_tradeoff(study: Study) -> "Figure":
-    """Images near to the learned ones, d(f, f̂), against images far from each other, q(f̂): a point a rope.
+    """Distance to pretrained images, d(f, f̂), against distance of the closest images, q(f̂): one point per rope.
 
-    Raises DataError for a pretraining length with too many images to compare.
+    Raises DataError if the pretraining length is too long to compare all its images.
     """
-    old, target = study.geometry.inv_freq(), max(2, study.target)
+    pretrained, target = study.geometry.inv_freq(), max(2, study.target)
     ropes = {clean(name): rope for name, rope in study.ropes.items() if rope.remapping is None}
     with style.drawing():
         figure, (axes,) = style.line_figure(list(ropes))
         for index, (name, rope) in enumerate(ropes.items()):
-            distance = distance_to_old_images(old, rope.inv_freq, study.original_length, target)
+            distance = distance_to_old_images(pretrained, rope.inv_freq, study.original_length, target)
             if math.isnan(distance):
                 raise DataError(
-                    f"The pretraining length of {clean(study.checkpoint)} is {study.original_length} tokens, too many "
-                    "for the distance to old images, which looks through all of them. Use --kind decay or wavelengths."
+                    f"The pretraining length of {clean(study.checkpoint)}, {study.original_length} tokens, is too long "
+                    "to compare all its images. Use --kind decay or wavelengths."
                 )
             look = {**style.look(index), "linestyle": "", "markersize": 8, "fillstyle": "none", "mew": 1.6}
             axes.plot([distance], [closest_images(rope.inv_freq, target).distance], label=name, **look)
-        # from 0, which some methods have
+        # include 0, the value of some methods
         axes.set_xlim(left=-0.05 * axes.get_xlim()[1])
         axes.set_ylim(bottom=-0.05 * axes.get_ylim()[1])
-        axes.set_xlabel("d(f, f̂), distance to old images (smaller: nearer to what was learned)")
-        axes.set_ylabel("q(f̂), distance of the two closest images\n(larger: positions are told apart better)")
+        axes.set_xlabel("d(f, f̂), distance to pretrained images (smaller: closer to what was learned)")
+        axes.set_ylabel("q(f̂), distance of the two closest images\n(larger: positions are easier to distinguish)")
         axes.set_title("↖ better", loc="left", fontsize=9, fontweight="bold")
         style.legend(axes)
         notes = [
-            "distances between images of a unit vector with the same weight in every pair, 0 to 2; pretrained: "
-            "extrapolated to the target",
-            *remapping_notes(study, "no images of their own, and no point"),
+            "image: a unit vector with equal weight in every pair, rotated to a position; distances are 0 to 2; "
+            "pretrained: extrapolated to the target",
+            *remapping_notes(study, "no point"),
         ]
         style.title(
-            figure, f"Images near to the old ones against images far from each other, {study_subject(study)}", notes
+            figure, f"Distance to pretrained images against distance between images, {study_subject(study)}", notes
         )
     return figure

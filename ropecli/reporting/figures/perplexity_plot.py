@@ -1,4 +1,4 @@
-"""Draws evaluations of perplexity: over length, over the tokens read before, and many methods side by side."""
+"""Draws perplexity evaluations: by length, by tokens of context, and many methods side by side."""
 
 import math
 from collections.abc import Sequence
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_WHISKERS = 6
-"""Lines; the whiskers of more would hide each other."""
+_MAX_WHISKERS = 6
+"""Maximum lines with whiskers; more would hide each other."""
 _FEWEST_POINTS = 3
 _MOST_LENGTHS, _MOST_ROWS = 12, 150
-"""Of a comparison."""
+"""Limits of a comparison."""
 _LONGEST_NAME = 50
 
 
 def draw_perplexity(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
-    """A metric against context length: a line a report, with its 95% interval, in the order of their ends."""
+    """A metric against context length: one line per report with its 95% interval, sorted by the last value."""
     lines = lines_of(reports)
     refuse_without(lines, metric)
     lines.sort(key=lambda line: -line.points(metric)[-1][1])
     ends = [end for line in lines for row in line.report.rows for end in metric.interval(row) or ()]
-    whiskers = bool(ends) and len(lines) <= _MOST_WHISKERS
+    whiskers = bool(ends) and len(lines) <= _MAX_WHISKERS
     lengths = sorted({length for line in lines for length, _ in line.points(metric)})
     originals, notes = original_length_marks(reports, lengths)
     with style.drawing():
@@ -62,14 +62,15 @@ def draw_perplexity(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
             notes.append(
                 "whiskers: 95% interval over documents"
                 if whiskers
-                else f"95% intervals are left out of more than {_MOST_WHISKERS} lines; --kind comparison shows them"
+                else f"95% intervals are not drawn for more than {_MAX_WHISKERS} lines; --kind comparison shows them"
             )
-        style.title(figure, title_of(reports), [data_note(reports, metric), *notes])
+        title = title_of(reports, f": {metric.title} by context length")
+        style.title(figure, title, [data_note(reports, metric), *notes])
     return figure
 
 
 def _draw_whiskers(axes: "Axes", line: Line, color: str, aside: float, metric: Metric) -> None:
-    """aside: what the lengths are multiplied by, so that the whiskers of several lines stand apart."""
+    """aside: factor on the length, so that the whiskers of several lines do not overlap."""
     for row in line.report.rows:
         if interval := metric.interval(row):
             at = row.length * aside
@@ -77,7 +78,7 @@ def _draw_whiskers(axes: "Axes", line: Line, color: str, aside: float, metric: M
 
 
 def draw_context(reports: Sequence[EvalReport], metric: Metric = PPL) -> "Figure":
-    """Mean loss against how many tokens stood before the scored one, at each report's longest length."""
+    """Mean loss against the number of tokens before the scored one, at each report's longest length."""
     lines = lines_of(reports)
     for line in lines:
         if len(line.report.rows[-1].by_context) < _FEWEST_POINTS:
@@ -96,27 +97,28 @@ def draw_context(reports: Sequence[EvalReport], metric: Metric = PPL) -> "Figure
         figure, (axes,) = style.line_figure([line.name for line in lines])
         for index, (line, own) in enumerate(zip(lines, points, strict=True)):
             look = style.BASELINE_LOOK if line.baseline else style.look(index)
-            # markers apart from one line to the next, so that lines that lie on each other are seen
+            # offset the markers, so that overlapping lines are visible
             axes.plot(*zip(*own, strict=True), label=line.name, markevery=(index % 3, 3), **look)
         style.length_axis(axes, [2**power for power in range(math.ceil(math.log2(max(contexts))) + 1)])
         style.mark_original_lengths(axes, originals)
-        axes.set_xlabel("tokens before the scored one, logarithmic")
+        axes.set_xlabel("tokens of context, logarithmic")
         axes.set_ylabel("mean loss (nats per token, lower is better)")
         style.legend(axes)
-        read = f"read at {lengths[0]} tokens" if len(lengths) == 1 else "read at each report's longest length"
-        style.title(figure, title_of(reports), [read, *notes, data_note(reports, PPL)])
+        read = f"length {lengths[0]} tokens" if len(lengths) == 1 else "at each report's longest length"
+        title = title_of(reports, ": loss by tokens of context")
+        style.title(figure, title, [read, *notes, data_note(reports, PPL)])
     return figure
 
 
 def draw_comparison(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
-    """A row each and a panel for each length, a dot at the value; the best of each panel is filled."""
+    """One row per line and one panel per length, with a dot at the value; the best dot of each panel is filled."""
     lines = by_checkpoint(lines_of(reports))
     refuse_without(lines, metric)
     lengths = sorted({row.length for line in lines for row in line.report.rows})
     if len(lengths) > _MOST_LENGTHS or len(lines) > _MOST_ROWS:
         raise DataError(
-            f"{len(lines)} lines at {len(lengths)} lengths are too many for one plot; at most {_MOST_ROWS} lines at "
-            f"{_MOST_LENGTHS} lengths are compared. Give fewer, or use --kind perplexity."
+            f"{len(lines)} lines at {len(lengths)} lengths are too many for one plot; the limit is {_MOST_ROWS} lines "
+            f"at {_MOST_LENGTHS} lengths. Give fewer, or use --kind perplexity."
         )
     names = [style.wrap(line.name, _LONGEST_NAME) for line in lines]
     widest = max(len(part) for name in names for part in name.split("\n"))
@@ -137,9 +139,11 @@ def draw_comparison(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
         words = (
             f"{metric.axis_label}; filled: {best_note(reports)}{'; bars: 95% interval over documents' if bars else ''}"
         )
-        differ = f"the pretraining lengths differ ({originals[0]} to {originals[-1]} tokens): no length is marked"
+        differ = f"pretraining lengths differ ({originals[0]} to {originals[-1]} tokens) and are not marked"
         style.title(
-            figure, title_of(reports), [words, differ if len(originals) > 1 else None, data_note(reports, metric)]
+            figure,
+            title_of(reports, f": {metric.title} by method and length"),
+            [words, differ if len(originals) > 1 else None, data_note(reports, metric)],
         )
     return figure
 
@@ -160,7 +164,7 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
         weight = "bold" if place in best else "normal"
         words = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5, "fontweight": weight}
         axes.annotate(shown(value), (max(*interval, value), place), **words)  # type: ignore[arg-type]
-    # room for the numbers right of the dots
+    # room for the labels right of the dots
     if metric.logarithmic and ends:
         style.log_axis(axes.xaxis, ends, most=5, room=0.5)
     else:

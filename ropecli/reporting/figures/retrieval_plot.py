@@ -1,4 +1,4 @@
-"""Draws how often a key was found, by length and depth: a panel for each report, with the number in each cell."""
+"""Draws how often a key was found, by length and depth: one panel per report, with the percentage in each cell."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NUMBERED = 24
-"""Columns; the cells of more are too narrow for numbers."""
+"""Maximum columns with numbers in the cells."""
 
 
 def draw_retrieval(reports: Sequence[RetrievalReport], metric: Metric = PPL) -> "Figure":
@@ -41,14 +41,14 @@ def draw_retrieval(reports: Sequence[RetrievalReport], metric: Metric = PPL) -> 
         figure.colorbar(image, ax=list(panels), label="keys found (%)", shrink=0.8)
         sources = ", ".join(list(dict.fromkeys(clean(report.source) for report in reports))[:3])
         chances = {report.chance for report in reports}
-        guess = f", a guess finds {100 * chances.pop():.3g}%" if len(chances) == 1 else ""
+        chance = f", chance {100 * chances.pop():.3g}%" if len(chances) == 1 else ""
         trials = sorted({cell.trials for report in reports for cell in report.cells})
         prompts = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
         dashed = f"dashed: the pretraining length ({' or '.join(map(str, original_lengths_of(reports)))} tokens)"
         style.title(
             figure,
-            f"{' and '.join(tasks)}: keys found, in percent{guess}; data {sources}",
-            [f"{prompts} prompts a cell; depth 0 is the beginning of the text; {dashed}"],
+            f"{' and '.join(tasks)}: keys found (%){chance}; data {sources}",
+            [f"prompts per cell: {prompts}; depth 0 is the start of the text; {dashed}"],
         )
     return figure
 
@@ -60,7 +60,7 @@ def _draw_panel(axes: "Axes", report: RetrievalReport) -> Any:
     depths, lengths = [name for name, _ in pivoted.rows], pivoted.lengths
     found = np.array([[math.nan if cell is None else 100 * cell.accuracy for cell in row] for _, row in pivoted.rows])
     image = axes.imshow(np.ma.masked_invalid(found), cmap="Greys_r", vmin=0, vmax=100, aspect="auto")
-    axes.set_facecolor("#f3e9d2")  # what was not measured is no shade of grey
+    axes.set_facecolor("#f3e9d2")  # cells without a measurement are not grey
     axes.grid(False)
     axes.spines[:].set_visible(True)
     every = max(1, len(lengths) // _NUMBERED)
@@ -68,7 +68,7 @@ def _draw_panel(axes: "Axes", report: RetrievalReport) -> Any:
     axes.set_yticks(range(len(depths)), depths)
     axes.set(xlabel="length (tokens)", ylabel="depth of the key (0 to 1)")
     inside = sum(length <= report.original_max_position_embeddings for length in lengths)
-    # on white and on black; at the edge where all lengths lie on one side
+    # visible on white and on black; at the edge if all lengths are on one side
     for look in ({"color": "white", "linewidth": 3}, {"color": "black", "linewidth": 1.2, "linestyle": (0, (4, 3))}):
         axes.axvline(inside - 0.5, **look)  # type: ignore[arg-type]
     if len(lengths) <= _NUMBERED:

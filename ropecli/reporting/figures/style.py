@@ -1,6 +1,6 @@
-"""What all figures share: line styles that differ without colour, axes in round numbers, legends, saving.
+"""Shared by all figures: line styles that differ without colour, axes with round numbers, legends, saving.
 
-Names come cleaned (wording.clean), and are no formulas, whatever dollars they hold.
+Names are expected to be cleaned (wording.clean). They are never parsed as formulas, even if they contain dollar signs.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ _ENDINGS = (".png", ".svg", ".pdf")
 _MARKERS = "os^Dv<>PX*p"
 _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
-"""Okabe and Ito's, without the yellow that white swallows. The three counts share no divisor."""
+"""Okabe and Ito's, without yellow, which is invisible on white. The three counts have no common divisor."""
 MOST_LINES = len(_MARKERS) * len(_DASHES)
-"""On one pair of axes; of so many, no two look alike."""
+"""Maximum lines on one pair of axes; up to here, all look different."""
 GREY = "#666666"
 BASELINE_LOOK: dict[str, Any] = {"marker": "|", "linestyle": (0, (1, 1)), "color": "black", "linewidth": 2.2}
 _SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,
-    "svg.fonttype": "none",  # letters stay letters, to be read aloud and searched
-    "svg.hashsalt": "ropecli",  # the same picture is the same file
+    "svg.fonttype": "none",  # keep text as text, for search and screen readers
+    "svg.hashsalt": "ropecli",  # the same figure gives the same file
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -44,24 +44,24 @@ _SETTINGS: dict[Any, Any] = {
     "legend.handlelength": 4,
 }
 UNNAMED = "_nolegend_"
-"""The label of what no legend names."""
+"""Label of artists without a legend entry."""
 _LONGEST_LABEL = 44
 _LETTER = 0.068
-"""Inches, of a legend's letter."""
+"""Width of a letter in a legend, inches."""
 _TICKS_APART = 0.07
-"""Share of a length axis from one number to the next."""
+"""Minimum distance of two tick labels, as a fraction of a length axis."""
 _DPI = 150
 
 
 def refuse_unknown_ending(path: Path | None) -> None:
-    """Raises OutputError for a file that is no PNG, SVG or PDF by its name."""
+    """Raise OutputError unless the file name ends in .png, .svg or .pdf."""
     if path is not None and path.suffix.lower() not in _ENDINGS:
-        raise OutputError(f"{path} has no known picture format. Give it one of the endings {', '.join(_ENDINGS)}.")
+        raise OutputError(f"{path} has an unknown image format. Use one of {', '.join(_ENDINGS)}.")
 
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Our settings, and no other program's; silent about letters that the font lacks."""
+    """Use only our matplotlib settings, and ignore warnings about missing glyphs."""
     import matplotlib as mpl
 
     with mpl.rc_context(), warnings.catch_warnings():
@@ -72,21 +72,21 @@ def drawing() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """width, height: inches. In no window and no list of open figures."""
+    """width, height: inches. The figure is not registered with pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def line_figure(names: Sequence[str], others: Sequence[str] = (), panels: int = 1) -> "tuple[Figure, list[Axes]]":
-    """Axes below each other, with room for a legend of these lines, and of `others`, beside each.
+    """Stacked axes, with room on the right for a legend of these lines and of `others`.
 
-    Raises DataError for more lines than look different.
+    Raises DataError for more lines than can look different.
     """
     if len(names) > MOST_LINES:
         raise DataError(
-            f"{len(names)} lines are too many for one pair of axes; at most {MOST_LINES} are drawn. "
-            "Give fewer; of evaluations, --kind comparison shows more."
+            f"{len(names)} lines are too many for one plot; the limit is {MOST_LINES}. Give fewer, or for evaluations "
+            "use --kind comparison."
         )
     labels = [wrap(name) for name in (*names, *others)]
     widest = max(len(line) for label in labels for line in label.split("\n"))
@@ -96,7 +96,7 @@ def line_figure(names: Sequence[str], others: Sequence[str] = (), panels: int = 
 
 
 def wrap(name: str, width: int = _LONGEST_LABEL) -> str:
-    """In lines, broken at blanks and before the parts of a path where there are any."""
+    """Wrap into lines, preferably at spaces and before the parts of a path."""
     lines = [""]
     for part in re.split(r"(?<=\s)|(?=/)", name):
         for piece in textwrap.wrap(part, width, drop_whitespace=False) or [""]:
@@ -107,7 +107,7 @@ def wrap(name: str, width: int = _LONGEST_LABEL) -> str:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Raises OutputError."""
+    """Save as PNG, SVG or PDF. Raises OutputError."""
     refuse_unknown_ending(path)
     kind = path.suffix.lower().removeprefix(".")
     undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
@@ -123,7 +123,7 @@ def as_png(figure: "Figure") -> bytes:
 
 
 def look(index: int) -> dict[str, Any]:
-    """Of the line with this index: no two of 44 share both marker and dash."""
+    """Style of the line with this index; all 44 combinations of marker and dash are distinct."""
     return {
         "marker": _MARKERS[index % len(_MARKERS)],
         "linestyle": _DASHES[index % len(_DASHES)],
@@ -134,7 +134,7 @@ def look(index: int) -> dict[str, Any]:
 
 
 def length_axis(axes: "Axes", lengths: Sequence[int]) -> None:
-    """The x axis in tokens, logarithmic, with a number at every length that has room."""
+    """Logarithmic x axis in tokens, labelled at every length with enough room."""
     from matplotlib.ticker import NullLocator
 
     span, shown = math.log(max(lengths) / min(lengths)), [min(lengths)]
@@ -147,16 +147,16 @@ def length_axis(axes: "Axes", lengths: Sequence[int]) -> None:
 
 
 def log_axis(axis: "Axis", values: Sequence[float], most: int = 10, room: float = 0.05) -> None:
-    """A logarithmic axis around `values`, above 0, with up to about `most` round numbers.
+    """Logarithmic axis around positive `values`, with up to about `most` round tick labels.
 
-    room: beyond the largest value, as a share of the axis.
+    room: beyond the largest value, as a fraction of the axis.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     low, high = math.log10(min(values)), math.log10(max(values))
     span = max(0.02, high - low)
     limits = max(-300.0, low - 0.05 * span), min(300.0, high + room * span)
-    # limits before the scale, whose own would overflow
+    # set limits before the scale: the default limits would overflow
     axis.axes.set(**{f"{axis.axis_name}lim": (10 ** limits[0], 10 ** limits[1])})  # type: ignore[attr-defined]
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
     powers = limits[1] - limits[0]
@@ -175,7 +175,7 @@ def mark_original_lengths(axes: "Axes", lengths: Sequence[int]) -> None:
 
 
 def title(figure: "Figure", text: str, notes: Sequence[str | None] = ()) -> None:
-    """Above everything, in lines that fit; notes in smaller letters below the axes."""
+    """Set the title, wrapped, and the notes in smaller type below the axes."""
     width = int(figure.get_size_inches()[0] * 11)
     figure.suptitle(wrap(text, width), fontsize=10)
     kept = [textwrap.fill(note, int(width * 1.2)) for note in notes if note]
@@ -184,10 +184,10 @@ def title(figure: "Figure", text: str, notes: Sequence[str | None] = ()) -> None
 
 
 def legend(axes: "Axes", handles: Sequence[Any] | None = None) -> None:
-    """Beside the axes, where no data are. handles: of the lines that it names; of all that have a name without."""
+    """Legend to the right of the axes. handles: artists to list; default: all labelled ones."""
     drawn = [*axes.lines, *axes.collections] if handles is None else handles
     named = {one: str(one.get_label()) for one in drawn}
     shown = {one: label for one, label in named.items() if not label.startswith(("_child", UNNAMED))}
-    # matplotlib leaves out labels that begin with an underscore
+    # matplotlib omits labels that start with an underscore
     labels = [wrap(f" {label}" if label.startswith("_") else label) for label in shown.values()]
     axes.legend(list(shown), labels, loc="center left", bbox_to_anchor=(1.01, 0.5))

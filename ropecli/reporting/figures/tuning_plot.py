@@ -1,4 +1,4 @@
-"""Draws tuning runs: perplexity at the target and at the pretraining length over time spent, and learned gains."""
+"""Draws tuning runs: perplexity at the target and the pretraining length against time, and learned gains."""
 
 import math
 import re
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CEILING = 2.0
-"""Times the lowest perplexity. What lies above would press together what a search is about."""
+"""Upper limit of the axis, as a multiple of the lowest perplexity, so that the interesting range is visible."""
 _UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 _LEVEL_DASHES = ((6, 3), (2, 4), (1, 2), (4, 2, 1, 2), (10, 2))
 _MOST_MAPS = 8
-"""Layers; of more, those that changed most are drawn."""
+"""Maximum layers drawn; the ones that changed most are chosen."""
 _LEAST = 0.01
-"""The scale's end is at least so far from none: less than that is nothing learned."""
+"""Minimum end of the colour scale; smaller values count as nothing learned."""
 
 
 def draw_tuning(reports: Sequence[TuneReport]) -> "Figure":
-    """Of one run every measurement and the best so far; of several the best so far of each, and its result.
+    """One run: every measurement and the best so far. Several runs: the best so far and the result of each.
 
-    Raises DataError for more reports than lines look different.
+    Raises DataError for more reports than lines can look different.
     """
     names = tuning_names(reports)
     longest = max(sum(point.seconds for point in report.points) for report in reports)
@@ -50,26 +50,26 @@ def draw_tuning(reports: Sequence[TuneReport]) -> "Figure":
             handles = axes.get_legend_handles_labels()[0]
             known = _levels(reports, at)
             low = min([value for value in [*values, *known.values()] if math.isfinite(value)])
-            # the results are always seen
+            # the results are always inside the axis
             top = max(_CEILING * low, *(_ppl(report.score, at) for report in reports))
             for dashes, (words, value) in zip(_LEVEL_DASHES, known.items(), strict=False):
-                label = words + ", above" * (value > top)
+                label = words + " (off axis)" * (value > top)
                 look: dict[str, Any] = {"color": style.GREY, "linewidth": 1.1, "linestyle": (0, dashes), "zorder": 1}
                 handles.append(axes.axhline(min(value, 2 * top), label=label, **look))
             style.log_axis(axes.yaxis, [value for value in [*values, *known.values()] if value <= top])
             above |= any(value > top for value in values)
             axes.set_ylabel(f"perplexity at {_length(reports, at)},\nlogarithmic")
             style.legend(axes, handles)
-        panels[-1].set_xlabel(f"{unit} of all measurements so far, with the training between them")
+        panels[-1].set_xlabel(f"elapsed {unit}, measurements and training")
         panels[-1].set_xlim(left=0)
-        several = f"{len(reports)} tuning runs, the best so far and the result"
-        what = several if len(reports) > 1 else f"Tuning, {names[0]}"
+        several = f"{len(reports)} tuning runs, best so far and result"
+        what = several if len(reports) > 1 else f"Tuning ({names[0]})"
         style.title(figure, f"{what}: {tuning_subject(reports)}", _notes(reports, above))
     return figure
 
 
 def best_so_far(report: TuneReport) -> list[int]:
-    """Indices of the points that had the lowest objective until then, of those on as many documents as the result."""
+    """Indices of the points with the lowest objective so far, among those on as many documents as the result."""
     kept: list[int] = []
     for index, point in enumerate(report.points):
         comparable = _finite(point.score) and point.score.documents == report.score.documents
@@ -79,7 +79,7 @@ def best_so_far(report: TuneReport) -> list[int]:
 
 
 def _draw_points(axes: "Axes", report: TuneReport, at: str, unit: float) -> list[float]:
-    """Every measurement, a look for each level and number of documents. Returns the perplexities drawn."""
+    """Draw every measurement, with one style per level and number of documents. Returns the perplexities drawn."""
     spent = np.cumsum([point.seconds for point in report.points]) / unit
     values = np.array([_ppl(point.score, at) for point in report.points])
     groups: dict[tuple[str, int], list[int]] = {}
@@ -88,21 +88,21 @@ def _draw_points(axes: "Axes", report: TuneReport, at: str, unit: float) -> list
             groups.setdefault((point.level, point.score.documents), []).append(place)
     for index, ((level, documents), places) in enumerate(groups.items()):
         look = {**style.look(index), "linestyle": "-" if level in TRAINING else "none"}
-        # hollow where they were read on other documents than the result
+        # hollow: measured on other documents than the result
         look["markerfacecolor"] = look["color"] if documents == report.score.documents else "white"
         label = f"{clean(level, 20)}, {documents} document{'s'[: documents != 1]}"
         axes.plot(spent[places], values[places], label=label, **look)
     kept = best_so_far(report)
     if kept:
-        # pale and broad, below the points that it goes through
+        # pale and wide, behind the points
         look = {"color": "#c4c4c4", "linewidth": 5, "zorder": 1.5, "drawstyle": "steps-post"}
-        label = f"best so far, of those on {report.score.documents} documents"
+        label = f"best so far, on {report.score.documents} documents"
         axes.plot([*spent[kept], spent[-1]], [*values[kept], values[kept[-1]]], label=label, **look)
     return [float(value) for places in groups.values() for value in values[places]]
 
 
 def _draw_way(axes: "Axes", report: TuneReport, at: str, unit: float, name: str, index: int) -> list[float]:
-    """The best so far, and the result as a marker at the end. Returns the perplexities drawn."""
+    """Draw the best so far, and the result as a marker at the end. Returns the perplexities drawn."""
     spent = np.cumsum([point.seconds for point in report.points]) / unit
     kept = best_so_far(report)
     values = [*(_ppl(report.points[place].score, at) for place in kept), _ppl(report.score, at)]
@@ -112,9 +112,9 @@ def _draw_way(axes: "Axes", report: TuneReport, at: str, unit: float, name: str,
 
 
 def _levels(reports: Sequence[TuneReport], at: str) -> dict[str, float]:
-    """By name, the states that the points are held against; of several runs those that all share.
+    """Reference perplexities by name; for several runs, those that all share.
 
-    The pretrained model at its pretraining length is in both panels: what an extension is held against.
+    Both panels show the pretrained model at its pretraining length, the reference for an extension.
     """
     of_each = []
     for report in reports:
@@ -137,18 +137,16 @@ def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
     if len(reports) == 1:
         (report,) = reports
         weight = report.settings.get("short_weight")
-        share = f"{weight:g}" if isinstance(weight, int | float) else "a share"
-        notes.append(
-            f"the best: by the loss at {report.target_length} tokens + {share} × that at the pretraining length"
-        )
+        share = f"{weight:g}" if isinstance(weight, int | float) else "short_weight"
+        notes.append(f"objective: loss at {report.target_length} tokens + {share} × loss at the pretraining length")
         if any(point.score.documents != report.score.documents for point in report.points if _finite(point.score)):
-            notes.append("hollow: on other documents than the result, and not to be held against the rest")
+            notes.append("hollow: measured on other documents than the result, not comparable")
     overflowed = sum(not _finite(point.score) for report in reports for point in report.points)
     if overflowed:
-        notes.append(f"left out: {overflowed:,} measurements in which the model overflowed")
+        notes.append(f"not shown: {overflowed:,} measurements that overflowed")
     if not of_same_tokens(reports):
-        notes.append("different checkpoints, data or lengths: these perplexities are not of the same tokens")
-    return [*notes, *[f"left out: perplexities above {_CEILING:g} times the lowest"] * above]
+        notes.append("different checkpoints, data or lengths: the perplexities are not comparable")
+    return [*notes, *[f"not shown: perplexities above {_CEILING:g} times the lowest"] * above]
 
 
 def _length(reports: Sequence[TuneReport], at: str) -> str:
@@ -165,24 +163,26 @@ def _ppl(score: Score, at: str) -> float:
 
 
 def draw_gains(reports: Sequence[TuneReport]) -> "Figure":
-    """The gains and phases that were learned: a map of heads and pairs for each layer.
+    """Learned gains and phases: one map of heads and pairs per layer.
 
-    Raises DataError for several reports, and for one without gains.
+    Raises DataError for several reports, or for a report without gains.
     """
     if len(reports) > 1:
-        raise DataError(f"--kind gains draws one tuning run, and {len(reports)} were given. Give one.")
+        raise DataError(f"--kind gains draws one tuning run; {len(reports)} were given. Give one.")
     (report,) = reports
     if not report.gains:
-        learns = f"level {clean(report.level, 20)} learns none; `ropecli tune --level heads` does"
-        why = "heads found nothing better than none" if report.level == "heads" else learns
+        no_level = f"level {clean(report.level, 20)} learns none; `ropecli tune --level heads` does"
+        why = "heads did not improve on the best constants" if report.level == "heads" else no_level
         raise DataError(f"The report of {clean(report.checkpoint)} has no gains: {why}. Use --kind tuning.")
     shown = sorted(range(len(report.gains)), key=lambda index: -_change(report.gains[index]))[:_MOST_MAPS]
     layers = [report.gains[index] for index in sorted(shown)]
     phases = any(any(layer.phase) for layer in report.gains)
     heights = [float(np.clip(0.16 * len(layer.log_gain), 0.75, 2.6)) for layer in layers]
-    notes = [f"all gains are multiplied by a common {math.exp(report.log_temperature):.4g} besides (the temperature)"]
+    notes = [f"all gains are also multiplied by the learned temperature, {math.exp(report.log_temperature):.4g}"]
     if len(layers) < len(report.gains):
-        notes.append(f"the {len(layers)} layers of {len(report.gains)} that changed most, on the scale of all")
+        notes.append(
+            f"the {len(layers)} of {len(report.gains)} layers that changed most; the colour scale covers all layers"
+        )
     with style.drawing():
         figure = style.new_figure(9.5 if phases else 6.0, 1.9 + sum(heights) + 0.25 * len(heights))
         panels = figure.subplots(len(layers), 1 + phases, squeeze=False, height_ratios=heights)
@@ -196,18 +196,18 @@ def draw_gains(reports: Sequence[TuneReport]) -> "Figure":
         if phases:
             phase = max(_LEAST, *(np.abs(layer.phase).max() for layer in report.gains if any(layer.phase)))
             _draw_maps(list(panels[:, 1]), [layer.phase for layer in layers], phase, "phase, radians", np.asarray)
-        style.title(figure, f"Learned gains and phases, {tuning_names(reports)[0]}: {tuning_subject(reports)}", notes)
+        style.title(figure, f"Learned gains and phases ({tuning_names(reports)[0]}): {tuning_subject(reports)}", notes)
     return figure
 
 
 def _change(layer: LayerGains) -> float:
-    """Mean |log gain + i·phase|: how far the complex gain is from 1."""
+    """Mean |log gain + i·phase|, the distance of the complex gain from 1."""
     phase = np.array(layer.phase) if any(layer.phase) else 0.0
     return float(np.hypot(np.array(layer.log_gain), phase).mean())
 
 
 def _draw_maps(panels: Sequence["Axes"], values: Sequence[Any], end: float, label: str, shown: Any) -> None:
-    """One below the other. values: of each layer, shape (heads, pairs), or nothing. shown: as on the scale."""
+    """Draw stacked maps. values: per layer, shape (heads, pairs), or empty. shown: maps values to scale labels."""
     from matplotlib.ticker import MaxNLocator
 
     image = None
@@ -217,10 +217,12 @@ def _draw_maps(panels: Sequence["Axes"], values: Sequence[Any], end: float, labe
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(7, integer=True, min_n_ticks=1, steps=[1, 2, 4, 5, 10]))
         if not any(one):
-            axes.text(0.5, 0.5, "no phase: all heads share a norm", ha="center", va="center", transform=axes.transAxes)
+            axes.text(
+                0.5, 0.5, "no phase: all heads share one norm", ha="center", va="center", transform=axes.transAxes
+            )
             axes.set(xticks=[], yticks=[])
             continue
-        # from dark to light, so that the sign is seen without colours
+        # dark to light, so that the sign is visible without colours
         image = axes.imshow(one, cmap="viridis", vmin=-end, vmax=end, aspect="auto", interpolation="nearest")
         if len(one) == 1:
             axes.set_yticks([])
