@@ -1,9 +1,8 @@
-"""ropecli: extends the context window of Hugging Face checkpoints with rotary position embeddings.
+"""Extends the context window of Hugging Face checkpoints that use rotary position embeddings.
 
-Every command is a function of the same name and options, as in
-`ropecli.patch("demo", method="yarn", factor=4, output="out")`. Each name is imported when it is first used, so that
-`import ropecli` costs nothing. For transformers' own `from_pretrained`, `import ropecli.attention` registers the
-attention that distance methods need.
+Every command is a function with the same name and options:
+`ropecli.patch("demo", method="yarn", factor=4, output="out")`. Names are imported on first use, so `import ropecli`
+is cheap. Distance methods need `import ropecli.attention` before transformers' `from_pretrained`.
 """
 
 import importlib
@@ -28,7 +27,7 @@ _COMMANDS = (
 )
 _API = {
     **dict.fromkeys(_COMMANDS, "ropecli.commands"),
-    # what they take and give
+    # their argument and result types
     "CheckpointState": "ropecli.checkpoint.state",
     "EvalReport": "ropecli.evaluation.eval_report",
     "PatchPlan": "ropecli.checkpoint.patch_plan",
@@ -38,7 +37,7 @@ _API = {
     "ScaledRope": "ropecli.scaling.spec",
     "ScalingSpec": "ropecli.scaling.spec",
     "TuneReport": "ropecli.tuning.tune_report",
-    # for notebooks: the mathematics, and a model patched in memory
+    # for notebooks: the mathematics, and patching a model in memory
     "live_patch": "ropecli.attention.patching",
     "load_model": "ropecli.attention",
     "load_tokenizer": "ropecli.live.loading",

@@ -105,7 +105,10 @@ def test_weights_that_git_lfs_did_not_fetch(refused, source, tmp_path):
         (["--method", "yarn", "--factor", 4, "--set", "betafast=8"], "Did you mean 'beta_fast'?"),
         (["--method", "yarn", "--factor", 4, "--set", "beta_fast"], "KEY=VALUE"),
         (["--method", "yarn", "--factor", 4, "--set", "beta_fast=many"], "beta_fast is 'many'"),
-        (["--method", "yarn", "--factor", 4, "--set", "beta_fast=0.5"], "beta_fast must be the larger"),
+        (
+            ["--method", "yarn", "--factor", 4, "--set", "beta_fast=0.5"],
+            "beta_fast is 0.5; expected more than beta_slow",
+        ),
         (
             ["--method", "yarn", "--factor", 4, "--set", "beta_fast=8", "--set", "beta_fast=16"],
             "beta_fast was given twice",

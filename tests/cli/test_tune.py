@@ -369,7 +369,7 @@ def test_a_folder_of_the_user_is_no_state(ropecli, arguments, tmp_path, contents
     before = contents(tmp_path)
     for options in ([], ["--resume"]):
         outcome = ropecli(*arguments(tmp_path / "out", *options))
-        refused(outcome, f"{tmp_path / 'out.state'} is in the way")
+        refused(outcome, f"{tmp_path / 'out.state'} exists, but is not the state of a run")
         assert "--resume" not in outcome.err
     assert contents(tmp_path) == before
 

@@ -221,7 +221,7 @@ BLOCK["neighbours"] = False
 FAULTS = {
     "params: Field required": {"params": ...},
     "method is 'self-extend'": {"method": "self-extend"},
-    "window is 65; it must be at most 64": {"params": {"window": 65}},
+    "window is 65; expected at most 64": {"params": {"window": 65}},
     "pretrained: .*given: nan": {"pretrained": float("nan")},
 }
 
