@@ -38,8 +38,8 @@ def leaky_rerope(pretrained: int, target: int, *, window: int | None = None, slo
     room = pretrained - window
     if room == 0 and target > pretrained:
         raise MethodError(
-            f"leaky-rerope: window is {window}, the whole trained context length; expected less. Use a smaller window, or "
-            "--method rerope."
+            f"leaky-rerope: window is {window}, the whole trained context length; expected less. Use a smaller "
+            "window, or --method rerope."
         )
     least = max(1.0, (target - window) / room) if room else 1.0
     slope = least if slope is None else slope
