@@ -218,7 +218,7 @@ def test_tuned_weights_under_another_scaling_are_warned_of(tuned, ropecli, corpu
     folder, _ = tuned("heads")
     report = read_report(folder)
     same = [option for key, value in report["params"].items() for option in ("--set", f"{key}={value}")]
-    warned = f"what `ropecli tune` learned for yarn ×2{' (' if same else ''}"
+    warned = f"were tuned for yarn ×2{' (' if same else ''}"
     for number, (options, expected) in enumerate(
         [
             (["--method", "yarn", "--factor", 2, *same], False),
