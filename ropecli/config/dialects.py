@@ -72,9 +72,9 @@ def parameters_by_layer_type(
             )
     if any(isinstance(value, dict) for value in new.values()):
         # transformers 5 reads truncate only next to the layer types
-        beside = {"truncate": new["truncate"]} if "truncate" in new else {}
+        shared = {"truncate": new["truncate"]} if "truncate" in new else {}
         ropes: dict[str | None, Parameters | None] = {
-            key: value if value is None else _nested_parameters(value, theta, beside)
+            key: value if value is None else _nested_parameters(value, theta, shared)
             for key, value in new.items()
             if value is None or isinstance(value, dict)
         }
@@ -131,9 +131,9 @@ def _flat(family: Family) -> CheckpointError:
     )
 
 
-def _nested_parameters(parameters: Parameters, theta: Any, beside: Parameters) -> Parameters:
+def _nested_parameters(parameters: Parameters, theta: Any, shared: Parameters) -> Parameters:
     own = {key: value for key, value in parameters.items() if key != "truncate"}
-    return {"rope_theta": theta, **own, **beside}
+    return {"rope_theta": theta, **own, **shared}
 
 
 def _flat_parameters(

@@ -31,7 +31,7 @@ from ropecli.scaling.spec import ScaledRope
 from ropecli.scaling.yarn import yarn_attention_factor
 
 _REPLACED = {"rope_type", "type", "rope_theta", *sum(NATIVE_KEYS.values(), ())} - {"partial_rotary_factor"}
-_STANDS_FOR_ZERO = 1e30
+_FACTOR_OF_ZERO_FREQUENCY = 1e30
 """The factor for a frequency of zero: JSON has no infinity, and float32 ends at 3e38."""
 
 
@@ -94,7 +94,7 @@ def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
         del values["factor"]  # proportional would divide by it once more
     if rope_type == "longrope" and (still := scaled.geometry.still_pairs):
         for key in ("short_factor", "long_factor"):  # a stock reader would rotate these pairs
-            values[key] = [*values[key][:-still], *[_STANDS_FOR_ZERO] * still]
+            values[key] = [*values[key][:-still], *[_FACTOR_OF_ZERO_FREQUENCY] * still]
     # Write these two only if they differ from the default: not every engine supports them.
     if values.get("truncate") is True:
         del values["truncate"]
@@ -107,7 +107,7 @@ def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
 def _universal_values(scaled: ScaledRope) -> Parameters:
     with np.errstate(divide="ignore"):
         factors = scaled.geometry.powers() / scaled.inv_freq
-    factors = np.minimum(factors, _STANDS_FOR_ZERO).tolist()
+    factors = np.minimum(factors, _FACTOR_OF_ZERO_FREQUENCY).tolist()
     return {
         "factor": scaled.spec.factor,
         ORIGINAL_LENGTH: scaled.geometry.original_max_position_embeddings,
