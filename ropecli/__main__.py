@@ -1,4 +1,4 @@
-"""python -m ropecli; also what `accelerate launch -m ropecli` starts."""
+"""Entry point of `python -m ropecli` and `accelerate launch -m ropecli`."""
 
 from ropecli.cli.app import main
 

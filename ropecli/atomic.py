@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all: a sibling is filled, then renamed."""
+"""Atomic writes of files and folders: write to a temporary sibling, then rename it."""
 
 import contextlib
 import os
@@ -14,9 +14,9 @@ from ropecli.errors import OutputError, RopecliError
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Gives a path to write to, renamed to `path` at the end, or removed when anything goes wrong.
+    """Yield a temporary path. It is renamed to `path` at the end, or removed on any error.
 
-    A link is followed. Raises OutputError for whatever the disk refuses.
+    Follows a link. Raises OutputError for any I/O error.
     """
     target = _followed(path)
     partial = None
@@ -38,13 +38,13 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def is_partial(path: Path, of: Path) -> bool:
-    """Whether a run that was killed while it wrote `of`, on this machine or another, left `path`."""
+    """Return whether `path` is a temporary file of `of`, from this machine or another."""
     return path.name.startswith(_partial_prefix(of))
 
 
 @contextlib.contextmanager
 def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
-    """Holds `what` for this run by a lock. Raises OutputError where another run has it, or it cannot be written."""
+    """Lock `what` for this run. Raises OutputError if another run holds the lock, or it cannot be written."""
     from filelock import FileLock, Timeout
 
     parents: list[Path] = []
@@ -53,7 +53,9 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
         lock = FileLock(lock_file, timeout=0)
         lock.acquire()
     except Timeout as error:
-        raise OutputError(f"{what} is in use by another run. Wait for it, or give another --output.") from error
+        raise OutputError(
+            f"{what} is in use by another run. Wait for it to end, or choose another --output."
+        ) from error
     except OSError as error:
         raise OutputError(f"{what} could not be written: {error.strerror or error}") from error
     try:
@@ -66,10 +68,10 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Gives a folder to fill, renamed to `output` at the end, or removed when anything goes wrong.
+    """Yield a temporary folder. It is renamed to `output` at the end, or removed on any error.
 
-    A link is followed. Raises OutputError for an output that exists and is not empty, and for whatever the disk
-    refuses. Other errors name `output` where they would name the folder that is filled.
+    Follows a link. Raises OutputError for an output that exists and is not empty, and for any I/O error. Messages of
+    other errors name `output`, not the temporary folder.
     """
     refuse_existing(output)
     target = _followed(output)
@@ -86,7 +88,7 @@ def new_folder(output: Path) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(f"{output} could not be written: {error.strerror or error}") from error
     finally:
-        # after the renaming there is nothing left to remove, and no parent is empty
+        # after the rename there is nothing to remove, and no parent is empty
         if partial:
             shutil.rmtree(partial, ignore_errors=True)
         _remove_empty(parents)
@@ -94,7 +96,7 @@ def new_folder(output: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def naming(names: Mapping[Path, object]) -> Iterator[None]:
-    """Errors raised inside say what the user knows instead of temporary paths, the keys of `names`."""
+    """Replace temporary paths, the keys of `names`, with their values in the messages of errors raised inside."""
     try:
         yield
     except RopecliError as error:
@@ -105,43 +107,43 @@ def naming(names: Mapping[Path, object]) -> Iterator[None]:
 
 
 def refuse_unwritable(path: Path | None) -> None:
-    """Raises OutputError for a file that could not be written, before hours are spent on what it should hold."""
+    """Raise OutputError if the file cannot be written. Called before a long run."""
     if path is None:
         return
     _refuse_place(path)
-    with _asking(path):
-        taken = path.is_dir()
-    if taken:
+    with _as_output_error(path):
+        is_folder = path.is_dir()
+    if is_folder:
         raise OutputError(f"{path} could not be written: it is a folder.")
 
 
 def refuse_existing(output: Path) -> None:
-    """Raises OutputError for a folder that is there already, or could not be made or renamed to."""
-    with _asking(output):
+    """Raise OutputError if the folder exists and is not empty, or cannot be created."""
+    with _as_output_error(output):
         taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
         fixed = output.is_dir() and (output.samefile(Path.cwd()) or os.path.ismount(_followed(output)))
     if taken:
-        raise OutputError(f"{output} exists and is not empty. Give another --output, or remove it first.")
+        raise OutputError(f"{output} exists and is not empty. Choose another --output, or delete it first.")
     if fixed:
         raise OutputError(
-            f"{output} is the current folder or a mount point, which cannot be replaced. Name a folder inside it: "
+            f"{output} is the current folder or a mount point and cannot be replaced. Choose a folder inside it: "
             f"--output {output / 'checkpoint'}."
         )
     _refuse_place(output)
 
 
 def _refuse_place(path: Path) -> None:
-    """Raises OutputError where nothing can be written beside it."""
-    with _asking(path):
+    """Raise OutputError if the nearest existing parent folder is not writable."""
+    with _as_output_error(path):
         folder = next(parent for parent in _followed(path).parents if parent.exists())
         writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
     if not writable:
-        raise OutputError(f"{path} could not be written: {folder} is no folder that can be written to.")
+        raise OutputError(f"{path} could not be written: {folder} is not a writable folder.")
 
 
 @contextlib.contextmanager
-def _asking(path: Path) -> Iterator[None]:
-    """Raises OutputError where the system does not even say what is there, as of a name that is too long."""
+def _as_output_error(path: Path) -> Iterator[None]:
+    """Raise OutputError if the path cannot be examined (e.g. its name is too long)."""
     try:
         yield
     except OSError as error:
@@ -149,7 +151,7 @@ def _asking(path: Path) -> Iterator[None]:
 
 
 def _make_parents(output: Path) -> list[Path]:
-    """The folders that had to be made, outermost first."""
+    """Create the missing parent folders and return them, outermost first."""
     missing = []
     for parent in output.parents:
         if parent.exists():
@@ -166,7 +168,7 @@ def _remove_empty(parents: list[Path]) -> None:
 
 
 def _followed(path: Path) -> Path:
-    """The absolute path without links; where they lead nowhere, what they name."""
+    """The absolute path with all links resolved; broken links give the path they point to."""
     return Path(os.path.realpath(path))
 
 
@@ -175,7 +177,7 @@ def _partial_prefix(output: Path) -> str:
 
 
 def _host_prefix(output: Path) -> str:
-    # the host's name keeps two containers apart that share a disk, but no process numbers
+    # containers that share a disk do not share process ids, so the host's name is part of the prefix
     return f"{_partial_prefix(output)}{platform.node()[:32]}-"
 
 
@@ -184,13 +186,13 @@ def _own_prefix(output: Path) -> str:
 
 
 def _remove_abandoned(output: Path) -> None:
-    """Removes what a killed run of this host left beside `output`."""
+    """Remove what killed runs on this host left next to `output`."""
     prefix = _host_prefix(output)
     for partial in output.parent.iterdir():
         process = re.fullmatch(re.escape(prefix) + r"(\d{1,9})-\w+", partial.name)
         if process and not _is_running(int(process[1])):
             shutil.rmtree(partial, ignore_errors=True)
-            with contextlib.suppress(OSError):  # a file; another user's may have to stay
+            with contextlib.suppress(OSError):  # a file, possibly another user's
                 partial.unlink()
 
 

@@ -1,15 +1,15 @@
-"""What goes wrong, by whose hand. The command line turns each into one message and exit status 2.
+"""Errors that the user can fix. The command line prints the message and exits with status 2.
 
 RopecliError
-├── CheckpointError   a folder or config.json that cannot be used as it is
-├── MethodError       an unknown method, parameter or factor
-├── PatchError        a patch that cannot be written as asked
-│   └── ProofError    the written patch does not show in the live model
-├── DataError         a data source that does not give what was asked of it
-├── NotFiniteError    a loss or a gradient that is not finite
-├── DivergedError     a training whose loss has left its best far behind
-├── OutputError       an output that exists already, or that cannot be written
-└── RecipeError       a recipe with faults, or a request that is not the one to be gone on with; all of them listed
+├── CheckpointError   unusable checkpoint folder or config.json
+├── MethodError       unknown method, or invalid parameter or factor
+├── PatchError        the patch cannot be written
+│   └── ProofError    the model loaded from the patch differs from the expected rotary tables
+├── DataError         unusable data source
+├── NotFiniteError    loss or gradient is not finite
+├── DivergedError     training loss rose far above its best value
+├── OutputError       output exists already, or cannot be written
+└── RecipeError       invalid recipe, or a request that differs from the interrupted one; lists all faults
 """
 
 import difflib
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 
 class RopecliError(Exception):
-    """Something the user can mend. Its message says what, the value, what was expected, and the next step."""
+    """An error the user can fix. The message says what happened, the value, what was expected, and the next step."""
 
 
 class CheckpointError(RopecliError): ...
@@ -48,15 +48,15 @@ class RecipeError(RopecliError): ...
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known one, or nothing."""
+    """A sentence that suggests the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.65)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what a library below says went wrong, or the error's kind where it says nothing.
+    """The first line of a library's error message, or the error's class name if there is no message.
 
-    One that ends in a colon goes on in the next.
+    Includes the next line if the first ends in a colon.
     """
     first, *others = (line.strip() for line in str(error).strip().split("\n"))
     following = next(filter(None, others), "") if first.endswith(":") else ""
@@ -64,6 +64,6 @@ def reason_of(error: BaseException) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: at most 60 characters."""
+    """The value's repr for a message, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

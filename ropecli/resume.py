@@ -1,15 +1,15 @@
 """Saves and restores the progress of a run. One mechanism serves evaluation, training and tuning.
 
-Request    what a run was asked for; only the same request resumes it
-Records    JSON lines with a checksum each; a damaged line costs only itself
-Snapshots  folders named by step: whole or not at all, checked against a manifest of sizes and sha256
+Request    settings of the run; only the same request can resume it
+Records    JSON lines, each with a checksum; a damaged line is skipped
+Snapshots  folders named by step, written atomically and checked against a manifest of sizes and sha256
 
-OUTPUT.state/            of an evaluation or a tuning run, removed when its output is written
+OUTPUT.state/            state of an evaluation or tuning run, removed once its output is written
     request              the request, as one record
-    lock-0               held by the first process
+    lock-0               lock held by the first process
     documents-0.jsonl    records of the first process
-    learned/000040/      a snapshot after 40 steps; 000040.partial was left by a kill
-OUTPUT/checkpoints/      snapshots of a training run, whose request is OUTPUT/run.yaml
+    learned/000040/      snapshot after 40 steps; 000040.partial is left by a killed run
+OUTPUT/checkpoints/      snapshots of a training run; its request is OUTPUT/run.yaml
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _PIECE = 2**20
 def refuse_other_request(
     before: Mapping[str, Any], now: Mapping[str, Any], state: Path, may_change: str | None = None
 ) -> None:
-    """Raises RecipeError that names the keys that differ. may_change: a pattern of dotted keys that may."""
+    """Raise RecipeError, listing the keys that differ. may_change: a pattern of dotted keys that may differ."""
     old, new = _flatten(before), _flatten(now)
     keys = [*new, *(key for key in old if key not in new)]
     changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]
@@ -48,12 +48,13 @@ def refuse_other_request(
     if changed:
         lines = [f"  {key}: {_value_of(old, key)} then, {_value_of(new, key)} now" for key in changed]
         raise RecipeError(
-            f"{state} is of another request. Resume it with the same, or delete it to start over:\n" + "\n".join(lines)
+            f"{state} belongs to a run with other settings. Resume it with the same settings, or delete it to start "
+            "over:\n" + "\n".join(lines)
         )
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """By dotted keys; lists of mappings by their numbers."""
+    """Flatten to dotted keys; lists of mappings are keyed by index."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, list) and any(isinstance(one, dict) for one in value):
@@ -73,7 +74,7 @@ def _value_of(values: dict[str, Any], key: str) -> str:
 
 
 def read_records(path: Path) -> list[Any]:
-    """The values of the sound lines; none where there is no file. Raises OutputError where it cannot be read."""
+    """Values of the undamaged lines; empty if there is no file. Raises OutputError if it cannot be read."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -85,13 +86,13 @@ def read_records(path: Path) -> list[Any]:
 
 
 def append_record(path: Path, value: Any) -> None:
-    """Raises OutputError for what the disk refuses."""
+    """Append one record. Raises OutputError for any I/O error."""
     text = json.dumps(value).encode()
     try:
         with path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a line that was cut short must not spoil the next
+                if file.read(1) != b"\n":  # a truncated line must not damage the next
                     file.write(b"\n")
             file.write(_checksum(text) + b" " + text + b"\n")
     except OSError as error:
@@ -110,30 +111,30 @@ def state_folder(output: Path) -> Path:
 
 
 def refuse_interrupted(output: Path | None, resume: bool) -> None:
-    """Raises OutputError for an interrupted run that is not to be resumed, and for a user's folder of that name."""
+    """Raise OutputError if OUTPUT.state is from an interrupted run and `resume` is false, or is a user's folder."""
     if output is None:
         if resume:
-            raise OutputError("--resume continues the run of an --output; name it.")
+            raise OutputError("--resume needs --output, the output of the run to resume.")
         return
     folder, earlier = state_folder(output), output.with_name(f"{output.name}.progress-0")
     if earlier.exists():
-        raise OutputError(f"{earlier} is in the way: release 0.1.0 wrote it. Delete it to start over.")
+        raise OutputError(f"{earlier} was written by ropecli 0.1.0, which cannot be resumed. Delete it to start over.")
     if not folder.exists():
         return
     if not _is_state(folder):
         raise OutputError(
-            f"{folder} is in the way: it is not the state of a run, or its file {_REQUEST!r} is damaged. Rename it, "
-            "delete it to start over, or give another --output."
+            f"{folder} exists, but is not the state of a run, or its file {_REQUEST!r} is damaged. Rename it, delete "
+            "it to start over, or choose another --output."
         )
     if not resume:
         raise OutputError(
-            f"{folder} is of a run that was interrupted, or is still going on. Continue it by --resume, or delete it "
+            f"{folder} belongs to a run that was interrupted or is still running. Continue with --resume, or delete it "
             "to start over."
         )
 
 
 def _is_state(folder: Path) -> bool:
-    """Whether it holds a request, or nothing but what a kill leaves before the request is written."""
+    """Return whether the folder holds a request, or only files from a run killed before it wrote one."""
     if not folder.is_dir():
         return False
     names = [path for path in folder.iterdir() if not (_is_lock(path) or is_partial(path, folder / _REQUEST))]
@@ -146,10 +147,10 @@ def _is_lock(path: Path) -> bool:
 
 @contextlib.contextmanager
 def open_state(output: Path, request: Mapping[str, Any], rank: int = 0) -> Iterator[Path]:
-    """The folder OUTPUT.state with what an earlier run of the same request left there; removed if it stays empty.
+    """Open or create OUTPUT.state, with the progress of an earlier run of the same request. Removed if it stays empty.
 
-    rank: of this process, which holds a lock of its own. Raises RecipeError for another request, OutputError where
-    another run has the folder or the disk refuses.
+    rank: this process's rank; every process holds its own lock. Raises RecipeError for another request, OutputError if
+    another run uses the folder or an I/O error occurs.
     """
     refuse_interrupted(output, resume=True)
     folder, request = state_folder(output), json.loads(json.dumps(request))
@@ -168,7 +169,7 @@ def open_state(output: Path, request: Mapping[str, Any], rank: int = 0) -> Itera
 
 
 def remove_state(output: Path | None) -> None:
-    """When the output is written."""
+    """Remove OUTPUT.state. Called once the output is written."""
     if output and _is_state(state_folder(output)):
         shutil.rmtree(state_folder(output), ignore_errors=True)
 
@@ -177,7 +178,7 @@ def remove_state(output: Path | None) -> None:
 
 
 def list_snapshots(folder: Path) -> list[tuple[int, Path]]:
-    """(step, path) of all that are named as snapshots, whole or not; the newest last."""
+    """(step, path) of every folder named like a snapshot, damaged ones included; newest last."""
     return sorted((int(path.name), path) for path in folder.glob("*") if path.name.isdecimal())
 
 
@@ -186,7 +187,7 @@ def snapshot_path(folder: Path, step: int) -> Path:
 
 
 def begin_snapshot(folder: Path, step: int) -> Path:
-    """An empty folder to fill, for complete_snapshot to rename. Raises OSError."""
+    """Create an empty folder to fill; complete_snapshot renames it. Raises OSError."""
     partial = folder / f"{step:06}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -194,7 +195,7 @@ def begin_snapshot(folder: Path, step: int) -> Path:
 
 
 def complete_snapshot(partial: Path) -> None:
-    """Gives a filled folder its manifest and its name, in place of a damaged one. Raises OSError."""
+    """Write the folder's manifest and rename it, replacing a damaged snapshot of that step. Raises OSError."""
     whole = partial.with_suffix("")
     write_manifest(partial)
     shutil.rmtree(whole, ignore_errors=True)
@@ -203,7 +204,7 @@ def complete_snapshot(partial: Path) -> None:
 
 
 def prune_snapshots(folder: Path, newest: int, keep: int, spared: Iterable[int] = ()) -> None:
-    """Removes all but the last `keep` up to the step `newest`, and those of the steps `spared`."""
+    """Remove all snapshots except the last `keep` up to step `newest` and those of the steps `spared`."""
     earlier = [step for step, _ in list_snapshots(folder) if step <= newest]
     kept = {snapshot_path(folder, step) for step in (*earlier[-keep:], *spared)}
     for path in folder.iterdir():
@@ -216,10 +217,10 @@ def restore_newest(
     restore: Callable[[Path], str | None],
     say: Callable[[str], None] = lambda message: None,
 ) -> int:
-    """Restores the newest snapshot that is sound, and returns its step; 0 where there are none.
+    """Restore the newest undamaged snapshot and return its step; 0 if there are no snapshots.
 
-    restore: returns what is wrong with one; it is skipped with a warning for the one before. Raises OutputError where
-    none can be used.
+    restore: restores one and returns None, or returns what is wrong with it; then the one before is tried, with a
+    warning. Raises OutputError if none can be restored.
     """
     faults = []
     for step, path in reversed(snapshots):
@@ -231,13 +232,13 @@ def restore_newest(
     if faults:
         raise OutputError(
             f"Cannot resume from any checkpoint in {snapshots[0][1].parent}:\n" + "\n".join(faults) + "\nRestore a "
-            "sound copy, or start over: with another --output, or after deleting this one."
+            "backup, or start over: delete this --output or choose another."
         )
     return 0
 
 
 def write_manifest(folder: Path) -> None:
-    """Lists all files below `folder`, and has the disk hold them: a power cut tears none."""
+    """Write the manifest of all files below `folder` and fsync them, so that they survive a power cut."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     listed = _describe(folder, [path.relative_to(folder).as_posix() for path in files])
     (folder / MANIFEST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
@@ -246,7 +247,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def manifest_fault(folder: Path) -> str | None:
-    """In which way the files are not those of the manifest; None where all is well."""
+    """How the files differ from the manifest; None if they match."""
     try:
         listed = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         if missing := [name for name in listed if not (folder / name).is_file()]:
@@ -257,21 +258,21 @@ def manifest_fault(folder: Path) -> str | None:
     if not listed:
         return f"its {MANIFEST} names no file"
     changed = [name for name in listed if found[name] != listed[name]]
-    return f"{changed[0]} has other bytes than were written" if changed else None
+    return f"{changed[0]} does not match its checksum" if changed else None
 
 
 def _describe(folder: Path, names: list[str]) -> dict[str, Any]:
-    with ThreadPoolExecutor() as threads:  # hashing leaves Python's lock to others
+    with ThreadPoolExecutor() as threads:  # hashing releases the GIL
         digests = list(threads.map(_sha256, [folder / name for name in names]))
     sizes = [(folder / name).stat().st_size for name in names]
     return {name: {"size": size, "sha256": digest} for name, size, digest in zip(names, sizes, digests, strict=True)}
 
 
 def fsync(path: Path) -> None:
-    """Has the disk hold a file's bytes or a folder's names; nothing where it is not there."""
+    """Flush a file or folder to disk. Does nothing if it does not exist."""
     try:
         handle = os.open(path, os.O_RDONLY)
-    except (FileNotFoundError, PermissionError):  # Windows opens no folders
+    except (FileNotFoundError, PermissionError):  # Windows cannot open folders
         return
     try:
         os.fsync(handle)

@@ -1,6 +1,5 @@
-"""What a rotary position embedding is, in numbers: its geometry; and what methods give, Frequencies or a Remapping.
+"""The geometry of a rotary position embedding, and the results of scaling methods: Frequencies or a Remapping.
 
-Owns the base frequencies. Knows no method, config or model.
 Source: Su et al. 2021 (arXiv:2104.09864), section 3.2.2: θ_i = b^(-2i/d).
 """
 
@@ -13,12 +12,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RopeGeometry:
-    """What a model, or one of its layer types, was pretrained with.
+    """Rotary embedding of a pretrained model, or of one of its layer types.
 
-    head_dim: width of a head. rotary_dim: width of the part of it that turns, even.
+    head_dim: width of a head. rotary_dim: width of the rotary part of a head, even.
     rope_theta: the base b. original_max_position_embeddings: the pretraining length, tokens.
-    layer_type: None where all layers share one geometry. still_pairs: how many of the slowest pairs were
-    pretrained without turning at all (p-RoPE, which transformers calls `proportional`).
+    layer_type: None if all layers share one geometry. still_pairs: number of the slowest pairs that were
+    pretrained without rotation (p-RoPE; `proportional` in transformers).
     """
 
     head_dim: int
@@ -33,27 +32,27 @@ class RopeGeometry:
         return self.rotary_dim // 2
 
     def inv_freq(self, rope_theta: float | None = None) -> np.ndarray:
-        """Pretrained frequencies: b^(-2i/d), and 0 for the still pairs.
+        """Pretrained frequencies: b^(-2i/d), and 0 for pairs that do not rotate.
 
-        Shape (rotary_dim/2,), float64, radians per token, fastest first. rope_theta: another base than the own.
+        Shape (rotary_dim/2,), float64, radians per token, fastest first. rope_theta: use this base instead.
         """
         frequencies = self.powers(rope_theta)
         frequencies[self.pairs - self.still_pairs :] = 0.0
         return frequencies
 
     def powers(self, rope_theta: float | None = None) -> np.ndarray:
-        """b^(-2i/d) for every pair, the still ones included: what stock longrope divides by its factors."""
+        """b^(-2i/d) for every pair, including those that do not rotate. Stock longrope divides these by its factors."""
         exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim
         return (rope_theta or self.rope_theta) ** -exponents
 
 
 @dataclass(frozen=True)
 class Frequencies:
-    """What a frequency method gives.
+    """Result of a frequency method.
 
     inv_freq: shape (rotary_dim/2,), float64, radians per token, index 0 fastest. attention_factor: multiplies cos and
-    sin. rope_theta: the base to write, where the method is nothing but another base. params: the method's parameters,
-    as they were settled.
+    sin. rope_theta: the new base, for methods that only change the base. params: the method's parameters, with
+    defaults resolved.
     """
 
     inv_freq: np.ndarray
@@ -63,15 +62,15 @@ class Frequencies:
 
 
 Positions = Callable[[np.ndarray], np.ndarray]
-"""Takes positions, shape (tokens,), int64, and gives one for each: whole numbers, or fractions of tokens."""
+"""Maps positions, shape (tokens,), int64, to new positions of the same shape, which may be fractional."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """The keys that a query sees in one way: at n it sees those at m, start(n) <= m < stop(n), query(n) - key(m) away.
+    """A range of keys with one distance rule: start(n) <= m < stop(n), at distance query(n) - key(m).
 
-    start and stop: whole numbers from 0 on, at most n + 1, which never fall as n grows; no key where stop(n) is not
-    above start(n). query, key: None for the positions as they are, so that the distance is n - m.
+    start and stop: integers from 0 to n + 1, non-decreasing in n; the range is empty if stop(n) <= start(n).
+    query, key: None for unchanged positions; if both are None, the distance is n - m.
     """
 
     start: Positions
@@ -82,10 +81,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class Remapping:
-    """Which keys a query sees, and at which distance ρ(n, m): n - m in plain attention, over all m <= n.
+    """Which keys a query attends to, and at which distance ρ(n, m). Standard causal attention: n - m for all m <= n.
 
-    branches: no key is in two of them for any query; one that is in none is masked. params: the method's parameters,
-    every one as it was settled for a model that was trained to read `pretrained` tokens and is to read `target`.
+    branches: disjoint for every query; keys in no branch are masked. params: the method's parameters, all resolved.
+    pretrained: the pretraining length; target: the length to extend to, tokens.
     """
 
     branches: tuple[Branch, ...]
@@ -94,7 +93,7 @@ class Remapping:
     target: int = 0
 
     def distances(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """ρ(n, m), tokens, for every query's position n and key's position m; NaN where n does not see m.
+        """ρ(n, m), tokens, for every query position n and key position m; NaN where m is masked.
 
         Shape (queries, keys), float64.
         """

@@ -1,4 +1,4 @@
-"""Signals that end a program: they become an exception, so that the run cleans up behind itself."""
+"""Turns termination signals into an exception, so that a run can clean up."""
 
 import contextlib
 import os
@@ -10,11 +10,11 @@ from typing import Any
 
 ENDING = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # Windows has no SIGHUP
 ECHO_SECONDS = 0.5
-"""A launcher may send on what all its processes got already. No one presses Ctrl-C twice so fast."""
+"""A launcher may forward a signal that its processes already received. Nobody presses Ctrl-C twice this fast."""
 
 
 class Terminated(SystemExit):
-    """A signal was obeyed. The exit status is the one that a shell reports for it: 143 for SIGTERM, 129 for SIGHUP."""
+    """Raised on a termination signal. Exit status as in a shell: 143 for SIGTERM, 129 for SIGHUP."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -22,10 +22,10 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Sets the handler of these signals, and sets the previous ones again at the end.
+    """Set the handler of these signals, and restore the previous handlers at the end.
 
-    Signals that are ignored stay so: nohup ignores SIGHUP, and a shell SIGINT for what runs in its background.
-    Python sets handlers in the main thread alone; in another one this does nothing.
+    Ignored signals stay ignored: nohup ignores SIGHUP, and a shell ignores SIGINT for background jobs.
+    Does nothing outside the main thread, where Python cannot set handlers.
     """
 
     def handle(number: int, frame: Any) -> None:
@@ -35,7 +35,7 @@ def handled(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iter
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in numbers}
-    # None: set by a library in C
+    # None: the handler was set by a C library
     taken = {number: previous for number, previous in before.items() if previous not in (None, signal.SIG_IGN)}
     for number in taken:
         signal.signal(number, handle)
@@ -48,13 +48,13 @@ def handled(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iter
 
 @contextlib.contextmanager
 def terminated_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Terminated."""
+    """Raise Terminated on SIGTERM and SIGHUP."""
     last = -ECHO_SECONDS
 
     def end(number: int, frame: Any) -> None:
         nonlocal last
         before, last = last, time.monotonic()
-        if last - before > ECHO_SECONDS:  # an echo would interrupt the cleaning up
+        if last - before > ECHO_SECONDS:  # a forwarded copy would interrupt the cleanup
             raise Terminated(number)
 
     with handled(ENDING, end):
@@ -62,7 +62,7 @@ def terminated_by_signals() -> Iterator[None]:
 
 
 def _leave_closed_terminal() -> None:
-    """Every write to a terminal that was closed fails, and would end the run before it has saved."""
+    """Redirect output to /dev/null if the terminal was closed: a failing write would end the run before it saves."""
     for stream in (1, 2):
         try:
             os.write(stream, b"")

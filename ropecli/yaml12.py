@@ -1,6 +1,6 @@
-"""Reads what users type: recipes and values of `--set` as YAML 1.2, and token counts such as 32k.
+"""Parses recipes and `--set` values as YAML 1.2, and token counts such as 32k.
 
-PyYAML reads YAML 1.1, in which 1:30 is 90 and 0100 is 64.
+PyYAML parses YAML 1.1, where 1:30 is 90 and 0100 is 64.
 """
 
 import re
@@ -10,12 +10,12 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values by YAML 1.2's core schema, and 1.1's merge keys (<<). A key given twice is an error."""
+    """Values of the YAML 1.2 core schema, plus merge keys (<<) from 1.1. A repeated key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         keys = [key.value for key, _ in node.value]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.YAMLError(f"the key {twice!r} is given twice")
+            raise yaml.YAMLError(f"key {twice!r} is given twice")
         return super().construct_mapping(node, deep)
 
     def construct_whole_number(self, node: yaml.ScalarNode) -> int:
@@ -23,7 +23,7 @@ class _Loader(yaml.SafeLoader):
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
 
 
-_Loader.yaml_implicit_resolvers = {}  # without 1.1's
+_Loader.yaml_implicit_resolvers = {}  # drop those of YAML 1.1
 for _kind, _pattern in {
     "null": r"|~|null|Null|NULL",
     "bool": r"true|True|TRUE|false|False|FALSE",
@@ -36,7 +36,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole_number)
 
 
 def read_yaml(text: str) -> Any:
-    """The value of a document. Raises ValueError for what is no YAML, names a key twice or is nested too deep."""
+    """Parse a document. Raises ValueError for invalid YAML, a repeated key, or too deep nesting."""
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, RecursionError) as error:
@@ -47,6 +47,6 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20}
 
 
 def token_count(value: Any) -> Any:
-    """A number of tokens from text: 4k is 4,096, 1M is 1,048,576. Returns anything else unchanged."""
+    """Parse a token count: 4k is 4,096, 1M is 1,048,576. Other values are returned unchanged."""
     found = re.fullmatch(r"\s*([0-9]+)([kKmM]?)\s*", value) if isinstance(value, str) else None
     return int(found[1]) * _UNITS[found[2].lower()] if found else value

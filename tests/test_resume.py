@@ -104,7 +104,7 @@ def interrupted(output, request=REQUEST):
 def test_a_state_is_resumed_by_its_own_request_alone(output, tmp_path):
     folder = interrupted(output)
     assert folder == tmp_path / "report.json.state"
-    with pytest.raises(OutputError, match="of a run that was interrupted"):
+    with pytest.raises(OutputError, match="a run that was interrupted"):
         refuse_interrupted(output, resume=False)
     with pytest.raises(RecipeError, match="baseline: None then, 1 now"), open_state(output, REQUEST | {"baseline": 1}):
         pass
@@ -151,9 +151,9 @@ def test_what_is_no_state_is_refused_and_left_alone(output, tmp_path, make):
     make(tmp_path / "report.json.state")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for resume in (False, True):
-        with pytest.raises(OutputError, match=r"is in the way: .*[Dd]elete it to start over"):
+        with pytest.raises(OutputError, match=r"[Dd]elete it to start over"):
             refuse_interrupted(output, resume)
-    with pytest.raises(OutputError, match="is in the way"), open_state(output, REQUEST):
+    with pytest.raises(OutputError, match="to start over"), open_state(output, REQUEST):
         pass
     remove_state(output)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -1,1 +1,1 @@
-"""What rotary embeddings do, in numbers worked out from a geometry. Knows no config and no model."""
+"""Numerical properties of rotary embeddings, computed from a geometry without a config or a model."""

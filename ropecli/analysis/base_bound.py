@@ -1,8 +1,8 @@
 """The smallest base that supports a context length, and the context length that a rope supports.
 
 Source: Men et al. 2024, "Base of RoPE Bounds Context Length" (arXiv:2405.14591), section 4, eq. 8: the smallest b with
-Σ_i cos(mθ_i) >= 0 at every distance m up to L. Below it, somewhere in the context, a key like the query can count for
-less than one that is like nothing.
+Σ_i cos(mθ_i) >= 0 at every distance m up to L. With a smaller base, at some distance, a key similar to the query can
+get a lower score than a random key.
 """
 
 import math
@@ -15,7 +15,7 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope
 
 LONGEST = 2**20
-"""Tokens up to which the bound is looked for."""
+"""The longest context, tokens, for which the bound is computed."""
 _FINEST = 1e-4
 _STEP = 0.01
 _PRECISION = 1e-6
@@ -23,31 +23,31 @@ _GRID = 512
 _KEPT = 60
 _SHORTEST = 64
 _LARGEST = 1e18
-"""Heads of a few pairs need endless ones."""
+"""The largest base tried; heads of a few pairs would need far larger ones."""
 _ZERO = 1e-9
-"""A score that is no further below zero counts as none: what float64 leaves of a sum."""
+"""Tolerance: scores down to -_ZERO count as zero, because of float64 rounding."""
 _DOUBT = 1e-3
-"""Of scores in float32, which one in float64 then decides."""
+"""Tolerance of float32 scores; within it, float64 decides."""
 
 
 def smallest_base(geometry: RopeGeometry, length: int) -> float:
-    """The bound for contexts of `length` tokens; infinite where it is above 1e18, NaN for more than a million tokens.
+    """The smallest base that supports `length` tokens; infinite if above 1e18, NaN for more than a million tokens.
 
-    For the geometry's pairs; its own base is not used. Takes a third of a second at 32k, more than one at 128k.
+    Uses the geometry's pairs, not its base. Takes 0.3 seconds at 32k, more than one second at 128k.
 
-    The bases that satisfy it are no interval: at 2,048 tokens and d = 128 the first are 11,588 to 11,649, then all
-    fail up to 12,418, and so on to 22,765, from where none fails for long. The paper's table agrees at 1k, 4k, 8k and
-    32k. Its 1.6e4 at 2k holds, but is not the smallest, nor is its 7.8e6 at 128k (4.9e6). Its 3.1e5 at 16k does not
-    hold, nor does any base that rounds to it; the smallest is 2.3e5.
+    The bases that satisfy eq. 8 do not form one interval: at 2,048 tokens and d = 128, 11,588 to 11,649 satisfy it,
+    none up to 12,418, and so on; from 22,765 on, a long range does. The paper's table agrees at 1k, 4k, 8k and 32k.
+    Its 1.6e4 at 2k and 7.8e6 at 128k satisfy the bound but are not the smallest (11,588 and 4.9e6). Its 3.1e5 at 16k
+    does not, nor does any base that rounds to it; the smallest is 2.3e5.
 
-    Steps turn no pair by more than a hundredth of a radian at `length`, or are 0.01% of a base; an interval that is
-    narrower can be missed.
+    A search step rotates no pair by more than 0.01 radian at `length`, or changes the base by 0.01%. Narrower intervals
+    can be missed.
     """
     if length > LONGEST:
         return math.nan
     if 2 * geometry.still_pairs >= geometry.pairs:  # the others cannot outweigh them
         return 1.0
-    # a base that fails at some length fails at all longer ones: each search begins where a shorter one ended
+    # a base that fails at one length fails at all longer ones, so each search starts where the shorter one ended
     logarithm, reached = 0.0, min(_SHORTEST, length)
     while True:
         logarithm = _Search(geometry, reached).run(logarithm)
@@ -57,9 +57,11 @@ def smallest_base(geometry: RopeGeometry, length: int) -> float:
 
 
 class Support(NamedTuple):
-    """needed: the largest distance asked for, tokens. supported: the largest before the first negative score, None
-    where there is none as far as is looked. smallest_base: of `needed`, infinite where no base would do; None where it
-    was not worked out.
+    """The distances that a rope supports.
+
+    needed: the largest distance in use, tokens. supported: the largest distance before the first negative score, None
+    if no negative score was found. smallest_base: the smallest base for `needed`, infinite if there is none, None if
+    not computed.
     """
 
     needed: int
@@ -72,9 +74,10 @@ class Support(NamedTuple):
 
 
 def support_of(rope: ScaledRope, target: int, longest: int, *, always: bool = False) -> Support:
-    """Of a rope that is to read `target` tokens.
+    """The Support of a rope that reads `target` tokens.
 
-    longest: tokens up to which the smallest base is worked out; where the rope has no need of it, only if `always`.
+    longest: the longest context, tokens, for which the smallest base is computed. always: compute it even if the rope
+    supports the target.
     """
     needed = target if rope.remapping is None else largest_distance(rope, target)
     negative = first_negative(rope.inv_freq)
@@ -85,7 +88,11 @@ def support_of(rope: ScaledRope, target: int, longest: int, *, always: bool = Fa
 
 
 class _Search:
-    """Goes up through the bases. Distances that refused one, the witnesses, refuse most of its neighbours too."""
+    """An upward search through the bases.
+
+    witnesses: distances with a negative score for an earlier base. Most nearby bases fail at them too, so they are
+    tried first.
+    """
 
     def __init__(self, geometry: RopeGeometry, length: int) -> None:
         self.length = length
@@ -94,7 +101,7 @@ class _Search:
         self.witnesses: list[int] = []
 
     def run(self, logarithm: float) -> float:
-        """ln b of the smallest base from e^logarithm on."""
+        """ln b of the smallest base b >= e^logarithm that holds."""
         while logarithm < math.log(_LARGEST):
             grid = logarithm + self._step(logarithm) * np.arange(_GRID)
             found = self._first(np.exp(-np.multiply.outer(grid, self.exponents)))
@@ -104,7 +111,7 @@ class _Search:
         return math.inf
 
     def _narrow(self, failing: float, holding: float) -> float:
-        """ln b of the smallest base that holds, between two neighbours of the grid."""
+        """ln b of the smallest base that holds, between two neighbouring grid points."""
         while holding - failing > _PRECISION:
             middle = (failing + holding) / 2
             if self._negative(np.exp(-middle * self.exponents)) is None:
@@ -114,12 +121,12 @@ class _Search:
         return holding
 
     def _step(self, logarithm: float) -> float:
-        """So that no pair's angle at the largest distance moves by more than a small part of a turn."""
+        """The step in ln b, chosen so that no pair's angle at the largest distance changes much."""
         fastest = (self.length * np.exp(-logarithm * self.exponents) * self.exponents).max(initial=0.0)
         return float(min(_STEP, max(_FINEST, _STEP / max(fastest, _FINEST))))
 
     def _first(self, rows: np.ndarray) -> int | None:
-        """The first row of frequencies, shape (bases, pairs), whose scores are nowhere negative."""
+        """Index of the first row of frequencies, shape (bases, pairs), without a negative score."""
         alive = np.ones(len(rows), dtype=bool)
         useful = [witness for witness in self.witnesses if self._refuse(rows, alive, witness)]
         self.witnesses = (useful + [one for one in self.witnesses if one not in useful])[:_KEPT]
@@ -135,16 +142,16 @@ class _Search:
         return None
 
     def _refuse(self, rows: np.ndarray, alive: np.ndarray, distance: int) -> bool:
-        """Strikes out the rows whose score at the distance is negative. Whether there was one."""
+        """Mark rows with a negative score at the distance as not alive. Returns whether there was one."""
         left = np.flatnonzero(alive)
-        turns = rows[left] * (distance / (2 * math.pi))
-        turns -= np.rint(turns)  # float32 has no digits left for many turns, and is ten times as fast
-        score = np.cos(np.float32(2 * math.pi) * turns.astype(np.float32)).sum(axis=1) + self.still
+        rotations = rows[left] * (distance / (2 * math.pi))
+        rotations -= np.rint(rotations)  # keep the fraction: float32, ten times as fast, is exact only near zero
+        score = np.cos(np.float32(2 * math.pi) * rotations.astype(np.float32)).sum(axis=1) + self.still
         alive[left[score < -_DOUBT]] = False
         return bool((score < -_DOUBT).any())
 
     def _negative(self, inv_freq: np.ndarray) -> int | None:
-        """The distance of the lowest score among those of the farthest block that has a negative one."""
+        """The distance of the lowest score in the farthest block with a negative score; None if there is none."""
         stop, wide = self.length + 1, 8192
         while stop > 0:
             start = max(0, stop - wide)

@@ -1,4 +1,4 @@
-"""How the inner product of a query and a key falls with distance: summed exactly, and estimated by an integral.
+"""Decay of the inner product of a query and a key with distance: the exact sum, and an integral estimate.
 
 Source: "Position Embeddings: Sinusoidal, RoPE" (blog), section "Decay estimates", after Su et al. 2021
 (arXiv:2104.09864), section 3.4.3; Vaswani et al. 2017 (arXiv:1706.03762), section 3.5, for the sinusoidal embedding;
@@ -10,46 +10,46 @@ from functools import cache
 import numpy as np
 
 _LEVEL = 1e-6
-"""Of the logarithm of two frequencies' ratio."""
+"""Frequencies whose log ratio is below this are treated as equal."""
 _NEAR = 4.0
-"""Up to here the series, whose terms do not grow large yet."""
+"""Use the series up to here, and Gauss-Laguerre quadrature beyond."""
 _TERMS = 40
 _NODES = 60
 
 
 def mean_rotation(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
-    """⟨φ_t(q), φ_0(k)⟩ for unit vectors with the same weight in every pair: the mean of e^(itθ_j), complex.
+    """⟨φ_t(q), φ_0(k)⟩ for unit vectors with equal weight in every pair: the mean of e^(itθ_j), complex.
 
-    Its real part is the `score` over rotary_dim.
+    The real part is `score` / rotary_dim.
     """
     return np.exp(1j * np.multiply.outer(distances, inv_freq)).mean(axis=-1)
 
 
 def decay_estimate(inv_freq: np.ndarray, distances: np.ndarray) -> np.ndarray:
-    """The integral that stands for that mean: of e^(it·θ(s)) over s from 0 to 1, complex, for distances t above 0.
+    """Integral estimate of mean_rotation: ∫_0^1 e^(it·θ(s)) ds, complex, for distances t above 0.
 
-    θ(s) runs through the pairs, exponentially from one to the next. For θ(s) = b^(-s) it is (1/ln b) ∫_(1/b)^1
-    e^(itu)/u du = (E1(-it/b) - E1(-it)) / ln b, the blog's; other tables take a sum of such pieces.
+    θ(s) interpolates exponentially between the pairs. For θ(s) = b^(-s) the integral is (1/ln b) ∫_(1/b)^1
+    e^(itu)/u du = (E1(-it/b) - E1(-it)) / ln b, as in the blog; for other frequencies it is a sum of such pieces.
 
-    The blog concludes O(1/t). That is right of the integral, but begins where t exceeds b, about a sixth of the longest
-    wavelength: inside a pretraining length its real part falls as (ln(b/t) - γ) / ln b, by a logarithm. And it is not
-    true of the sum, which is almost periodic: its magnitude's square has the mean 2/d over all distances. (Where the
-    blog has E'(u) = e^(-itu)/u the sign is wrong; nothing follows from it.)
+    The blog concludes O(1/t). This holds for the integral, but only for t > b, about a sixth of the longest wavelength:
+    within a pretraining length the real part decays logarithmically, as (ln(b/t) - γ) / ln b. It does not hold for the
+    sum, which is almost periodic: the mean of its squared magnitude over all distances is 2/d. (The blog's E'(u) =
+    e^(-itu)/u has a wrong sign, which does not affect the result.)
     """
-    turning = inv_freq[inv_freq > 0]
+    rotating = inv_freq[inv_freq > 0]
     distances = np.asarray(distances, dtype=np.float64)
-    if not turning.size:
+    if not rotating.size:
         return np.ones(distances.shape, dtype=complex)
-    # the last piece falls as the one before it did: b^(-2i/d) for one pair more
-    following = np.append(turning[1:], turning[-1] * (turning[-1] / turning[-2] if turning.size > 1 else 1.0))
-    pieces = _pieces(np.expand_dims(distances, -1), turning, following)
-    return (pieces.sum(axis=-1) + len(inv_freq) - turning.size) / len(inv_freq)
+    # extrapolate one more frequency, at the ratio of the last two, for the end of the last piece
+    following = np.append(rotating[1:], rotating[-1] * (rotating[-1] / rotating[-2] if rotating.size > 1 else 1.0))
+    pieces = _pieces(np.expand_dims(distances, -1), rotating, following)
+    return (pieces.sum(axis=-1) + len(inv_freq) - rotating.size) / len(inv_freq)
 
 
 def decay_bound(rope_theta: float, distances: np.ndarray) -> np.ndarray:
-    """O(1/t) with its constant: the integral for b^(-2i/d) is at most 2b / (t·ln b), by parts, and at most 1.
+    """The O(1/t) bound with its constant: for b^(-2i/d) the integral is at most 2b / (t·ln b), by parts, and at most 1.
 
-    So it says nothing up to t = 2b / ln b, and for b = 10,000 and 500,000 that is 2,171 and 76,205 tokens.
+    It is below 1 only for t > 2b / ln b: 2,171 tokens for b = 10,000, and 76,205 for b = 500,000.
     """
     return np.minimum(1.0, 2 * rope_theta / (np.asarray(distances) * np.log(rope_theta)))
 
@@ -57,8 +57,8 @@ def decay_bound(rope_theta: float, distances: np.ndarray) -> np.ndarray:
 def sinusoidal_embedding(positions: np.ndarray, dim: int, base: float = 10000.0) -> np.ndarray:
     """PE(t)_2j = sin(t·b^(-2j/dim)), PE(t)_2j+1 = cos(t·b^(-2j/dim)), shape (*positions.shape, dim); dim is even.
 
-    Its products are the scores of rotary embeddings, halved: PE(t)·PE(s) = Σ_j cos((t - s)θ_j). What a Transformer
-    does with it differs: it is added to a token's embedding once, where a rotation multiplies every query and key.
+    Inner products are half the scores of rotary embeddings: PE(t)·PE(s) = Σ_j cos((t - s)θ_j). In a Transformer, the
+    sinusoidal embedding is added to the token embedding once, while RoPE rotates every query and key.
     """
     angles = np.multiply.outer(positions, base ** (-np.arange(0, dim, 2) / dim))
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(*np.shape(positions), dim)
@@ -69,16 +69,16 @@ def _pieces(distances: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.nd
     logarithms = np.log(first / last)
     with np.errstate(divide="ignore", invalid="ignore"):
         falling = (exponential_integral(distances * last) - exponential_integral(distances * first)) / logarithms
-    # next to equal ones: θ linear too, where the difference above has no digits left
+    # nearly equal frequencies: the difference above cancels, so interpolate θ linearly
     middle = distances * np.sqrt(first * last)
     level = np.exp(1j * middle) * np.sinc(middle * logarithms / (2 * np.pi))
     return np.where(np.abs(logarithms) < _LEVEL, level, falling)
 
 
 def exponential_integral(x: np.ndarray) -> np.ndarray:
-    """E1(-ix) = -Ei(ix) + iπ = ∫_x^∞ e^(iu)/u du for x > 0, complex, of x's shape; to 1e-12.
+    """E1(-ix) = -Ei(ix) + iπ = ∫_x^∞ e^(iu)/u du for x > 0, complex, same shape as x, accurate to 1e-12.
 
-    Its real part is -Ci(x), its imaginary part π/2 - Si(x).
+    The real part is -Ci(x), the imaginary part π/2 - Si(x).
     """
     x = np.asarray(x, dtype=np.float64)
     near, far = _series(np.minimum(x, _NEAR)), _laguerre(np.maximum(x, _NEAR))
@@ -96,7 +96,7 @@ def _series(x: np.ndarray) -> np.ndarray:
 
 
 def _laguerre(x: np.ndarray) -> np.ndarray:
-    """E1(z) = e^(-z) ∫_0^∞ e^(-v) / (z + v) dv, by Gauss and Laguerre."""
+    """E1(z) = e^(-z) ∫_0^∞ e^(-v) / (z + v) dv, by Gauss-Laguerre quadrature."""
     nodes, weights = _rule()
     return np.exp(1j * x) * (weights / (np.expand_dims(x, -1) * -1j + nodes)).sum(axis=-1)
 

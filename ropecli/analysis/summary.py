@@ -1,4 +1,4 @@
-"""Every quantity of analysis/ for one rope, as plain numbers."""
+"""All quantities of analysis/ for one rope, as JSON values."""
 
 import math
 from typing import Any
@@ -20,14 +20,14 @@ from ropecli.scaling.spec import ScaledRope
 
 
 def summarize(rope: ScaledRope, target: int) -> dict[str, Any]:
-    """What `ropecli theory` says of one rope that is to read `target` tokens; null where a quantity has no meaning.
+    """The quantities of `ropecli theory` for one rope that reads `target` tokens; null where undefined.
 
-    Lengths, distances and wavelengths in tokens, angles in radians; lists are by pair, fastest first.
+    Lengths, distances and wavelengths in tokens, angles in radians. Lists have one entry per pair, fastest first.
     """
     farthest = largest_distance(rope, target)
     return {
         **_settings(rope, target),
-        **_turning(rope, farthest + 1),
+        **_rotations(rope, farthest + 1),
         "largest_distance": farthest,
         "first_rise": first_rise(rope.inv_freq),
         "first_negative_score": first_negative(rope.inv_freq),
@@ -51,7 +51,7 @@ def _settings(rope: ScaledRope, target: int) -> dict[str, Any]:
     }
 
 
-def _turning(rope: ScaledRope, length: int) -> dict[str, Any]:
+def _rotations(rope: ScaledRope, length: int) -> dict[str, Any]:
     inv_freq, geometry = rope.inv_freq, rope.geometry
     longest = wavelengths.longest_wavelength(inv_freq)
     effective = wavelengths.effective_range(inv_freq)
@@ -73,7 +73,7 @@ def _turning(rope: ScaledRope, length: int) -> dict[str, Any]:
 
 
 def _granular(rope: ScaledRope, target: int) -> dict[str, Any]:
-    """Images are of positions: a method that remaps distances has none of its own."""
+    """Granularity and images. Images are of positions, so distance methods have none of their own."""
     inv_freq, original_length = rope.inv_freq, rope.geometry.original_max_position_embeddings
     found: dict[str, Any] = {
         "granularity": granularity(inv_freq),
@@ -95,7 +95,7 @@ def _granular(rope: ScaledRope, target: int) -> dict[str, Any]:
 
 
 def _decay(rope: ScaledRope, farthest: int) -> list[dict[str, Any]]:
-    """At powers of four up to the largest distance that is seen, and there: of unit vectors, 1 at distance 0."""
+    """Decay of the score at powers of four up to the largest distance, and at that distance; 1 at distance 0."""
     if farthest == 0:
         return []
     distances = np.array([*(4**power for power in range(32) if 4**power < farthest), farthest])
@@ -110,13 +110,13 @@ def _decay(rope: ScaledRope, farthest: int) -> list[dict[str, Any]]:
             "magnitude": float(abs(one)),
             "estimate": float(abs(integral)),
             "bound": limit,
-            "sinusoidal": plain,
+            "sinusoidal": added,
         }
-        for distance, one, integral, limit, plain in zip(distances, exact, estimate, bound, sinusoidal, strict=True)
+        for distance, one, integral, limit, added in zip(distances, exact, estimate, bound, sinusoidal, strict=True)
     ]
 
 
 def _sinusoidal(rope: ScaledRope, distances: np.ndarray) -> list[float]:
-    """The same product of two sinusoidal embeddings of the pretrained base, over their square."""
+    """The normalized inner product of two sinusoidal embeddings with the pretrained base."""
     embedded = sinusoidal_embedding(np.append(distances, 0), rope.geometry.rotary_dim, rope.geometry.rope_theta)
     return (embedded[:-1] @ embedded[-1] / (rope.geometry.rotary_dim / 2)).tolist()

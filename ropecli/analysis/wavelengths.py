@@ -1,4 +1,4 @@
-"""The wavelengths of the rotary pairs, how often each rotates, and what float32 loses of its angle.
+"""Wavelengths of the rotary pairs, numbers of rotations, and float32 errors of their angles.
 
 Sources: Peng et al. 2023 (YaRN, arXiv:2309.00071), section 2.3; "embedding and rope" (blog, 5 February 2025) for the
 half wavelength and the effective range; Liu et al. 2023 (arXiv:2310.05209) for the critical dimension.
@@ -12,62 +12,62 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope
 
 _LARGEST = 300.0
-"""The logarithm of the largest base that is taken for one."""
+"""The logarithm of the largest base that power_law accepts."""
 _SAME = 1e-9
-"""Relative: wavelengths that are equal on paper differ by a rounding."""
+"""Relative tolerance for rounding errors of wavelengths."""
 
 
 def rotations(inv_freq: np.ndarray, length: float) -> np.ndarray:
-    """r = L/λ_d: how often each pair rotates in so many tokens, shape (rotary_dim/2,)."""
+    """r = L/λ_d: rotations of each pair within `length` tokens, shape (rotary_dim/2,)."""
     return inv_freq * length / (2 * math.pi)
 
 
 def share_rotated(inv_freq: np.ndarray, length: float) -> float:
-    """The share of the pairs, 0..1, that complete a rotation in so many tokens; NaN where those are NaN."""
+    """The share of the pairs, 0..1, that complete a rotation within `length` tokens; NaN if `length` is NaN."""
     return math.nan if math.isnan(length) else float((rotations(inv_freq, length) >= 1 - _SAME).mean())
 
 
 def longest_wavelength(inv_freq: np.ndarray) -> float:
-    """2π/θ of the slowest pair that turns at all, tokens; NaN where none does.
+    """2π/θ of the slowest rotating pair, tokens; NaN if no pair rotates.
 
-    The blog takes it for the length up to which a rotation is unique. That holds of the slowest pair alone. No two
-    positions at all have the same rotation of every pair, since a pair of θ_0 = 1 radian per token never comes back
-    to where it was: π is irrational. What there is to lose is the distance between images (see `granularity`).
+    The blog calls it the length up to which a rotation is unique. That is true of the slowest pair only. All pairs
+    together never repeat: with θ_0 = 1 radian per token, the fastest pair never returns to the same angle, because π is
+    irrational. Images can only come close to each other (see `granularity`).
     """
-    turning = inv_freq[inv_freq > 0]
-    return 2 * math.pi / float(turning.min()) if turning.size else math.nan
+    rotating = inv_freq[inv_freq > 0]
+    return 2 * math.pi / float(rotating.min()) if rotating.size else math.nan
 
 
 def half_wavelength(inv_freq: np.ndarray) -> float:
-    """Tokens after which the slowest pair's cosine rises again."""
+    """The distance, tokens, from which the slowest pair's cosine rises again."""
     return longest_wavelength(inv_freq) / 2
 
 
 def effective_range(inv_freq: np.ndarray) -> float:
-    """A tenth of the longest wavelength, tokens: the blog's rule of thumb for how far a score tells distances apart.
+    """A tenth of the longest wavelength, tokens: the blog's rule of thumb for how far a score distinguishes distances.
 
-    At b = 10,000 three quarters of the pairs, rounded down, have turned by then, whatever the width: 10,000^(1/4) is
-    10. (The blog speaks of 128 dimensions where it has 128 pairs.)
+    With b = 10,000, three quarters of the pairs, rounded down, complete a rotation within it, at any width, because
+    10,000^(1/4) = 10. (The blog says 128 dimensions but has 128 pairs.)
     """
     return longest_wavelength(inv_freq) / 10
 
 
 def critical_dimension(geometry: RopeGeometry) -> int:
-    """2⌈(d/2)·log_b(L/2π)⌉: how many dimensions belong to pairs that complete a turn in pretraining; from 0 to d.
+    """2⌈(d/2)·log_b(L/2π)⌉: the number of dimensions whose pairs complete a rotation in pretraining, 0 to d.
 
-    Those above have never been seen at all their angles, and are what fails beyond the pretraining length (Liu et
-    al. 2023, section 4.1).
+    The model has not seen all angles of the other dimensions, which fail beyond the pretraining length (Liu et al.
+    2023, section 4.1).
     """
     limit = geometry.original_max_position_embeddings / (2 * math.pi)
     if geometry.rope_theta <= 1:
-        turning = geometry.pairs if limit >= 1 else 0
+        complete = geometry.pairs if limit >= 1 else 0
     else:
-        turning = math.ceil(geometry.pairs * math.log(limit) / math.log(geometry.rope_theta))
-    return 2 * min(max(turning, 0), geometry.pairs - geometry.still_pairs)
+        complete = math.ceil(geometry.pairs * math.log(limit) / math.log(geometry.rope_theta))
+    return 2 * min(max(complete, 0), geometry.pairs - geometry.still_pairs)
 
 
 def power_law(rope: ScaledRope) -> tuple[float, float] | None:
-    """(b, α) where the frequencies are α·b^(-2i/d), as in PI, ABF and NTK; None where they are no such thing."""
+    """(b, α) if the frequencies are α·b^(-2i/d), as in PI, ABF and NTK; otherwise None."""
     inv_freq, pairs = rope.inv_freq, rope.geometry.pairs
     if not (inv_freq > 0).all():
         return None
@@ -79,16 +79,15 @@ def power_law(rope: ScaledRope) -> tuple[float, float] | None:
 
 
 def float32_angle_error(rope: ScaledRope, position: int) -> np.ndarray:
-    """How far each pair's angle at `position` (tokens) is from the exact one, radians, shape (rotary_dim/2,).
+    """Error of each pair's angle at `position` (tokens) in float32, radians, shape (rotary_dim/2,).
 
-    transformers keeps inv_freq in float32 and multiplies it by the position there. So in float32: the powers of the
-    base, what the method makes of them, and the product with the position. Where transformers takes more steps (yarn),
-    its error may be a few times as large or as small.
+    transformers computes the powers of the base, the scaling and the product with the position in float32, and so does
+    this. For methods that take more steps in transformers (yarn), its error may be a few times larger or smaller.
     """
     law = power_law(rope)
-    base = law[0] if law else rope.rope_theta  # dynamic has another base than rope_theta at this length
+    base = law[0] if law else rope.rope_theta  # for dynamic, the base at this length is not rope_theta
     width, one = np.float32(rope.geometry.rotary_dim), np.float32(1)
-    with np.errstate(over="ignore"):  # a pair that hardly rotates: 1 / inf
+    with np.errstate(over="ignore"):  # very slow pairs: 1 / inf
         powers = np.float32(base) ** (np.arange(0, width, 2, dtype=np.float32) / width)
     scaling = (rope.inv_freq / rope.geometry.powers(base)).astype(np.float32)
     angles = one / powers * scaling * np.float32(position)

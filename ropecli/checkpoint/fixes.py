@@ -1,4 +1,4 @@
-"""The `ropecli patch` command that fixes what lint.py finds, ready to paste."""
+"""The `ropecli patch` command that fixes the findings of lint.py."""
 
 import shlex
 from typing import Any
@@ -10,12 +10,12 @@ from ropecli.errors import shown
 from ropecli.scaling.spec import ScalingSpec
 
 _FROM_PRETRAINING_LENGTH = ("yarn", "llama3", "longrope")
-# Their factor is a ratio of lengths; llama3's is not.
+# Methods with factor = target length / pretraining length; llama3's factor is not a ratio of lengths.
 _BY_RATIO = ("linear", "ntk-by-parts", "yarn")
 
 
 def rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
-    """Every set of RoPE parameters in config.json with the place where it stands."""
+    """All sets of RoPE parameters in config.json, each with its key path."""
     section = state.section
     found: list[tuple[str, Parameters]] = []
     for key in ("rope_parameters", "rope_scaling"):
@@ -27,42 +27,42 @@ def rope_fields(state: CheckpointState) -> list[tuple[str, Parameters]]:
 
 
 def falls_short(state: CheckpointState) -> bool:
-    """Whether max_position_embeddings promises more than the scaling reaches."""
+    """Return whether max_position_embeddings is longer than the scaling reaches."""
     longer = state.max_position_embeddings > state.main.scaled_length
     return state.main.spec.method.name in _BY_RATIO and longer and not state.guesses_pretraining_length
 
 
 def stops_early(state: CheckpointState) -> bool:
-    """Whether max_position_embeddings ends before the scaling does."""
+    """Return whether max_position_embeddings is shorter than the scaling reaches."""
     shorter = state.max_position_embeddings < state.main.scaled_length
     return state.main.spec.method.name in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
 
 
 def overruled_lengths(state: CheckpointState) -> list[tuple[str, Any]]:
-    """Where a pretraining length is named that the one at the top overrules."""
+    """Key path and value of each pretraining length that the top-level one overrides."""
     stray = state.section.get(ORIGINAL_LENGTH)
     if stray is None:
         return []
     found = [
         (label, one.get(ORIGINAL_LENGTH))
         for label, one in rope_fields(state)
-        # by layer type, the one at the top is not read
+        # for parameters by layer type, the top-level one is not read
         if "." not in label and rope_type_of(one) in _FROM_PRETRAINING_LENGTH
     ]
     return [(label, inside) for label, inside in found if inside is not None and inside != stray]
 
 
 def unread_lengths(state: CheckpointState) -> list[int]:
-    """Pretraining lengths that are named for dynamic, smaller than the one that is taken."""
-    section, most = state.section, state.max_position_embeddings
+    """Pretraining lengths in config.json below max_position_embeddings; dynamic NTK ignores them."""
+    section, limit = state.section, state.max_position_embeddings
     lengths = [section.get(ORIGINAL_LENGTH), *(one.get(ORIGINAL_LENGTH) for _, one in rope_fields(state))]
-    return [one for one in lengths if isinstance(one, int) and not isinstance(one, bool) and 0 < one < most]
+    return [one for one in lengths if isinstance(one, int) and not isinstance(one, bool) and 0 < one < limit]
 
 
 def fix_command(state: CheckpointState) -> str | None:
-    """The patch that writes the same scaling again: one command that fixes all that a patch can fix.
+    """The patch command that writes the same scaling again, which fixes everything that a patch can fix.
 
-    None for a distance method without ropecli.yaml: such a checkpoint is not patched again.
+    None for a distance method without ropecli.yaml, which cannot be patched again.
     """
     main, note = state.main, state.note
     if main.remapping is not None and note is None:
@@ -75,7 +75,7 @@ def fix_command(state: CheckpointState) -> str | None:
 
 
 def _lengths(state: CheckpointState) -> dict[str, object]:
-    """The options by which the patch starts from the true pretraining length, and keeps the context length."""
+    """Options that set the true pretraining length and keep the context length."""
     if state.guesses_pretraining_length:
         return {"original_length": "N"}
     if state.main.spec.method.name == "dynamic":
@@ -91,12 +91,12 @@ def _lengths(state: CheckpointState) -> dict[str, object]:
 
 
 def _patch_command(state: CheckpointState, spec: ScalingSpec, *, by_length: bool, **options: object) -> str:
-    """DIR stands for the folder to write, N for a number to find. by_length: the factor follows from target_length."""
+    """The patch command, with placeholder DIR for the output folder. by_length: omit --factor."""
     checkpoint = state.checkpoint
     words = ["ropecli", "patch", checkpoint.name]
     if checkpoint.revision is not None:
         words += ["--revision", checkpoint.revision]
-    # what custom gives is written as longrope, and read back from there
+    # custom is written as longrope, and read back as longrope
     words += ["--method", "longrope" if spec.method.name == "custom" else spec.method.name]
     if spec.method.name != "none" and not by_length:
         words += ["--factor", _exact(spec.factor)]
@@ -110,7 +110,7 @@ def _patch_command(state: CheckpointState, spec: ScalingSpec, *, by_length: bool
 
 
 def _settings(spec: ScalingSpec) -> list[str]:
-    """--set for what differs from the method's defaults."""
+    """--set options for the parameters that differ from the method's defaults."""
     words, known = [], spec.method.signature
     for key, value in spec.params.items():
         if value is not None and value != known[key].default:
@@ -124,5 +124,5 @@ def _exact(number: float) -> str:
 
 
 def key_shown(key: str) -> str:
-    """A key as a message shows it, whoever wrote it."""
+    """A config key, quoted and shortened for a message unless it is a short identifier."""
     return key if key.isidentifier() and len(key) <= 60 else shown(key)

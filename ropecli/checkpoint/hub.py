@@ -1,6 +1,6 @@
-"""Fetches a checkpoint from the Hub, or finds it in the Hub's cache. Owns what is fetched, and how a failure is said.
+"""Downloads a checkpoint from the Hub, or finds it in the Hub's cache, and explains failures.
 
-Where the Hub does not answer, or is switched off by HF_HUB_OFFLINE, the cache alone is looked into.
+If the Hub does not answer, or HF_HUB_OFFLINE is set, only the cache is used.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _PATIENCE = 10.0  # seconds for the Hub's first answer
 
 
 class Fetched(NamedTuple):
-    """folder: where the files are. revision, commit: of a Hub id, what was asked for and what it stood for."""
+    """A checkpoint's folder. For a Hub id also the requested revision and the commit it resolved to."""
 
     folder: Path
     revision: str | None = None
@@ -24,38 +24,35 @@ class Fetched(NamedTuple):
 
 
 def fetch(name: str, revision: str | None, *, weights: bool) -> Fetched:
-    """The folder in the Hub's cache that holds the config files of `name`, or with `weights` all its files.
-
-    Raises CheckpointError.
-    """
+    """Download the config files of `name`, or with `weights` all files. Raises CheckpointError."""
     from huggingface_hub import constants
     from huggingface_hub.errors import IncompleteSnapshotError
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # five retries are not worth a line each
+    logging.set_verbosity_error()  # no line for each retry
     problem = _ask(name, revision)
     get = _get_all if weights else _get_configs
     try:
         folder = get(name, revision, cached_only=problem is not None)
         if problem and weights and not any(folder.glob(WEIGHTS)):
             raise IncompleteSnapshotError("no weights", str(folder))
-    except Exception as error:  # the Hub client raises many kinds; each means that the name gave no folder
-        kept = "only in part" if isinstance(error, IncompleteSnapshotError) else "not"
-        explained = _explain(name, revision, problem or error, f"{kept} in the Hub's cache ({constants.HF_HUB_CACHE})")
-        raise CheckpointError(f"{name} is no folder here, {explained}") from (problem or error)
+    except Exception as error:  # the Hub client raises many kinds; each means that there is no folder
+        cached = "only partly" if isinstance(error, IncompleteSnapshotError) else "not"
+        reason = _explain(name, revision, problem or error, f"{cached} in the Hub's cache ({constants.HF_HUB_CACHE})")
+        raise CheckpointError(f"{name} is not a local folder, {reason}") from (problem or error)
     return Fetched(folder, revision or constants.DEFAULT_REVISION, folder.name)
 
 
 def _ask(name: str, revision: str | None) -> Exception | None:
-    """Why the Hub does not give `name`; None where it does.
+    """The error of a request for `name`; None if the Hub has it.
 
-    Asked before anything is fetched, because the client's downloads try a silent network for half a minute.
+    Sent before the download, because the client's downloads retry for half a minute without a network.
     """
     from huggingface_hub import HfApi
 
     try:
         HfApi().model_info(name, revision=revision, timeout=_PATIENCE)
-    except Exception as error:  # those of the Hub, of the network, of proxies and certificates
+    except Exception as error:  # errors of the Hub, the network, proxies, certificates
         return error
     return None
 
@@ -66,9 +63,9 @@ def _get_configs(name: str, revision: str | None, *, cached_only: bool) -> Path:
 
     absent = LocalEntryNotFoundError if cached_only else RemoteEntryNotFoundError
     folder = Path(hf_hub_download(name, CONFIG, revision=revision, local_files_only=cached_only)).parent
-    for beside in (TOKENIZER_CONFIG, PROVENANCE):
-        with contextlib.suppress(absent):  # not every checkpoint has them
-            hf_hub_download(name, beside, revision=folder.name, local_files_only=cached_only)
+    for optional in (TOKENIZER_CONFIG, PROVENANCE):
+        with contextlib.suppress(absent):
+            hf_hub_download(name, optional, revision=folder.name, local_files_only=cached_only)
     return folder
 
 
@@ -83,25 +80,25 @@ def _get_all(name: str, revision: str | None, *, cached_only: bool) -> Path:
 
 
 def _explain(name: str, revision: str | None, error: Exception, cached: str) -> str:
-    """The rest of a sentence that says what is missing, and the next step."""
+    """The rest of a message: what is missing, and the next step."""
     from huggingface_hub import constants, errors
 
     named = f"{name} --revision {revision}" if revision else name
     login = "log in with `hf auth login`"
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return f"{cached}, and HF_HUB_OFFLINE forbids to fetch it. Unset that, or fill the cache: hf download {named}."
+        return f"{cached}, and HF_HUB_OFFLINE is set. Unset it, or download the model first: hf download {named}."
     if isinstance(error, errors.GatedRepoError):
-        return f"and gated on the Hub. Ask for access at {constants.ENDPOINT}/{name}, then {login}."
+        return f"and it is gated on the Hub. Request access at {constants.ENDPOINT}/{name}, then {login}."
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"and the Hub has no such model, or hides it. Check the name; if it is private, {login}."
+        return f"and it was not found on the Hub. Check the name; if it is private, {login}."
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"and on the Hub it has no revision {revision}. Give --revision a branch, a tag or a commit of it."
+        return f"and it has no revision {revision} on the Hub. Set --revision to a branch, tag or commit."
     if isinstance(error, errors.RemoteEntryNotFoundError):
-        return f"and on the Hub it has no {CONFIG}. A repository of adapters or GGUF files is no checkpoint."
+        return f"and it has no {CONFIG} on the Hub. Repositories of adapters or GGUF files are not supported."
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         step = f"Check your token, or {login}." if status in (401, 403) else "Try again later."
-        return f"{cached}, and the Hub answers with status {status}. {step}"
-    if isinstance(error, errors.HTTPError):  # the HTTP client's own: no connection, no name, no certificate
+        return f"{cached}, and the Hub answered with status {status}. {step}"
+    if isinstance(error, errors.HTTPError):  # errors of the HTTP client: connection, DNS, certificates
         return f"{cached}, and {constants.ENDPOINT} cannot be reached: {reason_of(error)}. Check network and proxies."
-    return f"and the Hub did not give it: {reason_of(error)}"
+    return f"and the download from the Hub failed: {reason_of(error)}"

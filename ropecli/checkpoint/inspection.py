@@ -1,4 +1,4 @@
-"""What config.json says of a checkpoint's positions, as plain numbers. Loads neither torch nor transformers."""
+"""The reports of `ropecli inspect` and `ropecli theory`."""
 
 import math
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, label_of, make_spec
 
 _LONGEST_BASE = 32768
-"""Tokens up to which the base for a length is worked out: a third of a second."""
+"""The longest context, tokens, for which `inspect` computes the smallest base; takes 0.3 seconds."""
 
 
 def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
-    """The report of `ropecli inspect`: the fields of the rope that sees the whole context, and all of them in `ropes`.
+    """The report of `ropecli inspect`. Top-level fields describe the main rope; `ropes` has all of them.
 
-    Lengths and wavelengths in tokens, inv_freq in radians per token; float32_angle_error in radians, the largest of
-    all pairs at the end of the context. supported_length: tokens up to which the frequencies in effect have no negative
-    score, null for more than are looked at; smallest_base: what the context length (target_length) would need, null
-    where it has no need or is too long to be worked out at once. tuned_from: the checkpoint whose weights
-    `ropecli tune` changed, null where it changed none. findings: what is off, each with a rule, a message and a fix.
+    Lengths and wavelengths in tokens, inv_freq in radians per token. float32_angle_error: the largest of all pairs at
+    the end of the context, radians. supported_length: the largest distance before the first negative score, null if
+    none was found. smallest_base: the smallest base for the context length (target_length), null if supported anyway
+    or too long to compute. tuned_from: the checkpoint whose weights `ropecli tune` changed, or null. findings: problems
+    found, each with a rule, a message and a fix.
     """
     checkpoint, length = state.checkpoint, state.context_length
     reports = [_describe(rope, length) for rope in state.ropes.values()]
@@ -52,13 +52,13 @@ def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
 
 
 def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
-    """The fields in which the reports of several checkpoints differ, names and lists of numbers aside.
+    """The fields in which the reports of several checkpoints differ, except names and lists of numbers.
 
-    Of ropes by layer type, each is held against the one of its type, where both have the same types.
+    Also compares ropes of the same layer type, if both checkpoints have the same layer types.
     """
-    aside = {"checkpoint", "inv_freq", "ropes", "warnings", "findings"}
+    ignored = {"checkpoint", "inv_freq", "ropes", "warnings", "findings"}
     base = reports[0]
-    return [key for key in base if key not in aside and any(_differ(base, one, key) for one in reports[1:])]
+    return [key for key in base if key not in ignored and any(_differ(base, one, key) for one in reports[1:])]
 
 
 def _differ(one: dict[str, Any], other: dict[str, Any], key: str) -> bool:
@@ -80,7 +80,7 @@ def _bound(rope: ScaledRope, target: int) -> dict[str, Any]:
 def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
     geometry = rope.geometry
     original = geometry.original_max_position_embeddings
-    turning = rope.wavelength[np.isfinite(rope.wavelength)]
+    finite = rope.wavelength[np.isfinite(rope.wavelength)]
     return {
         "layer_type": geometry.layer_type,
         "head_dim": geometry.head_dim,
@@ -91,8 +91,8 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
         "factor": rope.spec.factor,
         "params": dict(rope.remapping.params if rope.remapping else rope.spec.params),
         "attention_factor": rope.attention_factor,
-        "shortest_wavelength": float(turning.min()) if turning.size else None,
-        "longest_wavelength": float(turning.max()) if turning.size else None,
+        "shortest_wavelength": float(finite.min()) if finite.size else None,
+        "longest_wavelength": float(finite.max()) if finite.size else None,
         "pairs": len(rope.inv_freq),
         "pairs_turning_in_original_window": int((geometry.inv_freq() * original >= 2 * math.pi).sum()),
         "float32_angle_error": float(float32_angle_error(rope, context_length - 1).max()),
@@ -102,12 +102,15 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
 
 PRETRAINED = "pretrained"
 _MOST_PAIRS = 1024
-"""Several times what any model has. The score takes an array of distances and pairs: more would fill the memory."""
+"""Several times more than any model has. Limits memory: the score needs an array of distances × pairs."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """ropes: by name, the pretrained one first, of the layers that see the whole context. target: tokens."""
+    """The ropes that `ropecli theory` compares.
+
+    ropes: by name, the pretrained one first, for the layers that see the whole context. target: tokens.
+    """
 
     checkpoint: str
     target: int
@@ -127,10 +130,10 @@ class Study:
 def make_study(
     checkpoint: Checkpoint, specs: Sequence[ScalingSpec | None] = (None,), original_length: int | None = None
 ) -> Study:
-    """By `specs`, None for the checkpoint as it is. Raises MethodError, CheckpointError.
+    """The study of a checkpoint with the scalings `specs`; None means the checkpoint unchanged.
 
-    The target is the longest that any of them is for. original_length: the true pretraining length, where config.json
-    names another; for methods alone.
+    The target is the longest of their target lengths. original_length: overrides the pretraining length in
+    config.json, for methods only. Raises MethodError, CheckpointError.
     """
     ropes: dict[str, ScaledRope] = {}
     warnings: list[str] = []
@@ -156,16 +159,16 @@ def _refuse_many_pairs(checkpoint: Checkpoint, geometry: RopeGeometry) -> None:
     pairs = geometry.rotary_dim // 2
     if pairs > _MOST_PAIRS:
         raise CheckpointError(
-            f"{checkpoint.name} has {pairs} rotary pairs in a head; theory looks at {_MOST_PAIRS} at most. Is head_dim "
-            "in config.json what the model was trained with?"
+            f"{checkpoint.name} has {pairs} rotary pairs per head; theory supports at most {_MOST_PAIRS}. Check "
+            "head_dim in config.json."
         )
 
 
 def study_report(study: Study) -> dict[str, Any]:
-    """The report of `ropecli theory`: what summarize() says of every rope, with its method in YaRN's general form.
+    """The report of `ropecli theory`: summarize() of every rope, and its method in YaRN's general form.
 
-    supported_length: tokens up to which the pretrained frequencies have no negative score, null for more than are
-    looked at. smallest_base: of the pretrained geometry for the target; infinite where none would do, null for
+    supported_length: for the pretrained frequencies, the largest distance before the first negative score, null if
+    none was found. smallest_base: of the pretrained geometry for the target; infinite if there is none, null for
     targets above base_bound.LONGEST.
     """
     bound = support_of(study.ropes[PRETRAINED], study.target, LONGEST, always=True)

@@ -1,7 +1,6 @@
-"""What in a checkpoint's files is read otherwise than it looks, or by nobody: findings, each with its mend.
+"""Finds settings in a checkpoint's files that stock readers silently ignore or misread. Each finding can have a fix.
 
-Each rule names a trap that stock readers fall into without a word. Rules read config.json as it stands; they change
-nothing, and what they cannot tell they leave alone.
+Rules only read config.json, and report only what is certain.
 """
 
 import difflib
@@ -37,7 +36,7 @@ _USUAL_BASE = 10000.0
 
 
 class Finding(NamedTuple):
-    """One thing that is off. rule: its name, for programs. fix: a command that mends it; None where none does."""
+    """A problem. rule: the rule's name, for programs. fix: a command that fixes it, if there is one."""
 
     rule: str
     message: str
@@ -45,37 +44,37 @@ class Finding(NamedTuple):
 
 
 def find_faults(state: CheckpointState) -> list[Finding]:
-    """Everything that the rules find, and what the reading itself warned of."""
+    """All findings of the rules."""
     return [finding for rule in _RULES for finding in rule(state)]
 
 
 def _unclear(state: CheckpointState) -> Iterator[Finding]:
-    """What the reading of config.json itself warned of."""
+    """Warnings from reading config.json."""
     for warning in state.warnings:
-        usual = f"names no rope_theta; models of this type have {_USUAL_BASE:g}"
-        if not any(f"{usual}{end}" in warning for end in (".", " in layers")):  # every reader takes that one
+        usual = f"has no rope_theta; the default of this model type is {_USUAL_BASE:g}"
+        if not any(f"{usual}{end}" in warning for end in (".", " in layers")):  # every reader has this default
             yield Finding("unclear", warning, fix_command(state))
 
 
 def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
     section, main, family = state.section, state.main, state.settings.family
-    # a type with a rope for each layer type has no older dialect, but for those that read flat fields
+    # model types with a rope per layer type have no older dialect, unless they read flat fields
     if not section.get("rope_parameters") or (family.layers and not family.flat_means_full):
         return
-    taken = family.layers.get("full_attention", {}).get("rope_theta") or family.rope_theta or _USUAL_BASE
+    default = family.layers.get("full_attention", {}).get("rope_theta") or family.rope_theta or _USUAL_BASE
     lost = []
-    if main.rope_theta != taken and first(section, THETA_KEYS) is None:
-        lost.append(f"the base {main.rope_theta:g} (they take {taken:g})")
+    if main.rope_theta != default and first(section, THETA_KEYS) is None:
+        lost.append(f"the base {main.rope_theta:g} (they use {default:g})")
     scales = main.spec.method.name != "none" and main.remapping is None
     if scales and main.rope_theta == main.geometry.rope_theta and not section.get("rope_scaling"):
         lost.append(f"the scaling by {main.spec.method}")
     head, width = main.geometry.head_dim, main.geometry.rotary_dim
     if width not in (head, int(head * (family.partial_rotary_factor or 1))) and first(section, PARTIAL_KEYS) is None:
-        lost.append("the share of the head that turns")
+        lost.append("partial_rotary_factor")
     if lost:
         yield Finding(
             "one-dialect",
-            f"older readers find no word of {', nor of '.join(lost)}: write both dialects.",
+            f"older readers ignore {' and '.join(lost)}, which only rope_parameters has. Write both dialects.",
             fix_command(state),
         )
 
@@ -89,17 +88,16 @@ def _stale_rope_scaling(state: CheckpointState) -> Iterator[Finding]:
             return
         new = mapping(new, "full_attention")
     for key in sorted(_overruled(state, new, old)):
-        there = f"{shown(old[key])} in rope_scaling" if key in old else "missing in rope_scaling"
+        there = f"{shown(old[key])} in rope_scaling" if key in old else "missing from rope_scaling"
         yield Finding(
             "two-scalings",
-            f"{key_shown(key)} is {there} and {shown(new[key])} in rope_parameters; transformers 5 follows "
-            "rope_scaling.",
+            f"{key_shown(key)} is {there} and {shown(new[key])} in rope_parameters; transformers 5 uses rope_scaling.",
             fix_command(state),
         )
 
 
 def _overruled(state: CheckpointState, new: Parameters, old: Parameters) -> Iterator[str]:
-    """Keys of rope_parameters that rope_scaling, which transformers 5 takes in its place, gives otherwise."""
+    """Keys of rope_parameters that differ in rope_scaling, which takes precedence in transformers 5."""
     family = state.settings.family
     for key, value in new.items():
         if key in ("type", "rope_type") or value is None:
@@ -107,11 +105,11 @@ def _overruled(state: CheckpointState, new: Parameters, old: Parameters) -> Iter
         if key in old:
             differs = old[key] != value
         elif key in ("rope_theta", *PARTIAL_KEYS):
-            # what the flat fields name is put in its place, or else the type's default
+            # the flat fields, or else the model type's default, replace it
             differs = first(state.section, THETA_KEYS if key == "rope_theta" else PARTIAL_KEYS) is None
             differs = differs and value != getattr(family, key, None) and not family.layers
         else:
-            # Phi-3's older dialect knows two lists alone, and a nest is added to, not replaced
+            # Phi-3's older dialect has only the two lists; parameters by layer type are merged, not replaced
             differs = rope_type_of(new) == rope_type_of(old) and not (family.bare_longrope or family.layers)
         if differs:
             yield key
@@ -124,10 +122,9 @@ def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
     names = ("rope_parameters", "rope_scaling", *THETA_KEYS)
     stray = [name for name in names if config.get(name) is not None and config[name] != section.get(name)]
     if stray:
-        stands = "stands" if len(stray) == 1 else "stand"
         message = (
-            f"{', '.join(stray)} {stands} beside text_config, and the text model reads what is inside of it alone. "
-            "Move into it what is meant, and remove the rest."
+            f"{', '.join(stray)} outside of text_config: the text model only reads text_config. Move the correct "
+            "values there, and remove the others."
         )
         yield Finding("outside-text-config", message)
 
@@ -136,8 +133,8 @@ def _stray_original_length(state: CheckpointState) -> Iterator[Finding]:
     for label, inside in overruled_lengths(state):
         yield Finding(
             "two-original-windows",
-            f"{ORIGINAL_LENGTH} is {shown(state.section[ORIGINAL_LENGTH])} at the top and {shown(inside)} in {label}; "
-            "transformers 5 takes the one at the top.",
+            f"{ORIGINAL_LENGTH} is {shown(state.section[ORIGINAL_LENGTH])} at the top level and {shown(inside)} in "
+            f"{label}; transformers 5 uses the top level.",
             fix_command(state),
         )
 
@@ -145,7 +142,7 @@ def _stray_original_length(state: CheckpointState) -> Iterator[Finding]:
 def _null_head_dim(state: CheckpointState) -> Iterator[Finding]:
     section = state.section
     if "head_dim" in section and section["head_dim"] is None and not state.settings.family.fills_head_dim:
-        message = "head_dim is null, on which transformers 5 stops under yarn, longrope and dynamic."
+        message = "head_dim is null; transformers 5 fails on that with yarn, longrope and dynamic."
         yield Finding("null-head-dim", message, fix_command(state))
 
 
@@ -155,8 +152,8 @@ def _old_names(state: CheckpointState) -> Iterator[Finding]:
         if named and named != rope_type_of(parameters):
             yield Finding(
                 "old-name",
-                f"{label} calls its type {shown(named)}; transformers 5 knows these keys as "
-                f"{rope_type_of(parameters)!r} alone.",
+                f"the rope_type in {label} is {shown(named)}; transformers 5 only supports the new name, "
+                f"{rope_type_of(parameters)!r}.",
                 fix_command(state),
             )
 
@@ -172,21 +169,21 @@ def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
             meant = difflib.get_close_matches(key, sorted({*NATIVE_KEYS.get(rope_type, ())}), n=1)
             hint = f" Did you mean {meant[0]}? Then add --set {meant[0]}={_short(value)}." if meant else ""
             if key in sum(NATIVE_KEYS.values(), ()):
-                hint = ""  # no slip of the pen, but another type's
+                hint = ""  # not a typo, but another rope_type's key
             elif not (family.known or meant):
-                continue  # code of its own may read it
-            message = f"{key_shown(key)} in {label} is not read under rope_type {rope_type!r}.{hint}"
+                continue  # the checkpoint's own code may read it
+            message = f"{key_shown(key)} in {label} is ignored for rope_type {rope_type!r}.{hint}"
             yield Finding("unread-key", message, fix_command(state))
         if parameters.get("truncate") is False and "." in label:
             message = (
-                f"truncate in {label} is not read: transformers 5 looks for it beside the layer types. To give it "
-                "effect, add --set truncate=false."
+                f"truncate in {label} is ignored: transformers 5 reads it next to the layer types. To apply it, add "
+                "--set truncate=false."
             )
             yield Finding("unread-key", message, fix_command(state))
 
 
 def _scales_softmax(state: CheckpointState) -> bool:
-    """Whether the model's own code multiplies its softmax scale by mscale_all_dim, or may do so."""
+    """Return whether the model's code multiplies the softmax scale by mscale_all_dim, or may do so."""
     return state.settings.family.reads_mscale_all_dim or not state.settings.family.known
 
 
@@ -196,12 +193,12 @@ def _softmax_scale(state: CheckpointState) -> Iterator[Finding]:
             continue
         if rope_type_of(parameters) not in ("yarn", "default"):
             message = (
-                f"mscale_all_dim in {label} is left over from yarn, and still multiplies the softmax scale of "
-                f"DeepSeek's models under rope_type {rope_type_of(parameters)!r}."
+                f"mscale_all_dim in {label} is left over from yarn; with rope_type {rope_type_of(parameters)!r} it "
+                "still multiplies the softmax scale of DeepSeek models."
             )
             yield Finding("mscale-left-over", message, fix_command(state))
         elif parameters.get("attention_factor") is not None:
-            message = f"attention_factor and mscale_all_dim in {label} both set the temperature: it counts twice."
+            message = f"attention_factor and mscale_all_dim in {label} are both applied, so logits are scaled twice."
             yield Finding("attention-factor-twice", message, fix_command(state))
 
 
@@ -210,8 +207,8 @@ def _dynamic_switched_off(state: CheckpointState) -> Iterator[Finding]:
     if state.main.spec.method.name == "dynamic" and smaller:
         yield Finding(
             "dynamic-switched-off",
-            f"dynamic takes max_position_embeddings, {state.max_position_embeddings}, for its pretraining length and "
-            f"scales nothing up to there; {ORIGINAL_LENGTH} {smaller[0]} is not read.",
+            f"dynamic uses max_position_embeddings, {state.max_position_embeddings}, as the pretraining length and "
+            f"does not scale shorter inputs; {ORIGINAL_LENGTH} {smaller[0]} is ignored.",
             fix_command(state),
         )
 
@@ -221,26 +218,26 @@ def _switching(state: CheckpointState) -> Iterator[Finding]:
     if varies_with_length(rope):
         yield Finding(
             "switches-with-length",
-            f"{rope.spec.method} here has other frequencies for long inputs than for short ones: rows of a batch, "
-            "chunks of a prompt, and a KV cache that grows past the pretraining length do not fit together.",
+            f"{rope.spec.method} has different frequencies for short and long inputs here. Batches of mixed lengths, "
+            "chunked prefill, and a KV cache that grows past the pretraining length are inexact.",
         )
 
 
 def _lengths(state: CheckpointState) -> Iterator[Finding]:
     spec, written = state.main.spec, state.max_position_embeddings
     scaling = (
-        f"{spec.method} ×{spec.factor:g} of a pretraining length of {state.pretraining_length} reaches "
+        f"{spec.method} ×{spec.factor:g} extends the pretraining length of {state.pretraining_length} to "
         f"{state.main.scaled_length}"
     )
     if falls_short(state):
         yield Finding(
             "window-beyond-scaling",
-            f"max_position_embeddings is {written}, and {scaling}. The fix scales by more; a model that was trained as "
-            "it is wants max_position_embeddings lowered instead.",
+            f"max_position_embeddings is {written}, but {scaling}. The fix raises the factor; if the model was trained "
+            "with this factor, lower max_position_embeddings instead.",
             fix_command(state),
         )
     if stops_early(state):
-        message = f"max_position_embeddings is {written}, and {scaling}: serving stacks stop at the smaller."
+        message = f"max_position_embeddings is {written}, but {scaling}. Inference engines stop at the smaller."
         yield Finding("window-below-scaling", message, fix_command(state))
 
 
@@ -249,21 +246,22 @@ def _tokenizer(state: CheckpointState) -> Iterator[Finding]:
     length = state.context_length
     if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < length:
         message = (
-            f"the tokenizer's model_max_length is {longest:g} tokens, below the context length of {length}: it cuts or "
+            f"the tokenizer's model_max_length is {longest:g} tokens, below the context length of {length}: longer "
+            "inputs are truncated or cause a warning."
         )
-        yield Finding("tokenizer-caps", f"{message}warns there.", fix_command(state))
+        yield Finding("tokenizer-caps", message, fix_command(state))
 
 
 def _sliding(state: CheckpointState) -> Iterator[Finding]:
     section, family = state.section, state.settings.family
     sliding = moot_sliding_window(section, family)
     if sliding is not None and sliding < state.max_position_embeddings:
-        message = f"sliding_window is {sliding}: no layer attends further back, so that extending the context is moot."
+        message = f"sliding_window is {sliding}: no layer attends further back, so extending the context has no effect."
         yield Finding("sliding-window", message)
     if family.only_sliding_turn and mixes_layers(section, family):
         message = (
-            f"in {family.model_type} only the sliding layers turn; those that see the whole context have no positions, "
-            "so that there is nothing to scale: patch --method none --target-length N raises the context length alone."
+            f"in {family.model_type} only sliding layers have rotary embeddings; layers that see the whole context "
+            "have no positions to scale. patch --method none --target-length N only raises the context length."
         )
         yield Finding("far-layers-do-not-turn", message)
 

@@ -1,4 +1,4 @@
-"""What a patch would write, worked out without writing: PatchPlan. Loads neither torch nor transformers."""
+"""Plans a patch: everything that it would write, without writing it."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,13 +28,13 @@ from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor, label_of
 
 @dataclass(frozen=True)
 class PatchPlan:
-    """What would be written: printable, diffable, free to make.
+    """What a patch would write.
 
-    ropes: by layer type (None where all share one), untouched ones included; scaled: the layer types that were
-    scaled. original: the config before any patch; config: after it, None for a method that no stock reader can
-    express (`unwritable` says why); changes: against the config as it stands. max_position_embeddings: to
-    write, tokens. settings_warnings: what the source leaves open; scaling_warnings: these and what holds wherever
-    the model is scaled; writing_warnings: what holds for a written patch alone.
+    ropes: by layer type (None if all layers share one), including unscaled ones; scaled: the scaled layer types.
+    original: the config before any patch; config: after this patch; changes: from the current config to it.
+    unwritable: why config.json cannot express the method; `config` is then `original`. max_position_embeddings: the
+    value to write, tokens. settings_warnings: about the source; scaling_warnings: these and those about the scaling;
+    writing_warnings: only for a patch on disk.
     """
 
     source: Checkpoint
@@ -53,21 +53,21 @@ class PatchPlan:
 
     @property
     def remaps(self) -> bool:
-        """Whether the method is one of distances: its attention is ropecli's, proved on a small model."""
+        """Whether the method is a distance method, with ropecli's attention."""
         return any(rope.remapping is not None for rope in self.ropes.values())
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """All that there is to say of a patch that is written."""
+        """All warnings for a patch on disk."""
         return self.scaling_warnings + self.writing_warnings
 
 
 def _before_patches(
     state: CheckpointState, original_length: int | None = None
 ) -> tuple[dict[str, Any], RopeSettings, tuple[str, ...]]:
-    """The config before any patch of ours, its RoPE settings, and what these leave open.
+    """The config before any patch, its RoPE settings, and their warnings.
 
-    original_length: corrects its pretraining length, tokens. Raises PatchError where the config is not known for sure.
+    original_length: overrides the pretraining length, tokens. Raises PatchError if the original config is unknown.
     """
     checkpoint, note, edited = state.checkpoint, state.note, state.edited
     if note is not None:
@@ -88,12 +88,12 @@ def make_plan(
     layer_types: Sequence[str] | None = None,
     choose_factor: bool = True,
 ) -> PatchPlan:
-    """Plans to patch `checkpoint`.
+    """Plan a patch of `checkpoint`.
 
-    target_length: tokens; with choose_factor the factor follows from it and the true pretraining length, whatever
-    spec.factor says. original_length: corrects a config that lies about it. layer_types: those to scale
-    in place of the ones that see the whole context. Raises MethodError for a factor or target out of range,
-    PatchError for layer types that are not there, and for what the architecture does not allow.
+    target_length: tokens. choose_factor: compute the factor from target_length and the pretraining length, ignoring
+    spec.factor. original_length: overrides the pretraining length. layer_types: the layer types to scale. Default:
+    those that see the whole context. Raises MethodError for a factor or target out of range, PatchError for unknown
+    layer types, and for scalings that the architecture does not support.
     """
     config, settings, left_open = _before_patches(read_state(checkpoint), original_length)
     labels = _labels_to_scale(checkpoint.name, settings, layer_types)
@@ -104,7 +104,7 @@ def make_plan(
     spec = _with_softmax_scale(spec, settings, labels)
     target = target_length or round(geometry.original_max_position_embeddings * spec.factor)
     ropes = scale_layers(settings, spec, labels, target)
-    # transformers takes max_position_embeddings for dynamic NTK's pretraining length: raised, it would switch it off.
+    # transformers uses max_position_embeddings as dynamic NTK's pretraining length: raising it would disable the method
     keeps_length = spec.method.rope_type == "dynamic"
     written_length = geometry.original_max_position_embeddings if keeps_length else target
     scaled = {label: ropes[label] for label in labels}
@@ -135,13 +135,13 @@ def make_plan(
 
 
 def _of_tuned_weights(checkpoint: Checkpoint, spec: ScalingSpec) -> tuple[str, ...]:
-    """What `ropecli tune` put into the weights suits the scaling that it was learned with, and no other."""
+    """A warning if `ropecli tune` changed the weights for another scaling."""
     record = read_record(checkpoint.folder)
     if not tuned_weights(record) or tuned_for(record) == label_of(spec.method.name, spec.factor, spec.params):
         return ()
     return (
-        f"the weights of {checkpoint.name} hold what `ropecli tune` learned for {tuned_for(record)}: they do not suit "
-        f"another scaling, nor none. As they were before they are in the checkpoint that was tuned, {untuned(record)}.",
+        f"the weights of {checkpoint.name} were tuned for {tuned_for(record)} by `ropecli tune` and do not suit "
+        f"another scaling. The original weights are in {untuned(record)}.",
     )
 
 
@@ -152,16 +152,16 @@ def _labels_to_scale(name: str, settings: RopeSettings, layer_types: Sequence[st
         if not labels:
             raise PatchError(
                 f"{name}: no layer that sees the whole context has rotary positions. "
-                f"--layer-types scales others: {', '.join(str(label) for label in present)}."
+                f"Scale other layers with --layer-types: {', '.join(str(label) for label in present)}."
             )
         return labels
     if present == [None]:
-        raise PatchError(f"{name}: --layer-types chooses between ropes, and here all layers share one.")
+        raise PatchError(f"{name} does not support --layer-types: all layers share one rotary embedding.")
     unknown = [label for label in layer_types if label not in present]
     if unknown or not layer_types:
         raise PatchError(
-            f"--layer-types names {', '.join(unknown) or 'none'}; the layers of {name} that turn are of type "
-            f"{', '.join(str(label) for label in present)}."
+            f"--layer-types {'has unknown ' + ', '.join(unknown) if unknown else 'is empty'}; layer types of {name} "
+            f"with rotary positions: {', '.join(str(label) for label in present)}."
         )
     return tuple(label for label in present if label in layer_types)
 
@@ -169,11 +169,11 @@ def _labels_to_scale(name: str, settings: RopeSettings, layer_types: Sequence[st
 def _with_factor(
     spec: ScalingSpec, original_length: int, target_length: int | None, choose_factor: bool
 ) -> ScalingSpec:
-    """The factor that the target length, tokens, asks for, unless another was given on purpose."""
+    """`spec` with the factor for the target length, tokens, if choose_factor."""
     if target_length is not None and target_length < original_length:
         raise MethodError(
             f"The target length {target_length} is below the pretraining length, {original_length}. "
-            "Give at least that, or correct it with --original-length."
+            "Increase it, or correct the pretraining length with --original-length."
         )
     if target_length is not None and choose_factor:
         spec = replace(spec, factor=target_length / original_length)
@@ -182,14 +182,16 @@ def _with_factor(
 
 
 def _as_written(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope]) -> dict[str | None, ScaledRope]:
-    """What the RoPE fields have to say: of a rope that is remapped, the scaling that the checkpoint came with."""
+    """The ropes for the RoPE fields; for distance methods, the scaling that the checkpoint shipped with."""
     shipped = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
     return {label: replace(rope, spec=shipped[label]) if rope.remapping else rope for label, rope in scaled.items()}
 
 
 def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Sequence[str | None]) -> ScalingSpec:
-    """DeepSeek's mscale pair goes over into a new YaRN, which then scales its logits as the model was trained; never
-    into another method: the pair would still multiply the softmax scale there."""
+    """Keep DeepSeek's mscale pair in a new YaRN, so that logits are scaled as in training.
+
+    Other methods do not get it, because the pair would still multiply the softmax scale.
+    """
     if spec.method.name != "yarn" or any(key in spec.params for key in (*MSCALE_PAIR, "attention_factor")):
         return spec
     before = next(rope.spec.params for rope in settings.ropes if rope.geometry.layer_type in labels)
@@ -197,32 +199,29 @@ def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Seque
 
 
 def _refuse_own_positions(settings: RopeSettings, ropes: Iterable[ScaledRope]) -> None:
-    """transformers makes frequencies that follow the length anew for each set of positions, by the largest of them."""
+    """Refuse length-dependent frequencies for compressors: transformers recomputes them for each set of positions."""
     for rope in ropes:
         if rope.geometry.layer_type in settings.family.own_positions and varies_with_length(rope):
             raise PatchError(
-                f"{rope.spec.method} follows the length, but the compressors of {settings.family.model_type} rotate by "
-                "positions of their own: one forward pass would mix several frequencies. Use a method with one set of "
-                "frequencies for all lengths, such as yarn or ntk."
+                f"{rope.spec.method} depends on the length, but the compressors of {settings.family.model_type} have "
+                "their own positions, so one forward pass would mix several frequencies. Use a method with constant "
+                "frequencies, such as yarn or ntk."
             )
 
 
 def _refuse_near_layers(config: dict[str, Any], settings: RopeSettings, labels: Sequence[str | None]) -> None:
-    """Distances are remapped in the layers that see the whole context, in all of them and in no other.
-
-    labels: the layer types to remap.
-    """
+    """Raise PatchError unless `labels` are exactly the layer types that see the whole context."""
     sliding = plan_warnings.moot_sliding_window(section_of(config), settings.family)
     if sliding is not None:
         raise PatchError(
-            f"sliding_window is {sliding}, and no layer looks back further: other distances have no meaning there. "
-            "--method none raises the context length alone."
+            f"sliding_window is {sliding} in all layers, so a distance method has no effect. "
+            "Use --method none to only raise the context length."
         )
     far = [rope.geometry.layer_type for rope in settings.ropes if rope.far]
     if set(labels) != set(far):
         raise PatchError(
-            f"--layer-types names {', '.join(map(str, labels))}; a relative-position method is for the layers that see "
-            f"the whole context, {', '.join(map(str, far)) or 'of which none turns'}. Leave --layer-types out."
+            f"--layer-types is {', '.join(map(str, labels))}; distance methods require the layers that see the whole "
+            f"context ({', '.join(map(str, far)) or 'none with rotary positions'}). Remove --layer-types."
         )
 
 
@@ -231,17 +230,22 @@ def _refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> N
     if saved is None:
         return
     if provenance is None:
-        reason, step = "no ropecli.yaml says what its config.json was before", "Take"
+        reason, step = "has no ropecli.yaml with the original config.json", "Patch"
     else:
         edited = ", ".join(provenance.edited)
-        reason, step = f"its config.json was edited since ropecli.yaml was written ({edited})", "Undo the edit, or take"
-    raise PatchError(f"{checkpoint.name} carries {saved.method}, and {reason}. {step} the checkpoint before the patch.")
+        reason, step = (
+            f"its config.json was edited after ropecli.yaml was written ({edited})",
+            "Undo the edit, or patch",
+        )
+    raise PatchError(
+        f"{checkpoint.name} was patched with {saved.method}, and {reason}. {step} the original checkpoint."
+    )
 
 
 def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
     if provenance and provenance.method in ("ntk", "abf"):
         raise PatchError(
-            f"{name} was patched with {provenance.method}, which is another base, and its config.json "
-            f"was edited since ({', '.join(provenance.edited)}): the pretrained base is not known for sure. Undo the "
-            "edit; or set rope_theta to the pretrained base and remove ropecli.yaml."
+            f"{name} was patched with {provenance.method}, which changed the base, and its config.json was edited "
+            f"afterwards ({', '.join(provenance.edited)}), so the pretrained base is unknown. Undo the edit, or set "
+            "rope_theta to the pretrained base and delete ropecli.yaml."
         )

@@ -1,4 +1,4 @@
-"""What a planned patch gives rise to that its user should know. Warns, and never refuses."""
+"""Warnings about a planned patch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def of_scaling(
     scaled: Mapping[str | None, ScaledRope],
     target: int,
 ) -> list[str]:
-    """What holds wherever the model is scaled, on disk or in memory. target: the length to reach, tokens."""
+    """Warnings for a scaled model, on disk or in memory. target: the target length, tokens."""
     rope = next(iter(scaled.values()))
     section = section_of(config)
     return [
@@ -36,28 +36,28 @@ def of_scaling(
 
 
 def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, max_position_embeddings: int) -> list[str]:
-    """What holds for a written patch alone. max_position_embeddings: to write, tokens."""
+    """Warnings only for a patch on disk. max_position_embeddings: the value to write, tokens."""
     warnings = []
     if rope.remapping is not None:
         warnings.append(
-            f"{spec.method} is attention of ropecli's: transformers runs it after `import ropecli.attention`, and "
-            "refuses to load it otherwise; vLLM, SGLang and llama.cpp do not have it. What save_pretrained writes of "
-            "the loaded model attends plainly again."
+            f"{spec.method} uses ropecli's attention: transformers can load the checkpoint only after "
+            "`import ropecli.attention`, and vLLM, SGLang and llama.cpp do not support it. save_pretrained writes the "
+            "loaded model with standard attention."
         )
         code = config.get("auto_map")
         if isinstance(code, dict) and any(key.startswith("AutoModel") for key in code):
             warnings.append(
-                "config.json names code of its own (auto_map), which attends as it likes: with trust_remote_code=True "
-                f"{spec.method} may be passed over in silence. Load it without; that is what was proved."
+                f"config.json has custom code (auto_map): with trust_remote_code=True it may ignore {spec.method}. "
+                "Load it without; only that was verified."
             )
     if spec.method.rope_type == "dynamic":
         warnings.append(
-            f"max_position_embeddings stays at {max_position_embeddings}: stock readers take it for dynamic NTK's "
-            "pretraining length."
+            f"max_position_embeddings stays at {max_position_embeddings}: stock readers use it as the pretraining "
+            "length of dynamic NTK."
         )
     if rope.rope_theta != rope.geometry.rope_theta:
         warnings.append(
-            "the new base says nothing of the one it came from; ropecli.yaml does: keep it beside the weights."
+            "config.json only has the new base; the pretrained base is in ropecli.yaml. Keep it next to the weights."
         )
     return warnings
 
@@ -67,19 +67,19 @@ def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
     if spec.method.name in _SET_THE_LENGTH_ALONE or rope.scaled_length >= target:
         return []
     return [
-        f"a factor of {spec.factor:g} reaches {rope.scaled_length} tokens; {target} need "
-        f"{target / original:g}, the target over the pretraining length of {original}."
+        f"factor {spec.factor:g} reaches {rope.scaled_length} tokens; {target} tokens require factor "
+        f"{target / original:g} (pretraining length {original})."
     ]
 
 
 def _of_shipped_length(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int) -> list[str]:
-    """A patch that shortens the context of a checkpoint that ships scaled."""
+    """A warning if the patch shortens the context of a checkpoint that ships with a scaling."""
     shipped = settings.max_position_embeddings
     for rope in settings.ropes:
         if rope.geometry.layer_type in scaled and rope.spec.method.name != "none" and target < shipped:
             return [
                 f"this shortens the context: the checkpoint ships with {rope.spec.method} and reads {shipped} tokens, "
-                f"the patch reads {target}. To keep {shipped}, give --target-length {shipped}."
+                f"the patch reads {target}. To keep {shipped}, use --target-length {shipped}."
             ]
     return []
 
@@ -88,8 +88,8 @@ def _of_remapping(rope: ScaledRope, target: int) -> list[str]:
     if rope.remapping is None or target > rope.remapping.pretrained:
         return []
     return [
-        f"the checkpoint reads {rope.remapping.pretrained} tokens as it came; a target of {target} extends nothing. "
-        f"Give a --factor above {rope.remapping.pretrained / rope.geometry.original_max_position_embeddings:g}."
+        f"the checkpoint reads {rope.remapping.pretrained} tokens as shipped; target {target} does not extend it. "
+        f"Use --factor above {rope.remapping.pretrained / rope.geometry.original_max_position_embeddings:g}."
     ]
 
 
@@ -97,20 +97,22 @@ def _of_frequencies(rope: ScaledRope, spec: ScalingSpec) -> list[str]:
     warnings = []
     geometry = rope.geometry
     if spec.method.name == "none" and spec.factor > 1:
-        warnings.append("none scales nothing: positions beyond the pretraining length stay unseen by the model.")
+        warnings.append(
+            "method none does not scale: the model was not trained on positions beyond the pretraining length."
+        )
     elif spec.factor > 1 and rope.remapping is None and np.array_equal(rope.inv_freq, geometry.inv_freq()):
-        warnings.append(f"{spec.method} with these parameters leaves every frequency as it was.")
+        warnings.append(f"{spec.method} with these parameters does not change any frequency.")
     if rope.rope_theta < geometry.rope_theta:
         warnings.append(
             f"the new base, {rope.rope_theta:g}, is below the pretrained one, {geometry.rope_theta:g}: "
-            "pairs turn faster than they did, which extends nothing."
+            "pairs rotate faster, which does not extend the context."
         )
     if spec.method.name != "nope" and not rope.inv_freq.any():
-        warnings.append(f"{spec.method} with these parameters leaves no pair that turns; that is nope.")
+        warnings.append(f"{spec.method} with these parameters sets all frequencies to zero, like method nope.")
     if varies_with_length(rope):
         warnings.append(
-            f"{spec.method} switches frequencies with the length: a KV cache that grows past the pretraining "
-            "length, and prompts read in chunks, differ from one pass."
+            f"{spec.method} changes frequencies with the length: a KV cache that grows past the pretraining length, "
+            "and chunked prefill, differ from a single forward pass."
         )
     return warnings
 
@@ -120,15 +122,15 @@ def _of_softmax_scale(settings: RopeSettings, spec: ScalingSpec) -> list[str]:
     if "mscale_all_dim" not in spec.params or own or settings.family.reads_mscale_all_dim:
         return []
     return [
-        f"{settings.family.model_type} does not multiply its softmax scale by mscale_all_dim, so that its share of the "
-        "attention factor is lost. Leave the pair out: then yarn puts all of it into cos and sin."
+        f"{settings.family.model_type} does not multiply its softmax scale by mscale_all_dim, so this part of the "
+        "attention factor is lost. Remove mscale and mscale_all_dim; yarn then scales only cos and sin."
     ]
 
 
 def _of_shipped_parameters(
     settings: RopeSettings, spec: ScalingSpec, scaled: Mapping[str | None, ScaledRope]
 ) -> list[str]:
-    """Where the checkpoint comes with the same method and other parameters, which its training knew."""
+    """A warning if the checkpoint ships with the same method but other parameters."""
     for rope in settings.ropes:
         new = scaled.get(rope.geometry.layer_type)
         if new is None or new.spec.method != rope.spec.method:
@@ -140,7 +142,7 @@ def _of_shipped_parameters(
         }
         if shipped:
             kept = " ".join(f"--set {key}={str(value).lower()}" for key, value in shipped.items())
-            return [f"the checkpoint comes with {rope.spec.method} of other parameters; {kept} keeps them."]
+            return [f"the checkpoint ships with other parameters of {rope.spec.method}; {kept} keeps them."]
     return []
 
 
@@ -150,32 +152,34 @@ def _of_layers(
     warnings = []
     sliding = moot_sliding_window(section, settings.family)
     if None in scaled and sliding is not None and sliding < target:
-        warnings.append(f"sliding_window is {sliding}: no layer attends further back, whatever the positions say.")
+        warnings.append(f"sliding_window is {sliding}: no layer attends further back, even after scaling.")
     near = [rope.geometry.layer_type for rope in settings.ropes if rope.geometry.layer_type in scaled and not rope.far]
     if near:
-        warnings.append(f"layers of type {', '.join(map(str, near))} look back a short way; scaling blurs it.")
+        warnings.append(
+            f"layers of type {', '.join(map(str, near))} only see nearby tokens; scaling them reduces resolution."
+        )
     if None in scaled and settings.family.only_sliding_turn and mixes_layers(section, settings.family):
         warnings.append(
-            f"in {settings.family.model_type} the layers that see the whole context carry no positions: only the "
-            "sliding ones turn, and scaling them blurs the near past. --method none raises the context length alone."
+            f"in {settings.family.model_type} layers that see the whole context have no positions. Scaling only "
+            "affects sliding layers and reduces their resolution. Use --method none to only raise the context length."
         )
     return warnings
 
 
 def moot_sliding_window(section: dict[str, Any], family: Family) -> int | None:
-    """The sliding window, tokens, where every layer has one; None where some layer sees everything, or may."""
+    """The sliding window, tokens, if all layers have it; None if some layer sees, or may see, the whole context."""
     sliding = section.get("sliding_window")
     if isinstance(sliding, bool) or not isinstance(sliding, int) or not section.get("use_sliding_window", True):
         return None
     labels = section.get("layer_types")
     if isinstance(labels, list) and labels:
         return None if any(family.sees_whole_context(str(label)) for label in labels) else sliding
-    # config.json from before layer_types: most types mix their layers by a rule of their own
+    # older config.json without layer_types: most model types mix layers by their own rule
     return sliding if family.slides_throughout else None
 
 
 def mixes_layers(section: dict[str, Any], family: Family) -> bool:
-    """Whether some layers slide and others see the whole context, where the type mixes them at all."""
+    """Return whether some layers slide and others see the whole context, for model types that mix layers."""
     labels = section.get("layer_types")
     if isinstance(labels, list) and labels:
         return len({family.sees_whole_context(str(label)) for label in labels}) > 1

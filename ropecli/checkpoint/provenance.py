@@ -1,4 +1,4 @@
-"""ropecli.yaml, the note beside the weights: what was done to what. Owns the way back to the original config."""
+"""Reads ropecli.yaml, the record of a patch, and restores the original config from it."""
 
 import copy
 import itertools
@@ -24,19 +24,18 @@ _OF_A_PATCH = {
     "tokenizer",
 }
 _TUNED = "tuned"
-_LARGEST_RECORD = 2**18  # bytes; yaml reads some 100 KB a second
+_LARGEST_RECORD = 2**18  # bytes; PyYAML parses about 100 KB per second
 _MOST_VALUES = 20_000
 
 
 class Provenance(NamedTuple):
-    """What ropecli.yaml says.
+    """The patch recorded in ropecli.yaml.
 
-    original: config.json as it was before any patch. method, factor, params: the scaling in effect, not checked.
-    original_length: the pretraining length, tokens. target_length: the length patched for. edited: keys of config.json
-    that were changed since; where there are any, the note no longer tells what is in effect. tokenizer_lengths: the
-    tokenizer's model_max_length before and after, empty where it has none, None where an older note does not say.
-    layer_types: those that were scaled, (None,) where all layers share one rope; None where an older note does not
-    say, which means those that see the whole context.
+    original: config.json before any patch. method, factor, params: the scaling in effect, not checked.
+    original_length: the pretraining length, tokens. target_length: tokens. edited: keys of config.json changed after
+    the patch; if there are any, the record is out of date. tokenizer_lengths: the tokenizer's model_max_length before
+    and after, empty if it has none, None in older records. layer_types: the scaled ones, (None,) if all layers share
+    one rope; None in older records, where it means those that see the whole context.
     """
 
     original: dict[str, Any]
@@ -50,17 +49,14 @@ class Provenance(NamedTuple):
     layer_types: tuple[str | None, ...] | None = None
 
     def spec(self) -> ScalingSpec:
-        """The scaling in effect. Raises MethodError for one that this release does not know."""
+        """The scaling in effect. Raises MethodError if this release does not support it."""
         return make_spec(self.method, self.factor, self.params)
 
 
 def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
-    """None where there is no ropecli.yaml, or none of a patch. Its edited: what was changed in config.json since.
-
-    Raises CheckpointError for a ropecli.yaml that cannot be read.
-    """
+    """Read the patch in ropecli.yaml; None if there is no file or no patch in it. Raises CheckpointError."""
     record = read_record(checkpoint.folder)
-    if "changes" not in record:  # written beside a checkpoint that was trained, and never patched
+    if "changes" not in record:  # a trained checkpoint that was never patched
         return None
     try:
         changes = [ConfigChange(str(change["path"]), change["before"], change["after"]) for change in record["changes"]]
@@ -78,31 +74,31 @@ def read_provenance(checkpoint: Checkpoint) -> Provenance | None:
         tokenizer = record.get("tokenizer")
         known = None if tokenizer is None else tuple(tokenizer.get("model_max_length", ()))
         if known and len(known) != 2:
-            raise ValueError("model_max_length has no before and after")
+            raise ValueError("model_max_length must have two values, before and after")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise unreadable(checkpoint.folder, error) from error
     return Provenance(original, *scaled, *lengths, tuple(edited), known, layer_types)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """ropecli.yaml as it stands; empty where there is none. Raises CheckpointError."""
+    """Read ropecli.yaml; empty if there is none. Raises CheckpointError."""
     path = folder / PROVENANCE
     if not is_own_file(path):
         return {}
     try:
         record = yaml.load(read_text(path, _LARGEST_RECORD), Loader=_BoundedLoader)
-        # what an alias repeats counts each time, as it would be written
+        # aliases count every time they are repeated
         if any(True for _ in itertools.islice(values(record), _MOST_VALUES, None)):
-            raise ValueError(f"it holds more than {_MOST_VALUES} values")
+            raise ValueError(f"it has more than {_MOST_VALUES} values")
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise unreadable(folder, error) from error
     if not isinstance(record, dict):
-        raise unreadable(folder, TypeError("it holds no mapping"))
+        raise unreadable(folder, TypeError("it is not a mapping"))
     return record
 
 
 def other_notes(record: dict[str, Any]) -> dict[str, Any]:
-    """What a record says beside the patch: a fine-tuning, or a tuning of the weights; one of constants is the patch."""
+    """The entries of a record that are not part of the patch: fine-tuning, and tuning if it changed the weights."""
     notes = {key: value for key, value in record.items() if key not in _OF_A_PATCH}
     if not tuned_weights(record):
         notes.pop(_TUNED, None)
@@ -110,30 +106,30 @@ def other_notes(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def tuned_weights(record: dict[str, Any]) -> bool:
-    """Whether the weights hold what `ropecli tune` learned."""
+    """Return whether `ropecli tune` changed the weights."""
     tuned = record.get(_TUNED)
     return isinstance(tuned, dict) and bool(tuned.get("weights_changed"))
 
 
 def untuned(record: dict[str, Any]) -> str:
-    """The checkpoint whose weights were tuned, as it was named then, for the end of a message."""
+    """The name of the checkpoint before `ropecli tune`."""
     return str(record[_TUNED].get("checkpoint"))
 
 
 def tuned_for(record: dict[str, Any]) -> str:
-    """The scaling that the weights were tuned for, in a line."""
+    """The label of the scaling that the weights were tuned for."""
     return str(record[_TUNED].get("scaling"))
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """YAML's plain values, without merge keys: a few lines of them can stand for billions of values."""
+    """SafeLoader without merge keys: a few lines of them can expand to billions of values."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise ValueError("merge keys (<<) are not read")
+            raise ValueError("merge keys (<<) are not supported")
 
 
 def unreadable(folder: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"{folder / PROVENANCE} cannot be read ({reason_of(error)}). Remove it to go by config.json alone."
+        f"{folder / PROVENANCE} cannot be read ({reason_of(error)}). Delete it to use only config.json."
     )

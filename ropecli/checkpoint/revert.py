@@ -1,7 +1,6 @@
-"""The way back: a patched checkpoint as it was before all its patches, by what its ropecli.yaml says.
+"""Reverts a patched checkpoint to its original config, from the record in ropecli.yaml.
 
-Refuses what would be a guess: a folder without that note, with a config.json that was edited since, or with weights
-that were tuned.
+Refuses a folder without ropecli.yaml, with a config.json edited after the patch, or with tuned weights.
 """
 
 from collections.abc import Callable
@@ -27,10 +26,10 @@ from ropecli.errors import PatchError
 
 @dataclass(frozen=True)
 class Reversal:
-    """What going back would write.
+    """What a revert would write.
 
-    config, tokenizer_config: as they were. changes, tokenizer_changes: against both as they stand. notes: what of
-    ropecli.yaml still holds; empty where nothing does.
+    config, tokenizer_config: the original ones. changes, tokenizer_changes: from the current to the original ones.
+    notes: entries of ropecli.yaml that still apply, possibly none.
     """
 
     source: Checkpoint
@@ -43,23 +42,23 @@ class Reversal:
 
 
 def plan_reversal(checkpoint: Checkpoint) -> Reversal:
-    """Raises PatchError where the original config is not known for sure."""
+    """Plan a revert. Raises PatchError if the original config is unknown."""
     note = read_provenance(checkpoint)
     if note is None:
         raise PatchError(
-            f"{checkpoint.name}: no {PROVENANCE} in {checkpoint.folder} tells of a patch, so none can be taken back. "
-            "Name a folder that ropecli patch wrote."
+            f"{checkpoint.name}: {checkpoint.folder} has no {PROVENANCE} with a patch to revert. Choose a folder "
+            "written by ropecli patch."
         )
     if note.edited:
         raise PatchError(
-            f"{checkpoint.name}: config.json was edited since {PROVENANCE} was written ({', '.join(note.edited)}), so "
-            f"what it was before is not known for sure. Undo the edit; {PROVENANCE} lists the value that was written."
+            f"{checkpoint.name}: config.json was edited after {PROVENANCE} was written ({', '.join(note.edited)}), so "
+            f"its original values are unknown. Undo the edit; {PROVENANCE} lists the values that were written."
         )
     record = read_record(checkpoint.folder)
     if tuned_weights(record):
         raise PatchError(
-            f"{checkpoint.name}: `ropecli tune` changed the weights too, and they are not written down as they were. "
-            f"Go back to the checkpoint that was tuned, {untuned(record)}."
+            f"{checkpoint.name}: `ropecli tune` changed the weights, which cannot be reverted. Use the checkpoint "
+            f"before tuning, {untuned(record)}."
         )
     before = checkpoint.tokenizer_config
     tokenizer_config, warnings = _tokenizer_before(before, note)
@@ -78,7 +77,7 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
 def revert_to(
     reversal: Reversal, output: Path, *, link: bool = True, say: Callable[[str], None] = lambda message: None
 ) -> None:
-    """Writes the checkpoint as it was. link, say: as patch_to has them. Raises OutputError; nothing is left then."""
+    """Write the original checkpoint. link, say: see write_patch. Raises OutputError, and then writes nothing."""
     with new_folder(output) as folder:
         write_json(folder / CONFIG, reversal.config)
         if reversal.notes:
@@ -87,19 +86,19 @@ def revert_to(
 
 
 def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[dict[str, Any] | None, list[str]]:
-    """The tokenizer's config with the model_max_length that it had, and what there is to warn of."""
+    """The tokenizer's config with its original model_max_length, and warnings."""
     now = (config or {}).get("model_max_length")
     if config is None or now is None or note.tokenizer_lengths == ():
         return config, []
     if note.tokenizer_lengths is None:
-        # notes of before it was recorded; a cap below it was raised to it
+        # older record; a patch raises a smaller model_max_length to the target length
         raised = now == note.target_length != note.original_length
-        said = f"{PROVENANCE} does not say what the tokenizer's model_max_length was before; it stays at {now} tokens."
-        return config, [said] if raised else []
+        warning = f"{PROVENANCE} does not have the tokenizer's original model_max_length; it stays at {now} tokens."
+        return config, [warning] if raised else []
     before, after = note.tokenizer_lengths
     if now != after:
-        said = f"the tokenizer's model_max_length was edited since the patch, from {after} to {now}; it stays so."
-        return config, [said]
+        warning = f"the tokenizer's model_max_length was edited after the patch, from {after} to {now}; keeping {now}."
+        return config, [warning]
     return {**config, "model_max_length": before}, []
 
 
@@ -109,6 +108,6 @@ def _warn_of_training(notes: dict[str, Any], note: Provenance) -> list[str]:
     if training is None or (isinstance(length, int) and length <= note.original_length):
         return []
     return [
-        f"the weights were fine-tuned for the positions of {note.method} ×{note.factor:g}: with the original "
-        "config they do worse. The original weights are in the checkpoint that was fine-tuned."
+        f"the weights were fine-tuned with {note.method} ×{note.factor:g} and perform worse with the original config. "
+        "The original weights are in the checkpoint before fine-tuning."
     ]

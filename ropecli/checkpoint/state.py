@@ -1,7 +1,7 @@
-"""Everything that a checkpoint's files say about its positions, read once. Every command asks `CheckpointState`.
+"""CheckpointState: the positions of a checkpoint, read once from its files and used by every command.
 
-Where ropecli.yaml fits config.json, the pretrained geometry and the method are known from it: a new base alone would
-not show what it was before. Otherwise config.json speaks alone.
+If ropecli.yaml matches config.json, it defines the pretrained geometry and the method: config.json does not show the
+pretrained base of ntk or abf. Otherwise only config.json is used.
 """
 
 import copy
@@ -22,15 +22,15 @@ from ropecli.scaling.scale import remap, scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 _FACTOR_IS_NO_RATIO = ("llama3",)
-"""Llama 3.1 names the factor 8 for 8,192 to 131,072 tokens, and Llama 3.2 names 32."""
+"""Llama 3.1 has factor 8 for 8,192 to 131,072 tokens, and Llama 3.2 has factor 32."""
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a checkpoint is now. Made by `read_state`; what follows from the files is worked out when it is asked for.
+    """The state of a checkpoint's positions, from `read_state`. Properties are computed on demand.
 
-    settings: config.json as it stands, without what ropecli.yaml adds. note: ropecli.yaml's patch, where config.json
-    is still as it says; edited: the same where config.json was changed since, so that it no longer counts.
+    settings: from config.json only. note: the patch in ropecli.yaml, if config.json still matches it; edited: that
+    patch, if config.json was edited after it.
     """
 
     checkpoint: Checkpoint
@@ -45,10 +45,7 @@ class CheckpointState:
 
     @cached_property
     def before(self) -> RopeSettings:
-        """The settings of config.json as it came, before any patch that is known of.
-
-        Raises CheckpointError.
-        """
+        """The settings before any known patch. Raises CheckpointError."""
         if self.note is not None:
             return read_settings(self.note.original, self.note.original_length)
         saved = read_saved_remapping(self.checkpoint.config)
@@ -56,9 +53,9 @@ class CheckpointState:
 
     @cached_property
     def ropes(self) -> dict[str | None, ScaledRope]:
-        """The rope in effect of each layer type; under None where all layers share one.
+        """The rope in effect for each layer type; under None if all layers share one.
 
-        Raises MethodError, and CheckpointError for half of a distance method.
+        Raises MethodError, and CheckpointError for an incomplete distance method.
         """
         saved = read_saved_remapping(self.checkpoint.config)
         if self.note is not None:
@@ -74,14 +71,14 @@ class CheckpointState:
 
     @cached_property
     def main(self) -> ScaledRope:
-        """Of the layers that see the whole context, the rope of the largest factor: it speaks for the checkpoint."""
+        """The rope that represents the checkpoint: the largest factor among layers that see the whole context."""
         far = [self.ropes[label] for label in far_layers(self.settings) if label in self.ropes]
         candidates = far or list(self.ropes.values())
         return max(candidates, key=lambda rope: (rope.spec.factor, rope.geometry.layer_type == "full_attention"))
 
     @property
     def max_position_embeddings(self) -> int:
-        """As config.json says, tokens."""
+        """max_position_embeddings of config.json, tokens."""
         return self.settings.max_position_embeddings
 
     @property
@@ -91,8 +88,8 @@ class CheckpointState:
 
     @property
     def context_length(self) -> int:
-        """Tokens that the checkpoint reads now: what it was patched for, or else the longer of what config.json says
-        and what its scaling reaches. (Qwen's cards add yarn and leave max_position_embeddings; dynamic needs it so.)
+        """Tokens that the checkpoint reads now: the patch's target, or else the larger of max_position_embeddings and
+        the scaled length. (Qwen's model cards add yarn without raising max_position_embeddings; so does dynamic.)
         """
         if self.note is not None:
             return self.note.target_length
@@ -102,22 +99,19 @@ class CheckpointState:
 
     @property
     def guesses_pretraining_length(self) -> bool:
-        """Whether config.json names a scaling without the pretraining length that it is of."""
+        """Whether config.json has a scaling without its pretraining length."""
         return any(UNNAMED_LENGTH in warning for warning in self.warnings)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What the files leave open or contradict, in sentences."""
+        """Sentences about missing or contradictory values in the files."""
         if self.note is not None:
             return read_settings(self.checkpoint.config, self.note.original_length).warnings
         return edit_warning(self.edited) + self.before.warnings
 
 
 def read_state(checkpoint: Checkpoint) -> CheckpointState:
-    """Reads a checkpoint's config.json and ropecli.yaml. Loads no model.
-
-    Raises CheckpointError for files that cannot be read, and for a model without rotary embeddings.
-    """
+    """Read config.json and ropecli.yaml. Raises CheckpointError, also for a model without rotary embeddings."""
     settings, provenance = read_settings(checkpoint.config), read_provenance(checkpoint)
     if provenance is not None and provenance.edited:
         return CheckpointState(checkpoint, settings, edited=provenance)
@@ -128,20 +122,20 @@ def edit_warning(edited: Provenance | None) -> tuple[str, ...]:
     if edited is None:
         return ()
     keys = ", ".join(edited.edited)
-    return (f"config.json was edited since ropecli.yaml was written ({keys}), so that note is not gone by.",)
+    return (f"ignoring ropecli.yaml: config.json was edited after it was written ({keys}).",)
 
 
 def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:
-    """The layer types that see the whole context, in the config's order; (None,) where all layers share one rope."""
+    """The layer types that see the whole context, in the config's order; (None,) if all layers share one rope."""
     return tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
 
 
 def scale_layers(
     settings: RopeSettings, spec: ScalingSpec, labels: Sequence[str | None], target_length: int
 ) -> dict[str | None, ScaledRope]:
-    """Scales the layers of the types in `labels`; the others keep what they have. target_length: tokens.
+    """Scale the layer types in `labels`; others stay unchanged. target_length: tokens.
 
-    Distance methods leave the frequencies that the checkpoint came with. Raises MethodError, PatchError.
+    Distance methods keep the frequencies that the checkpoint shipped with. Raises MethodError, PatchError.
     """
     remaps = spec.method.remaps
     ropes = {}
@@ -155,7 +149,7 @@ def scale_layers(
 
 
 def _trained_length(settings: RopeSettings, rope: ConfiguredRope) -> int:
-    """A checkpoint that came with a scaling of its own was trained to read its whole context length."""
+    """The trained context length: a checkpoint that ships with a scaling was trained on its whole context length."""
     original = rope.geometry.original_max_position_embeddings
     return original if rope.spec.method.name == "none" else max(original, settings.max_position_embeddings)
 
@@ -163,19 +157,19 @@ def _trained_length(settings: RopeSettings, rope: ConfiguredRope) -> int:
 def _refuse_varying(rope: ScaledRope) -> None:
     if varies_with_length(rope):
         raise PatchError(
-            f"The checkpoint comes with {rope.spec.method}, whose frequencies follow the length; a relative-position "
-            "method needs frequencies that stay."
+            f"The checkpoint ships with {rope.spec.method}, whose frequencies depend on the length. Distance methods "
+            "require constant frequencies."
         )
 
 
 def _before_remapping(config: dict[str, Any], saved: SavedRemapping) -> RopeSettings:
-    """The settings that the checkpoint came with: max_position_embeddings alone was another."""
+    """The settings before a distance method, which only changed max_position_embeddings."""
     config = copy.deepcopy(config)
     write_context_length(section_of(config), family_of(config), saved.pretrained)
     return read_settings(config)
 
 
 def _remapped(rope: ScaledRope, saved: SavedRemapping) -> ScaledRope:
-    """The factor is of the length before all scaling, as it is where ropecli.yaml tells of it."""
+    """`rope` with the saved remapping. The factor is relative to the pretraining length, as in ropecli.yaml."""
     factor = saved.target / rope.geometry.original_max_position_embeddings
     return replace(rope, spec=replace(saved.spec, factor=factor), remapping=saved.remapping())

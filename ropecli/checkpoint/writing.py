@@ -1,4 +1,4 @@
-"""Writes a patched checkpoint: its config and its record, the weights linked or copied, the rest copied."""
+"""Writes a patched checkpoint: config.json, ropecli.yaml, linked or copied weights, and copies of all other files."""
 
 import contextlib
 import json
@@ -22,9 +22,10 @@ from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
 
 Prove = Callable[[Path, Mapping[str | None, ScaledRope]], int]
-"""Compares the model that stock transformers builds from folder/config.json with the ropes; how many tables agree."""
+"""Compares the model that stock transformers builds from folder/config.json with the ropes; returns the number of
+tables that agree."""
 Rewrite = Callable[[Path, Path], bool]
-"""Writes a weight file anew, from the first path to the second; whether there was anything to change in it."""
+"""Writes a changed copy of a weight file, from the first path to the second; returns False if nothing changes."""
 
 
 def write_patch(
@@ -38,13 +39,12 @@ def write_patch(
     notes: Mapping[str, Any] = MappingProxyType({}),
     check: Callable[[Path], None] = lambda folder: None,
 ) -> int:
-    """Writes the patched checkpoint; returns what `prove` does, or 0.
+    """Write the patched checkpoint. Returns the result of `prove`, or 0.
 
-    plan: of a distance method, with its layout (attention.patching.with_layout). prove: compares the written config
-    with the live model; `attention.patching.patch_to` brings it. link: hard-link the weights where the file system
-    can, copy them elsewhere and `say` so. rewrite: for weights that change too. notes: for ropecli.yaml, beside the
-    patch. check: of the whole folder, before it gets its name. Raises OutputError, ProofError; then nothing is left
-    behind.
+    plan: for a distance method, with its layout (attention.patching.with_layout). prove: compares the written config
+    with the live model (see attention.patching.patch_to). link: hard-link the weights where possible; otherwise copy
+    them and report it with `say`. rewrite: for weights that change too. notes: further entries of ropecli.yaml. check:
+    called on the complete folder before it is renamed. Raises OutputError, ProofError, and then writes nothing.
     """
     if plan.unwritable:
         raise PatchError(plan.unwritable)
@@ -65,18 +65,15 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise PatchError(f"{path.name} would hold NaN or an infinity, which JSON has not: {error}") from error
+        raise PatchError(f"{path.name} would contain NaN or infinity, which JSON does not support: {error}") from error
     try:
         path.write_text(text + "\n", encoding="utf-8")
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can only hold escaped
+    except UnicodeEncodeError:  # a lone surrogate must be escaped in JSON
         path.write_text(json.dumps(value, indent=2) + "\n", encoding="ascii")
 
 
 def write_record(folder: Path, plan: PatchPlan, tokenizer_lengths: tuple[Any, ...] | None = None) -> None:
-    """Writes ropecli.yaml: enough to say what was done, and to go back to the original config.
-
-    tokenizer_lengths: as Provenance has them.
-    """
+    """Write ropecli.yaml: the patch, and the changes needed to revert it. tokenizer_lengths: see Provenance."""
     geometry = plan.ropes[plan.scaled[0]].geometry
     changes = diff(plan.original, plan.config)
     record = {
@@ -100,10 +97,10 @@ def write_record(folder: Path, plan: PatchPlan, tokenizer_lengths: tuple[Any, ..
 
 
 def write_notes(folder: Path, record: dict[str, Any]) -> None:
-    header = "# What ropecli did to this checkpoint; read by it when the checkpoint is patched again.\n"
+    header = "# Record of what ropecli did to this checkpoint. Needed to patch it again or to revert it.\n"
     method = scaling_methods().get(record.get("scaling", {}).get("method"))
     if method is not None and method.remaps:
-        header += "# transformers loads this checkpoint after `import ropecli.attention`.\n"
+        header += "# transformers can load this checkpoint only after `import ropecli.attention`.\n"
     text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
     (folder / PROVENANCE).write_text(header + text, encoding="utf-8")
 
@@ -113,7 +110,7 @@ def _plain(value: object) -> object:
 
 
 def _raise_tokenizer(plan: PatchPlan) -> tuple[dict[str, Any] | None, tuple[Any, ...] | None]:
-    """The tokenizer's config to write, and its model_max_length before and after as Provenance has them."""
+    """The tokenizer's config to write, and its model_max_length before and after (see Provenance)."""
     config, note = plan.source.tokenizer_config, read_provenance(plan.source)
     if config is None or "model_max_length" not in config:
         return config, ()
@@ -136,9 +133,9 @@ def place_files(
     say: Callable[[str], None],
     rewrite: Rewrite | None = None,
 ) -> None:
-    """Puts the checkpoint's files into `folder`, all but config.json and ropecli.yaml; tokenizer_config as given.
+    """Link or copy the checkpoint's files, except config.json and ropecli.yaml, and write tokenizer_config.
 
-    Only weights are shared with the source: small files get edited by hand.
+    Only weights are linked, because users edit the small files.
     """
     weights = source.weight_files()
     copied = 0
@@ -151,23 +148,24 @@ def place_files(
         write_json(folder / TOKENIZER_CONFIG, tokenizer_config)
     if link and copied:
         say(
-            f"the weights were copied, {copied / 2**30:.3g} GiB: no hard link leads from {source.folder} to the output."
+            f"the weights were copied ({copied / 2**30:.3g} GiB), because hard links from {source.folder} to the "
+            "output are not possible."
         )
 
 
 def place(source: Path, target: Path, *, link: bool) -> bool:
-    """Hard-links where asked and possible, else copies; whether it linked.
+    """Hard-link if `link` is true and possible, otherwise copy. Returns whether it linked.
 
-    Never by a symbolic link: it would break when the Hub's cache is cleared.
+    Symbolic links are not used, because they would break when the Hub's cache is cleared.
     """
-    source = source.resolve()  # the Hub's cache holds links to its blobs
+    source = source.resolve()  # files in the Hub's cache are links to blobs
     if link:
         with contextlib.suppress(OSError):
             os.link(source, target)
             return True
     try:
         source.open("rb").close()
-    except OSError as error:  # else it would seem that the output could not be written
+    except OSError as error:  # otherwise the error would look like a failure to write the output
         raise CheckpointError(f"{source} cannot be read: {error.strerror}.") from error
     shutil.copyfile(source, target)
     return False

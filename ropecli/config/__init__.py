@@ -1,1 +1,1 @@
-"""config.json both ways: what its keys mean to each model type, read and written. Dicts in, dicts out."""
+"""Reads and writes the RoPE settings in config.json for each model type. Works on dicts only."""

@@ -1,4 +1,4 @@
-"""What differs between two configs, value by value, and the way back."""
+"""Compares two configs value by value, and undoes changes."""
 
 import copy
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ ABSENT = "<absent>"
 
 
 class ConfigChange(NamedTuple):
-    """One value of config.json before and after; `ABSENT` stands for a key that is not there."""
+    """One value of config.json before and after; `ABSENT` for a missing key."""
 
     path: str
     before: Any
@@ -15,7 +15,7 @@ class ConfigChange(NamedTuple):
 
 
 def diff(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[ConfigChange]:
-    """The changes between two configs, objects compared key by key. Keys are joined by dots."""
+    """The changes between two configs. Objects are compared key by key; paths join keys with dots."""
     changes = []
     for key in dict.fromkeys([*before, *after]):
         old, new = before.get(key, ABSENT), after.get(key, ABSENT)
@@ -27,7 +27,7 @@ def diff(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> lis
 
 
 def undo(config: dict[str, Any], changes: list[ConfigChange]) -> dict[str, Any]:
-    """`config` as it was before `changes`; the order of its keys may differ."""
+    """`config` before `changes`; the order of its keys may differ."""
     config = copy.deepcopy(config)
     for change in changes:
         set_path(config, change.path, change.before)
@@ -35,7 +35,7 @@ def undo(config: dict[str, Any], changes: list[ConfigChange]) -> dict[str, Any]:
 
 
 def key_orders(original: dict[str, Any], restored: dict[str, Any], prefix: str = "") -> dict[str, list[str]]:
-    """By path, the keys of those objects of `original` that stand in another order in `restored`."""
+    """The keys of every object of `original` whose order differs in `restored`, by path."""
     orders = {} if list(original) == list(restored) else {prefix[:-1]: list(original)}
     for key, value in original.items():
         if isinstance(value, dict):

@@ -1,5 +1,7 @@
-"""The two dialects of RoPE fields in config.json: transformers 5's `rope_parameters`, and the older `rope_theta` +
-`rope_scaling` (+ `partial_rotary_factor`, `rope_local_base_freq`). Brings both to one set of parameters.
+"""Reads both dialects of RoPE fields in config.json into one set of parameters.
+
+The dialects are `rope_parameters` of transformers 5, and the older `rope_theta` + `rope_scaling`
+(+ `partial_rotary_factor`, `rope_local_base_freq`).
 """
 
 from typing import Any
@@ -15,10 +17,10 @@ LOCAL_THETA = "rope_local_base_freq"
 LAYER_THETAS = "layer_rope_theta"
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 QUERY_SCALE = "llama_4_scaling_beta"
-"""Ministral's: queries grow with position // ORIGINAL_LENGTH, whatever the rope_type."""
+"""Ministral scales queries by position // ORIGINAL_LENGTH, for any rope_type."""
 MSCALE_PAIR = ("mscale", "mscale_all_dim")
-"""DeepSeek's: the second multiplies the softmax scale too, the first over the second cos and sin."""
-# rope_type -> the keys that transformers reads beside rope_type and rope_theta.
+"""DeepSeek: mscale / mscale_all_dim scales cos and sin; mscale_all_dim also scales the softmax."""
+# rope_type -> the keys that transformers reads in addition to rope_type and rope_theta.
 NATIVE_KEYS = {
     "default": (),
     "linear": ("factor",),
@@ -36,15 +38,15 @@ NATIVE_KEYS = {
     "longrope": ("factor", ORIGINAL_LENGTH, "short_factor", "long_factor", "attention_factor", *MSCALES),
     "proportional": ("factor", "partial_rotary_factor"),
 }
-# What models' own code, or an engine, reads beside what the rope_type means.
+# Further keys that a model's code or an inference engine reads.
 KEPT_KEYS = (
     "partial_rotary_factor",
     "mrope_section",
     "mrope_interleaved",
     QUERY_SCALE,
     "max_position_embeddings",
-    "alpha",  # Hunyuan's dynamic
-    "attn_factor",  # vLLM's name of the attention factor
+    "alpha",  # dynamic NTK of Hunyuan
+    "attn_factor",  # vLLM's name for attention_factor
     "extrapolation_factor",
 )
 _OLD_NAMES = {"su": "longrope"}
@@ -55,9 +57,9 @@ Parameters = dict[str, Any]
 def parameters_by_layer_type(
     section: dict[str, Any], family: Family, warnings: list[str]
 ) -> dict[str | None, Parameters | None]:
-    """RoPE parameters, by layer type; one entry under None where all layers share them.
+    """RoPE parameters by layer type; one entry under None if all layers share them.
 
-    Raises CheckpointError for a type that has them by layer type, where config.json has them for all alike.
+    Raises CheckpointError if the model type requires parameters by layer type, but config.json has one set for all.
     """
     new, legacy = mapping(section, "rope_parameters"), mapping(section, "rope_scaling")
     theta = first(section, THETA_KEYS)
@@ -65,26 +67,26 @@ def parameters_by_layer_type(
         theta = first(section["attn_config"], THETA_KEYS)
         if theta is not None and "rope_theta" not in new:
             warnings.append(
-                f"attn_config names rope_theta {theta}, which transformers 5 does not read: it takes 10000. A patch "
-                "names it where it is read."
+                f"attn_config sets rope_theta to {theta}, but transformers 5 ignores it and uses 10000. A patch writes "
+                "it where it is read."
             )
     if any(isinstance(value, dict) for value in new.values()):
-        # transformers 5 looks for truncate beside the layer types alone
-        beside = {"truncate": new["truncate"]} if "truncate" in new else {}
+        # transformers 5 reads truncate only next to the layer types
+        shared = {"truncate": new["truncate"]} if "truncate" in new else {}
         ropes: dict[str | None, Parameters | None] = {
-            key: value if value is None else _nested_parameters(value, theta, beside)
+            key: value if value is None else _nested_parameters(value, theta, shared)
             for key, value in new.items()
             if value is None or isinstance(value, dict)
         }
         if family.flat_means_full and legacy and (far := ropes.get("full_attention")) is not None:
-            far |= {key: value for key, value in legacy.items() if key != "truncate"}  # as transformers 5 does
+            far |= {key: value for key, value in legacy.items() if key != "truncate"}  # like transformers 5
     else:
-        if family.flat_means_full and new:  # which transformers 5 leaves aside
+        if family.flat_means_full and new:  # transformers 5 ignores it
             raise _flat(family)
         if family.flat_means_full and legacy.get("type") and legacy.get("rope_type") is None:
             warnings.append(
-                f"rope_scaling names its method by `type` alone ({legacy['type']}), which transformers 5 does not read "
-                f"in {family.model_type}. A patch names it by rope_type."
+                f"rope_scaling has `type` ({legacy['type']}) but no rope_type; transformers 5 ignores `type` in "
+                f"{family.model_type}. A patch writes rope_type."
             )
         ropes = _by_layer_type(section, family, _flat_parameters(section, new, legacy, theta, warnings))
     _refuse_mixed_bases(section)
@@ -95,20 +97,21 @@ def parameters_by_layer_type(
 
 
 def _refuse_mixed_bases(section: dict[str, Any]) -> None:
-    """A list of bases by layer (Granite) wins over the one base; a layer of base 0 does not turn."""
+    """Refuse different bases by layer. Granite's list takes precedence over rope_theta; base 0 means no rotation."""
     bases = section.get(LAYER_THETAS)
     if bases is None:
         return
     named = [first(section, THETA_KEYS), mapping(section, "rope_parameters").get("rope_theta")]
-    turning = [base for base in [*named, *(bases if isinstance(bases, list) else [])] if base]
-    if not isinstance(bases, list) or any(base != turning[0] for base in turning):
+    rotating = [base for base in [*named, *(bases if isinstance(bases, list) else [])] if base]
+    if not isinstance(bases, list) or any(base != rotating[0] for base in rotating):
         raise CheckpointError(
-            f"{LAYER_THETAS} in config.json holds {shown(bases)}; one base for all layers is supported."
+            f"{LAYER_THETAS} in config.json is {shown(bases)}; expected the same base for all layers. "
+            "Different bases are not supported."
         )
 
 
 def _by_layer_type(section: dict[str, Any], family: Family, parameters: Parameters) -> dict[str | None, Any]:
-    """What flat fields mean: one rope for all layers or, in some types, one for those that see the whole context."""
+    """Apply flat fields: to all layers or, for some model types, only to layers that see the whole context."""
     if section.get(LOCAL_THETA) is not None or family.flat_means_full:
         bases = {defaults.get("rope_theta") for defaults in family.layers.values()}
         local_theta = section.get(LOCAL_THETA, parameters["rope_theta"] if len(bases) == 1 else None)
@@ -123,20 +126,20 @@ def _by_layer_type(section: dict[str, Any], family: Family, parameters: Paramete
 
 def _flat(family: Family) -> CheckpointError:
     return CheckpointError(
-        f"Layers of {family.model_type} turn by their type ({', '.join(family.layers)}), and config.json gives one "
-        "set of RoPE fields for all. Write rope_parameters by layer type, as transformers 5 does when it saves."
+        f"config.json has one set of RoPE fields; {family.model_type} expects rope_parameters by layer type "
+        f"({', '.join(family.layers)}). Save the model again with transformers 5, which writes them."
     )
 
 
-def _nested_parameters(parameters: Parameters, theta: Any, beside: Parameters) -> Parameters:
+def _nested_parameters(parameters: Parameters, theta: Any, shared: Parameters) -> Parameters:
     own = {key: value for key, value in parameters.items() if key != "truncate"}
-    return {"rope_theta": theta, **own, **beside}
+    return {"rope_theta": theta, **own, **shared}
 
 
 def _flat_parameters(
     section: dict[str, Any], new: Parameters, legacy: Parameters, theta: Any, warnings: list[str]
 ) -> Parameters:
-    # transformers 5 lets rope_scaling win; what it lacks of the geometry is then taken from where it stands.
+    # in transformers 5 rope_scaling takes precedence; base and rotary share missing there come from the other fields
     parameters = {**(legacy or new)}
     if parameters.get("rope_theta") is None:
         parameters["rope_theta"] = theta if theta is not None else new.get("rope_theta")
@@ -144,11 +147,11 @@ def _flat_parameters(
         parameters.setdefault("partial_rotary_factor", new["partial_rotary_factor"])
     if legacy and new and rope_type_of(legacy) != rope_type_of(new):
         warnings.append(
-            f"rope_scaling says {rope_type_of(legacy)!r} and rope_parameters {rope_type_of(new)!r}; "
-            "transformers follows rope_scaling, and so does this."
+            f"rope_type is {rope_type_of(legacy)!r} in rope_scaling and {rope_type_of(new)!r} in rope_parameters; "
+            "using rope_scaling, like transformers."
         )
     if new.get("rope_theta") is not None and theta is not None and new["rope_theta"] != theta:
-        warnings.append(f"rope_theta is {theta} at the top and {new['rope_theta']} in rope_parameters.")
+        warnings.append(f"rope_theta is {theta} at the top level and {new['rope_theta']} in rope_parameters.")
     return parameters
 
 
@@ -156,16 +159,16 @@ def _implicit_base(family: Family, layer_type: str | None, warnings: list[str]) 
     theta = family.layers.get(layer_type or "", {}).get("rope_theta", family.rope_theta)
     if theta is None:
         raise CheckpointError(
-            "config.json names no rope_theta, and the default differs from one model type to another. "
-            "Write the base that the model was trained with into it."
+            "config.json has no rope_theta, and this model type has no known default. "
+            "Add the base that the model was trained with."
         )
     layers = f" in layers of type {layer_type}" if layer_type else ""
-    warnings.append(f"config.json names no rope_theta; models of this type have {theta:g}{layers}.")
+    warnings.append(f"config.json has no rope_theta; the default of this model type is {theta:g}{layers}.")
     return theta
 
 
 def rope_type_of(parameters: Parameters) -> str:
-    """The rope_type that the parameters name, by its name of today."""
+    """The rope_type of the parameters, with old names replaced."""
     rope_type = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if rope_type == "yarn" and "long_factor" in parameters:  # an early Phi-3
         return "longrope"

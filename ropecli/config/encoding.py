@@ -1,5 +1,6 @@
-"""Writes a scaled rope into a config in both dialects, consistently: a transformers 5 that finds only the older
-fields, or a transformers 4 that finds only the newer, otherwise reads a wrong base in silence.
+"""Writes a scaled rope into a config in both dialects.
+
+With only one dialect, the other transformers release (4 or 5) can silently read a wrong base.
 """
 
 import math
@@ -30,18 +31,18 @@ from ropecli.scaling.spec import ScaledRope
 from ropecli.scaling.yarn import yarn_attention_factor
 
 _REPLACED = {"rope_type", "type", "rope_theta", *sum(NATIVE_KEYS.values(), ())} - {"partial_rotary_factor"}
-_STANDS_FOR_ZERO = 1e30
-"""A factor that leaves no frequency: strict JSON has no infinity, and float32 ends at 3e38."""
+_FACTOR_OF_ZERO_FREQUENCY = 1e30
+"""The factor for a frequency of zero: JSON has no infinity, and float32 ends at 3e38."""
 
 
 def native_parameters(
     scaled: ScaledRope, family: Family | None = None, context_length: int | None = None
 ) -> Parameters:
-    """The `rope_parameters` dict by which stock transformers makes these frequencies.
+    """The `rope_parameters` with which stock transformers computes these frequencies.
 
-    Where the method has no rope_type of its own, or the family does not honour it: longrope with the same factors
-    for short and long, which expresses any static frequencies. context_length: max_position_embeddings beside it,
-    tokens; the pretraining length × the factor unless given. Raises PatchError for what no stock reader can express.
+    If the method has no rope_type, or the model type does not support it, writes longrope with equal short and long
+    factors, which can express any static frequencies. context_length: max_position_embeddings, tokens. Default:
+    pretraining length × factor. Raises PatchError for frequencies that config.json cannot express.
     """
     family = family or Family(None)
     rope_type = _rope_type(scaled, family)
@@ -50,7 +51,7 @@ def native_parameters(
     else:
         values = _universal_values(scaled)
     if rope_type == "longrope":
-        # what a reader works out from the two lengths, where it is told neither a factor nor an attention factor
+        # what a reader computes from the two lengths without factor and attention_factor
         original = scaled.geometry.original_max_position_embeddings
         usual = longrope_attention_factor(context_length / original if context_length else scaled.spec.factor, original)
         if family.reads_mscales or not math.isclose(scaled.attention_factor, usual):
@@ -63,22 +64,22 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
     method = scaled.spec.method
     honoured = family.rope_types or tuple(NATIVE_KEYS)
     if scaled.geometry.still_pairs:
-        # of the native types this one alone knows pairs that stand still
+        # `proportional` is the only native type with pairs that do not rotate
         if method.rope_type in ("default", "linear"):
             return "proportional"
         honoured = ("longrope",)
     if method.rope_type in honoured:
         if family.reads_mscales and varies_with_length(scaled):
             raise PatchError(
-                f"In stock transformers, {family.model_type} turns by short_factor at every length. Give one list, "
-                "long_factor alone, which then serves them all."
+                f"In stock transformers, {family.model_type} uses short_factor at every length. Give only long_factor, "
+                "which is then used for all lengths."
             )
         return method.rope_type
     if varies_with_length(scaled):
         raise PatchError(
-            f"{scaled.spec.method} follows the current length in a way that no stock reader expresses for this model, "
-            f"so it cannot be written. It can be measured in memory: eval-ppl --method {scaled.spec.method} --factor "
-            f"{scaled.spec.factor:g}, or compare --methods {scaled.spec.method}."
+            f"{scaled.spec.method} depends on the current length, which config.json cannot express for this model. "
+            f"It can only be used in memory: eval-ppl --method {scaled.spec.method} --factor {scaled.spec.factor:g}, "
+            f"or compare --methods {scaled.spec.method}."
         )
     return "longrope"
 
@@ -92,9 +93,9 @@ def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
     if scaled.spec.method.rope_type == "default":
         del values["factor"]  # proportional would divide by it once more
     if rope_type == "longrope" and (still := scaled.geometry.still_pairs):
-        for key in ("short_factor", "long_factor"):  # a stock reader knows no still pairs here
-            values[key] = [*values[key][:-still], *[_STANDS_FOR_ZERO] * still]
-    # Only what differs from a reader's own default is written: not every engine knows these two.
+        for key in ("short_factor", "long_factor"):  # a stock reader would rotate these pairs
+            values[key] = [*values[key][:-still], *[_FACTOR_OF_ZERO_FREQUENCY] * still]
+    # Write these two only if they differ from the default: not every engine supports them.
     if values.get("truncate") is True:
         del values["truncate"]
     usual = yarn_attention_factor(scaled.spec.factor)
@@ -106,7 +107,7 @@ def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
 def _universal_values(scaled: ScaledRope) -> Parameters:
     with np.errstate(divide="ignore"):
         factors = scaled.geometry.powers() / scaled.inv_freq
-    factors = np.minimum(factors, _STANDS_FOR_ZERO).tolist()
+    factors = np.minimum(factors, _FACTOR_OF_ZERO_FREQUENCY).tolist()
     return {
         "factor": scaled.spec.factor,
         ORIGINAL_LENGTH: scaled.geometry.original_max_position_embeddings,
@@ -117,7 +118,7 @@ def _universal_values(scaled: ScaledRope) -> Parameters:
 
 
 def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], context_length: int) -> None:
-    """Edits `config` in place: the scaled ropes in both dialects, and the context_length, tokens. Raises PatchError."""
+    """Write the scaled ropes in both dialects, and the context length, tokens, into `config`. Raises PatchError."""
     section, family = section_of(config), family_of(config)
     before = parameters_by_layer_type(section, family, [])
     written = {
@@ -125,7 +126,7 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
         for label, rope in scaled.items()
     }
     for parameters in written.values():
-        if "max_position_embeddings" in parameters:  # a copy that Ministral's config keeps there
+        if "max_position_embeddings" in parameters:  # Ministral's config has a copy here
             parameters["max_position_embeddings"] = context_length
     _refuse_longrope_of_mixed_layers(section, {head_dim(section, family, label) for label in before}, written)
     main = next(iter(written.values()))
@@ -144,10 +145,10 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
 
 
 def write_context_length(section: dict[str, Any], family: Family, context_length: int) -> None:
-    """Writes the context length, tokens, under a name that the family reads, and under every other that is there."""
+    """Write the context length, tokens, to the key that the model type reads and to all its other names present."""
     names = family.names_of(MAX_POSITIONS)
     read = [name for name in names if name in section] or names[:1]
-    others = [name for name in COMMON_NAMES[MAX_POSITIONS] if name in section]  # of all these, vLLM takes the smallest
+    others = [name for name in COMMON_NAMES[MAX_POSITIONS] if name in section]  # vLLM uses the smallest of these
     section |= dict.fromkeys([*read, *others], context_length)
 
 
@@ -160,16 +161,16 @@ def _refuse_longrope_of_mixed_layers(
     mixed = len(heads) > 1 or own & {"head_dim", "num_attention_heads"}
     if mixed and any(one["rope_type"] == "longrope" for one in written.values()):
         raise PatchError(
-            "These frequencies would have to be written as longrope, and transformers refuses longrope where layers "
-            "differ in head_dim or num_attention_heads. linear, abf and ntk can be written for this model."
+            "This method is written as longrope, which transformers does not support if layers differ in head_dim or "
+            "num_attention_heads. Use linear, abf or ntk."
         )
 
 
 def _with_kept_keys(
     parameters: Parameters, rope: ScaledRope, before: Parameters | None, section: dict[str, Any], family: Family
 ) -> Parameters:
-    """`parameters` and what the checkpoint had there that is no scaling of its own: partial_rotary_factor, sections."""
-    # code that comes with a checkpoint may read more than transformers' own does
+    """`parameters` plus the checkpoint's keys that are unrelated to scaling, such as partial_rotary_factor."""
+    # for unknown model types, keep all other keys: the checkpoint's code may read them
     kept = {
         key: value
         for key, value in (before or {}).items()
@@ -179,7 +180,7 @@ def _with_kept_keys(
     if share is not None:
         kept["partial_rotary_factor"] = share
     if rope.geometry.still_pairs and parameters["rope_type"] == "longrope":
-        del kept["partial_rotary_factor"]  # here longrope's factors say which pairs stand still
+        del kept["partial_rotary_factor"]  # the longrope factors encode which pairs do not rotate
     if QUERY_SCALE in kept:
         kept[ORIGINAL_LENGTH] = rope.geometry.original_max_position_embeddings
     return {**parameters, **kept}
@@ -193,16 +194,16 @@ def _write_legacy(section: dict[str, Any], family: Family, main: Parameters) -> 
         section[LAYER_THETAS] = [main["rope_theta"] if theta else theta for theta in section[LAYER_THETAS]]
     if "partial_rotary_factor" in main:
         section["partial_rotary_factor"] = main["partial_rotary_factor"]
-    # A stale rope_scaling wins over rope_parameters in transformers 5, so it is written always.
+    # always written: in transformers 5 a stale rope_scaling takes precedence over rope_parameters
     scaling = {key: value for key, value in main.items() if key not in ("rope_theta", "partial_rotary_factor")}
     section["rope_scaling"] = None if main["rope_type"] == "default" else {**scaling, "type": main["rope_type"]}
     if family.two_fields and main["rope_type"] in ("linear", "dynamic"):
         section["rope_scaling"] = {"type": main["rope_type"], "factor": float(main["factor"])}
     if main["rope_type"] == "longrope" and family.bare_longrope and MSCALES[0] not in main:
-        # both readers work out factor and attention factor from the two lengths
+        # both transformers releases compute factor and attention_factor from the two lengths
         section["rope_scaling"] = {key: section["rope_scaling"][key] for key in ("type", "short_factor", "long_factor")}
     if main["rope_type"] == "longrope" or ORIGINAL_LENGTH in section:
-        # transformers 4 reads longrope's context_length from here, and a stray one overrides the dict in transformers 5
+        # transformers 4 reads longrope's pretraining length here; in transformers 5 it overrides rope_parameters
         original = main.get(ORIGINAL_LENGTH)
         if original is None:
             section.pop(ORIGINAL_LENGTH, None)
@@ -224,12 +225,12 @@ def _write_own_names(section: dict[str, Any], family: Family, main: Parameters) 
 def _write_legacy_of_nest(
     section: dict[str, Any], family: Family, nest: dict[Any, Parameters | None], main: Parameters
 ) -> None:
-    """A flat rope_scaling would scale all layers of most types; only those that know better get one."""
+    """Write the older dialect for parameters by layer type, only for model types that do not apply it to all layers."""
     if main.get("truncate") is False:
-        section["rope_parameters"] = {**nest, "truncate": False}  # transformers 5 looks for it there alone
+        section["rope_parameters"] = {**nest, "truncate": False}  # the only place where transformers 5 reads it
     local = next((value for label, value in nest.items() if value and not family.sees_whole_context(label)), None)
     if LOCAL_THETA in section or family.flat_means_full:
-        # the flat fields mean the layers that see the whole context, scaled or not
+        # the flat fields apply to the layers that see the whole context
         far = next((value for label, value in nest.items() if value and family.sees_whole_context(label)), main)
         _write_legacy(section, family, {**far, "rope_type": rope_type_of(far)})
         if local is not None and (LOCAL_THETA in section or local["rope_theta"] != far["rope_theta"]):
@@ -237,4 +238,4 @@ def _write_legacy_of_nest(
         return
     if "rope_scaling" in section:
         section["rope_scaling"] = None
-    section.pop(ORIGINAL_LENGTH, None)  # transformers reads those of the layer types alone
+    section.pop(ORIGINAL_LENGTH, None)  # transformers only reads those of the layer types

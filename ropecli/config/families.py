@@ -1,7 +1,7 @@
-"""What the code behind a `model_type` takes for granted where config.json is silent, and what it refuses.
+"""Defaults and RoPE properties of each `model_type`.
 
-Defaults come from families.json, which scripts/make_families.py reads off transformers' own config classes; the
-sets below are what its modeling code shows and no config class tells. The walk over all types holds both.
+families.json has the defaults of transformers' config classes (made by scripts/make_families.py). The sets below come
+from transformers' modeling code. A test checks both against all model types.
 """
 
 import json
@@ -12,16 +12,16 @@ from typing import Any
 
 _DATA = Path(__file__).with_name("families.json")
 
-# Types that validate their rope_type, or leave all but these aside.
+# Model types that support only these rope_types.
 _ROPE_TYPES = {
     "phi3": ("default", "longrope"),
     "phi4_multimodal": ("default", "longrope"),
     "phimoe": ("default", "longrope"),
 }
-# Longrope's attention factor goes by these names, for sequences up to the pretraining length and beyond it.
+# Names of longrope's attention factor, for sequences up to the pretraining length and for longer ones.
 MSCALES = ("short_mscale", "long_mscale")
 _READS_MSCALES = {"phimoe"}
-# Whose attention multiplies its softmax scale by DeepSeek's mscale_all_dim.
+# Attention multiplies the softmax scale by mscale_all_dim, as in DeepSeek.
 _READS_MSCALE_ALL_DIM = {
     "axk1",
     "axk2",
@@ -38,19 +38,19 @@ _READS_MSCALE_ALL_DIM = {
 }
 # transformers 4 refuses any other key in rope_scaling.
 _BARE_LONGROPE = {"phi3", "phi4_multimodal"}
-# transformers 4 wants exactly `type` and `factor` in rope_scaling, linear or dynamic.
+# transformers 4 accepts only `type` (linear or dynamic) and `factor` in rope_scaling.
 _TWO_FIELDS = {"olmo", "olmo2"}
-# Whose older, flat dialect scales the layers that see the whole context alone.
+# The older, flat dialect scales only the layers that see the whole context.
 _FLAT_MEANS_FULL = {"gemma3_text", "gemma3n_text", "olmo3"}
-# Read by names of their own, (base, share), where rope_scaling does not repeat them.
+# Own names of base and rotary share, read unless rope_scaling repeats them.
 _OWN_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct"), "gpt_neox_japanese": ("rotary_emb_base", "rotary_pct")}
-# Layer types whose names do not say that they look back a few tokens only.
+# Local layer types that their names do not show.
 _LOCAL_LAYERS = {"deepseek_v4": ("main",)}
-# Layer types whose compressors rotate by positions of their own, beside those of the pass.
+# Layer types with compressors, which rotate by their own positions.
 _OWN_POSITIONS = {"deepseek_v4": ("compress",)}
-# A key that must have a value, or no layer turns anything.
+# (key, value) that enables rotary embeddings.
 _SWITCHES = {"zamba2": ("use_mem_rope", True), "granitemoehybrid": ("position_embedding_type", "rope")}
-# Every layer of these slides where config.json names a sliding_window; others mix their layers, or do not read it.
+# With a sliding_window, all layers slide; other model types mix layers, or do not read it.
 _SLIDE_THROUGHOUT = {
     "doge",
     "minimax",
@@ -63,17 +63,17 @@ _SLIDE_THROUGHOUT = {
     "phimoe",
     "starcoder2",
 }
-# Where sliding and full layers are mixed, these turn the sliding ones and give the full ones no positions at all.
+# Sliding layers have rotary embeddings; full-attention layers have no positions.
 _ONLY_SLIDING_TURN = {"afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"}
-# Which take the width that turns from `rotary_dim`; in others' configs it may stand and is not read.
+# Read the rotary width from `rotary_dim`, which other model types ignore.
 _READS_ROTARY_DIM = {"minimax_m2"}
 _REFUSED = {
-    "blt": "its config.json holds the configs of several transformers, each with positions of its own",
-    "recurrent_gemma": "its attention looks back attention_window_size tokens and no further, so that there is "
-    "nothing to extend",
+    "blt": "its config.json contains the configs of several transformers, each with its own positions",
+    "recurrent_gemma": "attention is limited to the last attention_window_size tokens, so the context cannot be "
+    "extended",
 }
 _LOCAL_WORDS = ("sliding", "local", "chunked")
-# What types that transformers does not know call the same. Its own types read one name, or those in families.json.
+# Names used by model types that transformers does not have. Its own types read one name, or those in families.json.
 COMMON_NAMES = {
     "max_position_embeddings": (
         "max_position_embeddings",
@@ -90,15 +90,14 @@ COMMON_NAMES = {
 
 @dataclass(frozen=True)
 class Family:
-    """One model_type.
+    """Properties of one model_type.
 
-    known: whether transformers' release that families.json was made with has it. rotary: whether config.json
-    drives rotary embeddings at all. rope_theta, partial_rotary_factor, head_dim, max_position_embeddings: what an
-    absent key means; None where it is derived, or must be there. fills_head_dim: whether a head_dim of null means
-    the same. layers: defaults by layer type, of types that give each its own rope. names: keys that the type saves
-    under another name (transformers' attribute_map), each with both names, the one that wins first. scaled: whether
-    absent RoPE fields mean a scaling. rope_types: what the type honours; None for all. switch: (key, value) without
-    which nothing turns. refused: why a patch makes no sense.
+    known: listed in families.json. rotary: has rotary embeddings that config.json configures. rope_theta,
+    partial_rotary_factor, head_dim, max_position_embeddings: defaults of absent keys; None if derived or required.
+    fills_head_dim: the default also replaces a head_dim of null. layers: defaults by layer type, if each has its own
+    rope. names: keys with several names (transformers' attribute_map), the preferred one first. scaled: scaled by
+    default, without RoPE fields. rope_types: supported rope_types; None for all. switch: (key, value) that enables
+    rotary embeddings. refused: why the model type cannot be patched. Other fields: see the sets above.
     """
 
     model_type: str | None
@@ -128,17 +127,17 @@ class Family:
     refused: str | None = None
 
     def names_of(self, key: str) -> tuple[str, ...]:
-        """The names that config.json may have for `key`. The first that is there wins."""
+        """Possible names of `key` in config.json. The first one present is read."""
         return tuple(self.names.get(key, (key,))) if self.known else COMMON_NAMES[key]
 
     def sees_whole_context(self, layer_type: str | None) -> bool:
-        """False for layers with a sliding or chunked window: they never see far, so scaling only harms them."""
+        """False for layers with a sliding or chunked window, which scaling would only harm."""
         name = layer_type or ""
         return name not in self.local_layers and not any(word in name for word in _LOCAL_WORDS)
 
 
 def family_of(config: dict[str, Any]) -> Family:
-    """The family of a config.json's text decoder; one that knows nothing for types that are not in the table."""
+    """The family of the text decoder in config.json; without defaults if families.json does not list it."""
     outer = config.get("model_type")
     text = config.get("text_config")
     inner = text.get("model_type") if isinstance(text, dict) else None

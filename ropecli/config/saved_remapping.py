@@ -1,6 +1,6 @@
-"""How config.json holds a distance method: the name of its attention, and the parameters beside it.
+"""Stores a distance method in config.json: the name of its attention, and the method's parameters.
 
-Stock transformers refuses the name before `import ropecli.attention`, in place of running plain attention.
+Without `import ropecli.attention`, transformers refuses the unknown name instead of running standard attention.
 """
 
 import json
@@ -18,21 +18,21 @@ from ropecli.scaling.scale import remapping_of
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 PREFIX = "ropecli:"
-"""Of an attention's name, before the method's."""
+"""Prefix of the attention's name, before the method's name."""
 ATTENTION = "attn_implementation"
 KEY = "ropecli_remapping"
 _OVERRULES = "_attn_implementation"
-"""transformers takes it, where there is one, in place of the public field; older releases wrote it."""
+"""The private field, written by older releases; transformers prefers it to the public one."""
 
 
 @dataclass(frozen=True)
 class SavedRemapping:
-    """A distance method as config.json holds it.
+    """A distance method in config.json.
 
-    params: every parameter of the method, as it was settled. pretrained: the pretraining length; target: the length
-    to read, tokens. rotary_start, neighbours: which dimensions of a head rotate, as
-    attention.rotation.Rotation has them; None where it was not found out yet. inv_freq: by layer type, "" for
-    all, of a model patched in memory; else the config's RoPE fields say how the model rotates.
+    params: all parameters of the method, resolved. pretrained: the pretraining length; target: the length to extend
+    to, tokens. rotary_start, neighbours: the layout of the rotary dimensions, see attention.rotation.Rotation; None if
+    not determined yet. inv_freq: frequencies by layer type ("" for all) of a model patched in memory; otherwise the
+    config's RoPE fields define them.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -51,7 +51,7 @@ class SavedRemapping:
 
     @property
     def spec(self) -> ScalingSpec:
-        """As a user would name it, but for the factor, which is of the target over the pretraining length."""
+        """The method's spec, with factor target / pretrained."""
         return ScalingSpec(find_method(self.method), self.target / self.pretrained, self.params)
 
     def remapping(self) -> Remapping:
@@ -62,7 +62,7 @@ class SavedRemapping:
 
     @classmethod
     def of(cls, ropes: Iterable[ScaledRope]) -> "SavedRemapping | None":
-        """What a plan's ropes carry; None where none of them has a remapping."""
+        """The remapping of a plan's ropes; None if they have none."""
         for rope in ropes:
             if (remapping := rope.remapping) is not None:
                 return cls(rope.spec.method.name, dict(remapping.params), remapping.pretrained, remapping.target)
@@ -73,19 +73,19 @@ class SavedRemapping:
 
 
 def method_of(attention: object) -> str | None:
-    """The distance method that an attention's name stands for. Raises CheckpointError for one not known."""
+    """The distance method of an attention's name, or None. Raises CheckpointError for an unknown method."""
     if not isinstance(attention, str) or not attention.startswith(PREFIX):
         return None
     name = attention.removeprefix(PREFIX)
     method = scaling_methods().get(name)
     if method is None or not method.remaps:
         known = ", ".join(PREFIX + one.name for one in scaling_methods().values() if one.remaps)
-        raise CheckpointError(f"{ATTENTION} in config.json is {shown(attention)}; this ropecli knows {known}.")
+        raise CheckpointError(f"{ATTENTION} in config.json is {shown(attention)}; expected one of {known}.")
     return name
 
 
 def read_saved_remapping(config: dict[str, Any]) -> SavedRemapping | None:
-    """None where config.json carries no distance method. Raises CheckpointError for half of one."""
+    """Read the distance method from config.json; None if there is none. Raises CheckpointError if incomplete."""
     section, attention = section_of(config), config.get(ATTENTION)
     if isinstance(attention, dict):
         attention = attention.get("" if section is config else "text_config")
@@ -94,51 +94,49 @@ def read_saved_remapping(config: dict[str, Any]) -> SavedRemapping | None:
         return None
     if method is None or block is None:
         there, missing = (KEY, ATTENTION) if method is None else (ATTENTION, KEY)
-        left_out = " transformers' save_pretrained leaves it out." if method is None else ""
+        omitted = f" transformers' save_pretrained omits {missing}." if method is None else ""
         raise CheckpointError(
-            f"config.json holds {there} without the {missing} that belongs to it, so that how the model attends is not "
-            f"known.{left_out} Write the patch anew from the original checkpoint."
+            f"config.json has {there} but no {missing}, so the model's attention is unknown.{omitted} "
+            "Patch the original checkpoint again."
         )
     if config.get(_OVERRULES) is not None:
         raise CheckpointError(
-            f"config.json holds {_OVERRULES}, {shown(config[_OVERRULES])}, which transformers takes in place of "
-            f"{ATTENTION}: the model would not attend by {method}. Remove {_OVERRULES}."
+            f"config.json has {_OVERRULES} ({shown(config[_OVERRULES])}), which transformers prefers to {ATTENTION}: "
+            f"{method} would be ignored. Remove {_OVERRULES}."
         )
     saved = parse_saved_remapping(block, method)
     if saved.inv_freq:
         raise CheckpointError(
-            f"{KEY} in config.json holds the frequencies of a model that was patched in memory. Write the patch anew "
-            "from the original checkpoint."
+            f"{KEY} in config.json has the frequencies of a model that was patched in memory. Patch the original "
+            "checkpoint again."
         )
     return saved
 
 
 def parse_saved_remapping(block: Any, method: str) -> SavedRemapping:
-    """The value of `ropecli_remapping`, of a checkpoint whose attention is the method's. Raises CheckpointError."""
+    """Parse the value of `ropecli_remapping`. method: the method of the attention. Raises CheckpointError."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
         saved = TypeAdapter(SavedRemapping).validate_json(
             json.dumps(block)
-        )  # as JSON a strict SavedRemapping may be an object
+        )  # via JSON, because strict mode accepts a dict for a dataclass only there
         if saved.method != method:
-            raise CheckpointError(f"its method is {shown(saved.method)}.")
+            raise CheckpointError(f"method is {shown(saved.method)}.")
         saved.remapping()
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "as a whole"
+        place = ".".join(map(str, first["loc"])) or "value"
         fault = f"{place}: {first['msg']} (given: {shown(first['input'])})."
     except RopecliError as error:
         fault = str(error)
     else:
         return saved
-    raise CheckpointError(
-        f"{KEY} in config.json does not describe {method}: {fault} Write the patch anew from the original checkpoint."
-    )
+    raise CheckpointError(f"{KEY} in config.json is not a valid {method}: {fault} Patch the original checkpoint again.")
 
 
 def write_saved_remapping(config: dict[str, Any], saved: SavedRemapping) -> None:
-    """Edits `config` in place. What it asked for of other parts than the text's stays."""
+    """Write the distance method into `config`. The attention of other parts than the text model stays unchanged."""
     section = section_of(config)
     before = config.pop(_OVERRULES, None) or config.get(ATTENTION)
     if section is config:
@@ -149,7 +147,7 @@ def write_saved_remapping(config: dict[str, Any], saved: SavedRemapping) -> None
 
 
 def _by_part(attention: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """An attention, as a composite config.json asks for it, as a mapping: one name alone is that of all parts."""
+    """The attention setting of a composite config.json as a mapping by part; a single name applies to all parts."""
     if isinstance(attention, dict):
         return attention
     parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, dict)]

@@ -1,4 +1,4 @@
-"""Reads what config.json says of RoPE: the geometry and the scaling of each layer type, with what it leaves open."""
+"""Reads the RoPE settings of config.json: geometry and scaling of each layer type, and warnings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec
 
-UNNAMED_LENGTH = "does not name its pretraining length"
-"""In a warning: the max_positions that stands there now is taken for it."""
+UNNAMED_LENGTH = "but has no pretraining length"
+"""Part of the warning that max_position_embeddings is used as the pretraining length."""
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
 
 @dataclass(frozen=True)
 class ConfiguredRope:
-    """One rotary embedding as a config.json describes it; `geometry.layer_type` is None where all layers share it.
+    """One rotary embedding in config.json; `geometry.layer_type` is None if all layers share it.
 
-    far: whether its layers see the whole context, so that scaling it makes sense.
+    far: whether its layers see the whole context, so that scaling makes sense.
     """
 
     geometry: RopeGeometry
@@ -42,7 +42,7 @@ class ConfiguredRope:
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """All that config.json says of RoPE. warnings: what it leaves open or contradicts, in sentences."""
+    """The RoPE settings of config.json. warnings: sentences about missing or contradictory values."""
 
     ropes: tuple[ConfiguredRope, ...]
     max_position_embeddings: int
@@ -51,10 +51,10 @@ class RopeSettings:
 
 
 def read_settings(config: dict[str, Any], original_length: int | None = None) -> RopeSettings:
-    """The RoPE settings of a config.json, in either dialect.
+    """Read the RoPE settings of config.json, in either dialect.
 
-    original_length: corrects a config that lies about its pretraining length, tokens. Raises CheckpointError
-    for a model without rotary embeddings, and for values that are not numbers.
+    original_length: overrides a wrong pretraining length, tokens. Raises CheckpointError for a model without rotary
+    embeddings, and for invalid values.
     """
     section, family = section_of(config), family_of(config)
     _refuse_without_rope(config, section, family)
@@ -65,7 +65,7 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
     ropes = []
     by_layer_type = parameters_by_layer_type(section, family, warnings)
     for layer_type, parameters in by_layer_type.items():
-        if parameters is not None:  # a layer type may carry no positions at all
+        if parameters is not None:  # a layer type may have no positions
             ropes.append(_read_rope(section, family, parameters, layer_type, max_positions, original_length, warnings))
     if original_length is None:
         warnings += _leftover_lengths(section, by_layer_type, ropes)
@@ -76,35 +76,33 @@ def _max_positions(section: dict[str, Any], family: Family, warnings: list[str])
     default, names = family.max_position_embeddings, family.names_of(MAX_POSITIONS)
     if default is None or any(name in section for name in names):
         return whole_number(section, names)
-    warnings.append(f"config.json names no {names[0]}; models of this type have {default}.")
+    warnings.append(f"config.json has no {names[0]}; the default of this model type is {default}.")
     return default
 
 
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
     model_type = config.get("model_type")
     if not isinstance(model_type, str | None):
-        raise CheckpointError(f"model_type in config.json is {shown(model_type)}; a name was expected.")
+        raise CheckpointError(f"model_type in config.json is {shown(model_type)}; expected a name.")
     if section.get("alibi"):
-        raise CheckpointError("config.json asks for alibi; this model's layers do not use their rotary embeddings.")
+        raise CheckpointError("The model uses ALiBi (`alibi` in config.json), not rotary embeddings.")
     if family.refused:
-        raise CheckpointError(f"{model_type}: {family.refused}.")
+        raise CheckpointError(f"{model_type} is not supported: {family.refused}.")
     if not family.rotary:
-        raise CheckpointError(
-            f"model_type {shown(model_type)} has no rotary position embedding that config.json drives."
-        )
+        raise CheckpointError(f"model_type {shown(model_type)} has no rotary position embedding to configure.")
     if family.switch and section.get(family.switch[0]) != family.switch[1]:
         key, value = family.switch
-        raise CheckpointError(f"{model_type} has no rotary positions here: {key} in config.json is not {value!r}.")
+        raise CheckpointError(f"This {model_type} has no rotary positions: {key} in config.json is not {value!r}.")
     silent = all(section.get(key) is None for key in _ROPE_KEYS)
     if silent and family.scaled:
         raise CheckpointError(
-            f"config.json holds none of {', '.join(_ROPE_KEYS)}, and transformers takes a scaling of its own for "
-            f"{model_type}. Write rope_parameters into it, as transformers does when it saves."
+            f"config.json has none of {', '.join(_ROPE_KEYS)}, and {model_type} is scaled by default. Save the model "
+            "again with transformers, which writes rope_parameters."
         )
     if silent and family.rope_theta is None and not family.layers:
         raise CheckpointError(
             f"model_type {shown(model_type)} has no rotary position embedding: "
-            f"config.json holds none of {', '.join(_ROPE_KEYS)}."
+            f"config.json has none of {', '.join(_ROPE_KEYS)}."
         )
 
 
@@ -128,14 +126,14 @@ def _read_rope(
     original = original_length or _original_length(section, parameters, method, max_positions, layer_type, warnings)
     theta = positive_number("rope_theta", parameters["rope_theta"])
     if theta <= 1:
-        raise CheckpointError(f"rope_theta in config.json is {theta:g}; a base above 1 was expected.")
+        raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
     geometry = RopeGeometry(head, width, theta, original, layer_type, still)
     spec = _read_spec(parameters, method, max_positions / original)
     return ConfiguredRope(geometry, spec, family.sees_whole_context(layer_type))
 
 
 def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters, layer_type: str | None) -> Any:
-    """partial_rotary_factor from where it stands, or as the family takes it; None where all of a head turns."""
+    """partial_rotary_factor from config.json or the model type's default; None if the whole head rotates."""
     share = parameters.get("partial_rotary_factor", first(section, PARTIAL_KEYS))
     if share is None and family.known:
         defaults = family.layers.get(layer_type or "", {})
@@ -149,7 +147,7 @@ def _read_method(parameters: Parameters) -> str:
     rope_type = rope_type_of(parameters)
     if rope_type not in NATIVE_KEYS:
         known, hint = ", ".join(NATIVE_KEYS), did_you_mean(rope_type, NATIVE_KEYS)
-        raise CheckpointError(f"rope_type {shown(rope_type)} is not known here. Known: {known}.{hint}")
+        raise CheckpointError(f"Unknown rope_type {shown(rope_type)} in config.json. Known: {known}.{hint}")
     if rope_type == "default":
         return "none"
     if rope_type == "proportional":
@@ -158,10 +156,10 @@ def _read_method(parameters: Parameters) -> str:
 
 
 def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> ScalingSpec:
-    """Not checked: a patch replaces it, wrong or not.
+    """The scaling in config.json. Not checked, because a patch can replace an invalid one.
 
-    implied_factor: max_position_embeddings ÷ pretraining length, which transformers takes where yarn and longrope name
-    no factor.
+    implied_factor: max_position_embeddings ÷ pretraining length, which transformers uses for yarn and longrope without
+    a factor.
     """
     if method == "none":
         return ScalingSpec(find_method(method))
@@ -169,15 +167,15 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> Sc
     if factor is None:
         factor = max(1.0, implied_factor)
     if positive_number("factor", factor) < 1:
-        raise CheckpointError(f"factor in config.json is {factor:g}; a number from 1 on was expected.")
+        raise CheckpointError(f"factor in config.json is {factor:g}; expected at least 1.")
     params = {key: parameters[key] for key in find_method(method).signature if parameters.get(key) is not None}
     if all(parameters.get(key) for key in MSCALE_PAIR):
         for key in MSCALE_PAIR:
             positive_number(key, parameters[key])
     else:
         for key in MSCALE_PAIR:
-            params.pop(key, None)  # the one without the other does nothing
-    if "attention_factor" in params and "mscale" in params:  # transformers lets the explicit one win
+            params.pop(key, None)  # one without the other has no effect
+    if "attention_factor" in params and "mscale" in params:  # in transformers attention_factor takes precedence
         for key in MSCALE_PAIR:
             del params[key]
     if method == "longrope" and parameters.get(MSCALES[1]) is not None:
@@ -194,18 +192,17 @@ def _original_length(
     warnings: list[str],
 ) -> int:
     if method == "dynamic" or (method == "none" and QUERY_SCALE not in parameters):
-        return max_positions  # transformers takes max_position_embeddings, whatever else is named
-    # transformers 5 takes a stray one first, but for ropes by layer type and QUERY_SCALE, where it looks for none
+        return max_positions  # transformers always uses max_position_embeddings here
+    # transformers 5 prefers the top-level key, except for ropes by layer type and for QUERY_SCALE
     by_layer_type = layer_type is not None and ORIGINAL_LENGTH in NATIVE_KEYS[rope_type_of(parameters)]
-    own_alone = by_layer_type or method == "none"
-    places = (parameters,) if own_alone else (section, parameters)
+    places = (parameters,) if by_layer_type or method == "none" else (section, parameters)
     for place in places:
         if place.get(ORIGINAL_LENGTH) is not None:
             return whole_number(place, (ORIGINAL_LENGTH,))
     if method != "none":
         warnings.append(
-            f"config.json scales by {method} but {UNNAMED_LENGTH}; "
-            f"max_position_embeddings, {max_positions}, is taken for it. Correct it with patch --original-length."
+            f"config.json scales by {method} {UNNAMED_LENGTH}; using max_position_embeddings, {max_positions}. "
+            "Correct it with patch --original-length."
         )
     return max_positions
 
@@ -213,7 +210,7 @@ def _original_length(
 def _leftover_lengths(
     section: dict[str, Any], parameters: dict[str | None, Parameters | None], ropes: list[ConfiguredRope]
 ) -> Iterator[str]:
-    """Warns of a pretraining length that nothing reads, as no layer is scaled."""
+    """Warnings about a pretraining length in config.json that is not used, because no layer is scaled."""
     if any(rope.spec.method.name != "none" for rope in ropes):
         return
     for geometry in (rope.geometry for rope in ropes if rope.far):
@@ -221,6 +218,6 @@ def _leftover_lengths(
             named, max_positions = place.get(ORIGINAL_LENGTH), geometry.original_max_position_embeddings
             if named not in (None, max_positions):
                 yield (
-                    f"config.json names {ORIGINAL_LENGTH} {shown(named)}, but no scaling that reads it; "
-                    f"{max_positions} is taken for the pretraining length. Correct it with patch --original-length."
+                    f"Ignoring {ORIGINAL_LENGTH} {shown(named)} in config.json, because no scaling uses it; the "
+                    f"pretraining length is {max_positions}. Correct it with patch --original-length."
                 )

@@ -1,6 +1,6 @@
-"""The embedded checkpoint: a small Llama that `scripts/train_demo.py` trained on Python's standard library.
+"""The embedded checkpoint `demo`: a small Llama trained on Python's standard library by `scripts/train_demo.py`.
 
-Its folder is this one, so that `ropecli eval-ppl demo` needs neither a network nor a download.
+It is in this folder, so `ropecli eval-ppl demo` needs no download.
 """
 
 from pathlib import Path

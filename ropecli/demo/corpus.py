@@ -1,8 +1,7 @@
-"""The demo's text: Python's own standard library, split by file name into training and held-out files.
+"""The demo's text: Python's standard library, split by file name into training and held-out files.
 
-Held-out files were chosen long, and unmoved from Python 3.10 to 3.13. Files do move between versions, so
-names alone prove nothing: text is compared by hashes of windows of lines, and the hashes of what the demo
-checkpoint was trained on lie beside it (TRAINED_WINDOWS). Owns the split; knows no tokenizer.
+Held-out files are long and have the same path in Python 3.10 to 3.13. Other files move between versions, so text is
+also compared by hashes of windows of lines. The hashes of the training text are in TRAINED_WINDOWS.
 """
 
 import hashlib
@@ -51,12 +50,12 @@ HELD_OUT = (
 )
 TRAINED_WINDOWS = FOLDER / "trained_windows.npy"
 
-# Tables and generated text, which teach a language model little, and what is not the library's own.
-_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
+# Tables, generated text, and code that is not part of the standard library.
+_SKIPPED = {"site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
 _WINDOW_LINES = 8
 _SHORTEST_LINE = 4
 SAMPLING = 16
-"""One window in SAMPLING is stored: of moved passages of 100 lines, 997 in 1000 are still seen."""
+"""One window in SAMPLING is stored: enough to detect 997 of 1000 moved passages of 100 lines."""
 
 
 def stdlib_root() -> Path:
@@ -64,7 +63,7 @@ def stdlib_root() -> Path:
 
 
 def read_source(path: Path) -> str | None:
-    """The file's text with plain newlines; None where it is not UTF-8 (the library's tests hold such files)."""
+    """The file's text with newlines as \\n; None if it is not UTF-8, like some of the library's tests."""
     try:
         return path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
@@ -72,29 +71,29 @@ def read_source(path: Path) -> str | None:
 
 
 def held_out_files(root: Path | None = None) -> dict[str, str]:
-    """Name -> text of the held-out files that this Python has."""
+    """Texts of the held-out files in this Python's library, by name."""
     root = root or stdlib_root()
     texts = ((name, read_source(root / name)) for name in HELD_OUT)
     return {name: text for name, text in texts if text}
 
 
 def training_files(root: Path | None = None) -> Iterator[tuple[str, str]]:
-    """(name, text) of every other source file that shares no window of lines with a held-out file, by name."""
+    """(name, text) of all other source files that share no window of lines with a held-out file, sorted by name."""
     root = root or stdlib_root()
-    kept_apart = set()
+    held_out = set()
     for text in held_out_files(root).values():
-        kept_apart |= line_windows(text)
+        held_out |= line_windows(text)
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
-        if name.as_posix() in HELD_OUT or _LEFT_OUT.intersection(name.parts):
+        if name.as_posix() in HELD_OUT or _SKIPPED.intersection(name.parts):
             continue
         source = read_source(path)
-        if source and kept_apart.isdisjoint(line_windows(source)):
+        if source and held_out.isdisjoint(line_windows(source)):
             yield name.as_posix(), source
 
 
 def line_windows(text: str) -> set[int]:
-    """64-bit hashes of every run of 8 lines, indentation and all but empty lines left aside."""
+    """64-bit hashes of every run of 8 lines, ignoring indentation and lines shorter than 4 characters."""
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if len(line) >= _SHORTEST_LINE]
     runs = ("\n".join(lines[i : i + _WINDOW_LINES]) for i in range(len(lines) - _WINDOW_LINES + 1))
@@ -102,12 +101,12 @@ def line_windows(text: str) -> set[int]:
 
 
 def sample_windows(windows: set[int]) -> np.ndarray:
-    """The sorted, sampled hashes, uint64: what TRAINED_WINDOWS holds of the training files."""
+    """Sampled hashes, sorted, uint64, as stored in TRAINED_WINDOWS."""
     return np.array(sorted(window for window in windows if window % SAMPLING == 0), dtype=np.uint64)
 
 
 def was_trained_on(text: str) -> bool:
-    """Whether a passage of `text` was among what the demo checkpoint was trained on, whatever file it was in."""
+    """Return whether the demo checkpoint was trained on a passage of `text`, in whichever file."""
     return np.isin(sample_windows(line_windows(text)), _trained_windows()).any().item()
 
 

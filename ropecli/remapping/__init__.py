@@ -1,1 +1,1 @@
-"""Methods that change the distance that attention sees, one file each, and the attention that computes with them."""
+"""Distance methods: they change the distance that attention sees, one file per method."""

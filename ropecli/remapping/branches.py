@@ -1,4 +1,4 @@
-"""What the methods share: the keys nearer than a window, and those beyond it."""
+"""Branches shared by the distance methods: keys inside a window, and keys beyond it."""
 
 from dataclasses import replace
 
@@ -9,28 +9,28 @@ from ropecli.rope import Branch, Positions, Remapping
 
 
 def near_and_far(window: int, query: Positions, key: Positions | None) -> tuple[Branch, Branch]:
-    """Keys less than `window` tokens back as they are; all before those at the distance query(n) - key(m)."""
+    """Keys less than `window` tokens back at their true distance; all earlier keys at query(n) - key(m)."""
     near = Branch(lambda n: np.maximum(n - window + 1, 0), lambda n: n + 1)
     far = Branch(np.zeros_like, lambda n: np.maximum(n - window + 1, 0), query, key)
     return near, far
 
 
 def near_and_first(window: int, first: int, query: Positions, key: Positions | None = None) -> tuple[Branch, Branch]:
-    """The last `window` tokens as they are; of those before, the first `first` alone, query(n) - key(m) away."""
+    """The last `window` tokens at their true distance, and the first `first` tokens at query(n) - key(m)."""
     near, far = near_and_far(window, query, key)
     return near, replace(far, stop=lambda n: np.minimum(far.stop(n), first))
 
 
 def check_window(method: str, name: str, window: int, pretrained: int) -> int:
-    """`window`, tokens. Raises MethodError where it is above the pretraining length."""
+    """Return `window`, tokens. Raises MethodError if it exceeds the pretraining length."""
     if window > pretrained:
         raise MethodError(
-            f"{method}: {name} is {window}; it must be at most {pretrained}, the window that the model was trained to "
-            "read: distances beyond it are new to the model."
+            f"{method}: {name} is {window}; expected at most {pretrained}, the trained context length. The model has "
+            "not seen larger distances."
         )
     return window
 
 
 def sliding(window: int) -> Remapping:
-    """Plain attention over the last `window` tokens, the query's own among them."""
+    """Standard attention over the last `window` tokens, including the query's own."""
     return Remapping((Branch(lambda n: np.maximum(n - window + 1, 0), lambda n: n + 1),))

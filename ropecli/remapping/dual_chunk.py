@@ -1,7 +1,7 @@
-"""Dual Chunk Attention: positions start again in every block, and queries look at those before from behind their ends.
+"""Dual Chunk Attention: positions restart in every block, and queries see earlier blocks from a larger position.
 
-Source: An et al. 2024 (arXiv:2402.17463), section 3. The paper's chunk size s is the stride here, and its c, the length
-that distances stay in, is `chunk`, as in the authors' code, which leaves a quarter of the pretraining length unused.
+Source: An et al. 2024 (arXiv:2402.17463), section 3. The paper's chunk size s is `stride` here. Its c, the bound of the
+distances, is `chunk`, as in the authors' code, which uses three quarters of the pretraining length.
 """
 
 import numpy as np
@@ -15,29 +15,29 @@ from ropecli.scaling.registry import remapping_method
 @remapping_method("dual-chunk", source="An et al. 2024, arXiv:2402.17463, section 3", training="no",
                   other_names=("dual_chunk", "dca", "chunkllama"))  # fmt: skip
 def dual_chunk(pretrained: int, target: int, *, chunk: int | None = None, local_window: int | None = None) -> Remapping:
-    """Dual Chunk Attention: positions start again in every block of chunk - local_window tokens; ρ stays within chunk.
+    """Dual Chunk Attention: restart positions in every block of chunk - local_window tokens, so that ρ <= chunk.
 
-    With c for the length of a block, keys are at m mod c. Queries are at n mod c for the keys of their own block, at
-    min(n mod c + c, chunk) for those of the block before, and at chunk for all others: distances up to local_window
-    stay as they are. chunk: tokens; three quarters of the pretraining length unless given. local_window: tokens; an
-    eighth of the pretraining length unless given. The factor sets the context length alone. Raises MethodError
-    for a chunk above the pretraining length, not above local_window, or below two of them.
+    With block length c, a key has position m mod c. A query has position n mod c for keys of its own block,
+    min(n mod c + c, chunk) for keys of the previous block, and chunk for all earlier keys. Distances up to local_window
+    are unchanged. chunk: tokens. Default: three quarters of the pretraining length. local_window: tokens. Default: an
+    eighth of the pretraining length. The factor only sets the context length. Raises MethodError unless
+    local_window <= chunk / 2 and chunk <= pretraining length.
     """
     local_window = local_window or max(1, pretrained // 8)
     chunk = check_window("dual-chunk", "chunk", chunk or max(2, 3 * pretrained // 4), pretrained)
     stride = chunk - local_window
     if stride <= 0:
-        raise MethodError(f"dual-chunk: chunk is {chunk}; it must be above local_window, which is {local_window}.")
+        raise MethodError(f"dual-chunk: chunk is {chunk}; expected more than local_window, {local_window}.")
     if stride < local_window:
         raise MethodError(
-            f"dual-chunk: local_window is {local_window}; it must be at most {chunk // 2}, half of chunk, which is "
-            f"{chunk}: keys {stride + 1} tokens back can be two blocks of {stride} away, where distances are not kept."
+            f"dual-chunk: local_window is {local_window}; expected at most {chunk // 2}, half of chunk ({chunk}). "
+            f"Otherwise a key {stride + 1} tokens back can be two blocks of {stride} away and gets a wrong distance."
         )
     return Remapping(_branches(chunk, stride), {"chunk": chunk, "local_window": local_window})
 
 
 def _branches(chunk: int, stride: int) -> tuple[Branch, Branch, Branch]:
-    """The query's own block, the one before, and all before that."""
+    """The query's own block, the previous block, and all earlier blocks."""
 
     def own(n: np.ndarray) -> np.ndarray:
         return n // stride * stride

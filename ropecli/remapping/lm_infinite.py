@@ -1,6 +1,6 @@
-"""LM-Infinite: the last tokens and the first few, as far away as a model has seen them and no farther.
+"""LM-Infinite: attention to the last tokens and the first few, with limited distances.
 
-Source: Han et al. 2023 (arXiv:2308.16137), the Λ-shaped mask and the limit of the distances.
+Source: Han et al. 2023 (arXiv:2308.16137): Λ-shaped mask and distance limit.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from ropecli.rope import Remapping
 from ropecli.scaling.registry import remapping_method
 
 _GLOBAL_TOKENS = 10
-"""The authors take 10 to 100; the fewest add least to the number of tokens that a model is used to attend to."""
+"""The authors use 10 to 100. Fewer tokens stay closer to the number of keys seen in pretraining."""
 
 
 @remapping_method("lm-infinite", source="Han et al. 2023, arXiv:2308.16137", training="no",
@@ -18,12 +18,11 @@ _GLOBAL_TOKENS = 10
 def lm_infinite(
     pretrained: int, target: int, *, window: int | None = None, global_tokens: int | None = None
 ) -> Remapping:
-    """LM-Infinite: a query sees the last tokens and the first few, ρ = min(n - m, window). All between is masked.
+    """LM-Infinite: attend to the last tokens and the first few, ρ = min(n - m, window). Mask everything in between.
 
-    window: the authors' L_pretrain, tokens; the whole pretraining length unless given. global_tokens: the authors'
-    n_global, how many of the first tokens every query sees; 10 unless given (the paper takes 10 to 100), or as many as
-    the pretraining length has. The factor sets the context length alone. Raises MethodError where either is
-    above the pretraining length.
+    window: L_pretrain in the paper, tokens. Default: the pretraining length. global_tokens: n_global in the paper, the
+    number of first tokens that every query sees. Default: 10 (the paper uses 10 to 100), at most the pretraining
+    length. The factor only sets the context length. Raises MethodError if either exceeds the pretraining length.
     """
     window = check_window("lm-infinite", "window", window or pretrained, pretrained)
     first = check_window("lm-infinite", "global_tokens", global_tokens or min(_GLOBAL_TOKENS, pretrained), pretrained)

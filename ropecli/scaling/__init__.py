@@ -1,1 +1,1 @@
-"""Frequency methods: pure functions of a RopeGeometry and a factor, one file each, found by `registry`."""
+"""Frequency methods: pure functions of a RopeGeometry and a factor, one file per method."""

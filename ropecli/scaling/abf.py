@@ -1,4 +1,4 @@
-"""Adjusted base frequency: a larger base b, so that slow pairs turn slower still."""
+"""Adjusted base frequency: a larger base slows down the slow pairs."""
 
 from typing import Annotated
 
@@ -23,10 +23,10 @@ def abf(
     rope_theta: float | None = None,
     beta: Annotated[float | None, SearchRange(2.0, 500.0)] = None,
 ) -> Frequencies:
-    """Adjusted base frequency (ABF): replace the base b by rope_theta, or by beta * b.
+    """Adjusted base frequency (ABF): replace the base b with rope_theta, or with beta * b.
 
-    rope_theta: the new base (Llama 2 Long 500000, Code Llama 1000000). beta: the new base over the old
-    (50 in Xiong et al.). Exactly one of them. The factor sets the context length alone.
+    rope_theta: the new base (Llama 2 Long: 500000, Code Llama: 1000000). beta: the new base divided by the pretrained
+    one (Xiong et al.: 50). Give exactly one of them. The factor only sets the context length.
     """
     if rope_theta is not None and beta is None:
         new_theta, params = rope_theta, {"rope_theta": rope_theta}
@@ -35,9 +35,11 @@ def abf(
     else:
         given = "neither was" if beta is None else "both were"
         raise MethodError(
-            f"abf takes either rope_theta (the new base) or beta (new base over old), and {given} given. "
+            f"abf requires either rope_theta (the new base) or beta (new base / pretrained base), but {given} given. "
             "Example: --set rope_theta=500000"
         )
     if new_theta <= 1:
-        raise MethodError(f"The new base would be {new_theta:g}; it must be above 1, and above the old one to extend.")
+        raise MethodError(
+            f"The new base would be {new_theta:g}; expected more than 1, and more than the pretrained base to extend."
+        )
     return Frequencies(rope.inv_freq(new_theta), rope_theta=new_theta, params=params)

@@ -1,4 +1,4 @@
-"""Frequencies from elsewhere: a search, a paper's table, another program."""
+"""User-supplied frequencies, for example from a search or a paper."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ from ropecli.scaling.registry import scaling_method
 
 @scaling_method(
     "custom",
-    source="the user's own numbers",
-    training="by the numbers",
+    source="user-supplied values",
+    training="depends on the values",
     h="inv_freq_d, or θ_d/factors_d",
     other_names=("file",),
 )
@@ -25,10 +25,10 @@ def custom(
     factors: Sequence[float] | None = None,
     attention_factor: float = 1.0,
 ) -> Frequencies:
-    """Custom: frequencies as they are given, pair by pair.
+    """Custom: use the given frequency, or divide by the given factor, for each pair.
 
-    inv_freq: rotary_dim/2 frequencies, radians per token, zeros allowed. factors: rotary_dim/2 numbers by which
-    the pretrained frequencies are divided. Exactly one of them. attention_factor: multiplies cos and sin.
+    inv_freq: rotary_dim/2 frequencies, radians per token, zeros allowed. factors: rotary_dim/2 divisors of the
+    pretrained frequencies. Give exactly one of them. attention_factor: multiplies cos and sin.
     """
     params: dict[str, object] = {"attention_factor": attention_factor}
     if inv_freq is not None and factors is None:
@@ -38,13 +38,13 @@ def custom(
     elif factors is not None and inv_freq is None:
         check_length("factors", factors, rope)
         if min(factors) <= 0:
-            raise MethodError(f"factors holds {min(factors):g}; every factor must be positive.")
+            raise MethodError(f"factors contains {min(factors):g}; expected positive numbers.")
         params["factors"] = list(factors)
         given = rope.inv_freq() / np.array(factors, dtype=np.float64)
     else:
         found = "neither was" if factors is None else "both were"
         raise MethodError(
-            f"custom takes either inv_freq or factors, a list each, and {found} given. "
-            "Example: --factors-file FILE.json, which holds a list of factors."
+            f"custom requires a list, either inv_freq or factors, but {found} given. "
+            "Example: --factors-file FILE.json, a JSON list of factors."
         )
     return Frequencies(given, attention_factor, params=params)

@@ -1,4 +1,4 @@
-"""Dynamic NTK: the base grows with the current length, so that short inputs see the pretrained frequencies."""
+"""Dynamic NTK: the base grows with the current length, so short inputs use the pretrained frequencies."""
 
 from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.ntk import ntk_theta
@@ -16,9 +16,9 @@ from ropecli.scaling.registry import scaling_method
 def dynamic(rope: RopeGeometry, s: float, length: int) -> Frequencies:
     """Dynamic NTK: NTK-aware scaling by (s·l/L) - (s - 1), where l is the current length, at least L.
 
-    Keys that were rotated at one length do not fit another, so a KV cache that grows past L is inexact.
+    L is the pretraining length. A KV cache that grows past L is inexact: its keys were rotated for a shorter length.
     """
     original_length = rope.original_max_position_embeddings
     stretch = s * max(length, original_length) / original_length - (s - 1)
-    # rope_theta stays the pretrained one: it is what readers start from, at every length anew
+    # rope_theta stays the pretrained one: readers compute the base from it again at every length
     return Frequencies(rope.inv_freq(ntk_theta(rope, stretch)))

@@ -1,4 +1,4 @@
-"""Dynamic YaRN: the factor follows the current length, so that short inputs see the pretrained frequencies."""
+"""Dynamic YaRN: the factor follows the current length, so short inputs use the pretrained frequencies."""
 
 from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
@@ -7,9 +7,9 @@ from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 
 @scaling_method(
     "dynamic-yarn",
-    source="Peng et al. 2023, arXiv:2309.00071, 'Dynamic Scaling', with YaRN in place of NTK",
+    source="Peng et al. 2023, arXiv:2309.00071, 'Dynamic Scaling', with YaRN instead of NTK",
     training="no",
-    h="(1 - γ)·θ_d/max(1, l/L) + γ·θ_d, γ from 0 at beta_slow turns to 1 at beta_fast",
+    h="(1 - γ)·θ_d/max(1, l/L) + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
     targeted=True,
 )
 def dynamic_yarn(
@@ -21,10 +21,10 @@ def dynamic_yarn(
     beta_slow: float = 1.0,
     truncate: bool = True,
 ) -> Frequencies:
-    """Dynamic YaRN: YaRN by max(1, l/L), where l is the current length and L the pretraining length.
+    """Dynamic YaRN: YaRN with factor max(1, l/L), where l is the current length and L the pretraining length.
 
-    beta_fast, beta_slow, truncate: as in yarn. The factor sets the context length alone. Keys that were rotated at one
-    length do not fit another, so a KV cache that grows past L is inexact.
+    beta_fast, beta_slow, truncate: as in yarn. The factor only sets the context length. A KV cache that grows past L
+    is inexact: its keys were rotated for a shorter length.
     """
     now = max(1.0, length / rope.original_max_position_embeddings)
     params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}

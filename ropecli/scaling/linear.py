@@ -1,4 +1,4 @@
-"""Position Interpolation: every pair turns s times slower."""
+"""Position Interpolation: every pair rotates s times slower."""
 
 from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method

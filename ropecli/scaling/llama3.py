@@ -1,4 +1,4 @@
-"""Llama 3.1's scaling: three bands of wavelengths, the middle one interpolated smoothly."""
+"""Llama 3.1's scaling: three bands of wavelengths, with a smooth transition in the middle one."""
 
 import math
 from typing import Annotated
@@ -15,7 +15,7 @@ from ropecli.scaling.registry import scaling_method
     "llama3",
     source="Meta 2024, Llama 3.1's apply_scaling in llama-models",
     training="a little",
-    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at low_freq_factor turns to 1 at high_freq_factor",
+    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at low_freq_factor rotations to 1 at high_freq_factor",
     targeted=True,
     rope_type="llama3",
 )
@@ -26,18 +26,18 @@ def llama3(
     low_freq_factor: Annotated[float, SearchRange(0.25, 2.0)] = 1.0,
     high_freq_factor: Annotated[float, SearchRange(2.5, 32.0)] = 4.0,
 ) -> Frequencies:
-    """Llama 3.1: divide by the factor what turns less than low_freq_factor times in the pretraining length.
+    """Llama 3.1: divide the frequencies of slow pairs by the factor, keep fast pairs, and interpolate in between.
 
-    low_freq_factor, high_freq_factor: turns in the pretraining length. Below the first a pair is fully
-    interpolated, above the second left alone; between, linear in the number of turns.
+    low_freq_factor, high_freq_factor: rotations within the pretraining length. Pairs with fewer than low_freq_factor
+    are divided by the full factor, pairs with more than high_freq_factor are unchanged; in between, the change is
+    linear in the number of rotations.
     """
     if high_freq_factor <= low_freq_factor:
         raise MethodError(
-            f"high_freq_factor is {high_freq_factor:g} and low_freq_factor {low_freq_factor:g}; "
-            "high_freq_factor must be the larger."
+            f"high_freq_factor is {high_freq_factor:g}; expected more than low_freq_factor, {low_freq_factor:g}."
         )
     base = rope.inv_freq()
-    turns = rope.original_max_position_embeddings * base / (2 * math.pi)
-    kept = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
+    rotations = rope.original_max_position_embeddings * base / (2 * math.pi)
+    kept = np.clip((rotations - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
     params = {"low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor}
     return Frequencies(base * (kept + (1 - kept) / s), params=params)

@@ -1,4 +1,4 @@
-"""What a scaling method is: its function, its source, and its parameters with the values that each may have."""
+"""ScalingMethod: a method's function, source, and parameters with their allowed values."""
 
 import inspect
 import types
@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 from ropecli.errors import MethodError, did_you_mean, shown
 
 _LARGEST = 1e30
-"""longrope factors that stand for a frequency of zero come up to this."""
+"""The longrope factor that represents a frequency of zero."""
 _LARGEST_COUNT = 10**12
-"""Tokens: no context length comes near it."""
+"""Tokens; far above any context length."""
 AS_IT_IS, UNCHANGED = "m", "θ_d"
-"""g and h of plain rotary embeddings."""
-LIST = "a list of numbers from 0 on"
-"""The kind of a parameter that has a number for each pair; a method may ask for more of them."""
+"""g and h without scaling."""
+LIST = "a list of non-negative numbers"
+"""The kind of a parameter with one number per pair; a method may restrict it further."""
 
 
 class SearchRange(NamedTuple):
-    """The values of a parameter that are worth trying: from low to high, both above 0, evenly in the logarithm."""
+    """The range of a parameter that a search samples on a logarithmic scale; both ends are positive."""
 
     low: float
     high: float
 
 
 class Parameter(NamedTuple):
-    """A parameter of a method as a user sees it.
+    """A method's parameter, for display.
 
-    kind: what it must be, in words. default: None where the method has a rule of its own for one left out.
+    kind: description of the allowed values. default: None if the method computes it.
     """
 
     name: str
@@ -41,13 +41,14 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class ScalingMethod:
-    """name: ours. source: paper and section. training: whether the model must be fine-tuned to use it.
+    """A registered scaling method.
 
-    rope_type: the native encoding in transformers; None where it has none. depends_on_length: the frequencies
-    change with the current sequence length. remaps: it changes the distances that attention sees, and no frequency.
-    other_names: what else it is called. g, h: what becomes of a position m and of a pair's frequency θ_d, in YaRN's
-    general form (eq. 12), where l is the current length and all |D|/2 pairs rotate; empty for those that remap.
-    targeted: h goes by a pair's wavelength against the pretraining length; YaRN calls the others blind.
+    source: paper and section. training: whether the model must be fine-tuned to use it. rope_type: the rope_type in
+    transformers, if there is one. depends_on_length: the frequencies change with the current sequence length.
+    remaps: a distance method; the frequencies stay unchanged. other_names: aliases. g, h: the functions of the
+    position m and of a pair's frequency θ_d in YaRN's general form (eq. 12), with the current length l and |D|/2
+    rotating pairs; empty for distance methods. targeted: h depends on a pair's wavelength relative to the pretraining
+    length; YaRN calls the others blind.
     """
 
     name: str
@@ -66,7 +67,7 @@ class ScalingMethod:
         return self.name
 
     def __repr__(self) -> str:
-        """The name alone, so that a spec reads, and is recorded, as the user gave it."""
+        """The name only, so that specs are recorded as the user gave them."""
         return repr(self.name)
 
     @property
@@ -76,12 +77,12 @@ class ScalingMethod:
 
     @property
     def summary(self) -> str:
-        """Its first paragraph."""
+        """The docstring's first paragraph."""
         return self.description.split("\n\n")[0].replace("\n", " ")
 
     @property
     def interpolation(self) -> str:
-        """In a word or two."""
+        """YaRN's class of the method: none, blind, targeted, or as given."""
         if self.remaps or (self.g, self.h) == (AS_IT_IS, UNCHANGED):
             return "none"
         if any(parameter.kind == LIST for parameter in self.parameters):
@@ -96,7 +97,7 @@ class ScalingMethod:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The same as a user sees them."""
+        """The parameters, for display."""
         found = []
         for name, parameter in self.signature.items():
             required = parameter.default is parameter.empty
@@ -106,7 +107,7 @@ class ScalingMethod:
 
     @property
     def search_ranges(self) -> dict[str, SearchRange]:
-        """Of the parameters that say which values are worth trying."""
+        """Search ranges by parameter, for those that have one."""
         found = {}
         for name, parameter in self.signature.items():
             for note in getattr(parameter.annotation, "__metadata__", ()):
@@ -115,7 +116,7 @@ class ScalingMethod:
         return found
 
     def check(self, params: Mapping[str, object]) -> None:
-        """Raises MethodError for an unknown parameter, a value of the wrong kind, and a required one left out."""
+        """Raise MethodError for an unknown parameter, an invalid value, or a missing required parameter."""
         known = self.signature
         for key, value in params.items():
             if key not in known:
@@ -124,13 +125,10 @@ class ScalingMethod:
                 raise MethodError(f"Method {self.name} has no parameter {key!r}. Its parameters: {names}.{hint}")
             if not _fits(value, known[key].annotation):
                 expected = _describe(known[key].annotation)
-                raise MethodError(f"{self.name}: {key} is {shown(value)}; it must be {expected}.")
+                raise MethodError(f"{self.name}: {key} is {shown(value)}; expected {expected}.")
         for key, parameter in known.items():
             if parameter.default is parameter.empty and key not in params:
-                raise MethodError(
-                    f"Method {self.name} needs {key}: give it with --set, or by --factors-file where the command has "
-                    "it."
-                )
+                raise MethodError(f"Method {self.name} requires {key}. Set it with --set or --factors-file.")
 
 
 def _fits(value: object, annotation: object) -> bool:
@@ -153,7 +151,7 @@ def _fits_in_a_list(value: object) -> bool:
 
 
 def _plain(annotation: object) -> object:
-    """Without what is noted beside the type."""
+    """The type without its Annotated metadata."""
     return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
 
 
@@ -164,7 +162,7 @@ def _describe(annotation: object) -> str:
     if annotation is bool:
         return "true or false"
     if annotation is int:
-        return "a whole number from 1 on"
+        return "a positive integer"
     if typing.get_origin(annotation) is Sequence:
         return LIST
     return f"a positive number of at most {_LARGEST:g}"

@@ -1,4 +1,4 @@
-"""NoPE made out of a RoPE model: no pair turns any more, and a short recalibration lets the model do without."""
+"""DroPE: removes the rotary embeddings of a pretrained model, which is then recalibrated without positions (NoPE)."""
 
 import numpy as np
 
@@ -14,9 +14,9 @@ from ropecli.scaling.registry import scaling_method
     other_names=("drope",),
 )
 def nope(rope: RopeGeometry, s: float) -> Frequencies:
-    """DroPE: set all frequencies to zero; the causal mask alone tells the order.
+    """DroPE: set all frequencies to zero; only the causal mask encodes the order.
 
-    The model must be recalibrated by fine-tuning at its pretraining length before it reads anything sensibly.
-    The factor sets the context length alone.
+    Fine-tune the model at its pretraining length before use; without this recalibration its output is useless.
+    The factor only sets the context length.
     """
     return Frequencies(np.zeros(rope.pairs))

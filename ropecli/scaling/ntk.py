@@ -1,4 +1,4 @@
-"""NTK-aware scaling: the base grows until the slowest pair turns exactly s times slower."""
+"""NTK-aware scaling: a larger base, with which the slowest pair rotates exactly s times slower."""
 
 import math
 
@@ -8,21 +8,21 @@ from ropecli.scaling.registry import scaling_method
 
 
 def ntk_theta(rope: RopeGeometry, s: float) -> float:
-    """b·s^(d/2k), where k is the index of the slowest pair that turns: d/(d-2) where all do.
+    """b·s^(d/2k), where k is the index of the slowest rotating pair; b·s^(d/(d-2)) if all pairs rotate.
 
-    Raises MethodError where fewer than two pairs turn, or where the base overflows.
+    Raises MethodError if fewer than two pairs rotate, or if the base overflows.
     """
     slowest = rope.pairs - rope.still_pairs - 1
     if slowest < 1:
         raise MethodError(
-            f"NTK-aware scaling needs at least two rotary pairs that turn; this model has {slowest + 1}. Use linear."
+            f"NTK-aware scaling requires at least two rotating pairs; this model has {slowest + 1}. Use linear."
         )
     try:
         theta = rope.rope_theta * s ** (rope.rotary_dim / (2 * slowest))
     except OverflowError:
         theta = math.inf
     if not math.isfinite(theta):
-        raise MethodError(f"A factor of {s:g} makes the base overflow; use a smaller one.")
+        raise MethodError(f"The base overflows with factor {s:g}. Use a smaller factor.")
     return theta
 
 
@@ -35,10 +35,10 @@ def ntk_theta(rope: RopeGeometry, s: float) -> float:
     other_names=("ntk-aware",),
 )
 def ntk(rope: RopeGeometry, s: float) -> Frequencies:
-    """NTK-aware scaling: the base becomes b·s^(d/(d-2)), so fast pairs barely change.
+    """NTK-aware scaling: change the base to b·s^(d/(d-2)), which barely changes fast pairs.
 
-    The pairs between reach their full stretch only at the slowest one, so the usable length stays below
-    s times the original: take a larger factor than the target alone asks for.
+    Only the slowest pair is slowed down by the full factor s, so the usable length stays below s times the pretraining
+    length. Choose a larger factor than target length / pretraining length.
     """
     theta = ntk_theta(rope, s)
     return Frequencies(rope.inv_freq(theta), rope_theta=theta)

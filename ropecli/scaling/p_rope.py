@@ -1,4 +1,4 @@
-"""p-RoPE: the slowest pairs stop turning and carry meaning without a position."""
+"""p-RoPE: the slowest pairs stop rotating and carry no position."""
 
 from ropecli.errors import MethodError
 from ropecli.rope import Frequencies, RopeGeometry
@@ -14,11 +14,11 @@ from ropecli.scaling.registry import scaling_method
 def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> Frequencies:
     """p-RoPE: keep the fastest share p of the pairs and set the frequencies of the others to zero.
 
-    p: share of the pairs that go on turning, in (0, 1]; 1 is RoPE, near 0 NoPE. Slow pairs are those that
-    leave the angles seen in pretraining first. The factor sets the context length alone.
+    p: share of the pairs that keep rotating, in (0, 1]; 1 is RoPE, near 0 is NoPE. Beyond the pretraining length, slow
+    pairs reach angles that the model has never seen; this removes them. The factor only sets the context length.
     """
     if p > 1:
-        raise MethodError(f"p is {p:g}; it is a share of the pairs, above 0 and at most 1.")
+        raise MethodError(f"p is {p:g}; expected a share of the pairs, above 0 and at most 1.")
     inv_freq = rope.inv_freq()
-    inv_freq[int(p * rope.rotary_dim // 2) :] = 0.0  # rounded down, as transformers' `proportional` does
+    inv_freq[int(p * rope.rotary_dim // 2) :] = 0.0  # rounded down, like transformers' `proportional`
     return Frequencies(inv_freq, params={"p": p})

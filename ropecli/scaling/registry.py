@@ -1,8 +1,8 @@
-"""Finds the methods: each is a function in a file of its own, registered by its decorator.
+"""The registry of scaling methods. Each method is a decorated function in its own file.
 
-A frequency method is a function `(rope, s, *, parameters) -> Frequencies`; one that depends on the current sequence
-length takes it third: `(rope, s, length, *, parameters)`. A distance method is a function `(pretrained, target, *,
-parameters) -> Remapping` of two lengths. Its keyword-only parameters are its schema.
+A frequency method is a function `(rope, s, *, parameters) -> Frequencies`, or `(rope, s, length, *, parameters)` if
+it depends on the current sequence length. A distance method is a function `(pretrained, target, *, parameters) ->
+Remapping` of two lengths. The keyword-only parameters are the method's schema.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from ropecli.rope import Frequencies, Remapping
 from ropecli.scaling.method import AS_IT_IS, UNCHANGED, ScalingMethod
 
 _PACKAGES = (__package__, "ropecli.remapping")
-"""Where methods are: one that is not imported is not registered."""
+"""Packages with methods. All their modules are imported, which registers the methods."""
 _METHODS: dict[str, ScalingMethod] = {}
 
 
@@ -31,7 +31,7 @@ def scaling_method(
     rope_type: str | None = None,
     other_names: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Frequencies]], Callable[..., Frequencies]]:
-    """Registers the decorated function as a frequency method."""
+    """Register the decorated function as a frequency method."""
 
     def register(function: Callable[..., Frequencies]) -> Callable[..., Frequencies]:
         depends_on_length = "length" in inspect.signature(function).parameters
@@ -46,7 +46,7 @@ def scaling_method(
 def remapping_method(
     name: str, *, source: str, training: str, other_names: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Remapping]], Callable[..., Remapping]]:
-    """Registers the decorated function as a distance method."""
+    """Register the decorated function as a distance method."""
 
     def register(function: Callable[..., Remapping]) -> Callable[..., Remapping]:
         _METHODS[name] = ScalingMethod(name, function, source, training, None, False, other_names, remaps=True)
@@ -57,7 +57,7 @@ def remapping_method(
 
 @cache
 def scaling_methods() -> dict[str, ScalingMethod]:
-    """All methods by name: the frequency methods first, then the distance methods."""
+    """All methods by name: frequency methods first, then distance methods."""
     for package in _PACKAGES:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
             importlib.import_module(f"{package}.{module.name}")
@@ -65,7 +65,7 @@ def scaling_methods() -> dict[str, ScalingMethod]:
 
 
 def find_method(name: str) -> ScalingMethod:
-    """The method of this name, in any case, or one of its other names. Raises MethodError for an unknown name."""
+    """Look up a method by name or alias, ignoring case. Raises MethodError for an unknown name."""
     methods, asked = scaling_methods(), name.lower().replace("_", "-")
     for method in methods.values():
         if asked == method.name or asked in method.other_names:

@@ -1,4 +1,4 @@
-"""Applies a ScalingSpec to a rope: its frequencies at a length, or the distances of a distance method."""
+"""Applies a ScalingSpec to a RopeGeometry, giving frequencies or, for distance methods, a remapping."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 
 def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) -> ScaledRope:
-    """The frequencies that `spec` gives for `geometry`.
+    """Apply `spec` to `geometry`.
 
-    length: the current sequence length, tokens; by default the target length. Methods that do not depend on
-    it ignore it. Raises MethodError for parameters that do not suit the geometry.
+    length: the current sequence length, tokens. Default: the target length. Ignored by methods that do not depend on
+    it. Raises MethodError for parameters that do not fit the geometry.
     """
     method, target = spec.method, round(geometry.original_max_position_embeddings * spec.factor)
     if method.remaps:
@@ -23,26 +23,26 @@ def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) 
     found = method.function(geometry, spec.factor, *current, **spec.params)
     if not (np.isfinite(found.inv_freq).all() and (found.inv_freq >= 0).all()):
         raise MethodError(f"{method} with factor {spec.factor:g} gives frequencies that are not finite.")
-    settled = replace(spec, params=found.params)
-    return ScaledRope(geometry, settled, found.inv_freq, found.attention_factor, found.rope_theta)
+    resolved = replace(spec, params=found.params)
+    return ScaledRope(geometry, resolved, found.inv_freq, found.attention_factor, found.rope_theta)
 
 
 def remapping_of(spec: ScalingSpec, pretrained: int, target: int) -> Remapping:
-    """The distances that `spec`, of a distance method, gives.
+    """The remapping of `spec`, a distance method's.
 
-    pretrained: tokens that the model was trained to read; target: tokens to read. Raises MethodError.
+    pretrained: the pretraining length; target: the length to extend to, tokens. Raises MethodError.
     """
     remapping = spec.method.function(pretrained, target, **spec.params)
     return replace(remapping, pretrained=pretrained, target=target)
 
 
 def remap(rope: ScaledRope, spec: ScalingSpec, pretrained: int, target: int) -> ScaledRope:
-    """`rope` with the distances that `spec` gives (see remapping_of); its frequencies stay. Raises MethodError."""
+    """`rope` with the remapping of `spec` (see remapping_of) and unchanged frequencies. Raises MethodError."""
     return replace(rope, spec=spec, remapping=remapping_of(spec, pretrained, target))
 
 
 def varies_with_length(rope: ScaledRope) -> bool:
-    """Whether the frequencies really change inside the target length (longrope with one list does not)."""
+    """Return whether the frequencies change within the target length (not for longrope with one list)."""
     if not rope.spec.method.depends_on_length:
         return False
     short, long = scale(rope.geometry, rope.spec, length=1), scale(rope.geometry, rope.spec)

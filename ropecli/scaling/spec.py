@@ -1,4 +1,4 @@
-"""What the user wants of a rope, ScalingSpec, and what the mathematics gives, ScaledRope."""
+"""ScalingSpec, the requested scaling, and ScaledRope, the result."""
 
 import math
 from collections.abc import Mapping
@@ -25,25 +25,25 @@ class ScalingSpec:
     params: Mapping[str, object] = field(default_factory=dict)
 
     def checked(self) -> "ScalingSpec":
-        """Itself. Raises MethodError for a factor out of range, and for parameters that the method refuses."""
+        """Return self. Raises MethodError for a factor out of range or invalid parameters."""
         check_factor(self.factor)
         self.method.check(self.params)
         return self
 
 
 def make_spec(method: str, factor: float = 1.0, params: Mapping[str, Any] = MappingProxyType({})) -> ScalingSpec:
-    """A spec by the method's name, looked up and checked here and nowhere else. Raises MethodError."""
+    """Look up the method and check factor and parameters. Raises MethodError."""
     return ScalingSpec(find_method(method), factor, dict(params)).checked()
 
 
 @dataclass(frozen=True)
 class ScaledRope:
-    """What the mathematics gives.
+    """A scaled rotary embedding.
 
     inv_freq: shape (rotary_dim/2,), float64, radians per token, index 0 fastest.
-    attention_factor: multiplies cos and sin, so that logits get its square.
-    rope_theta: the base to write; differs from the geometry's where the method is nothing but another base.
-    remapping: of methods that change the distances in place of the frequencies.
+    attention_factor: multiplies cos and sin, so logits get its square.
+    rope_theta: the base to write; differs from the geometry's for methods that only change the base.
+    remapping: for distance methods.
     """
 
     geometry: RopeGeometry
@@ -64,19 +64,19 @@ class ScaledRope:
 
     @property
     def wavelength(self) -> np.ndarray:
-        """Tokens per rotation, shape (rotary_dim/2,); infinite where a pair does not rotate."""
+        """Tokens per rotation, shape (rotary_dim/2,); infinite for pairs that do not rotate."""
         with np.errstate(divide="ignore"):
             return 2 * math.pi / self.inv_freq
 
 
 def check_factor(factor: float) -> None:
-    """Raises MethodError unless it is from 1 to 1000000."""
+    """Raise MethodError unless 1 <= factor <= 1000000."""
     if not 1 <= factor <= _LARGEST_FACTOR:
-        raise MethodError(f"The factor is {factor:g}; it must be a number from 1 to {_LARGEST_FACTOR}.")
+        raise MethodError(f"The factor is {factor:g}; expected a number from 1 to {_LARGEST_FACTOR}.")
 
 
 def label_of(method: str, factor: float, params: Mapping[str, object]) -> str:
-    """A scaling in a line: method, factor, and the numbers that are not the method's own defaults."""
+    """A one-line label: method, factor, and the numeric parameters that differ from the method's defaults."""
     registered = scaling_methods().get(method)
     known = registered.signature if registered else {}
     numbers = {key: value for key, value in params.items() if key in known and isinstance(value, int | float)}

@@ -1,4 +1,4 @@
-"""YaRN and its parts: NTK-by-parts interpolation, and the logits' temperature on top.
+"""YaRN: NTK-by-parts interpolation plus an attention factor.
 
 Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 and 3.4.
 """
@@ -18,42 +18,42 @@ BetaSlow = Annotated[float, SearchRange(0.25, 2.0)]
 
 
 def yarn_attention_factor(s: float, mscale: float = 1.0) -> float:
-    """√(1/t) = 0.1·ln s + 1 (eq. 22); the logarithm times mscale in DeepSeek's."""
+    """√(1/t) = 0.1·ln s + 1 (eq. 22); DeepSeek multiplies the logarithm by mscale."""
     return 0.1 * mscale * math.log(s) + 1.0
 
 
 def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, truncate: bool) -> np.ndarray:
-    """Frequencies between base and base/s (eq. 19), shape (rotary_dim/2,).
+    """NTK-by-parts frequencies (eq. 19), shape (rotary_dim/2,).
 
-    The ramp is linear in the pair's index, as in the reference implementation and transformers, where the
-    paper's γ (eq. 18) is linear in the number of turns. Raises MethodError unless beta_fast > beta_slow, and
-    where the ramp lies wholly outside of the pairs.
+    The ramp is linear in the pair's index, as in the reference implementation and transformers. In the paper, γ
+    (eq. 18) is linear in the number of rotations. Raises MethodError unless beta_fast > beta_slow, and if no pair
+    lies on the ramp.
     """
     if beta_fast <= beta_slow:
-        raise MethodError(f"beta_fast is {beta_fast:g} and beta_slow {beta_slow:g}; beta_fast must be the larger.")
+        raise MethodError(f"beta_fast is {beta_fast:g}; expected more than beta_slow, {beta_slow:g}.")
     if rope.rope_theta <= 1:
-        raise MethodError(f"rope_theta is {rope.rope_theta:g}; a ramp over the pairs needs a base above 1.")
+        raise MethodError(f"rope_theta is {rope.rope_theta:g}; NTK-by-parts and YaRN require a base above 1.")
 
-    def pair_with(turns: float) -> float:
-        """Index of the pair that makes so many turns in the pretraining length."""
+    def pair_with(rotations: float) -> float:
+        """Fractional index of the pair that rotates this many times within the pretraining length."""
         original_length = rope.original_max_position_embeddings
-        return rope.rotary_dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
+        return rope.rotary_dim * math.log(original_length / (rotations * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
 
-    # a pair far outside of those there are is as good as one endlessly far away, which cannot be rounded
-    low, high = (max(-rope.rotary_dim, min(pair_with(turns), rope.rotary_dim)) for turns in (beta_fast, beta_slow))
+    # clamped far outside of the existing pairs: infinity cannot be rounded
+    low, high = (max(-rope.rotary_dim, min(pair_with(beta), rope.rotary_dim)) for beta in (beta_fast, beta_slow))
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     if low > high:
-        # the reference goes on here with a ramp turned round, which divides all pairs that it should leave, or none
-        turns, instead = ("fewer than beta_slow", "linear") if high < 0 else ("more than beta_fast", "none")
+        # the reference continues with an inverted ramp, which divides pairs it should keep and keeps the others
+        rotations, instead = ("fewer than beta_slow", "linear") if high < 0 else ("more than beta_fast", "none")
         raise MethodError(
-            f"Every pair turns {turns} times in the pretraining length of {rope.original_max_position_embeddings} "
-            f"tokens, so that nothing lies between (beta_fast {beta_fast:g}, beta_slow {beta_slow:g}). "
-            f"Use {instead}, or give other betas."
+            f"Every pair rotates {rotations} times within the pretraining length of "
+            f"{rope.original_max_position_embeddings} tokens (beta_fast {beta_fast:g}, beta_slow {beta_slow:g}). "
+            f"Use --method {instead}, or other values of beta_fast and beta_slow."
         )
     if low == high:
-        high += 0.001  # as the reference does, where both ends fall on one pair
+        high += 0.001  # as in the reference, to avoid a division by zero
     interpolated = np.clip((np.arange(rope.rotary_dim // 2) - low) / (high - low), 0, 1)
     return rope.inv_freq() * (interpolated / s + (1 - interpolated))
 
@@ -62,17 +62,17 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
     "ntk-by-parts",
     source="YaRN, arXiv:2309.00071, section 3.2, eq. 17-19",
     training="a little",
-    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow turns to 1 at beta_fast",
+    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
     targeted=True,
     rope_type="yarn",
 )
 def ntk_by_parts(
     rope: RopeGeometry, s: float, *, beta_fast: BetaFast = 32.0, beta_slow: BetaSlow = 1.0, truncate: bool = True
 ) -> Frequencies:
-    """NTK-by-parts: interpolate slow pairs, leave fast ones, and ramp between. YaRN without temperature.
+    """NTK-by-parts: interpolate slow pairs, keep fast pairs, and ramp in between. YaRN without its attention factor.
 
-    beta_fast: turns in the pretraining length from which on a pair is left alone. beta_slow: turns below
-    which it is fully interpolated. truncate: round the ramp's ends to whole pairs.
+    beta_fast: pairs that rotate more often than this within the pretraining length are unchanged. beta_slow: pairs that
+    rotate less often are fully interpolated. truncate: round the ends of the ramp to whole pairs.
     """
     params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
     inv_freq = by_parts(rope, s, beta_fast, beta_slow, truncate)
@@ -83,7 +83,7 @@ def ntk_by_parts(
     "yarn",
     source="Peng et al. 2023, arXiv:2309.00071, section 3.4, eq. 21-22",
     training="a little",
-    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow turns to 1 at beta_fast",
+    h="(1 - γ)·θ_d/s + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
     targeted=True,
     rope_type="yarn",
 )
@@ -98,19 +98,19 @@ def yarn(
     mscale: float | None = None,
     mscale_all_dim: float | None = None,
 ) -> Frequencies:
-    """YaRN: NTK-by-parts and an attention temperature.
+    """YaRN: NTK-by-parts plus an attention factor.
 
-    beta_fast, beta_slow, truncate: as in ntk-by-parts. attention_factor: multiplies cos and sin;
-    0.1·ln s + 1 unless given. mscale, mscale_all_dim: DeepSeek's pair, both or none. Such a model multiplies
-    its softmax scale by (0.1·mscale_all_dim·ln s + 1)², so that cos and sin get
-    (0.1·mscale·ln s + 1) / (0.1·mscale_all_dim·ln s + 1) alone.
+    beta_fast, beta_slow, truncate: as in ntk-by-parts. attention_factor: multiplies cos and sin. Default:
+    0.1·ln s + 1. mscale, mscale_all_dim: for DeepSeek models, always together. These models multiply the softmax
+    scale by (0.1·mscale_all_dim·ln s + 1)², and cos and sin by
+    (0.1·mscale·ln s + 1) / (0.1·mscale_all_dim·ln s + 1).
     """
     params: dict[str, object] = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate}
     if (mscale is None) != (mscale_all_dim is None):
-        raise MethodError("mscale and mscale_all_dim go together: the one divides the other. Give both, or none.")
+        raise MethodError("mscale and mscale_all_dim must be set together. Set both or neither.")
     if attention_factor is not None:
         if mscale is not None:
-            raise MethodError("attention_factor and mscale both set the temperature; it would count twice. Give one.")
+            raise MethodError("attention_factor and mscale both set the attention factor. Set only one of them.")
         params["attention_factor"] = attention_factor
     elif mscale is not None and mscale_all_dim is not None:
         params |= {"mscale": mscale, "mscale_all_dim": mscale_all_dim}

@@ -94,5 +94,5 @@ def test_a_model_with_another_head(llama, patched):
 def test_code_of_the_checkpoints_own_is_warned_of(names, warned, llama, edited):
     """It may run an attention of its own under the method's name."""
     source = edited(llama, auto_map=names)
-    assert any("code of its own (auto_map)" in warning for warning in plan(source).writing_warnings) is warned
+    assert any("custom code (auto_map)" in warning for warning in plan(source).writing_warnings) is warned
     assert not any("auto_map" in warning for warning in plan(source, "yarn").writing_warnings)

@@ -50,11 +50,11 @@ REFUSED = {
     **dict.fromkeys(("falcon", "gpt_neox_japanese"), NO_FUNCTION),
     **dict.fromkeys(("llama4", "llama4_text"), "does not see the whole context, by its mask"),
     "beam": "no layer that sees the whole context has rotary positions",
-    "blt": "holds the configs of several transformers",
+    "blt": "contains the configs of several transformers",
     "deepseek_v4": "changes the mask on its way",
     "gemma4_assistant": "does not build a small model",
-    "ministral": "no layer looks back further",
-    "recurrent_gemma": "there is nothing to extend",
+    "ministral": "a distance method has no effect",
+    "recurrent_gemma": "the context cannot be extended",
 }
 # The others need minutes, all together.
 AT_ONCE = {

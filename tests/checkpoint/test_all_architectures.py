@@ -48,11 +48,11 @@ NO_POSITIONS = {
 # fmt: on
 # These two are made with their parts alone.
 NO_MODEL_BY_DEFAULT = {"musicgen", "musicgen_melody"}
-MIXED_HEADS = "transformers refuses longrope where layers differ in head_dim"
+MIXED_HEADS = "transformers does not support if layers differ in head_dim"
 # type -> method -> part of the message; a method that is not named works.
 REFUSED: dict[str, dict[str, str]] = {
     "beam": dict.fromkeys(METHODS, "no layer that sees the whole context has rotary positions"),
-    "blt": dict.fromkeys(METHODS, "holds the configs of several transformers"),
+    "blt": dict.fromkeys(METHODS, "contains the configs of several transformers"),
     "dots3_note": {"longrope": MIXED_HEADS},
     "dots3_note_text": {"longrope": MIXED_HEADS},
     "gemma3n": dict.fromkeys(METHODS, "requires the timm library"),
@@ -65,7 +65,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "gemma4_unified": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
     "gemma4_unified_assistant": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
     "gemma4_unified_text": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
-    "recurrent_gemma": dict.fromkeys(METHODS, "looks back attention_window_size tokens and no further"),
+    "recurrent_gemma": dict.fromkeys(METHODS, "limited to the last attention_window_size tokens"),
 }
 
 
@@ -161,7 +161,7 @@ def test_every_type_is_patched_or_refused(model_type, tmp_path):
         pytest.skip("with timm, this type is built and patched")
     source = open_checkpoint(coverage.write_checkpoint(model_type, tmp_path / "source"))
     if model_type in NO_POSITIONS:
-        with pytest.raises(RopecliError, match="no rotary position embedding that config"):
+        with pytest.raises(RopecliError, match="no rotary position embedding to configure"):
             make_plan(source, coverage.spec_of("yarn", source))
         if model_type not in NO_MODEL_BY_DEFAULT:
             assert build(AutoConfig.from_pretrained(source.folder)).tables == {}

@@ -100,7 +100,7 @@ def test_linear_does_not_name_its_window_and_is_told_it(nowhere, then, window, b
     assert_same(again, plan(nowhere, config, then, THEN[then], other))
     untold = plan(nowhere, scaled.config, then, THEN[then], 1.0)
     assert untold.target_length == scaled.max_position_embeddings
-    assert any("does not name its pretraining length" in warning for warning in untold.warnings)
+    assert any("but has no pretraining length" in warning for warning in untold.warnings)
 
 
 def _read(folder: Path, config: dict) -> ScaledRope:

@@ -1,4 +1,4 @@
-"""The linter: each trap is real, is found by its name, and is mended by the command that is printed beside it."""
+"""The linter: each problem is real, is found by its rule, and is fixed by the printed command."""
 
 import json
 import re
@@ -96,7 +96,7 @@ TRAPS = {
     "saved by transformers 5": Trap(
         "one-dialect",
         {key: value for key, value in BASE_500K.items() if key != "rope_theta"},
-        "older readers find no word of the base 500000 (they take 10000)",
+        "older readers ignore the base 500000 (they use 10000), which only rope_parameters has",
         {**BASE_500K, "rope_theta": 5e5},
         "--method none",
     ),
@@ -107,21 +107,21 @@ TRAPS = {
     "a stale factor": Trap(
         "two-scalings",
         {**CLEAN, "rope_scaling": yarn(factor=2.0)},
-        "factor is 2.0 in rope_scaling and 4.0 in rope_parameters; transformers 5 follows rope_scaling",
+        "factor is 2.0 in rope_scaling and 4.0 in rope_parameters; transformers 5 uses rope_scaling",
         CLEAN,
     ),
     "a stale type": Trap(
         "unclear",
         {**CLEAN, "rope_scaling": linear(original_max_position_embeddings=64)},
-        "rope_scaling says 'linear' and rope_parameters 'yarn'; transformers follows rope_scaling",
+        "rope_type is 'linear' in rope_scaling and 'yarn' in rope_parameters; using rope_scaling",
         CLEAN,
         "--method linear",
     ),
     # FACTS 3
-    "beside text_config": Trap(
+    "outside of text_config": Trap(
         "outside-text-config",
         {"model_type": "gemma3", "text_config": GEMMA, "vision_config": VISION, "rope_scaling": linear()},
-        "rope_scaling stands beside text_config",
+        "rope_scaling outside of text_config",
         {"model_type": "gemma3", "text_config": GEMMA, "vision_config": VISION},
         None,
     ),
@@ -129,48 +129,48 @@ TRAPS = {
     "linear without its window": Trap(
         "unclear",
         scaled(linear()),
-        "does not name its pretraining length; max_position_embeddings, 256, is taken for it",
+        "but has no pretraining length; using max_position_embeddings, 256",
         scaled(linear(original_max_position_embeddings=64)),
         "--original-length N",
     ),
     "a stray window": Trap(
         "two-original-windows",
         {**CLEAN, "original_max_position_embeddings": 128},
-        "original_max_position_embeddings is 128 at the top and 64 in rope_parameters; transformers 5 takes the one at",
+        "original_max_position_embeddings is 128 at the top level and 64 in rope_parameters; transformers 5 uses",
         {**CLEAN, "original_max_position_embeddings": 64},
         "--original-length 128",
     ),
     "a leftover window": Trap(
         "unclear",
         {**LLAMA, **LEFTOVER},
-        "config.json names original_max_position_embeddings 8192, but no scaling that reads it; 64 is taken for the",
+        "Ignoring original_max_position_embeddings 8192 in config.json, because no scaling uses it; the",
         {**LLAMA, "original_max_position_embeddings": 64},
         "--method none --output",
     ),
     "a leftover window in rope_parameters": Trap(
         "unclear",
         {**LLAMA, "rope_parameters": {**DEFAULT, **LEFTOVER}},
-        "original_max_position_embeddings 8192, but no scaling that reads it",
+        "Ignoring original_max_position_embeddings 8192",
         {**MINISTRAL, "rope_parameters": {**QUERIES, **LEFTOVER}},
     ),
     "a leftover window beside a nest": Trap(
         "unclear",
         {**MODERNBERT, **LEFTOVER},
-        "original_max_position_embeddings 8192, but no scaling that reads it",
+        "Ignoring original_max_position_embeddings 8192",
         MODERNBERT,
     ),
     # FACTS 5
     "a head_dim of null": Trap(
         "null-head-dim",
         {**MIXTRAL, "head_dim": None},
-        "head_dim is null, on which transformers 5 stops under yarn",
+        "head_dim is null; transformers 5 fails on that with yarn",
         {**LLAMA, "head_dim": None},  # Llama's config class works it out
     ),
     # FACTS 6
     "betafast": Trap(
         "unread-key",
         scaled(yarn(betafast=2.0)),
-        "betafast in rope_parameters is not read under rope_type 'yarn'. Did you mean beta_fast? Then add --set "
+        "betafast in rope_parameters is ignored for rope_type 'yarn'. Did you mean beta_fast? Then add --set "
         "beta_fast=2.0.",
         scaled(yarn(beta_fast=2.0)),
     ),
@@ -178,21 +178,21 @@ TRAPS = {
     "truncate in a nest": Trap(
         "unread-key",
         {**GEMMA, "rope_parameters": nest(yarn(truncate=False))},
-        "truncate in rope_parameters.full_attention is not read: transformers 5 looks for it beside the layer types",
+        "truncate in rope_parameters.full_attention is ignored: transformers 5 reads it next to the layer types",
         {**GEMMA, "rope_parameters": nest(yarn(), truncate=False)},
     ),
     # FACTS 9
     "mscale_all_dim under linear": Trap(
         "mscale-left-over",
         scaled(linear(original_max_position_embeddings=64, mscale_all_dim=1.0), DEEPSEEK),
-        "mscale_all_dim in rope_scaling is left over from yarn, and still multiplies the softmax scale",
+        "mscale_all_dim in rope_scaling is left over from yarn; with rope_type 'linear' it still multiplies",
         scaled(yarn(mscale=1.0, mscale_all_dim=1.0), DEEPSEEK),
         "--method linear",
     ),
     "attention_factor beside mscale_all_dim": Trap(
         "attention-factor-twice",
         scaled(yarn(mscale=1.0, mscale_all_dim=1.0, attention_factor=1.1), DEEPSEEK),
-        "attention_factor and mscale_all_dim in rope_parameters both set the temperature: it counts twice",
+        "attention_factor and mscale_all_dim in rope_parameters are both applied, so logits are scaled twice",
         scaled(yarn(attention_factor=1.1), DEEPSEEK),
         "--set attention_factor=1.1",
     ),
@@ -200,7 +200,7 @@ TRAPS = {
     "dynamic with a raised window": Trap(
         "dynamic-switched-off",
         scaled({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}),
-        "dynamic takes max_position_embeddings, 256, for its pretraining length and scales nothing up to there",
+        "dynamic uses max_position_embeddings, 256, as the pretraining length and does not scale shorter",
         {**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}},
         "--original-length 64",
     ),
@@ -208,7 +208,7 @@ TRAPS = {
     "longrope with two lists": Trap(
         "switches-with-length",
         scaled(yarn(rope_type="longrope", short_factor=[1.0] * 16, long_factor=RISING)),
-        "longrope here has other frequencies for long inputs than for short ones",
+        "longrope has different frequencies for short and long inputs",
         scaled(yarn(rope_type="longrope", short_factor=RISING, long_factor=RISING)),
         None,
     ),
@@ -221,7 +221,7 @@ TRAPS = {
             "original_max_position_embeddings": 64,
             "rope_scaling": {"type": "su", "short_factor": RISING, "long_factor": RISING},
         },
-        "rope_scaling calls its type 'su'; transformers 5 knows these keys as 'longrope' alone",
+        "the rope_type in rope_scaling is 'su'; transformers 5 only supports the new name, 'longrope'",
         {
             **LLAMA,
             "model_type": "phi3",
@@ -235,14 +235,14 @@ TRAPS = {
     "a window beyond the scaling": Trap(
         "window-beyond-scaling",
         scaled(yarn(factor=2.0)),
-        "max_position_embeddings is 256, and yarn ×2 of a pretraining length of 64 reaches 128",
+        "max_position_embeddings is 256, but yarn ×2 extends the pretraining length of 64 to 128",
         CLEAN,
         "--method yarn --target-length 256",
     ),
     "a window below the scaling": Trap(
         "window-below-scaling",
         scaled(yarn(factor=8.0)),
-        "max_position_embeddings is 256, and yarn ×8 of a pretraining length of 64 reaches 512",
+        "max_position_embeddings is 256, but yarn ×8 extends the pretraining length of 64 to 512",
         CLEAN,
         "--method yarn --factor 8 --output",
     ),
@@ -263,7 +263,7 @@ TRAPS = {
     "layers of which only the sliding ones turn": Trap(
         "far-layers-do-not-turn",
         COHERE2,
-        "in cohere2 only the sliding layers turn",
+        "in cohere2 only sliding layers have rotary embeddings",
         {**COHERE2, "model_type": "gemma2"},
         None,
     ),
@@ -279,11 +279,11 @@ def rules(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def mended(ropecli, tmp_path):
-    """mended("ropecli patch ... --output DIR", N) -> the folder that the command writes."""
+def fixed(ropecli, tmp_path):
+    """fixed("ropecli patch ... --output DIR", N) -> the folder that the command writes."""
 
     def run(fix: str, original_length: int = 64) -> Path:
-        output = tmp_path / f"mended-{len(list(tmp_path.glob('mended-*')))}"
+        output = tmp_path / f"fixed-{len(list(tmp_path.glob('fixed-*')))}"
         stand_for = {"DIR": str(output), "N": str(original_length)}
         command, *arguments = [stand_for.get(word, word) for word in shlex.split(fix)]
         assert command == "ropecli"
@@ -295,20 +295,20 @@ def mended(ropecli, tmp_path):
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_a_trap_is_found_and_the_printed_command_mends_it(name, written, mended):
-    """With its proof: stock transformers turns as the mended config says."""
+def test_a_trap_is_found_and_the_printed_command_fixes_it(name, written, fixed):
+    """With the proof: stock transformers rotates as the fixed config says."""
     trap = TRAPS[name]
     folder = written(trap.config)
     found = findings(folder)
     (finding,) = [one for one in found if one["rule"] == trap.rule and trap.said in one["message"]]
-    assert trap.rule not in rules(written(trap.clean)), "its clean neighbour has it too"
+    assert trap.rule not in rules(written(trap.clean)), "the clean config has the finding too"
     if trap.fix is None:
         assert finding["fix"] is None
         return
     assert trap.fix in finding["fix"]
     left = {one["rule"] for one in found if one["fix"] is None}
-    (fix,) = {one["fix"] for one in found if one["fix"]}  # one command for all that it mends
-    assert set(rules(mended(fix))) <= left
+    (fix,) = {one["fix"] for one in found if one["fix"]}  # one command fixes all
+    assert set(rules(fixed(fix))) <= left
 
 
 def test_every_rule_has_its_trap():
@@ -316,7 +316,7 @@ def test_every_rule_has_its_trap():
     assert named == {trap.rule for trap in TRAPS.values()} | {"tokenizer-caps"}
 
 
-def test_a_clean_checkpoint_has_nothing_to_mend(written):
+def test_a_clean_checkpoint_has_no_findings(written):
     for config in (LLAMA, CLEAN, BASE_500K | {"rope_theta": 5e5}, GEMMA, MIXTRAL):
         assert findings(written(config)) == [], config
 
@@ -324,17 +324,17 @@ def test_a_clean_checkpoint_has_nothing_to_mend(written):
 # What the command keeps, and says.
 
 
-def test_a_window_that_is_no_multiple_is_kept(written, mended):
+def test_a_window_that_is_no_multiple_is_kept(written, fixed):
     """Llama 3.1 names a factor of 8 for a window 16 times the pretraining one; the fix must touch neither."""
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config = scaled({**llama3, "original_max_position_embeddings": 8192}, max_position_embeddings=131072)
     assert findings(written(config)) == []
     (finding,) = findings(written({**config, "rope_scaling": None}))
-    after = inspect_checkpoint(read_state(open_checkpoint(mended(finding["fix"]))))
+    after = inspect_checkpoint(read_state(open_checkpoint(fixed(finding["fix"]))))
     assert (after["factor"], after["max_position_embeddings"], after["findings"]) == (8.0, 131072, [])
 
 
-def test_a_factor_and_parameters_are_named_exactly(written, mended):
+def test_a_factor_and_parameters_are_named_exactly(written, fixed):
     factor = 10 / 3
     config = scaled(
         yarn(factor=factor, beta_fast=16.0, truncate=False, finetuned=True), max_position_embeddings=round(64 * factor)
@@ -342,7 +342,7 @@ def test_a_factor_and_parameters_are_named_exactly(written, mended):
     folder = written(config)
     fix = findings(folder)[0]["fix"]
     assert "--set beta_fast=16.0 --set truncate=false --output" in fix
-    before, after = (inspect_checkpoint(read_state(open_checkpoint(one))) for one in (folder, mended(fix)))
+    before, after = (inspect_checkpoint(read_state(open_checkpoint(one))) for one in (folder, fixed(fix)))
     for key in (
         "factor",
         "inv_freq",
@@ -362,7 +362,7 @@ def test_a_revision_is_named_again(written):
 
 
 @pytest.mark.parametrize("method", ["none", "dynamic", "abf --set beta=50"])
-def test_a_tokenizer_that_caps_lower(method, written, ropecli, mended, tmp_path):
+def test_a_tokenizer_that_caps_lower(method, written, ropecli, fixed, tmp_path):
     source = written(LLAMA)
     (source / "tokenizer_config.json").write_text('{"model_max_length": 64}')
     assert ropecli("patch", source, "--factor", 4, "--output", tmp_path / "out", "--method", *method.split()).code == 0
@@ -370,7 +370,7 @@ def test_a_tokenizer_that_caps_lower(method, written, ropecli, mended, tmp_path)
     (tmp_path / "out" / "tokenizer_config.json").write_text('{"model_max_length": 64}')
     (finding,) = [one for one in findings(tmp_path / "out") if one["rule"] == "tokenizer-caps"]
     assert "model_max_length is 64 tokens, below the context length of 256" in finding["message"]
-    again = mended(finding["fix"])
+    again = fixed(finding["fix"])
     assert "tokenizer-caps" not in rules(again)
     reports = [inspect_checkpoint(read_state(open_checkpoint(folder))) for folder in (tmp_path / "out", again)]
     assert reports[0]["inv_freq"] == reports[1]["inv_freq"]
@@ -386,7 +386,7 @@ def test_a_tokenizer_that_does_not_cap(written):
 def test_a_rope_type_that_is_not_known_is_an_error(written, ropecli):
     outcome = ropecli("inspect", written(scaled(yarn(rope_type="yran"))))
     assert (outcome.code, outcome.out) == (2, "")
-    assert "rope_type 'yran' is not known here" in outcome.err
+    assert "Unknown rope_type 'yran'" in outcome.err
     assert "Did you mean 'yarn'?" in outcome.err
     assert "Did you mean" not in ropecli("inspect", written(scaled({"rope_type": "mrope"}))).err
 
@@ -395,7 +395,7 @@ def test_flat_parameters_of_a_type_with_a_rope_for_each_layer_type_are_an_error(
     """transformers 5 leaves them aside and takes its defaults, the base included."""
     flat = written({**GEMMA, "rope_parameters": linear(rope_theta=5e5)})
     np.testing.assert_allclose(live(flat)["full_attention"].inv_freq[1], 1e6 ** (-1 / 16), rtol=1e-5)
-    with pytest.raises(CheckpointError, match="gives one set of RoPE fields for all"):
+    with pytest.raises(CheckpointError, match="has one set of RoPE fields"):
         findings(flat)
 
 
@@ -406,10 +406,10 @@ def softmax_scale(folder: Path) -> float:
     return build_without_weights(folder).model.layers[0].self_attn.scaling
 
 
-def test_a_temperature_counts_twice(written, live, mended):
+def test_a_temperature_counts_twice(written, live, fixed):
     folder = written(TRAPS["attention_factor beside mscale_all_dim"].config)
     assert live(folder)[None].attention_factor == 1.1
     assert softmax_scale(folder) > 1.2 * softmax_scale(written(DEEPSEEK))
-    again = mended(findings(folder)[0]["fix"])
+    again = fixed(findings(folder)[0]["fix"])
     assert live(again)[None].attention_factor == 1.1
     assert softmax_scale(again) == softmax_scale(written(DEEPSEEK))

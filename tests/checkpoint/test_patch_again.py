@@ -71,7 +71,7 @@ def test_a_third_patch_still_knows_the_original(llama, patched, config_of):
 
 
 def test_without_the_note_a_new_base_cannot_be_told_from_a_pretrained_one(llama, patched):
-    """Hence the warning that comes with ntk and abf: keep ropecli.yaml beside the weights."""
+    """Hence the warning that comes with ntk and abf: keep ropecli.yaml next to the weights."""
     folder = patched(llama, "ntk")
     (folder / "ropecli.yaml").unlink()
     assert read_state(open_checkpoint(folder)).pretraining_length == 256
@@ -100,7 +100,7 @@ def test_a_config_edited_after_the_patch_makes_the_note_void(change, llama, patc
 def test_a_base_that_is_no_longer_known_is_not_scaled_again(method, params, llama, patched, edited):
     """The written base would be taken for the pretrained one, and grow once more."""
     changed = edited(patched(llama, method, **params), max_position_embeddings=300)
-    with pytest.raises(PatchError, match=rf"patched with {method}.*edited since \(max_position_embeddings\)"):
+    with pytest.raises(PatchError, match=rf"patched with {method}.*edited afterwards \(max_position_embeddings\)"):
         plan(changed)
 
 
@@ -121,7 +121,7 @@ def test_a_broken_note_is_an_error_that_says_what_to_do(llama, patched):
         "!!python/object/apply:os.system ['true']\n",
     ):
         (folder / "ropecli.yaml").write_text(text)
-        with pytest.raises(CheckpointError, match=r"(?s)ropecli\.yaml cannot be read.*Remove it"):
+        with pytest.raises(CheckpointError, match=r"(?s)ropecli\.yaml cannot be read.*Delete it"):
             plan(folder)
 
 

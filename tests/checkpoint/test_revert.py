@@ -128,7 +128,7 @@ def test_a_cap_that_was_edited_since_stays(llama, patch, revert):
     patched = patch(llama, *METHODS["yarn"])
     rewrite(patched / "tokenizer_config.json", model_max_length=100)
     reverted, said = revert(patched)
-    assert "model_max_length was edited since the patch, from 256 to 100" in said
+    assert "model_max_length was edited after the patch, from 256 to 100" in said
     assert json.loads((reverted / "tokenizer_config.json").read_text())["model_max_length"] == 100
 
 
@@ -147,7 +147,7 @@ def test_a_finetuning_is_kept_and_said(trained_first, llama, edited, patch, reve
         edit_note(patched, finetuned=training)
     reverted, said = revert(patched)
     assert yaml.safe_load((reverted / "ropecli.yaml").read_text()) == {"finetuned": training}
-    assert ("the weights were fine-tuned for the positions of yarn ×4" in said) is not trained_first
+    assert ("the weights were fine-tuned with yarn ×4" in said) is not trained_first
     assert json_of(reverted) == json_of(llama)
 
 
@@ -179,17 +179,17 @@ def test_json_is_alone_on_standard_output(llama, patch, ropecli, tmp_path):
 
 
 def test_a_checkpoint_that_was_never_patched(llama, edited, refused):
-    assert "no ropecli.yaml in" in refused(llama)
+    assert "has no ropecli.yaml with a patch to revert" in refused(llama)
     source = edited(llama)
     (source / "ropecli.yaml").write_text("finetuned: {}\n")
-    assert "so none can be taken back" in refused(source)
+    assert "has no ropecli.yaml with a patch to revert" in refused(source)
 
 
 def test_a_config_that_was_edited_since(llama, patch, refused):
     patched = patch(llama, *METHODS["yarn"])
     rewrite(patched / "config.json", max_position_embeddings=512)
     message = refused(patched)
-    assert "config.json was edited since ropecli.yaml was written (max_position_embeddings)" in message
+    assert "config.json was edited after ropecli.yaml was written (max_position_embeddings)" in message
     assert "Undo the edit" in message
 
 

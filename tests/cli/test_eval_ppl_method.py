@@ -68,7 +68,7 @@ WRONG = {
     "a factor without a method": (["--factor", 4], "need a method"),
     "a method without a factor": (["--method", "yarn"], "yarn needs --factor, such as --factor 4"),
     "an unknown method": (["--method", "yran", "--factor", 4], "Did you mean 'yarn'?"),
-    "numbers that are missing": (["--method", "longrope", "--factor", 4], "needs long_factor"),
+    "numbers that are missing": (["--method", "longrope", "--factor", 4], "requires long_factor"),
 }
 
 
@@ -99,5 +99,5 @@ def test_the_result_says_what_was_measured(evaluate, measured, ropecli, llama, t
 
 def test_what_the_scaling_gives_rise_to_is_said(evaluate):
     outcome = evaluate("--method", "abf", "--factor", 4, "--set", "beta=0.1")
-    assert "extends nothing" in " ".join(outcome.err.split())
+    assert "does not extend" in " ".join(outcome.err.split())
     assert "ropecli.yaml" not in outcome.err

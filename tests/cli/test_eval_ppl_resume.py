@@ -82,7 +82,7 @@ def test_what_is_left_of_an_interrupted_run_is_not_passed_over(ropecli, argument
     output = tmp_path / "report.json"
     stopped(3, "--output", output)
     before = (tmp_path / "report.json.state" / "documents-0.jsonl").read_bytes()
-    is_one_message(ropecli(*arguments("--output", output)), "of a run that was interrupted")
+    is_one_message(ropecli(*arguments("--output", output)), "a run that was interrupted")
     other = ropecli(*arguments("--output", output, "--resume", "--dtype", "bfloat16"))
     is_one_message(other, "dtype: 'float32' then, 'bfloat16' now")
     is_one_message(
@@ -144,7 +144,7 @@ def test_killed_amid_its_documents_and_gone_on_with(ropecli, arguments, tmp_path
     else:
         pytest.fail(f"ended too soon: {process.stderr.read()}")
     # a run in use is left to its user
-    is_one_message(ropecli(*command), "or is still going on")
+    is_one_message(ropecli(*command), "or is still running")
     in_use = ropecli(*command, "--resume")
     assert process.poll() is None, "it was done too soon for this test"
     is_one_message(in_use, "in use by another run")

@@ -217,14 +217,14 @@ def test_a_revision_of_what_is_not_on_the_hub_is_refused(ropecli, llama):
     ):
         outcome = ropecli(command, llama, *options, "--revision", "v1")
         assert (outcome.code, outcome.out) == (2, "")
-        assert f"--revision v1 was given, but {llama} is no Hub id" in outcome.err
+        assert f"--revision is v1, but {llama} is a local checkpoint" in outcome.err
 
 
 def test_what_can_be_no_revision(hub, ropecli):
     for revision in ("", "../../etc/passwd", "a b", "a\nb"):
         outcome = ropecli("inspect", NAME, "--revision", revision)
         assert outcome.code == 2
-        assert "it must be a branch, a tag or a commit" in outcome.err
+        assert "expected a branch, tag or commit" in outcome.err
     assert hub.requests == []
 
 
@@ -234,13 +234,13 @@ def test_what_can_be_no_revision(hub, ropecli):
 @pytest.mark.parametrize(
     ("what", "named"),
     [
-        ("missing", "the Hub has no such model, or hides it. Check the name; if it is private, log in with `hf auth"),
-        ("gated", "gated on the Hub. Ask for access at http://127.0.0.1"),
-        ("revision", "on the Hub it has no revision v9"),
+        ("missing", "it was not found on the Hub. Check the name; if it is private, log in with `hf auth"),
+        ("gated", "gated on the Hub. Request access at http://127.0.0.1"),
+        ("revision", "it has no revision v9 on the Hub"),
         ("token", "log in with `hf auth login`"),
-        ("down", "the Hub answers with status 503"),
+        ("down", "the Hub answered with status 503"),
         ("network", "cannot be reached"),
-        ("offline", "HF_HUB_OFFLINE forbids to fetch it"),
+        ("offline", "HF_HUB_OFFLINE is set"),
     ],
 )
 def test_why_the_hub_gave_nothing(what, named, hub, ropecli, cache, tmp_path, monkeypatch):
@@ -260,7 +260,7 @@ def test_why_the_hub_gave_nothing(what, named, hub, ropecli, cache, tmp_path, mo
         ]
     outcome = ropecli("patch", NAME, *options)
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith(f"error: {NAME} is no folder here, ")
+    assert outcome.err.startswith(f"error: {NAME} is not a local folder, ")
     assert named in outcome.err
     assert "Traceback" not in outcome.err
     assert not (tmp_path / "out").exists()
@@ -291,7 +291,7 @@ def test_a_cache_that_was_only_looked_at_holds_no_weights(hub, ropecli, tmp_path
     offline(monkeypatch)
     outcome = ropecli("patch", NAME, *YARN, "-o", tmp_path / "out")
     assert outcome.code == 2
-    assert "only in part in the Hub's cache" in outcome.err
+    assert "only partly in the Hub's cache" in outcome.err
     assert "hf download owner/tiny" in outcome.err
 
 

@@ -148,7 +148,7 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(llama, ropecli, tmp_pat
     assert f"{folder}(llama)" in "".join(outcome.out.split()), "the title may be wrapped"
     (folder / "config.json").unlink()
     outcome = ropecli("inspect", folder)
-    assert outcome == (2, "", f"error: {folder}: no config.json in {folder}. A checkpoint's folder holds one.\n")
+    assert outcome == (2, "", f"error: {folder}: no config.json in {folder}. Choose a folder with a checkpoint.\n")
 
 
 def test_what_the_config_leaves_open_is_found(llama, edited, ropecli, inspected):

@@ -240,4 +240,4 @@ def test_an_interrupt_leaves_nothing(ropecli, adapter, tmp_path, monkeypatch):
 def test_a_revision_goes_with_a_hub_id(ropecli, llama, adapter, tmp_path):
     outcome = ropecli("merge", adapter, "-o", tmp_path / "whole", "--base", llama, "--revision", "main")
     assert outcome.code == 2
-    assert "Leave --revision out" in outcome.err
+    assert "Remove --revision" in outcome.err

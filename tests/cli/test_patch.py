@@ -154,15 +154,15 @@ def test_json_is_alone_on_standard_output(dry, ropecli, source, tmp_path):
     [
         (["--method", "ntk", "--factor", 4], "ropecli.yaml"),
         (["--method", "dynamic", "--factor", 4], "KV cache"),
-        (["--method", "none", "--factor", 4], "none scales nothing"),
+        (["--method", "none", "--factor", 4], "method none does not scale"),
         (["--method", "abf", "--factor", 4, "--set", "rope_theta=100"], "100, is below the pretrained one, 10000"),
         (
             ["--method", "p-rope", "--factor", 4, "--set", "p=1"],
-            "p-rope with these parameters leaves every frequency as it",
+            "p-rope with these parameters does not change any frequency",
         ),
         (
             ["--method", "yarn", "--factor", 2, "--target-length", 256],
-            "a factor of 2 reaches 128 tokens; 256 need 4, the target over the pretraining length of 64",
+            "factor 2 reaches 128 tokens; 256 tokens require factor 4 (pretraining length 64)",
         ),
         (
             ["--method", "linear", "--factor", 4, "--original-length", 100_000],

@@ -51,7 +51,7 @@ def test_a_factor_beside_a_target_is_kept(factor, short, patch, llama):
     assert config["max_position_embeddings"] == 256
     assert config["rope_parameters"]["factor"] == config["rope_scaling"]["factor"] == factor
     assert f"yarn ×{factor}, 256 tokens" in outcome.out
-    assert ("reaches 128 tokens; 256 need 4" in outcome.err) is short
+    assert ("reaches 128 tokens; 256 tokens require factor 4" in outcome.err) is short
 
 
 # --layer-types.
@@ -72,7 +72,7 @@ def test_the_chosen_layers_are_scaled_and_proved(chosen, scaled, patch, gemma):
     config, outcome = patch(gemma, "--method", "linear", "--factor", 4, "--layer-types", chosen)
     assert {label for label, method in methods_of(config).items() if method == "linear"} == scaled
     assert "Proved: in stock transformers, 2 rotary tables match" in outcome.out
-    assert ("look back a short way" in outcome.err) is ("sliding_attention" in scaled)
+    assert ("only see nearby tokens" in outcome.err) is ("sliding_attention" in scaled)
 
 
 def test_without_it_those_are_scaled_that_see_far(patch, gemma):
@@ -84,8 +84,8 @@ def test_without_it_those_are_scaled_that_see_far(patch, gemma):
 @pytest.mark.parametrize(
     ("chosen", "named"),
     [
-        ("global_attention", "--layer-types names global_attention"),
-        ("", "--layer-types names none"),
+        ("global_attention", "--layer-types has unknown global_attention"),
+        ("", "--layer-types is empty"),
     ],
 )
 def test_layers_that_there_are_not(chosen, named, refused, gemma):
@@ -144,7 +144,7 @@ def test_a_file_that_does_not_fit_is_one_message(method, value, named, refused, 
 
 def test_dynamic_yarn_is_refused_with_the_way_out(refused, llama):
     message = refused(llama, "--method", "dynamic-yarn", "--factor", 4, "--dry-run")
-    assert "no stock reader expresses" in message
+    assert "config.json cannot express" in message
     assert "eval-ppl --method dynamic-yarn --factor 4" in message
     assert "compare --methods dynamic-yarn" in message
 

@@ -40,14 +40,14 @@ def test_a_missing_folder(refused, tmp_path):
 
 def test_a_file_in_place_of_a_folder(refused, source, tmp_path):
     message = refused(source / "config.json", "--method", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "a checkpoint is a folder" in message
+    assert "expected a folder with config.json" in message
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         (b"\xff\xfe", "cannot be read as JSON"),
-        ("[1, 2]", "an object was expected"),
+        ("[1, 2]", "expected an object"),
     ],
     ids=["utf16", "list"],
 )
@@ -77,22 +77,22 @@ def test_a_shard_that_the_index_names_and_the_folder_has_not(refused, source, tm
     weights = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
     (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
     message = refused(source, "--method", "yarn", "--factor", 4, "-o", tmp_path / "out")
-    assert "names model-00002-of-00002.safetensors" in message
+    assert "lists model-00002-of-00002.safetensors" in message
 
 
 def test_an_index_that_names_no_weights(refused, source, tmp_path):
     (source / "model.safetensors.index.json").write_text("{}")
     message = refused(source, "--method", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
     assert "model.safetensors.index.json" in message
-    assert "its weight_map is no object" in message
+    assert "weight_map is missing or not an object" in message
 
 
 def test_weights_that_git_lfs_did_not_fetch(refused, source, tmp_path):
     (source / "model.safetensors").unlink()
     (source / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     message = refused(source, "--method", "yarn", "--factor", 4, "--no-verify", "-o", tmp_path / "out")
-    assert f"{source / 'model.safetensors'} is damaged or no safetensors file" in message
-    assert "Fetch or copy it again" in message
+    assert f"{source / 'model.safetensors'} is damaged or not a safetensors file" in message
+    assert "Download or copy it again" in message
 
 
 # Methods, factors and parameters.
@@ -105,7 +105,10 @@ def test_weights_that_git_lfs_did_not_fetch(refused, source, tmp_path):
         (["--method", "yarn", "--factor", 4, "--set", "betafast=8"], "Did you mean 'beta_fast'?"),
         (["--method", "yarn", "--factor", 4, "--set", "beta_fast"], "KEY=VALUE"),
         (["--method", "yarn", "--factor", 4, "--set", "beta_fast=many"], "beta_fast is 'many'"),
-        (["--method", "yarn", "--factor", 4, "--set", "beta_fast=0.5"], "beta_fast must be the larger"),
+        (
+            ["--method", "yarn", "--factor", 4, "--set", "beta_fast=0.5"],
+            "beta_fast is 0.5; expected more than beta_slow",
+        ),
         (
             ["--method", "yarn", "--factor", 4, "--set", "beta_fast=8", "--set", "beta_fast=16"],
             "beta_fast was given twice",

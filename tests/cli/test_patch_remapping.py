@@ -59,7 +59,7 @@ def test_without_the_proof_of_the_tables_the_attention_is_proved_all_the_same(ro
 def test_a_model_all_of_whose_layers_slide_is_refused_before_anything_is_said(ropecli, build, tmp_path):
     folder = build("mistral", head_dim=32, sliding_window=20)
     outcome = ropecli("patch", folder, "--method", "rerope", "--factor", 4, "-o", tmp_path / "out")
-    is_one_message(outcome, "sliding_window is 20, and no layer looks back further")
+    is_one_message(outcome, "sliding_window is 20 in all layers")
     assert "warning" not in outcome.err
 
 
@@ -86,9 +86,9 @@ def test_no_engine_is_told_of_plain_attention_in_its_place(ropecli, rerope):
 
 
 WRONG = {
-    "the name is missing": ({"attn_implementation": ...}, f"{KEY} without the attn_implementation"),
-    "the block is missing": ({KEY: ...}, f"attn_implementation without the {KEY}"),
-    "a method that is not known": ({"attn_implementation": "ropecli:foo"}, "this ropecli knows ropecli:dual-chunk"),
+    "the name is missing": ({"attn_implementation": ...}, f"{KEY} but no attn_implementation"),
+    "the block is missing": ({KEY: ...}, f"attn_implementation but no {KEY}"),
+    "a method that is not known": ({"attn_implementation": "ropecli:foo"}, "expected one of ropecli:dual-chunk"),
     "transformers goes by another": ({"_attn_implementation": "sdpa"}, "Remove _attn_implementation"),
 }
 

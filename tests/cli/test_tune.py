@@ -218,7 +218,7 @@ def test_tuned_weights_under_another_scaling_are_warned_of(tuned, ropecli, corpu
     folder, _ = tuned("heads")
     report = read_report(folder)
     same = [option for key, value in report["params"].items() for option in ("--set", f"{key}={value}")]
-    warned = f"what `ropecli tune` learned for yarn ×2{' (' if same else ''}"
+    warned = f"were tuned for yarn ×2{' (' if same else ''}"
     for number, (options, expected) in enumerate(
         [
             (["--method", "yarn", "--factor", 2, *same], False),
@@ -369,7 +369,7 @@ def test_a_folder_of_the_user_is_no_state(ropecli, arguments, tmp_path, contents
     before = contents(tmp_path)
     for options in ([], ["--resume"]):
         outcome = ropecli(*arguments(tmp_path / "out", *options))
-        refused(outcome, f"{tmp_path / 'out.state'} is in the way")
+        refused(outcome, f"{tmp_path / 'out.state'} exists, but is not the state of a run")
         assert "--resume" not in outcome.err
     assert contents(tmp_path) == before
 

@@ -69,7 +69,7 @@ def test_a_method_that_transformers_does_not_read_is_warned_of(written, live):
         return written({**TINY, "model_type": "olmo3", "layer_types": LAYERS, "sliding_window": 32, **fields})
 
     folder = flat(rope_scaling={"type": "linear", "factor": 8.0})
-    assert "by `type` alone (linear), which transformers 5 does not read" in warnings_of(folder)
+    assert "rope_scaling has `type` (linear) but no rope_type" in warnings_of(folder)
     assert live(folder)["full_attention"].inv_freq[0] == 1.0
     assert "`type`" not in warnings_of(flat(rope_scaling={"rope_type": "linear", "factor": 8.0}))
 
@@ -158,7 +158,7 @@ def granite(**values) -> dict:
 
 def test_bases_that_differ_from_layer_to_layer_are_refused(written):
     source = open_checkpoint(written(granite(rope_theta=30000.0, layer_rope_theta=[30000.0, 50000.0])))
-    with pytest.raises(CheckpointError, match=r"layer_rope_theta .* one base for all layers is supported"):
+    with pytest.raises(CheckpointError, match=r"layer_rope_theta .* expected the same base for all layers"):
         make_plan(source, make_spec("linear", 4.0))
 
 
@@ -176,7 +176,7 @@ def test_dbrx_keeps_its_base_where_transformers_does_not_look(written, patched, 
     }
     source = written(config)
     np.testing.assert_allclose(live(source)[None].inv_freq, pretrained(1e4, 32), rtol=2e-6)
-    assert "attn_config names rope_theta 500000, which transformers 5 does not read" in warnings_of(source)
+    assert "attn_config sets rope_theta to 500000, but transformers 5 ignores it" in warnings_of(source)
     np.testing.assert_allclose(live(patched(source, "linear"))[None].inv_freq, pretrained(5e5, 32) / 4, rtol=2e-6)
 
 
@@ -198,18 +198,18 @@ def test_a_config_that_is_silent_is_read_by_the_types_defaults(model_type, writt
             del config["max_position_embeddings"]
         folder = written(config)
         assert_inspection_is_live(folder)
-        assert "config.json names no rope_theta; models of this type have" in warnings_of(folder)
-        assert ("names no max_position_embeddings" in warnings_of(folder)) is without_window
+        assert "config.json has no rope_theta; the default of this model type is" in warnings_of(folder)
+        assert ("has no max_position_embeddings" in warnings_of(folder)) is without_window
         assert_inspection_is_live(patched(folder, "yarn"))
 
 
 @pytest.mark.parametrize(
     ("model_type", "message"),
     [
-        ("gpt_oss", "transformers takes a scaling of its own for gpt_oss"),
-        ("lfm3", "Layers of lfm3 turn by their type"),
+        ("gpt_oss", "gpt_oss is scaled by default"),
+        ("lfm3", "lfm3 expects rope_parameters by layer type"),
         ("granitemoehybrid", "position_embedding_type in config.json is not 'rope'"),
-        ("my_own", "has no rotary position embedding: config.json holds none of"),
+        ("my_own", "has no rotary position embedding: config.json has none of"),
     ],
 )
 def test_a_silent_config_whose_meaning_is_not_known_is_refused(model_type, message, written):

@@ -114,7 +114,7 @@ def test_everything_else_in_config_json_is_left_as_it_was(llama, edited, patched
         ("rope_parameters", {"rope_theta": 0}, "rope_theta"),
         ("rope_parameters", {"rope_theta": 1e4, "rope_type": "yran", "factor": 2.0}, "yran"),
         ("rope_parameters", {"rope_theta": 1e4, "rope_type": "linear", "factor": 0}, "factor"),
-        ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.01}, "an even number from 2 on"),
+        ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.01}, "an even number from 2 to"),
         ("max_position_embeddings", None, "max_position_embeddings"),
         ("head_dim", "32", "head_dim"),
     ],
@@ -127,5 +127,5 @@ def test_a_value_of_the_wrong_kind_is_named(key, value, named, llama, edited):
 
 def test_a_base_left_out_is_an_error_where_the_default_is_not_known(llama, edited):
     folder = edited(llama, model_type="my_own", rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0})
-    with pytest.raises(CheckpointError, match=r"names no rope_theta.*Write the base that the model was trained with"):
+    with pytest.raises(CheckpointError, match=r"has no rope_theta.*Add the base that the model was trained with"):
         _ = read_state(open_checkpoint(folder)).ropes

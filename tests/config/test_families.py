@@ -164,7 +164,7 @@ def test_the_compressors_of_deepseek_v4_rotate_by_positions_of_their_own():
 )
 def test_frequencies_that_follow_the_length_are_refused_there(method, params, written, patched):
     source = open_checkpoint(written(COMPRESSED))
-    with pytest.raises(PatchError, match="compressors of deepseek_v4 rotate by positions of their own"):
+    with pytest.raises(PatchError, match="compressors of deepseek_v4 have their own positions"):
         make_plan(source, make_spec(method, 4.0, params))  # what is written and what is patched in memory start here
     patched(source.folder, "longrope", long_factor=[4.0] * 8)  # one list serves every length
 

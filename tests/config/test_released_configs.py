@@ -408,7 +408,7 @@ def test_its_own_factor_gives_its_own_frequencies_back(name, released, patched, 
 )
 def test_parameters_that_it_was_trained_with_are_not_dropped_in_silence(method, params, warned, released):
     plan = make_plan(open_checkpoint(released("gpt-oss-20b")), make_spec(method, 64.0, params))
-    said = "the checkpoint comes with yarn of other parameters; --set truncate=false keeps them."
+    said = "the checkpoint ships with other parameters of yarn; --set truncate=false keeps them."
     assert (said in plan.warnings) is warned
 
 

@@ -186,15 +186,19 @@ def test_far_positions_are_as_exact_as_near_ones(method):
 
 
 REFUSED = {
-    "rerope-window": ("rerope", {"window": 65}, "rerope: window is 65; it must be at most 64, the window that the"),
-    "window-fraction": ("streaming", {"window": 2.5}, "streaming: window is 2.5; it must be a whole number from 1 on"),
-    "no-room": ("leaky-rerope", {"window": 64}, "window is 64, the whole pretraining length, which leaves no room"),
-    "slope-too-small": ("leaky-rerope", {"slope": 6.9}, "slope is 6.9; with window 32 it must be at least 7 for"),
-    "group-too-small": ("self-extend", {"group": 4}, "The smallest group that reaches the target is 5."),
-    "sinks-too-many": ("streaming", {"sinks": 64}, "streaming: sinks is 64; it must be less than 64"),
-    "cache": ("streaming", {"window": 61}, "streaming: window is 61; with 4 sinks it must be at most 60"),
-    "chunk-is-local": ("dual-chunk", {"chunk": 8}, "chunk is 8; it must be above local_window, which is 8."),
-    "local-too-large": ("dual-chunk", {"chunk": 20, "local_window": 11}, "it must be at most 10, half of chunk"),
+    "rerope-window": (
+        "rerope",
+        {"window": 65},
+        "rerope: window is 65; expected at most 64, the trained context length",
+    ),
+    "window-fraction": ("streaming", {"window": 2.5}, "streaming: window is 2.5; expected a positive integer"),
+    "no-room": ("leaky-rerope", {"window": 64}, "window is 64, the whole trained context length; expected less"),
+    "slope-too-small": ("leaky-rerope", {"slope": 6.9}, "slope is 6.9; expected at least 7 with window 32"),
+    "group-too-small": ("self-extend", {"group": 4}, "group is 4; expected at least 5 with"),
+    "sinks-too-many": ("streaming", {"sinks": 64}, "streaming: sinks is 64; expected less than 64"),
+    "cache": ("streaming", {"window": 61}, "streaming: window is 61; expected at most 60 with 4 sinks"),
+    "chunk-is-local": ("dual-chunk", {"chunk": 8}, "chunk is 8; expected more than local_window, 8."),
+    "local-too-large": ("dual-chunk", {"chunk": 20, "local_window": 11}, "expected at most 10, half of chunk"),
     "unknown": ("dual-chunk", {"chunks": 20}, "Did you mean 'chunk'?"),
 }
 

@@ -49,10 +49,10 @@ def test_a_formula_gives_the_frequencies(method):
 
 
 @pytest.mark.parametrize("method", ["ntk-by-parts", "yarn", "dynamic-yarn", "llama3"])
-def test_a_ramp_goes_between_two_frequencies_by_the_turns(method):
-    """γ is 1 for the pairs that turn more often than the text's second parameter says, 0 below the first."""
+def test_a_ramp_goes_between_two_frequencies_by_rotations(method):
+    """γ is 1 for the pairs that rotate more often than the text's second parameter says, 0 below the first."""
     form = scaling_methods()[method]
-    slow, fast = re.fullmatch(r".*γ from 0 at (\w+) turns to 1 at (\w+)", form.h).groups()
+    slow, fast = re.fullmatch(r".*γ from 0 at (\w+) rotations to 1 at (\w+)", form.h).groups()
     ours = scale(GEOMETRY, make_spec(method, 4.0), 8192).inv_freq
     kept, divided = (turned(method, 8192, γ=γ) for γ in (1.0, 0.0))
     turns = 2048 * value("θ_d") / (2 * math.pi)

@@ -1,4 +1,4 @@
-"""What the registry refuses, and what it says when it does."""
+"""Invalid methods and parameters, and the messages."""
 
 import math
 import re
@@ -23,8 +23,8 @@ TRAINING = {
     "a little",
     "advised",
     "needed",
-    "by the factors",
-    "by the numbers",
+    "depends on the factors",
+    "depends on the values",
 }
 
 
@@ -116,36 +116,48 @@ def test_a_method_like_none_of_ours_gets_the_list_alone():
     assert all(name in message for name in scaling_methods())
 
 
-NUMBER, NUMBERS = "it must be a positive number of at most 1e+30", "it must be a list of numbers from 0 on"
-RAMP = "Every pair turns fewer than beta_slow times in the pretraining length of 64 tokens"
+NUMBER, NUMBERS = "expected a positive number of at most 1e+30", "expected a list of non-negative numbers"
+RAMP = "Every pair rotates fewer than beta_slow times within the pretraining length of 64 tokens"
 REFUSED = {
     "parameter-misspelt": ("yarn", {"betafast": 8.0}, "has no parameter 'betafast'. Its parameters: beta_fast"),
     "parameter-guessed": ("abf", {"theta": 8.0}, "Did you mean 'rope_theta'?"),
     "parameter-of-none": ("linear", {"beta_fast": 8.0}, "has no parameter 'beta_fast'. Its parameters: none."),
-    "parameter-left-out": ("longrope", {}, "longrope needs long_factor: give it with --set, or by --factors-file"),
-    "flag-1": ("yarn", {"truncate": 1}, "yarn: truncate is 1; it must be true or false"),
-    "flag-none": ("yarn", {"truncate": None}, "it must be true or false"),
+    "parameter-left-out": ("longrope", {}, "longrope requires long_factor. Set it with --set or --factors-file"),
+    "flag-1": ("yarn", {"truncate": 1}, "yarn: truncate is 1; expected true or false"),
+    "flag-none": ("yarn", {"truncate": None}, "expected true or false"),
     "list-none": ("longrope", {"long_factor": None}, f"longrope: long_factor is None; {NUMBERS}"),
     "list-too-short": ("longrope", {"long_factor": ONES[1:]}, "long_factor has 15 entries; this model has 16 rotary"),
     "list-too-long": ("custom", {"inv_freq": [*ONES, 1.0]}, "inv_freq has 17 entries; this model has 16 rotary pairs"),
     "short-too-long": ("longrope", {"long_factor": ONES, "short_factor": [*ONES, 1.0]}, "short_factor has 17 entries"),
-    "long-zero": ("longrope", {"long_factor": [*ONES[1:], 0]}, "long_factor holds 0; every factor must be positive"),
-    "short-zero": ("longrope", {"long_factor": ONES, "short_factor": [*ONES[1:], 0.0]}, "short_factor holds 0;"),
-    "factors-zero": ("custom", {"factors": [*ONES[1:], 0]}, "factors holds 0; every factor must be positive"),
+    "long-zero": ("longrope", {"long_factor": [*ONES[1:], 0]}, "long_factor contains 0; expected positive numbers"),
+    "short-zero": ("longrope", {"long_factor": ONES, "short_factor": [*ONES[1:], 0.0]}, "short_factor contains 0;"),
+    "factors-zero": ("custom", {"factors": [*ONES[1:], 0]}, "factors contains 0; expected positive numbers"),
     "abf-neither": ("abf", {}, "neither"),
     "abf-both": ("abf", {"beta": 5.0, "rope_theta": 5e5}, "both"),
     "abf-base-of-1": ("abf", {"beta": 1e-4}, "The new base would be 1;"),
     "custom-neither": ("custom", {}, "neither"),
     "custom-both": ("custom", {"inv_freq": ONES, "factors": ONES}, "both"),
-    "p-above-1": ("p-rope", {"p": 1.0000001}, "; it is a share"),
-    "mscale-alone": ("yarn", {"mscale": 1.0}, "Give both, or none"),
-    "mscale-all-dim-alone": ("yarn", {"mscale_all_dim": 1.0}, "Give both, or none"),
-    "temperature-twice": ("yarn", {"attention_factor": 1.1, "mscale": 1.0, "mscale_all_dim": 1.0}, "would count twice"),
-    # Window 64: the fastest pair turns 10.2 times in it. Stock readers leave such pairs alone, or nearly all.
+    "p-above-1": ("p-rope", {"p": 1.0000001}, "; expected a share"),
+    "mscale-alone": ("yarn", {"mscale": 1.0}, "Set both or neither"),
+    "mscale-all-dim-alone": ("yarn", {"mscale_all_dim": 1.0}, "Set both or neither"),
+    "temperature-twice": (
+        "yarn",
+        {"attention_factor": 1.1, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "both set the attention factor",
+    ),
+    # Window 64: the fastest pair rotates 10.2 times in it. Stock readers leave nearly all such pairs unchanged.
     "ramp-below": ("yarn", {"beta_fast": 40.0, "beta_slow": 20.0}, RAMP),
-    "ramp-below-whole": ("ntk-by-parts", {"beta_fast": 40.0, "beta_slow": 20.0, "truncate": False}, "Use linear"),
-    "betas-equal": ("yarn", {"beta_fast": 1.0}, "beta_fast must be the larger"),
-    "bands-equal": ("llama3", {"low_freq_factor": 4.0, "high_freq_factor": 4.0}, "must be the larger"),
+    "ramp-below-whole": (
+        "ntk-by-parts",
+        {"beta_fast": 40.0, "beta_slow": 20.0, "truncate": False},
+        "Use --method linear",
+    ),
+    "betas-equal": ("yarn", {"beta_fast": 1.0}, "beta_fast is 1; expected more than beta_slow, 1"),
+    "bands-equal": (
+        "llama3",
+        {"low_freq_factor": 4.0, "high_freq_factor": 4.0},
+        "expected more than low_freq_factor, 4",
+    ),
     "not-finite": ("longrope", {"long_factor": [1e-320, *ONES[1:]]}, "not finite"),
 }
 
@@ -175,7 +187,7 @@ NO_LISTS = {
 
 
 @pytest.mark.parametrize("value", NO_LISTS.values(), ids=NO_LISTS)
-def test_a_list_must_hold_numbers_from_0_on(value):
+def test_a_list_must_hold_non_negative_numbers(value):
     message = refusal("custom", inv_freq=value)
     assert "custom: inv_freq is " in message
     assert NUMBERS in message
@@ -200,16 +212,16 @@ def test_a_factor_must_be_finite_and_at_least_one():
 
 
 def test_a_ramp_beyond_the_slowest_pair_is_refused():
-    """A base of 2: the slowest pair still turns 91,000 times. Stock readers divide every pair by the factor."""
+    """With base 2, even the slowest pair rotates 91,000 times. Stock readers divide every pair by the factor."""
     for truncate in (True, False):
-        with pytest.raises(MethodError, match=r"Every pair turns more than beta_fast times.*Use none"):
+        with pytest.raises(MethodError, match=r"Every pair rotates more than beta_fast times.*Use --method none"):
             scale(RopeGeometry(16, 16, 2.0, 2**20), make_spec("dynamic-yarn", 4.0, {"truncate": truncate}))
 
 
 @pytest.mark.parametrize("method", ["ntk", "dynamic"])
 @pytest.mark.parametrize(("width", "still", "turning"), [(2, 0, 1), (8, 3, 1), (8, 4, 0)])
-def test_ntk_needs_two_pairs_that_turn(method, width, still, turning):
-    with pytest.raises(MethodError, match=rf"two rotary pairs that turn; this model has {turning}\."):
+def test_ntk_requires_two_rotating_pairs(method, width, still, turning):
+    with pytest.raises(MethodError, match=rf"two rotating pairs; this model has {turning}\."):
         scale(RopeGeometry(width, width, 1e4, 64, still_pairs=still), make_spec(method, 4.0))
 
 

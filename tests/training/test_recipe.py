@@ -107,7 +107,7 @@ def test_a_value_is_read_as_in_yaml_1_2_in_a_file_and_as_an_option(recipe_file):
         ("data: !!python/object/apply:os.getcwd []", "YAML"),
         ("data: corpus\nsteps: 3\nsteps: 4", "steps"),
         ("[" * 5000, "YAML"),
-        ("# " + "long " * 2**18, "it holds more than 1024 KiB"),
+        ("# " + "long " * 2**18, "it is larger than 1024 KiB"),
     ],
     ids=[
         *("a list", "nothing", "a number for a key", "broken", "code", "a key given twice"),
@@ -120,7 +120,7 @@ def test_a_file_that_is_no_recipe_is_refused(recipe_file, text, message):
 
 
 def test_a_device_without_end_is_refused():
-    with pytest.raises(RecipeError, match="/dev/zero cannot be read as YAML: it holds more than 1024 KiB"):
+    with pytest.raises(RecipeError, match="/dev/zero cannot be read as YAML: it is larger than 1024 KiB"):
         make_recipe(Path("/dev/zero"), {})
 
 
