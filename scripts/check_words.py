@@ -25,7 +25,7 @@ PHRASES = (
     r"\bold window\b|\bnew window\b|\boriginal window\b",
     r"\bthat turn\b|\bpairs? turns?\b|\bturns? (faster|slower|further|at)\b|\bturning\b",
     r"\"\"\"(Of|Those|Whose|Where|Whom) [a-z]+",
-    r"Doc\(\s*\"(Of|Those|Whose|How far|Where) ",
+    r"Doc\(\s*\"(Of|Those|Whose|How far) ",
 )
 PATTERN = re.compile("|".join(f"(?:{phrase})" for phrase in PHRASES), re.IGNORECASE)
 
