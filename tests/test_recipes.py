@@ -172,7 +172,7 @@ def test_a_dry_run_reaches_what_the_source_names(bare, name):
     assert found == expected
     assert [stage.reach for stage in stages] == [target for _, _, _, target, *_ in expected]
     for sentence, (method, _, _, target, _, steps, tokens) in zip(describe(stages, processes), expected, strict=True):
-        for part in (method, f"{target:,} tokens", f"{steps:,} steps", f"{tokens:,} tokens a step"):
+        for part in (method, f"{target:,} tokens", f"{steps:,} steps", f"{tokens:,} tokens per step"):
             assert part in sentence
 
 
@@ -219,7 +219,7 @@ def test_the_demo_is_dry_run_by_the_command(ropecli, tmp_path):
     outcome = ropecli("finetune", patched, "--recipe", recipe, "--dry-run", "--output", output)
     assert outcome.code == 0, outcome.err
     assert "sequences of 1,024 tokens, from demo-train (long)" in outcome.out
-    assert "100 steps of 8 sequences: 8,192 tokens a step, 819,200 in all" in outcome.out
+    assert "100 steps of 8 sequences: 8,192 tokens per step, 819,200 in total" in outcome.out
     assert not output.exists()
 
 

@@ -1,8 +1,8 @@
-"""LoRA and QLoRA through peft: small matrices beside frozen weights, trained in place of all parameters.
+"""LoRA and QLoRA with peft: trains small matrices next to frozen weights.
 
-LoRA: Hu et al. 2021, arXiv:2106.09685. lora-plus: LoRA on the attention's projections, and embeddings and norms
-trained whole, as LongLoRA (Chen et al. 2023, arXiv:2309.12307, section 3.3) found necessary for long context; not the
-LoRA+ of two learning rates. qlora: a base in 4 bits (Dettmers et al. 2023, arXiv:2305.14314).
+LoRA: Hu et al. 2021, arXiv:2106.09685. lora-plus: LoRA on the attention projections, with embeddings and norms trained
+in full, which LongLoRA (Chen et al. 2023, arXiv:2309.12307, section 3.3) found necessary for long context; not LoRA+
+with its two learning rates. qlora: a 4-bit base (Dettmers et al. 2023, arXiv:2305.14314).
 """
 
 import copy
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "default"
-"""peft's name of an only adapter."""
+"""peft's default name of an adapter."""
 
 
 def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
-    """Freeze the model and put the recipe's adapter into it; the same object, unchanged for adapter: none.
+    """Freeze the model and inject the recipe's adapter, in place. Returns the model; unchanged for adapter: none.
 
-    What is trained is float32, whatever the base is. peft's wrapper is not used: the model stays a PreTrainedModel,
-    with the decoder and the head where they were. To be called before the first pass through the model. Raises
-    RecipeError for lora_targets that no module has.
+    Trained parameters are float32, whatever the dtype of the base. peft's wrapper class is not used, so the model stays
+    a PreTrainedModel. Call this before the first forward pass. Raises RecipeError if a name in lora_targets matches no
+    module.
     """
     if recipe.adapter == "none":
         return model
@@ -52,7 +52,7 @@ def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
     config = _make_lora_config(model, recipe)
     model.requires_grad_(False)
     whole = embeddings_and_norms(model) if recipe.adapter == "lora-plus" else []
-    with torch.random.fork_rng(devices=[]):  # the same start on every process, and in a run that is resumed
+    with torch.random.fork_rng(devices=[]):  # same initial values on every process and when resuming
         torch.manual_seed(recipe.seed)
         inject_adapter_in_model(config, model, ADAPTER)
     model.train(model.training)
@@ -70,8 +70,8 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
     linear = linear_modules(model)
     targets = find_targets(linear, recipe.lora_targets) if recipe.lora_targets else attention_projections(model, linear)
     if not targets:
-        raise RecipeError(f"No attention with linear projections was found; name lora_targets. {list_names(linear)}")
-    # other readers of the file expect a whole number
+        raise RecipeError(f"Found no linear projections in the attention. Set lora_targets. {list_names(linear)}")
+    # other readers of adapter_config.json expect an integer
     alpha: Any = int(recipe.lora_alpha) if recipe.lora_alpha == int(recipe.lora_alpha) else recipe.lora_alpha
     return LoraConfig(
         task_type="CAUSAL_LM",
@@ -83,8 +83,11 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
 
 
 def _keep_differentiable(model: nn.Module) -> None:
-    """bitsandbytes 0.50 repacks 4-bit weights for a CPU's AVX512 at the first pass in evaluation mode; gradients are
-    wrong from then on. This is its own switch against that."""
+    """Keep gradients correct through 4-bit weights on CPUs with AVX512.
+
+    bitsandbytes 0.50 repacks these weights in the first forward pass in evaluation mode, and gradients are wrong
+    afterwards. This attribute disables the repacking.
+    """
     switch = "support_avx512bf16_for_cpu"
     for module in model.modules():
         if getattr(module, switch, False):
@@ -92,48 +95,48 @@ def _keep_differentiable(model: nn.Module) -> None:
 
 
 def _train_whole(model: "PreTrainedModel", names: list[str]) -> None:
-    """Train embeddings and norms whole, in float32, and pass their results on in the base's dtype.
+    """Train embeddings and norms in full, in float32, and cast their outputs to the base's dtype.
 
-    float32 would take twice the memory from layer to layer, and without autocast meet matrices of another dtype.
+    float32 outputs would double the memory of hidden states, and without autocast would meet weights of another dtype.
     """
     embeddings: Any = model.get_input_embeddings()
     dtype, head = embeddings.weight.dtype, tied_head(model)
 
-    def give(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
-        return result.to(dtype)
+    def cast_output(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output.to(dtype)
 
-    def take(module: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (given[0].to(module.weight.dtype), *given[1:])
+    def cast_input(module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (inputs[0].to(module.weight.dtype), *inputs[1:])
 
     for name in names:
         module = model.get_submodule(name)
         module.requires_grad_(True)
         if dtype != torch.float32:
-            module.register_forward_hook(give)
+            module.register_forward_hook(cast_output)
     for name in head if dtype != torch.float32 else []:
-        model.get_submodule(name).register_forward_pre_hook(take)
-    # set now, for the file alone: peft would train copies, and leave a tied head as it was
+        model.get_submodule(name).register_forward_pre_hook(cast_input)
+    # set after injection, only for adapter_config.json: peft would train copies and not update a tied head
     lora_config(model).modules_to_save = shorten([*names, *head], model, str.endswith)
 
 
 def is_attached(model: nn.Module) -> bool:
-    """Whether the model has an adapter."""
+    """Return whether the model has an adapter."""
     return hasattr(model, "peft_config")
 
 
 def lora_config(model: nn.Module) -> Any:
-    """peft's LoraConfig of an attached adapter."""
-    held: Any = model
-    return held.peft_config[ADAPTER]
+    """The LoraConfig of the attached adapter."""
+    attached: Any = model
+    return attached.peft_config[ADAPTER]
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """(name, parameter) of trained parameters; a tied one once."""
+    """(name, parameter) of each trained parameter; a tied parameter is listed once."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def all_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
-    """Each parameter with all its names; a tied one has several."""
+    """Each parameter with all its names; a tied parameter has several."""
     named: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         named.setdefault(parameter, []).append(name)
@@ -141,9 +144,9 @@ def all_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
 
 
 def quantization(recipe: Recipe) -> dict[str, Any]:
-    """Keyword arguments of from_pretrained: for qlora, linear modules in 4 bits but the head; else none.
+    """Keyword arguments for from_pretrained: for qlora, 4-bit weights in all linear modules except the head.
 
-    4-bit NormalFloat with doubly quantised constants (arXiv:2305.14314, section 3).
+    NF4 with double quantization (arXiv:2305.14314, section 3).
     """
     if recipe.adapter != "qlora":
         return {}
@@ -159,24 +162,24 @@ def quantization(recipe: Recipe) -> dict[str, Any]:
 
 
 def save_only_trained(accelerator: Any) -> None:
-    """Have save_state write of the model only what is trained, and load_state read it back beside the rest.
+    """Make save_state write only the trained parameters of the model, and load_state read only those.
 
-    Frozen 4-bit weights could not be loaded back at all. Engines that write their own shards (FSDP, DeepSpeed) still
-    write all of it.
+    Frozen 4-bit weights cannot be loaded back. Engines that write their own shards (FSDP, DeepSpeed) still write
+    everything.
     """
     accelerator.register_save_state_pre_hook(_drop_frozen)
     accelerator.register_load_state_pre_hook(_load_trained)
 
 
 def _drop_frozen(models: list[nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
-    for model, state in zip(models, weights, strict=False):  # of engines with shards, none are given
+    for model, state in zip(models, weights, strict=False):  # sharded engines pass no weights
         trained = {name for parameter, names in all_names(model) if parameter.requires_grad for name in names}
         for name in state.keys() - trained:
             del state[name]
 
 
 def _load_trained(models: list[nn.Module], folder: str) -> None:
-    """Takes the model off the list, so that Accelerate does not miss what is frozen."""
+    """Load the trained parameters, and remove the model from the list so that Accelerate skips the frozen ones."""
     from safetensors.torch import load_file
 
     if models:
@@ -184,10 +187,10 @@ def _load_trained(models: list[nn.Module], folder: str) -> None:
 
 
 def adapter_tensors(model: "PreTrainedModel", state: Tensors | None = None) -> Tensors:
-    """The trained tensors by peft's names, on the CPU.
+    """The trained tensors on the CPU, under peft's names.
 
-    state: full tensors by the model's own names, where the model itself holds shards. A tied one is there under
-    each of its names: peft does not know of all ties, and would leave the head as it was.
+    state: full tensors under the model's own names, if the model holds shards. A tied tensor is listed under each of
+    its names: peft does not detect all ties, and would not update the head.
     """
     from peft import get_peft_model_state_dict
 
@@ -202,13 +205,13 @@ def adapter_tensors(model: "PreTrainedModel", state: Tensors | None = None) -> T
 
 
 def save_adapter(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:
-    """Write the two files that peft reads: the adapter's tensors and adapter_config.json. Raises OSError.
+    """Write adapter_model.safetensors and adapter_config.json, as peft reads them. Raises OSError.
 
-    The folder also gets the patched config.json. The adapter names `checkpoint`, patched as it was trained, as its
-    base: peft loads the base by that name, with the base's own config.json.
+    The adapter names `checkpoint`, patched as it was trained, as its base; peft loads the base by that name, with
+    the base's own config.json. The caller adds the patched config.json.
     """
     config = copy.copy(lora_config(model))
-    config.target_modules = sorted(config.target_modules)  # a set's order differs from run to run
+    config.target_modules = sorted(config.target_modules)  # the order of a set differs between runs
     if checkpoint.commit:
         config.base_model_name_or_path, config.revision = checkpoint.name, checkpoint.commit
     else:

@@ -1,8 +1,8 @@
-"""Training on several processes: DDP, FSDP2, DeepSpeed ZeRO, and sequence parallelism.
+"""Distributed training: DDP, FSDP2, DeepSpeed ZeRO, and sequence parallelism.
 
-Accelerate provides the engines, set up by `accelerate launch`; their differences stay in this file. Sequence
-parallelism is DeepSpeed Ulysses (Jacobs et al. 2023, arXiv:2309.14509) by sp_size, or torch's context parallelism by
-cp_size.
+Accelerate provides the engines, configured by `accelerate launch`; this file handles their differences. Sequence
+parallelism is DeepSpeed Ulysses (Jacobs et al. 2023, arXiv:2309.14509) with sp_size, or torch's context parallelism
+with cp_size.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LocalBatch(NamedTuple):
-    """A process's part of a batch, on its device; the arguments of NextTokenLoss.forward.
+    """One process's part of a batch, on its device: the arguments of NextTokenLoss.forward.
 
     ids, labels: shape (sequences, tokens of this process). positions: the same shape, or None for 0, 1, 2 ...
     """
@@ -44,54 +44,54 @@ def make_accelerator(
     max_grad_norm: float = 1.0,
     **options: Any,
 ) -> "Accelerator":
-    """The engine that `accelerate launch` or torchrun has set in the environment, with a recipe's settings.
+    """Create the Accelerator for the engine chosen by `accelerate launch` or torchrun, with the recipe's settings.
 
-    options: further arguments of Accelerator. Raises RecipeError for an engine that cannot be used.
+    options: other arguments of Accelerator. Raises RecipeError for an engine that cannot be used.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
 
-    AcceleratorState._reset_state()  # it would hold a second run in this process to the first one's settings
+    AcceleratorState._reset_state()  # otherwise a second run in this process keeps the first run's settings
     cuda = torch.cuda.is_available()
     deepspeed = is_launched_with("DEEPSPEED")
     if deepspeed:
         options["deepspeed_plugin"] = _deepspeed_plugin(batch_size, gradient_accumulation, max_grad_norm)
         if not cuda:
-            # with cpu=True Accelerate would not look for DeepSpeed, and without a backend would see one process
+            # with cpu=True Accelerate ignores DeepSpeed, and without a backend it assumes one process
             options["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]
     try:
         accelerator = Accelerator(
             mixed_precision="no" if mixed_precision == "none" else mixed_precision,
             cpu=not cuda and not deepspeed,
-            # a plugin, since the launch's environment would win over a number
+            # a plugin, since the launch's environment variables override a number
             gradient_accumulation_plugin=GradientAccumulationPlugin(gradient_accumulation),
             **options,
         )
     except (ValueError, NotImplementedError, ImportError) as error:
-        raise RecipeError(f"Accelerate cannot be set up as it was launched: {reason_of(error)}") from error
+        raise RecipeError(f"Accelerate cannot use this launch configuration: {reason_of(error)}") from error
     refuse_engine(accelerator)
     if deepspeed:
         from transformers.integrations import unset_hf_deepspeed_config
 
-        # else transformers would load the weights in parts under ZeRO-3, and the head is tried on whole ones
+        # otherwise transformers loads sharded weights under ZeRO-3, but the test of the head needs full ones
         unset_hf_deepspeed_config()
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # it writes to standard output
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # it logs to standard output
     if cuda and mixed_precision == "bf16":
-        # the head's products stay in float32, and would take as long as a good part of all others
+        # use TF32 for the head, whose matrix products stay in float32 and are slow otherwise
         torch.set_float32_matmul_precision("high")
     return accelerator
 
 
 def _deepspeed_plugin(batch_size: int, gradient_accumulation: int, max_grad_norm: float) -> Any:
-    """The launch's DeepSpeed config with the recipe's settings: DeepSpeed clips and accumulates itself."""
+    """The launch's DeepSpeed config with the recipe's settings. DeepSpeed clips and accumulates itself."""
     from accelerate import DeepSpeedPlugin
 
     plugin = DeepSpeedPlugin()
     settings = plugin.deepspeed_config
     for key in ("optimizer", "scheduler"):
         if key in settings:
-            raise RecipeError(f"The DeepSpeed config has {key!r}, which the recipe sets. Remove it from the config.")
+            raise RecipeError(f"The DeepSpeed config has {key!r}, which the recipe sets. Remove it there.")
     settings.update(
         train_micro_batch_size_per_gpu=batch_size,
         gradient_accumulation_steps=gradient_accumulation,
@@ -103,23 +103,23 @@ def _deepspeed_plugin(batch_size: int, gradient_accumulation: int, max_grad_norm
 
 
 def sequence_ranks(accelerator: "Accelerator") -> int:
-    """Number of processes that share a sequence's tokens."""
+    """Number of processes that share each sequence."""
     sizes = accelerator.parallelism_config
     return sizes.sp_size * sizes.cp_size if sizes else 1
 
 
 def data_ranks(accelerator: "Accelerator") -> tuple[int, int]:
-    """(rank, ranks) among the processes that read different sequences."""
-    shared = sequence_ranks(accelerator)  # the innermost dimension of both meshes
+    """(rank, number of ranks) among the processes that read different sequences."""
+    shared = sequence_ranks(accelerator)  # sequence parallelism is the innermost dimension of both meshes
     return accelerator.process_index // shared, accelerator.num_processes // shared
 
 
 def averaged_over(accelerator: "Accelerator") -> int:
-    """Divisor of the engine for the sum of all processes' gradients: mostly the number of processes.
+    """Divisor that the engine applies to the sum of all gradients: usually the number of processes.
 
-    But DeepSpeed adds up, and does not average, over the processes that share a sequence; in ZeRO-3 only where it
-    reduces by other means than reduce-scatter (stage_1_and_2.py and stage3.py of DeepSpeed 0.19: division by
-    sequence_parallel_size, and none in reduce_scatter_coalesced).
+    DeepSpeed sums over the processes that share a sequence, without averaging. ZeRO-3 does so only without
+    reduce-scatter (stage_1_and_2.py and stage3.py of DeepSpeed 0.19: division by sequence_parallel_size, and none in
+    reduce_scatter_coalesced).
     """
     sizes = accelerator.parallelism_config
     if not (sizes and sizes.sp_enabled):
@@ -131,7 +131,7 @@ def averaged_over(accelerator: "Accelerator") -> int:
 
 
 def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """accelerator.prepare, with what Accelerate would ask of a bare transformers model."""
+    """Call accelerator.prepare with the settings that Accelerate would read from a bare transformers model."""
     from accelerate import DistributedType
 
     model: Any = loss_of.model
@@ -142,7 +142,7 @@ def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: tor
         if plugin.mixed_precision_policy is not None:
             from torch.distributed.fsdp import MixedPrecisionPolicy
 
-            # Accelerate's own would round the loss, a sum over many tokens, to bfloat16, and add gradients up in it
+            # Accelerate's default rounds the loss, a sum over many tokens, to bfloat16, and reduces gradients in it
             plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     sizes = accelerator.parallelism_config
     if sizes and sizes.sp_enabled:
@@ -152,9 +152,9 @@ def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: tor
 
 @contextlib.contextmanager
 def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBatch]:
-    """This process's part of a batch, on its device; a context around forward and backward pass.
+    """Yield this process's part of a batch, on its device. Run the forward and backward pass inside the context.
 
-    Every process of a group that shares sequences gives the same batch, of a length that they can share evenly.
+    Processes that share a sequence pass the same batch; its length must divide evenly among them.
     """
     sizes = accelerator.parallelism_config
     if sizes and sizes.sp_enabled:
@@ -175,7 +175,7 @@ def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBat
         placed(batch.ids), placed(batch.labels), None if positions is None else placed(positions), batch.packed
     )
     if sizes and sizes.cp_enabled:
-        # cuts the tensors in place, and makes the attention exchange keys and values
+        # splits the tensors in place, and makes attention exchange keys and values
         whole = [share.ids, share.labels, share.positions]
         with accelerator.maybe_context_parallel(whole, [1, 1, 1], set(whole)):
             yield share
@@ -184,7 +184,7 @@ def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBat
 
 
 def _filled(batch: "Batch", rows: int) -> "Batch":
-    """With further rows that are not scored: Ulysses takes batches of one size alone."""
+    """Add rows that are not scored: Ulysses needs batches of a fixed size."""
     shape = (rows, batch.ids.shape[1])
     labels = np.full(shape, UNSCORED)
     labels[: len(batch.labels)] = batch.labels
@@ -193,17 +193,17 @@ def _filled(batch: "Batch", rows: int) -> "Batch":
 
 
 def clip_gradients(accelerator: "Accelerator", parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
-    """Clip the gradient's norm over all parameters and processes; returns the norm before.
+    """Clip the gradient norm over all parameters and processes. Returns the norm before clipping.
 
-    DeepSpeed has done so and made its step by then, in the backward pass of the step's last micro-batch.
+    DeepSpeed has already clipped and updated by then, in the backward pass of the step's last micro-batch.
     """
     norm = accelerator.clip_grad_norm_(parameters, max_norm)
-    full = getattr(norm, "full_tensor", None)  # FSDP2's is a sharded tensor
+    full = getattr(norm, "full_tensor", None)  # FSDP2 returns a sharded tensor
     return float(full() if full else norm)
 
 
 def state_to_save(accelerator: "Accelerator", wrapped: torch.nn.Module) -> dict[str, torch.Tensor] | None:
-    """The inner model's whole state, on the CPU, on the main process; None on others. All processes must call it."""
+    """The inner model's full state on the CPU, on the main process; None on others. All processes must call it."""
     from accelerate import DistributedType
 
     state = accelerator.get_state_dict(wrapped)
@@ -217,9 +217,9 @@ def state_to_save(accelerator: "Accelerator", wrapped: torch.nn.Module) -> dict[
 
 
 def _master_weights(wrapped: Any, *, keep: bool) -> dict[str, torch.Tensor]:
-    """The float32 weights in DeepSpeed's optimizer, of what is trained; in bf16, the model's own are rounded.
+    """The trained weights in float32 from DeepSpeed's optimizer; in bf16 the model's own are rounded.
 
-    By name, tied ones under each of theirs. All processes gather them together, one after the other.
+    By name; tied weights are listed under each name. All processes gather them together.
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -232,7 +232,7 @@ def _master_weights(wrapped: Any, *, keep: bool) -> dict[str, torch.Tensor]:
 
 
 def leave_group(accelerator: "Accelerator") -> None:
-    """Leave the process group before this process ends: gloo's threads may abort one that does not."""
+    """Leave the process group before this process exits; otherwise gloo's threads may abort."""
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()

@@ -1,6 +1,6 @@
-"""Fine-tunes a checkpoint in one run: prepares data, model and engine, trains, and writes the result.
+"""Fine-tunes a checkpoint: prepares data, model and engine, trains, and writes the result.
 
-All processes of a launch run this code; only the main process prints and writes.
+All processes run this code; only the main process prints and writes.
 """
 
 import math
@@ -59,10 +59,10 @@ def finetune_checkpoint(
 ) -> None:
     """Train one stage, planned by plan_stages, into the folder `output`.
 
-    length: tokens per sequence. reach: tokens that positions with gaps may span. say: given sentences about the data
-    and the model. on_step: called after each step. on_phase: called with what
-    begins. All on the main process only. SIGTERM, SIGHUP and Ctrl-C save and
-    stop: SystemExit 143 and 129, KeyboardInterrupt. Raises RopecliError.
+    length: tokens per sequence. reach: tokens that positions with gaps may span. say: called with messages about the
+    data and the model. on_step: called after each step. on_phase: called with the name of each phase. All are called
+    only on the main process. SIGTERM, SIGHUP and Ctrl-C save and stop, with SystemExit 143 or 129, or
+    KeyboardInterrupt. Raises RopecliError.
     """
     accelerator = make_accelerator(
         mixed_precision=recipe.mixed_precision,
@@ -104,7 +104,7 @@ def finetune_checkpoint(
             begin_run(output, settings, resume)
         accelerator.wait_for_everyone()
         if (steps := finished_step(output)) is not None:
-            say(f"{output} is done already, after {steps} steps.")
+            say(f"{output} is already finished ({steps} steps).")
             if main:
                 clear_finished(output)
             return
@@ -119,7 +119,7 @@ def finetune_checkpoint(
 
 @dataclass
 class _Run:
-    """The log, validation, and the end of a run that diverges, around the training loop."""
+    """Adds the log, validation and divergence detection to the training loop."""
 
     accelerator: "Accelerator"
     recipe: Recipe
@@ -136,7 +136,7 @@ class _Run:
         interrupt: Interrupt,
         settings: dict[str, Any],
     ) -> torch.nn.Module:
-        """Train from the newest checkpoint, or from the start. Returns the loss as Accelerate wraps it."""
+        """Train from the newest checkpoint, or from the start. Returns the loss module as prepared by Accelerate."""
         recipe = self.recipe
         self.wrapped, optimizer = prepare(self.accelerator, loss_of, optimizer)
         if recipe.adapter != "none":
@@ -170,15 +170,15 @@ class _Run:
             self._validate(0)
         pass_size = f"A pass over {recipe.batch_size} × {self.stream.length} tokens"
         remedy = (
-            "Start over with a smaller batch_size, an adapter or shorter sequences, into another --output; `ropecli "
-            "plan` says what fits."
+            "Start over in another --output with a smaller batch_size, an adapter or shorter sequences. `ropecli plan` "
+            "shows what fits."
         )
         with closing(self.log), explain_out_of_memory(pass_size, remedy):
             loop.train(done)
         return self.wrapped
 
     def _batches(self, step: int) -> list[Batch]:
-        """This process's sequences of each pass: processes side by side, passes one after the other."""
+        """This process's batches of a step, one per pass. Sequences are numbered by step, pass, process and row."""
         rank, ranks = data_ranks(self.accelerator)
         passes, size = self.recipe.gradient_accumulation, self.recipe.batch_size
         starts = [((step * passes + part) * ranks + rank) * size for part in range(passes)]
@@ -191,7 +191,7 @@ class _Run:
         self._validate(progress.step)
 
     def _validate(self, step: int) -> None:
-        """Perplexity on held-out text, where it is due; before the first step too."""
+        """Measure perplexity on held-out text if it is due; also before the first step."""
         if self.validation and self.validation.due(step):
             measured = self.validation.run(self.accelerator, self.wrapped, step)
             self.log.write(measured)
@@ -200,13 +200,12 @@ class _Run:
 
     def _advice(self) -> str:
         return (
-            f"{self.divergence.kept()} Start over with a lower learning_rate or more warmup_steps, into another "
-            "--output."
+            f"{self.divergence.kept()} Start over in another --output with a lower learning_rate or more warmup_steps."
         )
 
 
 def _load(checkpoint: Checkpoint, recipe: Recipe) -> "PreTrainedModel":
-    """Trained weights in float32, as autocast expects; frozen ones in the dtype of their device."""
+    """Load the model: trained weights in float32, as autocast expects; frozen ones in the device's default dtype."""
     dtype = "float32" if recipe.adapter == "none" else settle()[0]
     model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=adapters.quantization(recipe))
     return adapters.attach(model, recipe)
@@ -225,10 +224,10 @@ def _make_loss(model: "PreTrainedModel", recipe: Recipe, packed: bool) -> NextTo
 def make_optimizer(
     parameters_by_name: Iterable[tuple[str, torch.nn.Parameter]], recipe: Recipe
 ) -> torch.optim.Optimizer:
-    """AdamW (arXiv:1711.05101) over what is trained, with weight decay on matrices alone, an adapter's among them.
+    """Create AdamW (arXiv:1711.05101) for the trained parameters; weight decay applies only to matrices.
 
-    adamw-8bit: bitsandbytes keeps the state in 8 bits (Dettmers et al. 2022, arXiv:2110.02861); tensors below 4,096
-    values stay in float32. Raises RecipeError where bitsandbytes is missing.
+    adamw-8bit: bitsandbytes keeps the state in 8 bits (Dettmers et al. 2022, arXiv:2110.02861); tensors with fewer than
+    4,096 values stay in float32. Raises RecipeError if bitsandbytes is not installed.
     """
     parameters = [parameter for _, parameter in parameters_by_name if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
@@ -237,16 +236,16 @@ def make_optimizer(
     groups = [{"params": members, "weight_decay": decay} for members, decay in decays if members]
     rates: dict[str, Any] = {"lr": recipe.learning_rate, "betas": recipe.betas}
     if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(groups, **rates, fused=True)  # which needs no copies of what it updates
+        return torch.optim.AdamW(groups, **rates, fused=True)  # fused makes no temporary copies
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
-        raise RecipeError("optimizer: adamw-8bit needs bitsandbytes. `pip install bitsandbytes`.") from error
+        raise RecipeError("optimizer: adamw-8bit needs bitsandbytes. Run `pip install bitsandbytes`.") from error
     return AdamW8bit(groups, **rates)
 
 
 def rate_factor(step: int, recipe: Recipe) -> float:
-    """Factor of the learning rate at step 0, 1, ...: a linear warm-up, then 1, or a cosine to a tenth."""
+    """Factor of the learning rate at step 0, 1, ...: linear warm-up, then 1, or a cosine down to 0.1."""
     warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))
     if recipe.schedule == "constant":
         return warm

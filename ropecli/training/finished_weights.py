@@ -1,6 +1,6 @@
 """Writes a run's result: a whole checkpoint, or an adapter's folder. Also merges an adapter into its base.
 
-A whole checkpoint is the source's files with the trained weights in place of its own.
+A whole checkpoint has the source's files with the trained weights.
 """
 
 import shutil
@@ -43,10 +43,10 @@ def write_result(
     save: Literal["merged", "adapter"] = "merged",
     state: Tensors | None = None,
 ) -> None:
-    """Write a trained model as a whole checkpoint, or its adapter alone; then remove the run's checkpoints.
+    """Write a trained model as a whole checkpoint or as an adapter, then remove the run's training checkpoints.
 
-    checkpoint: the source. settings: for the record. state: full tensors on the CPU by the model's own names, where an
-    engine has left shards in the model. Raises OutputError; CheckpointError where the source has gone meanwhile.
+    checkpoint: the source. settings: recorded in ropecli.yaml. state: full tensors on the CPU under the model's own
+    names, if the model holds shards. Raises OutputError; CheckpointError if the source no longer exists.
     """
     notes: dict[str, Any] = {_RECORD: settings}
     if not is_attached(model):
@@ -55,58 +55,58 @@ def write_result(
         notes[ADAPTER_NOTE] = {"weights": weights_digest(checkpoint)}
         write = partial(save_adapter, checkpoint, model, state=state)
     else:
-        # onto the weights of the files: a base in 4 bits, or in bfloat16, would leave its rounding behind
+        # merge into the weights on disk: a base loaded in 4 bits or bfloat16 is rounded
         base = load_model(checkpoint, dtype="float32", device="cpu")
         merged = merge_adapter(checkpoint, base, lora_config(model), adapter_tensors(model, state))
         write = partial(save_weights, checkpoint, merged)
     try:
         _write_folder(output, write, _small_files(checkpoint), checkpoint.folder, notes)
     except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or error  # the whole error may name the folder that is filled first
-        raise OutputError(f"{output} could not be written: {why}. Make room; --resume tries again.") from error
+        why = getattr(error, "strerror", None) or error  # str(error) may name the temporary folder
+        raise OutputError(f"{output} could not be written: {why}. Free disk space and use --resume.") from error
     clear_finished(output)
 
 
 def _small_files(checkpoint: Checkpoint) -> list[Path]:
-    """The files beside the weights and config.json, as the tokenizer's."""
+    """The files other than weights and config.json, such as the tokenizer's."""
     return [file for file in checkpoint.files() if ".safetensors" not in file.name and file.name != ADAPTER_CONFIG]
 
 
 def _write_folder(
     output: Path, write: Callable[[Path], None], files: Iterable[Path], configured: Path, notes: dict[str, Any]
 ) -> None:
-    """Fill `output` with the weights that `write` writes and copies of `files`.
+    """Fill `output` with the weights that `write` writes and with copies of `files`.
 
-    configured: the folder whose config.json is taken, last, so that it marks a whole folder, and whose record is
-    extended by `notes`. Raises OSError, SafetensorError.
+    configured: the folder that provides config.json and the provenance record. config.json is written last: it marks
+    the folder as complete. notes: added to the record. Raises OSError, SafetensorError.
     """
-    filled = output / _PARTIAL
+    staging = output / _PARTIAL
     try:
-        shutil.rmtree(filled, ignore_errors=True)
-        filled.mkdir(parents=True)
-        write(filled)
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        write(staging)
         for file in files:
             place(file, output / file.name, link=False)
-        for file in [*filled.glob("*.safetensors*"), *filled.glob(ADAPTER_CONFIG)]:
-            shutil.copymode(configured / CONFIG, file)  # safetensors writes for the owner alone
+        for file in [*staging.glob("*.safetensors*"), *staging.glob(ADAPTER_CONFIG)]:
+            shutil.copymode(configured / CONFIG, file)  # safetensors makes files readable only by the owner
             file.replace(output / file.name)
         record = {key: value for key, value in read_record(configured).items() if key != ADAPTER_NOTE} | notes
         text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
         (output / PROVENANCE).write_text(text, encoding="utf-8")
-        place(configured / CONFIG, filled / CONFIG, link=False)
-        (filled / CONFIG).replace(output / CONFIG)
+        place(configured / CONFIG, staging / CONFIG, link=False)
+        (staging / CONFIG).replace(output / CONFIG)
     finally:
-        shutil.rmtree(filled, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def clear_finished(output: Path) -> None:
-    """Remove what only an unfinished run needs."""
+    """Remove the training checkpoints and temporary files of a finished run."""
     for name in (CHECKPOINTS, _PARTIAL):
         shutil.rmtree(output / name, ignore_errors=True)
 
 
 def finished_step(output: Path) -> int | None:
-    """The steps of a finished run; None for one that is not finished."""
+    """Number of steps of a finished run; None if the run is not finished."""
     if not (output / CONFIG).is_file():
         return None
     return (read_record(output).get(_RECORD) or {}).get("recipe", {}).get("steps")
@@ -114,10 +114,10 @@ def finished_step(output: Path) -> int | None:
 
 def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:
     dtypes = _source_dtypes(checkpoint)
-    # for tensors that transformers renames or fuses when it loads them
+    # for tensors that transformers renames or fuses on loading
     usual = Counter(dtypes.values()).most_common(1)[0][0]
     given = model.state_dict() if state is None else _tied_again(model, state)
-    cast: dict[int, torch.Tensor] = {}  # by storage: tied weights stay one tensor, and are written once
+    cast: dict[int, torch.Tensor] = {}  # by storage, so that tied weights are written once
     for key, value in given.items():
         if key in dtypes or value.data_ptr() not in cast:
             cast[value.data_ptr()] = value.detach().to("cpu", dtypes.get(key, usual))
@@ -127,7 +127,7 @@ def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path,
 
 
 def _tied_again(model: "PreTrainedModel", state: Tensors) -> Tensors:
-    """Gathered from shards, what was one tensor may have come back as two, or under one of its names alone."""
+    """Tie weights again: gathered from shards, they may be two tensors, or one under only one of its names."""
     tied: Tensors = {}
     for _, names in all_names(model):
         if len(names) > 1:
@@ -136,17 +136,17 @@ def _tied_again(model: "PreTrainedModel", state: Tensors) -> Tensors:
 
 
 def _source_dtypes(checkpoint: Checkpoint) -> dict[str, torch.dtype]:
-    """Each tensor's own: routers and norms are often kept in float32 beside bfloat16."""
+    """The dtype of each tensor: routers and norms are often float32 in a bfloat16 checkpoint."""
     dtypes = {}
     for path in checkpoint.weight_files():
         with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118  (it is no mapping)
+            for key in file.keys():  # noqa: SIM118  (not a mapping)
                 dtypes[key] = _DTYPES.get(file.get_slice(key).get_dtype(), torch.float32)
     return dtypes
 
 
 class Merge(NamedTuple):
-    """The base as it was opened, and the number of its matrices that got an adapter's."""
+    """The opened base, and the number of its matrices that the adapter changed."""
 
     base: Checkpoint
     matrices: int
@@ -160,17 +160,17 @@ def merge_to(
     revision: str | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Merge:
-    """Write base + adapter as a whole checkpoint, with the adapter's config.json, and so with its RoPE patch.
+    """Write base + adapter as a whole checkpoint, with the adapter's config.json, which includes its RoPE patch.
 
-    base: a checkpoint in place of the one that the adapter names; revision: of a Hub id. say: warned where the base's
-    weights are not those that the adapter was trained with. Raises CheckpointError, OutputError.
+    base: a checkpoint to use instead of the one named by the adapter. revision: Hub revision of the base. say: called
+    with a warning if the base's weights differ from those used in training. Raises CheckpointError, OutputError.
     """
     refuse_existing(output)
     config, tensors = read_adapter(adapter)
     source = open_checkpoint(base, weights=True, revision=revision) if base else adapter_base(adapter, revision)
     if warning := other_base(adapter, source):
         say(warning)
-    configured = source.folder  # of an adapter that peft wrote
+    configured = source.folder  # for an adapter written by peft
     if is_own_file(adapter / CONFIG):
         configured = adapter
         patched = Checkpoint(source.name, adapter, read_json(adapter / CONFIG), base=source)
@@ -183,5 +183,5 @@ def merge_to(
         try:
             _write_folder(folder, partial(save_weights, source, model), files, configured, notes)
         except SafetensorError as error:
-            raise OutputError(f"{output} could not be written: {error}. Make room.") from error
+            raise OutputError(f"{output} could not be written: {error}. Free disk space and try again.") from error
     return Merge(source, sum(".lora_A" in name or ".lora_embedding_A" in name for name in tensors))

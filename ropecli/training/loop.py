@@ -1,8 +1,8 @@
-"""The training loop: steps over batches, a checkpoint where one is due, and a stop on SIGTERM, SIGHUP or Ctrl-C.
+"""The training loop: runs steps, saves checkpoints, and stops on SIGTERM, SIGHUP or Ctrl-C.
 
-A step is one update of the weights, made of some passes on each process. The loss of a step is the mean over all its
-scored tokens, however they are spread over passes and processes. Dropout follows from the seed and the step's number,
-so a resumed run gives the same bits.
+A step is one update of the weights, after one or more passes on each process. Its loss is the mean over all its scored
+tokens, however they are split over passes and processes. Dropout depends only on the seed and the step number, so a
+resumed run gives the same bits.
 """
 
 import contextlib
@@ -33,16 +33,16 @@ _LATEST = 3
 
 
 class Interrupt:
-    """A request to stop, made by a signal to any process."""
+    """A request to stop: a signal that any process received."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._asked = 0  # the first signal's number
+        self._asked = 0  # number of the first signal
         self._asked_at = 0.0
-        self._agreed = 0  # the same in all processes; apart from the above, as each gets its signal in its own time
+        self._agreed = 0  # the same on all processes, which receive their signals at different times
 
     def agreed(self, accelerator: Any) -> bool:
-        """Whether any process was asked: the same answer in all of them, which must ask at the same step."""
+        """Return whether any process received a signal: the same on all processes, which call it at the same step."""
         self._agreed = self._asked
         if accelerator.num_processes > 1:
             asked = torch.tensor([self._asked], device=accelerator.device)
@@ -50,26 +50,26 @@ class Interrupt:
         return self._agreed > 0
 
     def stop(self, message: str) -> NoReturn:
-        """Say `message` and end the run: raises KeyboardInterrupt (exit status 130), or Terminated (143, 129)."""
+        """Print `message` and end the run: raises KeyboardInterrupt (exit status 130), or Terminated (143, 129)."""
         self._say(message)
         if self._agreed in ENDING:
             raise Terminated(self._agreed)
         raise KeyboardInterrupt(message)
 
     def ask(self, number: int, frame: Any = None) -> None:
-        """The handler of the signals. A second Ctrl-C raises KeyboardInterrupt."""
+        """Signal handler. A second Ctrl-C raises KeyboardInterrupt."""
         now = time.monotonic()
         if not self._asked:
             self._asked, self._asked_at = number, now
-            with contextlib.suppress(RuntimeError):  # the signal came amid another line on the same stream
-                self._say("Stopping after this step; Ctrl-C once more to stop at once, without saving.")
+            with contextlib.suppress(RuntimeError):  # the signal interrupted a write to the same stream
+                self._say("Stopping after this step. Press Ctrl-C again to stop immediately without saving.")
         elif number == signal.SIGINT and now - self._asked_at > ECHO_SECONDS:
             raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def stop_on_signals(say: Callable[[str], None] = lambda message: None) -> Iterator[Interrupt]:
-    """Handle SIGINT, SIGTERM and SIGHUP inside the `with` block; in the main thread alone, as Python does."""
+    """Handle SIGINT, SIGTERM and SIGHUP inside the `with` block; only in the main thread, as Python requires."""
     interrupt = Interrupt(say)
     with handled((signal.SIGINT, *ENDING), interrupt.ask):
         yield interrupt
@@ -77,9 +77,9 @@ def stop_on_signals(say: Callable[[str], None] = lambda message: None) -> Iterat
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """The report of a step. step: from 1. loss: nats per token. learning_rate: of the first group.
+    """Metrics of one step. step: from 1. loss: nats per token. learning_rate: of the first parameter group.
 
-    tokens_per_second, tokens: since the run began or resumed, all processes together.
+    tokens_per_second, tokens: since the run started or resumed, over all processes.
     """
 
     step: int
@@ -92,12 +92,12 @@ class TrainingProgress:
 
 @dataclass
 class TrainingLoop:
-    """Trains `parameters` by `loss_of`: a NextTokenLoss, or Accelerate's wrapper around one.
+    """Trains `parameters` with `loss_of`: a NextTokenLoss, or Accelerate's wrapper around one.
 
-    optimizer: with each group's own learning rate. schedule: factor of these rates at a step, from 0. batches: this
-    process's batches of a step, one a pass. ended: whether to end after so many steps. on_step: called after each step,
-    before it is saved. advice: the end of the message where the loss is not finite. checkpoints: None saves nothing.
-    interrupt: None leaves signals alone.
+    optimizer: with the learning rate of each group. schedule: factor of these rates at a step, from 0. batches: this
+    process's batches of a step, one per pass. ended: whether to stop after this number of steps. on_step: called after
+    each step, before saving. advice: end of the message if the loss is not finite. checkpoints: None saves nothing.
+    interrupt: None ignores signals.
     """
 
     accelerator: Any
@@ -118,7 +118,7 @@ class TrainingLoop:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def train(self, done: int = 0) -> None:
-        """Train from step `done` on, as checkpoints.restore returned it. Raises NotFiniteError, or to stop."""
+        """Train from step `done`, as returned by checkpoints.restore. Raises NotFiniteError, or stops on a signal."""
         self._begun, self._tokens = time.monotonic(), 0
         while not self.ended(done):
             progress = self._update(done)
@@ -132,15 +132,15 @@ class TrainingLoop:
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         batches = self.batches(done)
-        copies = self.accelerator.num_processes // data_ranks(self.accelerator)[1]  # processes that read a sequence
+        copies = self.accelerator.num_processes // data_ranks(self.accelerator)[1]  # processes that share a sequence
         targets = self._sum(sum(int((batch.labels != UNSCORED).sum()) for batch in batches)) / copies
-        # engines average over processes and passes; so scaled, the average is the mean over all scored tokens
+        # engines average over processes and passes; this scale makes that the mean over all scored tokens
         scale = averaged_over(self.accelerator) * len(batches) / targets
         loss = self._sum(sum(self._pass(batch, scale) for batch in batches)) / targets
         grad_norm = clip_gradients(self.accelerator, self.parameters, self.max_grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NotFiniteError(
-                f"The loss is {loss:g} and the gradient {grad_norm:g} at step {done + 1}; both must be finite. "
+                f"The loss is {loss:g} and the gradient norm {grad_norm:g} at step {done + 1}; both must be finite. "
                 f"{self.advice()}"
             )
         self.optimizer.step()
@@ -150,7 +150,7 @@ class TrainingLoop:
         return TrainingProgress(done + 1, loss, self._rates[0] * factor, grad_norm, speed, tokens)
 
     def _pass(self, batch: Batch, scale: float) -> float:
-        """Forward and backward; the summed negative log-likelihood of this process's tokens, nats."""
+        """Run forward and backward. Returns the summed negative log-likelihood of this process's tokens, nats."""
         with self.accelerator.accumulate(self.loss_of), local_batch(self.accelerator, batch) as share:
             nll = self.loss_of(*share)
             self.accelerator.backward(nll * scale)
@@ -163,21 +163,21 @@ class TrainingLoop:
         return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
 
     def _save_if_due(self, done: int) -> None:
-        """Save where a checkpoint is due, and stop where a signal asked for it."""
+        """Save if a checkpoint is due. Save and stop if a signal was received."""
         stopping = self.interrupt is not None and self.interrupt.agreed(self.accelerator)
         if self.checkpoints and (stopping or self.ended(done) or done % self.checkpoints.every == 0):
             self.checkpoints.save(done)
         if self.interrupt and stopping:
             leave_group(self.accelerator)
-            self.interrupt.stop(f"Saved after step {done}; the same command with --resume continues.")
+            self.interrupt.stop(f"Saved after step {done}. Run the same command with --resume to continue.")
 
 
 class Divergence:
-    """Ends a run that diverges: its loss is far above its best so far.
+    """Ends a run that diverges: its loss rises far above the lowest so far.
 
-    Compares the median of the last 8 steps' losses, nats per token, with the least such median so far, of 4 steps or
-    more. So three spikes, or a few easy sequences at the beginning, change nothing. It follows from the losses alone,
-    so a resumed run acts as an uninterrupted one.
+    Compares the median loss of the last 8 steps, nats per token, with the lowest such median so far, of at least 4
+    steps. Three spikes, or a few easy sequences at the start, have no effect. It depends only on the losses, so a
+    resumed run behaves like an uninterrupted one.
 
     max_rise: nats per token. output: the run's folder, whose checkpoints the error names. earlier: losses by step of
     the run that is resumed.
@@ -193,31 +193,32 @@ class Divergence:
             self._enter(step, earlier[step])
 
     def add(self, step: int, loss: float) -> None:
-        """Add a step's loss, which is finite. Raises DivergedError."""
+        """Add a step's loss, which must be finite. Raises DivergedError."""
         self._enter(step, loss)
         now = median(self._last)
         if len(self._last) == _STEPS and now > self._best + self._max_rise:
             raise DivergedError(
-                f"The loss is {now:.3f} nats per token around step {step}, and was {self._best:.3f} at its best: more "
-                f"than max_loss_rise, {self._max_rise:g}, above. {self.kept()} Start over with a lower learning_rate "
-                "or more warmup_steps, into another --output; or, if it may rise so far, --resume with a higher "
-                "max_loss_rise."
+                f"The loss rose from {self._best:.3f} to {now:.3f} nats per token around step {step}, by more than "
+                f"max_loss_rise ({self._max_rise:g}). {self.kept()} Start over in another --output with a lower "
+                "learning_rate or more warmup_steps. If such a rise is expected, --resume with a higher max_loss_rise."
             )
 
     def last_good(self, steps: Iterable[int]) -> int | None:
-        """The last of these steps at which the loss was near its best."""
+        """The last of these steps at which the loss was near its lowest."""
         return max((step for step in steps if self._good.get(step, True)), default=None)
 
     def _enter(self, step: int, loss: float) -> None:
         self._last.append(loss)
         if len(self._last) >= _FEWEST:
             self._best = min(self._best, median(self._last))
-        # the latest steps alone: most of eight would still be from before
+        # only the latest steps: the median of eight would lag behind a rise
         latest = median(list(self._last)[-_LATEST:])
         self._good[step] = latest <= self._best + self._max_rise / 2
 
     def kept(self) -> str:
-        """A sentence for an error message: the newest checkpoint from before the loss rose."""
+        """Sentence for an error message: the newest checkpoint from before the loss rose."""
         folders = dict(list_snapshots(self._output / CHECKPOINTS))
         step = self.last_good(folders)
-        return "No checkpoint was saved before." if step is None else f"{folders[step]} is of before, and is kept."
+        if step is None:
+            return "No checkpoint was saved before that."
+        return f"{folders[step]} was saved before that and is kept."

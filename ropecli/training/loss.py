@@ -1,7 +1,7 @@
-"""The next-token loss of a pass, without [tokens × vocabulary] logits, as a module that Accelerate can wrap.
+"""Next-token loss without full [tokens × vocabulary] logits, as a module that Accelerate can wrap.
 
-Also: a message when memory runs out, the switch of gradient checkpointing, and a check that a model follows the
-positions that it is given.
+Also: an error for running out of memory, the switch for gradient checkpointing, and a check that a model follows its
+position_ids.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _CHUNK = 512
-"""Tokens whose logits exist at once, at most; fewer where the vocabulary is large."""
+"""Maximum number of tokens whose logits exist at once; fewer for a large vocabulary."""
 _LOGITS = 2**25
 _HALF = 8
 _GAP = 5
@@ -29,13 +29,13 @@ _ROUNDINGS = 16
 
 
 class NextTokenLoss(torch.nn.Module):
-    """Negative log-likelihood, nats, summed over the labels of a batch of sequences under `model`.
+    """Negative log-likelihood in nats, summed over the labels of a batch of sequences.
 
-    Heads that are one matrix go through a chunked linear cross entropy: Liger's kernel on a GPU where it is installed,
-    torch's elsewhere. Heads that cap or scale their logits are recomputed chunk by chunk in the backward pass.
+    A head that is a single matrix uses a chunked linear cross entropy: Liger's kernel on a GPU if installed, otherwise
+    torch's. A head that caps or scales its logits is recomputed chunk by chunk in the backward pass.
 
-    offload: keep what the decoder's backward pass needs in CPU memory; with gradient checkpointing that is one hidden
-    state a layer.
+    offload: keep the decoder's saved activations in CPU memory; with gradient checkpointing, one hidden state per
+    layer.
     """
 
     split_model = SplitModel
@@ -49,7 +49,7 @@ class NextTokenLoss(torch.nn.Module):
 
     @property
     def config(self) -> Any:
-        """The model's own: engines ask what they wrap for it."""
+        """The model's config. Engines read it from the module that they wrap."""
         return self.model.config
 
     def forward(
@@ -57,14 +57,14 @@ class NextTokenLoss(torch.nn.Module):
     ) -> torch.Tensor:
         """ids, labels, positions: shape (batch, tokens). labels: the token that follows each, or UNSCORED.
 
-        positions: by default 0, 1, 2 ... packed: a document begins where they do not rise by one, and attends to
-        nothing before it; otherwise gaps are gaps. Nothing is padded.
+        positions: default 0, 1, 2 ... packed: a document starts where positions do not increase by one, and attends
+        only to itself; otherwise tokens attend across such gaps. There is no padding.
         """
         with self._kept_elsewhere(ids.device):
             outputs = self.hidden(ids, positions, packed)
-        # logits in the head's own precision, and the loss in float32
+        # logits in the head's dtype, the loss in float32
         with torch.autocast(ids.device.type, enabled=False):
-            # autocast may leave another precision than a frozen head's
+            # autocast may return another dtype than a frozen head's
             hidden = outputs.last_hidden_state.to(self._split.head.weight.dtype)
             if self._split.plain_head:
                 return self._of_plain_head(hidden.flatten(0, 1), labels.flatten())
@@ -74,7 +74,7 @@ class NextTokenLoss(torch.nn.Module):
         """The decoder's output; last_hidden_state: shape (batch, tokens, width)."""
         others = {} if positions is None else {"position_ids": positions}
         if positions is not None and not packed:
-            # without a mask, transformers takes every gap in the positions for the border of a document
+            # without a mask, transformers treats every gap in the positions as a document boundary
             others["attention_mask"] = torch.ones_like(ids)
         return self._split.decode(ids, **others)
 
@@ -113,15 +113,15 @@ class NextTokenLoss(torch.nn.Module):
 
 @contextmanager
 def explain_out_of_memory(what: str, remedy: str) -> Iterator[None]:
-    """Raises RopecliError, naming `what` and the `remedy`, where a device runs out of memory inside."""
+    """Raise RopecliError with `what` and `remedy` if a device runs out of memory inside the block."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise RopecliError(f"{what} does not fit into the device's memory. {remedy}") from error
+        raise RopecliError(f"{what} does not fit in device memory. {remedy}") from error
 
 
 def enable_checkpointing(model: Any) -> None:
-    """Compute layers again in the backward pass. transformers is renaming the switch; its older names warn."""
+    """Recompute layers in the backward pass. transformers is renaming this method; its old name warns."""
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
 
 
@@ -131,12 +131,12 @@ def disable_checkpointing(model: Any) -> None:
 
 @torch.no_grad()
 def prove_positions(loss_of: NextTokenLoss, positions: str, packed: bool) -> None:
-    """Check on the live model that it follows gaps and restarts in the positions.
+    """Check on the loaded model that it follows gaps and restarts in position_ids.
 
-    transformers finds the borders of packed documents by the positions, and only some models and attention
-    implementations follow them; others would silently train on something else. Reads sixteen tokens with a gap, or a
-    restart, in the middle. positions: the recipe's key. Raises RecipeError where the gap changes nothing, where it cuts
-    the attention, or where a restart does not.
+    transformers finds the boundaries of packed documents by position_ids, and only some models and attention
+    implementations support it; others would silently train something else. Reads sixteen tokens with a gap, or a
+    restart, in the middle. positions: the recipe's key. Raises RecipeError if a gap changes nothing or blocks
+    attention, or if a restart does not block it.
     """
     training = loss_of.training
     loss_of.eval()  # without dropout
@@ -154,17 +154,17 @@ def _prove_gaps(loss_of: NextTokenLoss, name: str) -> None:
     gap = [*range(_HALF), *range(_HALF + _GAP, 2 * _HALF + _GAP)]
     if _same(_states(loss_of, list(range(2 * _HALF))), _states(loss_of, gap)):
         raise RecipeError(
-            f"{type(loss_of.model).__name__} does not follow the positions that it is given; {name} needs it."
+            f"{type(loss_of.model).__name__} ignores position_ids, which positions: {name} needs. Use positions: full."
         )
     if not _is_seen_beyond(loss_of, gap, packed=False):
         raise RecipeError(
-            f"{type(loss_of.model).__name__} takes a gap in the positions for the border of a document; {name} cannot "
-            "be trained with it. Try another attn."
+            f"{type(loss_of.model).__name__} treats gaps in the positions as document boundaries, so it cannot train "
+            f"with positions: {name}. Try another attn."
         )
 
 
 def _is_seen_beyond(loss_of: NextTokenLoss, positions: list[int], *, packed: bool) -> bool:
-    """Whether predictions after the middle change with a token before it."""
+    """Return whether predictions after the middle change with a token before it."""
     one, other = (_states(loss_of, positions, packed=packed, changed=changed) for changed in (False, True))
     return not _same(one[_HALF:], other[_HALF:])
 
@@ -181,6 +181,6 @@ def _states(
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both are equal within rounding, as of experts that see other batches of tokens."""
+    """Return whether both are equal up to rounding, which differs when experts get other batches of tokens."""
     allowed = _ROUNDINGS * torch.finfo(one.dtype).eps * one.abs().max()
     return bool((one - other).abs().max() <= allowed)

@@ -1,4 +1,4 @@
-"""The recipe of a fine-tuning run: its keys, their defaults and bounds. Lists all faults at once."""
+"""The recipe of a fine-tuning run: its keys, their defaults and bounds. Reports all faults at once."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ class _Keys(BaseModel):
 
 
 class _Text(_Keys):
-    """The documents of a source to use, and how. Lengths in tokens."""
+    """Which documents of a source to use, and how. Lengths in tokens."""
 
     text_column: str = Field("text", description="column of a table that holds the text")
     split: str | None = Field(None, description="split of a Hub dataset")
@@ -46,7 +46,7 @@ class Source(_Text):
 
 
 class Patch(_Keys):
-    """The patch at the start of a stage, as `ropecli patch` would make it."""
+    """The patch at the start of a stage, as made by `ropecli patch`."""
 
     method: str = Field(description="as `ropecli methods` lists them")
     factor: float | None = Field(None, ge=1, allow_inf_nan=False, description="target length ÷ pretraining length")
@@ -121,28 +121,28 @@ class Recipe(_Text):
             return self  # each stage is checked with the keys that it inherits
         if (self.data is None) == (not self.mixture):
             raise ValueError("give either data or mixture")
-        if self.mixture and (alone := sorted(self.model_fields_set & set(_Text.model_fields))):
-            raise ValueError(f"{alone[0]} belongs to each source of the mixture")
+        if self.mixture and (misplaced := sorted(self.model_fields_set & set(_Text.model_fields))):
+            raise ValueError(f"set {misplaced[0]} in each source of the mixture instead")
         if self.offload_activations and not self.gradient_checkpointing:
             raise ValueError("offload_activations needs gradient_checkpointing: true")
         if self.save == "adapter" and self.adapter == "none":
             raise ValueError("save: adapter needs an adapter")
         if any(source.keep_short < 1 and source.long_from is None for source in self.sources):
-            raise ValueError("keep_short needs long_from, the length from which documents are long")
+            raise ValueError("keep_short needs long_from, the minimum length of long documents")
         if self.positions != "full" and any(source.sequences == "packed" for source in self.sources):
             raise ValueError(f"positions: {self.positions} and sequences: packed cannot be combined")
         return self
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The mixture; a single source is a mixture of one."""
+        """The sources of the mixture; `data` is a mixture of one."""
         if self.data is None:
             return self.mixture
         return (Source(data=self.data, **{key: getattr(self, key) for key in _Text.model_fields}),)
 
     @property
     def runs(self) -> tuple["Recipe", ...]:
-        """The stages as whole recipes, each with a seed of its own; this recipe alone where it has none."""
+        """The stages as complete recipes, each with its own seed; this recipe itself if it has no stages."""
         if not self.stages:
             return (self,)
         return tuple(Recipe(**self._keys_of(number)) for number in range(len(self.stages)))
@@ -150,13 +150,13 @@ class Recipe(_Text):
     def _keys_of(self, number: int) -> dict[str, Any]:
         stage = self.stages[number]
         shared = self.model_dump(exclude={"stages"}, exclude_unset=True)
-        if stage.keys() & {"data", "mixture"}:  # text of its own replaces the shared text
+        if stage.keys() & {"data", "mixture"}:  # a stage's own data replaces the shared data
             shared = {key: value for key, value in shared.items() if key not in (*Source.model_fields, "mixture")}
         return {**shared, "seed": self.seed + number, **stage}
 
 
 def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:
-    """The recipe file's keys, overridden by the options that are not None, in all stages.
+    """Read the recipe file. Options that are not None override its keys in all stages.
 
     Raises RecipeError listing all faults.
     """
@@ -182,7 +182,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RecipeError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(loaded, dict):
-        raise RecipeError(f"{path} holds {type(loaded).__name__}; a recipe is a mapping of keys to values.")
+        raise RecipeError(f"{path} contains a {type(loaded).__name__}; expected a mapping of keys to values.")
     return loaded
 
 
@@ -190,7 +190,7 @@ def _check_stages(path: Path | None, recipe: Recipe) -> None:
     faults = []
     for number, stage in enumerate(recipe.stages):
         if "stages" in stage:
-            faults.append(f"  stages.{number}: a stage has no stages of its own")
+            faults.append(f"  stages.{number}: a stage cannot have stages")
             continue
         try:
             Recipe(**recipe._keys_of(number))
@@ -201,7 +201,7 @@ def _check_stages(path: Path | None, recipe: Recipe) -> None:
 
 
 def _faults(error: ValidationError, prefix: str = "") -> list[str]:
-    """A line for each fault. prefix: of the stage, before the key."""
+    """One line per fault. prefix: the stage, put before the key."""
     known = {*Recipe.model_fields, *Source.model_fields, *Patch.model_fields}
     lines = []
     for fault in error.errors():
@@ -216,4 +216,4 @@ def _faults(error: ValidationError, prefix: str = "") -> list[str]:
 
 
 def _all_faults(path: Path | None, faults: list[str]) -> str:
-    return "\n".join([f"The recipe{f' {path}' if path else ''} cannot be followed:", *faults])
+    return "\n".join([f"Invalid recipe{f' {path}' if path else ''}:", *faults])

@@ -1,7 +1,7 @@
 """Refuses what an engine, a model or a distance method cannot train, before training starts.
 
-Most of it would train something else in silence: sequence parallelism drops every mask but the causal one, and rotary
-tables that follow the length would follow each process's own part of it.
+Most of these would silently train something else: sequence parallelism drops every mask except the causal one, and
+rotary tables that depend on the length would use each process's part of it.
 """
 
 import os
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _MIXERS = {"linear_attention", "conv", "moe", "hybrid"}
-"""Layer types that are not attention with a mask; `_carries_state` knows their models."""
+"""Layer types without an attention mask; `_carries_state` checks their models."""
 
 
 def is_launched_with(engine: str) -> bool:
-    """Whether `accelerate launch` has set this engine, FSDP or DEEPSPEED."""
+    """Return whether `accelerate launch` enabled this engine, FSDP or DEEPSPEED."""
     return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true"
 
 
 def refuse_engine(accelerator: "Accelerator") -> None:
-    """Raises RecipeError for an engine that Accelerate ignores, or that would train wrongly."""
+    """Raise RecipeError for an engine that Accelerate ignores, or that would train wrongly."""
     from accelerate import DistributedType
 
     kind, sizes = accelerator.distributed_type, accelerator.parallelism_config
     sharded = is_launched_with("FSDP") or (sizes and sizes.cp_enabled)
     if sharded and kind != DistributedType.FSDP and accelerator.device.type == "cpu":
-        # Accelerate silently falls back to plain data parallelism
+        # Accelerate silently falls back to data parallelism
         raise RecipeError("FSDP and cp_size need a GPU. Without one, use data parallelism (torchrun) or DeepSpeed.")
     if sizes and sizes.sp_enabled and kind != DistributedType.DEEPSPEED:
-        raise RecipeError(f"sp_size is {sizes.sp_size}; set distributed_type to DEEPSPEED, or use cp_size with FSDP.")
+        raise RecipeError(f"sp_size {sizes.sp_size} needs distributed_type: DEEPSPEED. With FSDP, use cp_size.")
     if plugin := getattr(accelerator.state, "fsdp_plugin", None):
         if plugin.fsdp_version != 2:
-            raise RecipeError(f"fsdp_version is {plugin.fsdp_version} in the launch's config; set it to 2.")
+            raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; expected 2. Set it in the Accelerate config.")
         if plugin.cpu_ram_efficient_loading:
-            # transformers then leaves the weights of all processes but one empty, and the head is tried on real ones
+            # transformers then loads weights on only one process, but the test of the head needs them on each
             raise RecipeError(
-                "Every process must read the weights itself; set fsdp_cpu_ram_efficient_loading to false."
+                "fsdp_cpu_ram_efficient_loading is true; expected false, because every process must read the weights."
             )
 
 
 def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", recipe: Recipe, length: int) -> None:
-    """Raises RecipeError listing what this launch cannot train. length: tokens per sequence."""
+    """Raise RecipeError listing what this launch cannot train. length: tokens per sequence."""
     from accelerate import DistributedType
 
     kind, sizes = accelerator.distributed_type, accelerator.parallelism_config
@@ -64,82 +64,86 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
         varies = follows_length(model, max(length, context_length))
         faults += shared_sequence_faults(model, recipe, length, name, size, varies=varies)
     if faults:
-        raise RecipeError("This cannot be trained as it was launched:\n" + "\n".join(f"  {fault}" for fault in faults))
+        raise RecipeError(
+            "This recipe cannot be trained with this launch configuration:\n"
+            + "\n".join(f"  {fault}" for fault in faults)
+        )
 
 
 def sharded_weight_faults(recipe: Recipe, engine: Literal["FSDP2", "ZeRO-3"], *, integers: bool) -> Iterator[str]:
-    """Faults of a recipe where each process holds a part of every weight, a sentence each.
+    """Yield why a recipe cannot train with sharded weights, one sentence each.
 
-    integers: whether some weights are integers, as those in 4 bits are.
+    integers: whether some weights are integers, such as 4-bit weights.
     """
     if engine == "FSDP2" and recipe.optimizer == "adamw-8bit":
-        # its state and kernels know nothing of sharded tensors: bitsandbytes issue 1633, illegal memory access
-        yield "optimizer adamw-8bit does not work on FSDP2's sharded weights. Use adamw, or DeepSpeed."
+        # its kernels do not support sharded tensors: bitsandbytes issue 1633, illegal memory access
+        yield "optimizer: adamw-8bit does not support FSDP2's sharded weights. Use adamw, or DeepSpeed."
     if integers:
-        # peft's guides to both: bnb_4bit_quant_storage must be a floating dtype
-        other = "Set zero_stage to 2." if engine == "ZeRO-3" else "Use DDP (MULTI_GPU), or lora."
-        yield f"adapter {recipe.adapter} keeps weights as integers, which {engine} does not split. {other}"
+        # peft's guides to FSDP and DeepSpeed: bnb_4bit_quant_storage must be a floating dtype
+        other = "Set zero_stage to 2." if engine == "ZeRO-3" else "Use DDP (MULTI_GPU), or adapter: lora."
+        yield f"adapter: {recipe.adapter} stores weights as integers, which {engine} cannot shard. {other}"
 
 
 def shared_sequence_faults(
     model: "PreTrainedModel", recipe: Recipe, length: int, name: str, size: int, *, varies: bool
 ) -> Iterator[str]:
-    """Faults of a recipe where processes share a sequence, a sentence each. The model needs no values.
+    """Yield why processes cannot share the sequences of a recipe, one sentence each.
 
-    name: sp_size or cp_size, whose value is size. varies: whether rotary frequencies follow the length.
+    model: may be on the meta device. name: sp_size or cp_size. size: its value. varies: whether rotary frequencies
+    depend on the length.
     """
     ulysses = name == "sp_size"
-    other = f"Use {name} 1."
-    # context parallelism gives each process an early and a late part, so that all have as much to attend to
+    other = f"Set {name} to 1."
+    # context parallelism gives each process an early and a late part, to balance the work of attention
     parts = size if ulysses else 2 * size
     if length % parts:
-        yield f"length {length} cannot be shared evenly under {name} {size}. Give a multiple of {parts}."
+        yield f"length is {length}; expected a multiple of {parts} for {name} {size}."
     if any(source.sequences == "packed" for source in recipe.sources):
-        # both drop the mask that keeps packed documents apart (ulysses_sp.py; accelerate/big_modeling.py)
+        # both drop the mask that separates packed documents (ulysses_sp.py; accelerate/big_modeling.py)
         yield f"sequences: packed needs a mask, which {name} {size} drops. Use long or concat."
     if varies:
-        # every process would rotate by the largest position of its own part
-        yield f"the model's rotary frequencies follow the length; under {name} {size} processes differ in it. {other}"
+        # every process would use the largest position of its own part
+        yield f"the model's rotary frequencies depend on the length, which {name} {size} splits over processes. {other}"
     for kind in sorted(_partial_attention_layers(model, length if ulysses else None)):
         yield f"the model has layers of type {kind}, which {name} {size} would run with full attention. {other}"
     if _carries_state(model):
-        # accelerate/big_modeling.py: every process would begin its part with an empty state
-        yield f"the model's layers carry a state along the sequence, which {name} {size} does not hand on. {other}"
+        # accelerate/big_modeling.py: every process would start its part with an empty state
+        yield f"the model's layers carry a state along the sequence, which {name} {size} does not pass on. {other}"
     attention = model.config._attn_implementation if recipe.attn == "auto" else recipe.attn
     method = method_of(model.config.get_text_config()._attn_implementation)
     if method is not None:
-        # its mask function would take a process's own part of the row for the whole
-        yield f"{method} needs whole rows in each process, and {name} {size} splits them. {other}"
+        # its mask function would treat a process's part of the row as the whole row
+        yield f"{method} needs whole sequences on each process, but {name} {size} splits them. {other}"
     elif ulysses:
         yield from _ulysses_faults(model, size, attention, recipe.positions, other)
     elif attention != "sdpa":
-        # torch's context_parallel replaces scaled_dot_product_attention alone
-        yield f"the attention {attention!r} does not run under cp_size {size}. Use attn: sdpa."
+        # torch's context_parallel replaces only scaled_dot_product_attention
+        yield f"attn: {attention} does not support cp_size {size}. Use attn: sdpa."
 
 
 def _ulysses_faults(model: "PreTrainedModel", size: int, attention: str, positions: str, other: str) -> Iterator[str]:
     if not model._supports_attention_backend:
-        # Ulysses replaces transformers' attention functions; other attention would see a process's own part alone
-        yield f"{type(model).__name__} does not attend through transformers' attention functions. {other}"
+        # Ulysses replaces transformers' attention functions; other attention would see only a process's own part
+        yield f"{type(model).__name__} does not use transformers' attention functions, which sp_size needs. {other}"
     config: Any = model.config.get_text_config()
     heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or size
     if heads % size or (keys % size and size % keys) or getattr(config, "kv_lora_rank", None):
-        # asserted in the middle of a step (deepspeed/runtime/sequence_parallel/ulysses_sp.py)
-        yield f"{heads} attention heads with {keys} for keys and values cannot be shared by sp_size {size}. {other}"
+        # DeepSpeed asserts this only in the middle of a step (deepspeed/runtime/sequence_parallel/ulysses_sp.py)
+        yield f"{heads} attention heads and {keys} key-value heads cannot be split by sp_size {size}. {other}"
     if positions != "full" and attention != "sdpa":
-        # flash attention takes gaps for borders of documents, and Ulysses drops the mask that says otherwise
-        yield f"positions: {positions} under sp_size {size} needs another attention. Use attn: sdpa."
+        # flash attention treats gaps as document boundaries, and Ulysses drops the mask that would prevent it
+        yield f"positions: {positions} under sp_size {size} needs attn: sdpa."
 
 
 def _partial_attention_layers(model: "PreTrainedModel", length: int | None) -> set[str]:
-    """Types of layers that see less than all tokens before them, in sequences of `length` tokens; None for any."""
+    """Types of layers that do not attend to all earlier tokens of `length` tokens; None for any length."""
     config: Any = model.config.get_text_config()
     windows = {
         "sliding_attention": getattr(config, "sliding_window", None),
         "chunked_attention": getattr(config, "attention_chunk_size", None),
     }
     types = getattr(config, "layer_types", None)
-    if types is None:  # as in Mistral, the window is then all layers'
+    if types is None:  # as in Mistral, where the window applies to all layers
         types = ["sliding_attention"] if windows["sliding_attention"] else []
     wide = {kind for kind, window in windows.items() if length is not None and window and window >= length}
     return set(types) - {"full_attention"} - wide - _MIXERS
@@ -151,18 +155,22 @@ def _carries_state(model: "PreTrainedModel") -> bool:
 
 
 def refuse_method_conflicts(recipe: Recipe, saved: SavedRemapping | None) -> None:
-    """Raises RecipeError for what a distance method would silently do wrong, or not do at all.
+    """Raise RecipeError for settings that a distance method would ignore or silently break.
 
-    Such a method counts the tokens of a row one by one, whatever positions they are given, and needs its own attention.
+    A distance method counts the tokens of a row, ignores position_ids, and needs its own attention.
     """
     if saved is None:
         return
     method, faults = saved.method, []
     if recipe.positions != "full":
-        faults.append(f"positions: {recipe.positions} leaves gaps, and {method} ignores positions. Use full.")
+        faults.append(f"positions: {recipe.positions} has no effect, since {method} ignores position_ids. Use full.")
     if any(source.sequences == "packed" for source in recipe.sources):
-        faults.append(f"sequences: packed puts documents side by side; {method} reads one a row. Use long or concat.")
+        faults.append(
+            f"sequences: packed needs separate documents in a row, which {method} does not support. Use long or concat."
+        )
     if recipe.attn != "auto":
-        faults.append(f"attn: {recipe.attn} would replace {method}, which is attention of its own. Use attn: auto.")
+        faults.append(f"attn: {recipe.attn} would replace {method}'s own attention. Use attn: auto.")
     if faults:
-        raise RecipeError(f"{method} cannot be trained so:\n" + "\n".join(f"  {fault}" for fault in faults))
+        raise RecipeError(
+            f"{method} cannot be trained with these settings:\n" + "\n".join(f"  {fault}" for fault in faults)
+        )

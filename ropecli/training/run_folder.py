@@ -1,9 +1,9 @@
-"""The folder of a training run: its settings, its metrics, and the checkpoints that it resumes from.
+"""The folder of a training run: its settings, metrics and training checkpoints.
 
-OUTPUT/run.yaml              recipe and source; a run resumes only with the same
-OUTPUT/metrics.jsonl         a line a step, and one a validation
+OUTPUT/run.yaml              recipe and source; resuming requires the same ones
+OUTPUT/metrics.jsonl         one line per step and per validation
 OUTPUT/logs/                 the same numbers for TensorBoard or Weights & Biases, through Accelerate
-OUTPUT/checkpoints/000040/   after 40 steps: what Accelerate saves (ropecli/resume.py); removed when the run is done
+OUTPUT/checkpoints/000040/   Accelerate's state after 40 steps (ropecli/resume.py); removed when the run is finished
 """
 
 import contextlib
@@ -38,7 +38,7 @@ LOGS = "logs"
 _PROJECT = "ropecli"
 T = TypeVar("T")
 LOCK = ".lock"
-# Other ways to the same files, as the digest shows; and what does not touch the weights.
+# Keys that may change on resume: where the source is (its digest may not), and what does not affect the weights.
 _MAY_CHANGE = (
     r"source\.(checkpoint|revision|commit)"
     r"|(recipe\.)?(stages\.\d+\.)?(save_every|keep_checkpoints|tracker|max_loss_rise|eval_.+)"
@@ -46,10 +46,10 @@ _MAY_CHANGE = (
 
 
 def refuse_foreign(output: Path, resume: bool) -> None:
-    """Raises OutputError for a folder that holds anything but a run to be resumed."""
+    """Raise OutputError for a folder that contains anything but a run to resume."""
     if output.is_dir() and (output / RUN).exists():
         if not resume:
-            raise OutputError(f"{output} holds a run already. Continue it by --resume, or give another --output.")
+            raise OutputError(f"{output} already contains a run. Use --resume to continue it, or another --output.")
     elif not output.is_dir() or [
         path for path in output.iterdir() if path.name != LOCK and not is_partial(path, output / RUN)
     ]:
@@ -57,13 +57,13 @@ def refuse_foreign(output: Path, resume: bool) -> None:
 
 
 def lock_output(output: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock OUTPUT for this run; a folder that it made and left empty is removed. Raises OutputError."""
+    """Lock OUTPUT for this run. Removes a folder that the run created and left empty. Raises OutputError."""
     return sole_use(output / LOCK, output)
 
 
 def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
-    """Write run.yaml, or compare a resumed run's settings with it. Raises OutputError, RecipeError."""
-    refuse_foreign(output, resume)  # again, now that no other run can write
+    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError."""
+    refuse_foreign(output, resume)  # check again under the lock
     path = output / RUN
     if path.exists():
         before = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -74,24 +74,24 @@ def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
 
 
 def choose_tracker(name: str) -> str | None:
-    """'tensorboard', 'wandb' or None for a recipe's `tracker`: auto is TensorBoard where it is installed.
+    """Return 'tensorboard', 'wandb' or None for a recipe's `tracker`; auto is TensorBoard if it is installed.
 
-    Raises RecipeError for one that is asked for by name and is not installed.
+    Raises RecipeError if the named tracker is not installed.
     """
     if name == "auto":
         return "tensorboard" if find_spec("tensorboard") else None
     if name == "none":
         return None
     if not find_spec(name):
-        raise RecipeError(f"tracker: {name} is not installed here. `pip install {name}`, or take tracker: none.")
+        raise RecipeError(f"tracker: {name} is not installed. Run `pip install {name}`, or set tracker: none.")
     return name
 
 
 class RunLog:
-    """metrics.jsonl and the tracker, which gets the same numbers. All processes write to it alike.
+    """Writes metrics.jsonl, and the same numbers to the tracker. All processes call it.
 
-    done: steps that a resumed run keeps; None for one that starts, where the log is cut back to nothing. run_values:
-    the run's settings, for the tracker.
+    done: steps whose lines a resumed run keeps; None for a new run, which starts with an empty log. run_values: the
+    run's settings, for the tracker.
     """
 
     def __init__(self, accelerator: Any, output: Path, done: int | None, run_values: Mapping[str, Any]) -> None:
@@ -104,9 +104,9 @@ class RunLog:
         if accelerator.log_with:
             (output / LOGS).mkdir(exist_ok=True)
             options = {
-                # what an earlier attempt logged of the steps that are run again is hidden
+                # hides what was logged earlier for steps that run again
                 "tensorboard": {"purge_step": 0 if done is None else done + 1},
-                # the environment variables WANDB_RUN_ID and WANDB_RESUME make a resumed run one with the earlier
+                # set WANDB_RUN_ID and WANDB_RESUME to resume the same run in Weights & Biases
                 "wandb": {"name": output.name, "dir": str(output / LOGS), "config": dict(run_values)},
             }
             accelerator.init_trackers(_PROJECT, init_kwargs=options)
@@ -117,7 +117,7 @@ class RunLog:
             tracker.finish()
 
     def write(self, values: dict[str, Any]) -> None:
-        """Write a line of metrics.jsonl; in the tracker, perplexities have names like ppl/256."""
+        """Append a line to metrics.jsonl and log its numbers; the tracker names perplexities like ppl/256."""
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key != "step"}
         numbers |= {f"ppl/{length}": ppl for length, ppl in values.get("ppl", {}).items()}
         self._accelerator.log(numbers, step=values["step"])
@@ -127,11 +127,13 @@ class RunLog:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
         except OSError as error:
-            raise OutputError(f"{self._path} could not be written: {error.strerror}. Continue by --resume.") from error
+            raise OutputError(
+                f"{self._path} could not be written: {error.strerror}. Use --resume to continue."
+            ) from error
 
 
 def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl up to `step`, without the one that a kill has cut short."""
+    """The lines of metrics.jsonl up to `step`, without a line truncated by a kill."""
     path = output / METRICS
     if not path.exists():
         return []
@@ -143,12 +145,12 @@ def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
 
 
 def losses_until(output: Path, step: int) -> dict[int, float]:
-    """The losses in metrics.jsonl by step, up to `step`. Lines of a validation have none."""
+    """Losses by step from metrics.jsonl, up to `step`. Validation lines have none."""
     return {values["step"]: values["loss"] for values in metrics_until(output, step) if "loss" in values}
 
 
 def from_main(accelerator: Any, answer: Callable[[], T]) -> T:
-    """The main process's answer, in all processes."""
+    """Return the main process's answer on all processes."""
     from accelerate.utils import broadcast_object_list
 
     return broadcast_object_list([answer() if accelerator.is_main_process else None])[0]
@@ -156,10 +158,10 @@ def from_main(accelerator: Any, answer: Callable[[], T]) -> T:
 
 @dataclass
 class Checkpoints:
-    """Saves and restores the state that Accelerate holds. All processes call it together, and fail together.
+    """Saves and restores Accelerate's state. All processes call it together, and fail together.
 
-    every: steps between two. keep: how many of the last. spare: given the steps of all checkpoints, names one more to
-    keep.
+    every: steps between checkpoints. keep: number of latest checkpoints to keep. spare: given the steps of all
+    checkpoints, names one more to keep.
     """
 
     accelerator: Any
@@ -170,7 +172,7 @@ class Checkpoints:
     say: Callable[[str], None] = lambda message: None
 
     def save(self, step: int) -> None:
-        """Raises OutputError, and leaves the earlier checkpoints as they are."""
+        """Raises OutputError and keeps the earlier checkpoints if it fails."""
         whole = snapshot_path(self.folder, step)
         partial = whole.with_name(f"{whole.name}.partial")
 
@@ -188,16 +190,16 @@ class Checkpoints:
             if main:
                 shutil.rmtree(partial, ignore_errors=True)
             why = failure.replace(str(partial), str(whole))
-            raise OutputError(f"{whole} could not be written; is the disk full? ({why}) Continue by --resume.")
+            raise OutputError(f"{whole} could not be written ({why}). Check the disk space, then use --resume.")
         if main:
             self.say(f"Saved {whole}.")
             spared = self.spare([saved for saved, _ in list_snapshots(self.folder) if saved <= step])
             prune_snapshots(self.folder, step, self.keep, [] if spared is None else [spared])
 
     def restore(self, say: Callable[[str], None] = lambda message: None) -> int:
-        """Restore the newest sound checkpoint and return its step; 0 where there is none. To be called after `prepare`.
+        """Restore the newest intact checkpoint and return its step; 0 if there is none. Call it after `prepare`.
 
-        say: warned of damaged ones. Raises OutputError where all are damaged.
+        say: called with a warning for each damaged one. Raises OutputError if all are damaged.
         """
 
         def load(path: Path) -> None:
@@ -210,13 +212,13 @@ class Checkpoints:
         return restore_newest(from_main(self.accelerator, lambda: list_snapshots(self.folder)), fault_of, say)
 
     def _fault_of(self, action: Callable[[], Any], *, on_main: bool = False) -> str | None:
-        """The error of the first process that failed, in all processes; None where none did."""
+        """Return the error of the first process that failed, on all processes; None if none failed."""
         from accelerate.utils import gather_object
 
         failure = None
         try:
             if self.accelerator.is_main_process or not on_main:
                 action()
-        except Exception as error:  # a full disk, or a state that does not fit, shows in many kinds
+        except Exception as error:  # a full disk or a mismatched state raises many types of errors
             failure = reason_of(error)
         return next(filter(None, gather_object([failure])), None)

@@ -1,12 +1,12 @@
-"""Plans a recipe's stages and runs them in turn. Each stage may patch, and trains the result of the stage before.
+"""Plans a recipe's stages and runs them in order. Each stage trains the previous stage's result, patched if it says so.
 
-OUTPUT/run.yaml            source and all stages; resumed only with the same
-OUTPUT/stages/N-patched/   what stage N trains: hard links and its own config.json; removed when the stage is done
-OUTPUT/stages/N/           stage N, a run like any other (output/), kept as a checkpoint
-OUTPUT/                    at the end the last stage's checkpoint, in place of its folder
+OUTPUT/run.yaml            source and all stages; resuming requires the same ones
+OUTPUT/stages/N-patched/   input of stage N: hard links and its own config.json; removed after the stage
+OUTPUT/stages/N/           stage N, a run like any other (run_folder.py), kept as a checkpoint
+OUTPUT/                    at the end the last stage's checkpoint, moved here from its folder
 
-Source of the form: YaRN trains s = 32 on from s = 16 (arXiv:2309.00071, section 4.1); EasyContext and ProLong
-(arXiv:2410.02660) raise base and length in turn.
+Staged training follows YaRN, which trains s = 32 from s = 16 (arXiv:2309.00071, section 4.1), and EasyContext and
+ProLong (arXiv:2410.02660), which raise base and length step by step.
 """
 
 import os
@@ -38,16 +38,16 @@ from ropecli.training.run_folder import LOCK, RUN, begin_run, lock_output, refus
 
 STAGES = "stages"
 _PATIENCE = 3600.0
-"""Seconds that the other processes wait for a patch: without hard links it copies the weights."""
+"""Seconds that the other processes wait for a patch, which copies the weights if it cannot hard-link."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One run of a recipe, with the lengths that follow from the checkpoint.
 
-    number: from 1. plan: the patch that it begins with, if any. in_effect: the patch that it trains with, its own or an
-    earlier stage's; None for the checkpoint as it is. length: tokens per sequence. reach: tokens that positions with
-    gaps may span. warnings: to show before it runs.
+    number: from 1. plan: the stage's own patch, if any. in_effect: the patch that it trains with, its own or an earlier
+    stage's; None for an unchanged checkpoint. length: tokens per sequence. reach: tokens that positions with gaps may
+    span. warnings: shown before it runs.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Stage:
     warnings: tuple[str, ...] = ()
 
     def sequences_per_step(self, processes: int = 1) -> int:
-        """processes: those that read different sequences."""
+        """processes: the number that read different sequences."""
         return self.recipe.batch_size * self.recipe.gradient_accumulation * processes
 
     def tokens_per_step(self, processes: int = 1) -> int:
@@ -67,10 +67,10 @@ class Stage:
 
 
 def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
-    """Plan all stages from configs alone, without writing anything.
+    """Plan all stages from configs only, without writing anything.
 
-    Each patch is planned from the true pretraining length, so that a factor means the same in every stage; a distance
-    method is tried on a small model of the architecture. Raises what make_plan and with_layout raise, DataError, and
+    Each patch is relative to the true pretraining length, so a factor means the same in every stage. A distance method
+    is tested on a small model of the architecture. Raises the errors of make_plan and with_layout, DataError and
     RecipeError, naming the stage.
     """
     runs = recipe.runs
@@ -79,7 +79,9 @@ def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
     for number, run in enumerate(runs, 1):
         try:
             if run.save == "adapter" and number < len(runs):
-                raise RecipeError("save: adapter leaves no whole checkpoint for the next stage. Use save: merged.")
+                raise RecipeError(
+                    "save: adapter does not write the whole checkpoint that the next stage needs. Use save: merged."
+                )
             plan = _plan_patch(checkpoint, run.patch) if run.patch else None
             in_effect = plan or in_effect
             stages.append(_plan_stage(checkpoint, run, number, plan, in_effect))
@@ -107,9 +109,9 @@ def _plan_patch(checkpoint: Checkpoint, patch: Patch) -> PatchPlan:
 def _plan_stage(
     checkpoint: Checkpoint, recipe: Recipe, number: int, plan: PatchPlan | None, in_effect: PatchPlan | None
 ) -> Stage:
-    """A sequence fills the context length, or the pretraining length where positions have gaps."""
+    """Resolve the lengths. Sequences default to the context length, with gaps to the pretraining length."""
     if any(source.data == sources.DEMO for source in recipe.sources):
-        raise DataError("'demo' is the held-out text that eval-ppl measures on; train on 'demo-train'.")
+        raise DataError("'demo' is the held-out text for eval-ppl. Use 'demo-train' for training.")
     pretraining_length, context_length = _lengths(checkpoint, in_effect)
     reach = recipe.window or context_length
     length = recipe.length or (context_length if recipe.positions == "full" else pretraining_length)
@@ -119,10 +121,7 @@ def _plan_stage(
     longest = length if recipe.positions == "full" else reach
     warnings = [*(plan.warnings if plan else ()), *_warnings(checkpoint, recipe, longest, context_length)]
     if method and _changes_nothing(method, length):
-        warnings.append(
-            f"sequences of {length} tokens are too short for {method.method} to change anything: it is trained as "
-            "plain attention. Give a greater length."
-        )
+        warnings.append(f"{method.method} has no effect on sequences of {length} tokens. Set a greater length.")
     return Stage(number, recipe, plan, in_effect, length, reach, tuple(warnings))
 
 
@@ -141,19 +140,19 @@ def _warnings(checkpoint: Checkpoint, recipe: Recipe, longest: int, context_leng
         what = f"sequences of {longest} tokens" if recipe.positions == "full" else f"positions up to {longest}"
         yield f"{what} exceed the checkpoint's context length, {context_length}: patch it first."
     if recipe.warmup_steps >= recipe.steps:
-        yield f"{recipe.warmup_steps} warm-up steps of {recipe.steps}: the full rate is not reached."
+        yield f"warmup_steps is {recipe.warmup_steps} of {recipe.steps} steps: the peak learning rate is never reached."
     if section_of(checkpoint.config).get("router_aux_loss_coef"):
-        yield "the routers' load-balancing loss is left out; only the next-token loss is trained on."
+        yield "training uses only the next-token loss, without the routers' load-balancing loss."
 
 
 def _changes_nothing(method: SavedRemapping, length: int) -> bool:
-    """Whether the distances of a whole sequence are those of plain attention."""
+    """Return whether the method leaves all distances in sequences of `length` tokens unchanged."""
     last, keys = np.array([length - 1]), np.arange(length)
     return np.array_equal(method.remapping().distances(last, keys), last[:, None] - keys)
 
 
 def describe(stages: list[Stage], processes: int = 1) -> list[str]:
-    """A sentence for each stage. processes: those that read different sequences."""
+    """One sentence per stage. processes: the number that read different sequences."""
     return [_sentence(stage, len(stages), processes) for stage in stages]
 
 
@@ -166,8 +165,9 @@ def _sentence(stage: Stage, count: int, processes: int) -> str:
         for source in run.sources
     )
     return (
-        f"{_heading(stage, count)}; sequences of {stage.length:,} tokens{gaps}, from {data}; {run.steps:,} steps of "
-        f"{stage.sequences_per_step(processes):,} sequences: {tokens:,} tokens a step, {run.steps * tokens:,} in all"
+        f"{_heading(stage, count)}; sequences of {stage.length:,} tokens{gaps}, from {data}; {run.steps:,} steps "
+        f"of {stage.sequences_per_step(processes):,} sequences: {tokens:,} tokens per step, "
+        f"{run.steps * tokens:,} in total"
     )
 
 
@@ -189,11 +189,12 @@ def run_stages(
     on_step: Callable[[Any], None] = lambda progress: None,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> None:
-    """Run all stages of a recipe into the folder `output`, which stock transformers then loads.
+    """Run all stages of a recipe into the folder `output`, which stock transformers can then load.
 
-    on_step: called with a TrainingProgress after each step, counted over all stages. on_phase: called with what begins.
-    Of several processes the first one patches and the others wait, so `output` must be on a disk that they share.
-    Raises what plan_stages, patch_to and finetune_checkpoint raise; plans all stages before it trains the first.
+    on_step: called with a TrainingProgress after each step, counted over all stages. on_phase: called with the name of
+    each phase. With several processes the first one patches and the others wait, so `output` must be on a disk that
+    they share. Raises the errors of plan_stages, before anything is trained, and those of patch_to and
+    finetune_checkpoint.
     """
     stages = plan_stages(checkpoint, recipe)
     first = int(os.environ.get("RANK", "0")) == 0
@@ -211,7 +212,7 @@ def run_stages(
             begin_run(output, {"source": checkpoint.origin(), "recipe": recipe.model_dump(mode="json")}, resume)
         if kept := len(stages) - 1:
             size = sum(path.stat().st_size for path in checkpoint.weight_files()) / 2**30
-            say(f"Each earlier stage's checkpoint is kept in {output / STAGES}: {kept} × {size:.3g} GiB.")
+            say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {size:.3g} GiB.")
         _run_in_turn(checkpoint, stages, output, first, say, on_step, on_phase)
 
 
@@ -233,9 +234,9 @@ def _run_in_turn(
         heading = _heading(stage, len(stages))
         folder = output / STAGES / str(stage.number)
         patched = folder.with_name(f"{stage.number}-patched")
-        # in this order: the first process fills OUTPUT before it removes the last stage's folder
+        # check in this order: the first process fills OUTPUT before it removes the last stage's folder
         if finished_step(folder) is not None or finished_step(output) is not None:
-            say(f"{heading}: done already")
+            say(f"{heading}: already finished")
         else:
             say(heading)
             source = open_checkpoint(trained, weights=True) if trained else checkpoint
@@ -245,12 +246,12 @@ def _run_in_turn(
             def counted(progress: Any, before: int = steps) -> None:
                 on_step(replace(progress, step=before + progress.step))
 
-            # the folder is this run's own, so what is there is resumed
+            # the folder belongs to this run, so resume what it contains
             _finetune(source, stage, folder, resume=True, say=say, on_step=counted, on_phase=on_phase)
         if first:
             clear_finished(folder)
-            (folder / LOCK).unlink(missing_ok=True)  # a kill may have left it
-            if stage.recipe.save != "adapter":  # whose base is the patched folder
+            (folder / LOCK).unlink(missing_ok=True)  # may be left after a kill
+            if stage.recipe.save != "adapter":  # an adapter's base is the patched folder
                 shutil.rmtree(patched, ignore_errors=True)
         steps, trained = steps + stage.recipe.steps, folder
     if first:
@@ -258,21 +259,21 @@ def _run_in_turn(
 
 
 def _patched(checkpoint: Checkpoint, patch: Patch, folder: Path, first: bool, say: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint with the patch, in `folder`, which the first process writes."""
-    if first and not folder.exists():  # an existing one is whole
+    """Open the patched checkpoint in `folder`, which the first process writes."""
+    if first and not folder.exists():  # if it exists, it is complete
         patch_to(_plan_patch(checkpoint, patch), folder, say=say)
     _wait_for(folder)
     return open_checkpoint(folder, weights=True)
 
 
 def _wait_for(patched: Path) -> None:
-    """Wait until the first process has written it; between stages there is no process group. Raises OutputError."""
+    """Wait until the first process has written it; no process group exists between stages. Raises OutputError."""
     until = time.monotonic() + _PATIENCE
     while not (patched / CONFIG).is_file():
         if time.monotonic() > until:
             raise OutputError(
-                f"{patched} did not appear within {_PATIENCE / 60:.0f} minutes. The first process writes it: --output "
-                "must be on a disk that all processes share."
+                f"{patched} did not appear within {_PATIENCE / 60:.0f} minutes. The first process writes it, so "
+                "--output must be on a disk that all processes share."
             )
         time.sleep(0.1)
 
@@ -280,7 +281,7 @@ def _wait_for(patched: Path) -> None:
 def _move_up(folder: Path, output: Path) -> None:
     """Move the last stage's files into OUTPUT, config.json last, and remove its folder.
 
-    A kill at any moment leaves one of both folders finished, and a second call continues.
+    After a kill at any moment one of the two folders is finished, and a second call continues.
     """
     if finished_step(output) is None:
         try:
@@ -290,7 +291,7 @@ def _move_up(folder: Path, output: Path) -> None:
             shutil.copy(folder / PROVENANCE, output / PROVENANCE)
             (folder / CONFIG).replace(output / CONFIG)
         except OSError as error:
-            raise OutputError(f"{output} could not be written: {error.strerror}. --resume tries again.") from error
+            raise OutputError(f"{output} could not be written: {error.strerror}. Use --resume to try again.") from error
     shutil.rmtree(folder, ignore_errors=True)
-    if all(path.name.startswith(".") for path in folder.parent.iterdir()):  # what a killed patch left
+    if all(path.name.startswith(".") for path in folder.parent.iterdir()):  # left after a killed patch
         shutil.rmtree(folder.parent, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Finds the modules for an adapter in any architecture: projections, embeddings, norms, a tied head."""
+"""Finds the modules that an adapter trains, in any architecture: projections, embeddings, norms, a tied head."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _decoder_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
-    """The text decoder's modules by name. Vision or audio models beside it get no gradient from text."""
+    """The text decoder's modules by name. Vision or audio models next to it get no gradient from text."""
     from transformers import PreTrainedModel
 
     embeddings = model.get_input_embeddings()
@@ -22,7 +22,7 @@ def _decoder_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
         return not isinstance(module, PreTrainedModel) or embeddings in set(module.modules())
 
     decoder = model.get_decoder()
-    # some types give the head here
+    # some models return the head here
     ahead = [decoder if isinstance(decoder, PreTrainedModel) else model.base_model]
     inside: set[nn.Module] = set()
     while ahead:
@@ -32,7 +32,7 @@ def _decoder_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
 
 
 def linear_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
-    """The decoder's linear modules by name, never the head: its loss is computed without running it."""
+    """The decoder's linear modules by name, except the head: the loss uses its matrix without running it."""
     head = model.get_output_embeddings()
     return {
         name: module for name, module in _decoder_modules(model).items() if module is not head and _is_linear(module)
@@ -41,7 +41,7 @@ def linear_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def _is_linear(module: nn.Module) -> bool:
-    """Whether it is one matrix: some models subclass Linear to multiply by blocks, which LoRA does not fit."""
+    """Return whether the module is one matrix. LoRA does not fit subclasses that multiply by blocks."""
     if not isinstance(module, nn.Linear):
         return False
     if type(module).__module__.startswith("bitsandbytes.") or type(module).forward is nn.Linear.forward:
@@ -49,14 +49,14 @@ def _is_linear(module: nn.Module) -> bool:
     probe = torch.ones(1, 1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
     try:
         found, expected = module(probe), nn.functional.linear(probe, module.weight, module.bias)
-        # without weights, compare shapes alone
+        # without weights, compare only the shapes
         return found.shape == expected.shape and (found.is_meta or torch.allclose(found, expected, rtol=1e-2))
     except (RuntimeError, TypeError):
         return False
 
 
 def attention_projections(model: nn.Module, linear: dict[str, nn.Module]) -> list[str]:
-    """Projections directly inside an attention module. Deeper ones, as an indexer's, may have no gradient."""
+    """Projections directly inside an attention module. Deeper ones, such as an indexer's, may have no gradient."""
 
     def in_attention(name: str) -> bool:
         holder = type(model.get_submodule(name.rpartition(".")[0])).__name__
@@ -66,15 +66,15 @@ def attention_projections(model: nn.Module, linear: dict[str, nn.Module]) -> lis
 
 
 def find_targets(linear: dict[str, nn.Module], targets: Sequence[str]) -> list[str]:
-    """The modules that `lora_targets` names. Raises RecipeError for names that no module has."""
+    """The modules that match `lora_targets`. Raises RecipeError for names that match no module."""
     if missing := [target for target in targets if not any(matches_target(name, target) for name in linear)]:
         raise RecipeError(f"lora_targets: no linear module is named {', '.join(missing)}. {list_names(linear)}")
     return [name for name in linear if any(matches_target(name, target) for target in targets)]
 
 
 def list_names(linear: dict[str, nn.Module]) -> str:
-    """A sentence for error messages: the names to choose from."""
-    return f"There are: {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}."
+    """Sentence for error messages: the names to choose from."""
+    return f"Linear modules: {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}."
 
 
 def embeddings_and_norms(model: "PreTrainedModel") -> list[str]:
@@ -94,12 +94,12 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def matches_target(name: str, target: str) -> bool:
-    """peft's rule for target_modules."""
+    """Match a name as peft does for target_modules."""
     return name == target or name.endswith(f".{target}")
 
 
 def shorten(names: list[str], model: nn.Module, matches: Callable[[str, str], bool]) -> list[str]:
-    """The last parts of `names`, if peft finds exactly `names` by them; else `names`. matches: peft's rule."""
+    """Return the last parts of `names` if peft finds exactly `names` by them, else `names`. matches: peft's rule."""
     short = sorted({name.rpartition(".")[2] for name in names})
     found = {name for name, _ in model.named_modules() if any(matches(name, part) for part in short)}
     return short if found == set(names) else names

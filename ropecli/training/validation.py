@@ -1,6 +1,6 @@
-"""Validation: perplexity on held-out text during training, at short and long lengths.
+"""Validation: perplexity on held-out text during training, at several lengths.
 
-It changes neither weights nor random state: a run with validation ends in the same bits as one without.
+It changes neither weights nor random state: a run with validation ends with the same bits as one without.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Validation:
-    """Perplexity by the protocol `tail`: the same tokens are scored at all lengths, so that they can be compared.
+    """Measures perplexity with the protocol `tail`, which scores the same tokens at all lengths for comparison.
 
-    Windows go through the training's own loss, so the engine splits them between processes as it splits batches.
-    lengths: tokens, ascending. documents: each as long as the longest of them. every, steps: of the run.
+    Windows go through the training loss, so the engine splits them between processes like batches. lengths: tokens,
+    ascending. documents: each as long as the longest length. every: steps between measurements. steps: of the run.
     """
 
     documents: Documents
@@ -45,14 +45,14 @@ class Validation:
     steps: int
 
     def due(self, step: int) -> bool:
-        """Before the first step, after each `every`, and after the last."""
+        """Return True before the first step, every `every` steps, and after the last."""
         return step % self.every == 0 or step == self.steps
 
     def run(self, accelerator: "Accelerator", wrapped: torch.nn.Module, step: int) -> dict[str, Any]:
-        """A line for metrics.jsonl: {"step": 50, "ppl": {"256": 13.2, "1024": 11.8}, "protocol": "tail", ...}.
+        """Return a line for metrics.jsonl: {"step": 50, "ppl": {"256": 13.2, "1024": 11.8}, "protocol": "tail", ...}.
 
-        wrapped: the NextTokenLoss that Accelerate prepared. To be called by all processes at once, between updates.
-        Raises NotFiniteError, and RopecliError where memory does not suffice.
+        wrapped: the NextTokenLoss prepared by Accelerate. All processes call it together, between updates. Raises
+        NotFiniteError, and RopecliError if memory runs out.
         """
         with _evaluation_mode(accelerator, wrapped, self.lengths[-1]) as reset:
             losses = {length: self._nll(accelerator, wrapped, length, reset) for length in self.lengths}
@@ -60,11 +60,11 @@ class Validation:
             if not math.isfinite(nll):
                 raise NotFiniteError(
                     f"After step {step} the loss on held-out text is {nll:g} at {length} tokens. Lower learning_rate, "
-                    f"or leave {length} out of eval_lengths."
+                    f"or remove {length} from eval_lengths."
                 )
         return {
             "step": step,
-            # exp of more overflows a float64
+            # larger values overflow float64
             "ppl": {str(length): math.exp(min(nll, 700.0)) for length, nll in losses.items()},
             "protocol": self.protocol.name,
             "documents": len(self.documents.kept),
@@ -74,9 +74,9 @@ class Validation:
     def _nll(
         self, accelerator: "Accelerator", wrapped: torch.nn.Module, length: int, reset: Callable[[], None]
     ) -> float:
-        """Mean over all documents, nats per token."""
+        """Mean negative log-likelihood over all documents, nats per token."""
         total = torch.zeros(2, dtype=torch.float64)
-        pass_size, remedy = f"Perplexity at {length} tokens", f"Leave {length} out of eval_lengths."
+        pass_size, remedy = f"Perplexity at {length} tokens", f"Remove {length} from eval_lengths."
         for document in self._share(accelerator):
             for window in self.protocol.windows(document, self.documents.special, length, self.lengths[-1]):
                 reset()
@@ -89,9 +89,9 @@ class Validation:
         return float(total[0] / total[1])
 
     def _share(self, accelerator: "Accelerator") -> tuple[Document, ...]:
-        """This process's documents: the same number for each, as all processes gather split weights at once.
+        """This process's documents. All processes get the same number, since they gather sharded weights together.
 
-        Where they do not divide evenly, several processes read the same; that cancels in the mean.
+        If they do not divide evenly, several processes read the same documents; that cancels in the mean.
         """
         rank, ranks = data_ranks(accelerator)
         parts = math.gcd(len(self.documents.kept), ranks)
@@ -108,8 +108,8 @@ def make_validation(
 ) -> Validation | None:
     """Read the recipe's eval_data, so that faults show before training; None without eval_data.
 
-    longest: tokens that the positions of the training sequences span. say: given what is measured, and a warning of
-    text that is trained on. Raises DataError, and RecipeError for lengths that the processes cannot share.
+    longest: tokens that the positions of the training sequences span. say: called with what is measured, and with a
+    warning if training uses the same data. Raises DataError, and RecipeError for lengths that processes cannot share.
     """
     if recipe.eval_data is None:
         return None
@@ -120,31 +120,30 @@ def make_validation(
         texts = read_texts(recipe.eval_data, text_column=recipe.text_column, splits=TO_MEASURE)
         documents = read_documents(texts, tokenizer, lengths[-1], most=recipe.eval_documents, cut=lengths[-1])
     except DataError as error:
-        raise DataError(f"eval_data: {error} Set eval_lengths to shorter ones, or use other text.") from error
+        raise DataError(f"eval_data: {error} Set eval_lengths to shorter lengths, or use other data.") from error
     if recipe.eval_data in [source.data for source in recipe.sources]:
-        say(f"warning: eval_data, {recipe.eval_data}, is not held out: it is trained on, so perplexity is too low.")
-    say(
-        f"Perplexity on {len(documents.kept)} documents of {recipe.eval_data} at {', '.join(map(str, lengths))} tokens."
-    )
+        say(f"warning: eval_data {recipe.eval_data} is not held out: training uses it, so perplexity is too low.")
+    listed = ", ".join(map(str, lengths))
+    say(f"Measuring perplexity on {len(documents.kept)} documents of {recipe.eval_data} at {listed} tokens.")
     protocol = Protocol("tail").settled(list(lengths), documents.special)
     return Validation(documents, lengths, protocol, recipe.eval_every, recipe.steps)
 
 
 def _refuse_unshared(lengths: tuple[int, ...], checkpoint: Checkpoint, accelerator: "Accelerator") -> None:
-    """Raises RecipeError for what processes that share sequences cannot measure."""
+    """Raise RecipeError for what cannot be measured on processes that share sequences."""
     ranks, sizes = sequence_ranks(accelerator), accelerator.parallelism_config
     # context parallelism gives each process an early and a late part
     parts = 2 * ranks if sizes and sizes.cp_enabled else ranks
     if ranks > 1 and section_of(checkpoint.config).get("attention_dropout"):
-        raise RecipeError("eval_data: with attention_dropout, sequences shared among processes cannot be measured.")
+        raise RecipeError("eval_data does not support attention_dropout when processes share sequences.")
     if uneven := [length for length in lengths if length % parts]:
         raise RecipeError(
-            f"eval_lengths: {uneven[0]} tokens cannot be shared among {ranks} processes; give multiples of {parts}."
+            f"eval_lengths has {uneven[0]} tokens; expected multiples of {parts} for {ranks} processes per sequence."
         )
 
 
 def _batch(ids: np.ndarray, targets: int) -> Batch:
-    """One sequence, of which the last `targets` tokens are scored. ids: shape (tokens,), int64."""
+    """One sequence with only its last `targets` tokens scored. ids: shape (tokens,), int64."""
     labels = np.full((1, len(ids)), UNSCORED, dtype=np.int64)
     labels[0, -1 - targets : -1] = ids[-targets:]
     return Batch(ids[None], labels)
@@ -154,9 +153,9 @@ def _batch(ids: np.ndarray, targets: int) -> Batch:
 def _evaluation_mode(
     accelerator: "Accelerator", wrapped: torch.nn.Module, longest: int
 ) -> Iterator[Callable[[], None]]:
-    """The model in evaluation mode and without gradients; afterwards all is as before.
+    """Use evaluation mode without gradients inside the block; restore everything on exit.
 
-    Yields a function to call before each window: rotary tables that follow the length remember the longest.
+    Yields a function to call before each window, because length-dependent rotary tables remember the longest one.
     """
     training = [module for module in wrapped.modules() if module.training]
     model = accelerator.unwrap_model(wrapped).model
@@ -173,10 +172,10 @@ def _evaluation_mode(
 
 
 def _set_evaluation_mode(wrapped: torch.nn.Module, *, shared: bool) -> None:
-    """Set evaluation mode; on the innermost modules alone, dropout among them, where processes share sequences.
+    """Set evaluation mode. Where processes share sequences, set it only on the innermost modules, such as dropout.
 
-    DeepSpeed's Ulysses attention exchanges nothing for a module in evaluation mode: each process would read its part
-    of the sequence as if it were the whole.
+    DeepSpeed's Ulysses attention exchanges nothing for a module in evaluation mode: each process would treat its part
+    of the sequence as the whole.
     """
     for module in wrapped.modules() if shared else [wrapped]:
         if not shared or not any(module.children()):
@@ -184,7 +183,7 @@ def _set_evaluation_mode(wrapped: torch.nn.Module, *, shared: bool) -> None:
 
 
 def _reshard(wrapped: torch.nn.Module) -> None:
-    """FSDP2 leaves the outermost weights gathered after a forward pass that no backward pass follows."""
+    """Shard weights again: FSDP2 keeps the outermost ones gathered after a forward pass without a backward pass."""
     if torch.distributed.is_available():
         from torch.distributed.fsdp import FSDPModule
 

@@ -86,7 +86,7 @@ def test_a_dry_run_says_what_each_stage_would_do_and_writes_nothing(finetune, tm
     first, second = outcome.out.splitlines()
     assert "stage 1 of 2: yarn ×2 to 128 tokens; sequences of 32 tokens" in first
     assert "stage 2 of 2: yarn ×4 to 256 tokens; sequences of 48 tokens" in second
-    assert "2 steps of 4 sequences: 128 tokens a step, 256 in all" in first
+    assert "2 steps of 4 sequences: 128 tokens per step, 256 in total" in first
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 

@@ -248,7 +248,7 @@ def test_a_target_that_is_no_linear_module_of_the_decoder_is_refused(checkpoint_
     """The head too: the loss multiplies by its matrix without running it, and would pass an adapter by."""
     model = load_model(checkpoint_of("llama"), dtype="float32", device="cpu")
     for target in ("q_prj", "mlp", "lm_head"):
-        told = rf"named {target}\. There are: down_proj, gate_proj, k_proj, o_proj, q_proj"
+        told = rf"named {target}\. Linear modules: down_proj, gate_proj, k_proj, o_proj, q_proj"
         with pytest.raises(RecipeError, match=told):
             adapters.attach(model, recipe_of(lora_targets=["q_proj", target]))
 

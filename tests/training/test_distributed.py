@@ -153,13 +153,13 @@ def test_frequencies_that_follow_the_length_are_refused(model_of):
     accelerator = context_parallel()
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = model_of("llama", rope_parameters=scaling)
-    assert "follow the length" in refusal(accelerator, model, 2 * LENGTH)
+    assert "depend on the length" in refusal(accelerator, model, 2 * LENGTH)
     refuse_unsuitable(engine_of(), model, recipe_of(), 2 * LENGTH)  # each process has whole sequences
 
 
 @pytest.mark.parametrize(
     ("heads", "keys", "told"),
-    [(3, 3, "3 attention heads"), (6, 3, "6 attention heads with 3 for keys"), (4, 1, None)],
+    [(3, 3, "3 attention heads"), (6, 3, "6 attention heads and 3 key-value heads"), (4, 1, None)],
 )
 def test_heads_must_be_shared_evenly(model_of, heads, keys, told):
     model = model_of("llama", hidden_size=96, num_attention_heads=heads, num_key_value_heads=keys)
@@ -173,7 +173,7 @@ def test_heads_must_be_shared_evenly(model_of, heads, keys, told):
 def test_all_faults_are_told_at_once(model_of):
     model = model_of("mistral", attention="eager", sliding_window=32)
     message = refusal(ulysses(), model, 47, sequences="packed")
-    for told in ("packed", "sliding_attention", "length 47"):
+    for told in ("packed", "sliding_attention", "length is 47"):
         assert told in message
     assert "Use attn: sdpa" in refusal(context_parallel(), model)
 

@@ -101,11 +101,11 @@ def test_a_folder_that_holds_something_else_is_left_as_it_is(tune, patched_llama
 def test_a_run_that_diverges_ends_and_keeps_a_checkpoint_of_before(tune, patched_llama, tmp_path):
     """The rate is too high by far; checkpoints of every step would have pushed the good ones out."""
     keys = {"steps": 60, "learning_rate": 0.3, "warmup_steps": 12, "save_every": 1, "keep_checkpoints": 1}
-    with pytest.raises(DivergedError, match="is of before, and is kept") as caught:
+    with pytest.raises(DivergedError, match="was saved before that and is kept") as caught:
         tune(patched_llama, **keys, max_loss_rise=0.7)
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert len(kept) == 2
-    assert f"checkpoints/{kept[0]} is of before" in str(caught.value)
+    assert f"checkpoints/{kept[0]} was saved before that" in str(caught.value)
 
 
 def test_a_step_that_is_not_finite_is_not_made_and_the_last_checkpoint_is_named(tune, patched_llama, tmp_path):
@@ -113,7 +113,7 @@ def test_a_step_that_is_not_finite_is_not_made_and_the_last_checkpoint_is_named(
         tune(patched_llama, learning_rate=1e30, warmup_steps=0, save_every=1)
     last = max((tmp_path / "run" / "checkpoints").iterdir())
     assert "both must be finite" in str(caught.value)
-    assert f"{last} is of before" in str(caught.value)
+    assert f"{last} was saved before that" in str(caught.value)
     assert "--output" in str(caught.value)
 
 

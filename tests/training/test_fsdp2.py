@@ -52,7 +52,7 @@ def test_split_weights_equal_whole_ones(two, patched_llama, tune, metrics):
         assert np.linalg.norm(value - states[1][name]) < 0.002 * moved
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(two, start, stop_and_resume, metrics, weights_of):
+def test_a_stopped_run_resumes_exactly(two, start, stop_and_resume, metrics, weights_of):
     run = stop_and_resume(start, **KEYS)
     assert weights_of(run) == weights_of(two)
     assert [line["loss"] for line in metrics(run)] == [line["loss"] for line in metrics(two)]

@@ -27,7 +27,7 @@ def test_a_signal_is_remembered_and_the_run_ends_when_it_says_so(number, ends_by
     with stop_on_signals(said.append) as interrupt:
         send(number)
         assert interrupt.agreed(OneProcess)
-        assert "once more" in said[0]
+        assert "Ctrl-C again" in said[0]
         with pytest.raises(ends_by):
             interrupt.stop("Saved after step 3.")
     assert said[1:] == ["Saved after step 3."]

@@ -125,7 +125,7 @@ def rise(divergence):
         divergence.add(step, 9.0)
 
 
-def test_the_error_says_all_and_names_the_checkpoint_of_before(tmp_path):
+def test_the_error_gives_the_losses_and_the_last_good_checkpoint(tmp_path):
     for name in ("000008", "000010", "000012", "000011.partial"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     divergence = Divergence(1.0, tmp_path, dict.fromkeys(range(1, 11), 3.0))
@@ -133,9 +133,9 @@ def test_the_error_says_all_and_names_the_checkpoint_of_before(tmp_path):
         rise(divergence)
     message = str(caught.value)
     # four steps of 3 and four of 9
-    assert "6.000 nats per token around step 14, and was 3.000" in message
+    assert "from 3.000 to 6.000 nats per token around step 14" in message
     assert str(tmp_path / "checkpoints" / "000010") in message
     assert "learning_rate" in message
-    assert "max_loss_rise, 1," in message
+    assert "max_loss_rise (1)" in message
     with pytest.raises(DivergedError, match="No checkpoint"):
         rise(Divergence(1.0, tmp_path / "empty", dict.fromkeys(range(1, 11), 3.0)))

@@ -65,7 +65,7 @@ BOUNDS = {
 def test_a_value_out_of_bounds_is_refused_and_one_at_its_bound_is_taken():
     for key, values in BOUNDS.items():
         for value in values:
-            with pytest.raises(RecipeError, match=rf"cannot be followed:\n  {key}[^\n]*$"):
+            with pytest.raises(RecipeError, match=rf"Invalid recipe[^\n]*:\n  {key}[^\n]*$"):
                 make_recipe(None, {"data": "corpus", key: value})
     bounds = {"length": 2, "warmup_steps": 0, "weight_decay": 0, "betas": [0.0, 0.0], "seed": 2**31, "steps": 1}
     make_recipe(None, {"data": "corpus", **bounds})
@@ -150,10 +150,10 @@ NOT_WHOLE = {
     "no data": ({}, "either data or mixture"),
     "data twice": ({"data": "corpus", "mixture": MIXTURE}, "either data or mixture"),
     "an empty mixture": ({"mixture": []}, "either data or mixture"),
-    "a source's key beside a mixture": ({"mixture": MIXTURE, "split": "train"}, "split belongs to each source"),
+    "a source's key beside a mixture": ({"mixture": MIXTURE, "split": "train"}, "set split in each source"),
     "a key that no source has": ({"mixture": [{"data": "a", "wieght": 2}]}, r"mixture\.0\.wieght"),
     "a source without weight": ({"mixture": [{"data": "a", "weight": 0}]}, r"mixture\.0\.weight"),
-    "gaps in packed documents": ({"mixture": MIXTURE, "positions": "pose"}, "exclude each other"),
+    "gaps in packed documents": ({"mixture": MIXTURE, "positions": "pose"}, "cannot be combined"),
     "offloading what is not kept": (
         {"data": "a", "offload_activations": True, "gradient_checkpointing": False},
         "gradient_checkpointing",
@@ -161,7 +161,7 @@ NOT_WHOLE = {
     "short documents that none is shorter than": ({"data": "a", "keep_short": 0.5}, "long_from"),
     "an adapter's file without one": ({"data": "a", "save": "adapter"}, "needs an adapter"),
     "a patch without a method": ({"data": "a", "patch": {"factor": 2}}, r"patch\.method"),
-    "stages of stages": ({"data": "a", "stages": [{"stages": []}]}, r"stages\.0: a stage has no stages"),
+    "stages of stages": ({"data": "a", "stages": [{"stages": []}]}, r"stages\.0: a stage cannot have stages"),
     "a fault in a stage": ({"data": "a", "stages": [{"steps": 1}, {"steps": 0}]}, r"stages\.1\.steps"),
     "a stage without data": ({"stages": [{"data": "a"}, {"steps": 3}]}, r"stages\.1: .*either data or mixture"),
     "a stage that is no mapping": ({"data": "a", "stages": [3]}, r"stages\.0"),

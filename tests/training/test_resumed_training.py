@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_costs_no_more_than_the_steps_since_the_one_before(
     assert untimed(metrics(interrupted)) == untimed(metrics(uninterrupted))
 
 
-def test_tied_weights_and_random_numbers_go_on_too(build, tune, tmp_path, weights_of):
+def test_tied_weights_and_random_state_resume_exactly(build, tune, tmp_path, weights_of):
     source = build("llama", head_dim=32, tie_word_embeddings=True, attention_dropout=0.3)
     with pytest.raises(InterruptedRunError):
         tune(source, on_step=interrupt_at(3))

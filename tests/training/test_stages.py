@@ -78,7 +78,7 @@ def test_positions_with_gaps_default_to_sequences_of_the_pretraining_window(reci
         lengths(length=300, positions="pose")
 
 
-def test_the_second_stage_is_what_patching_and_training_the_first_by_hand_gives(
+def test_the_second_stage_equals_patching_and_training_the_first_by_hand(
     finished, llama, recipe_of, tmp_path, weights_of, corpus
 ):
     from ropecli.attention.patching import patch_to
@@ -96,7 +96,7 @@ def test_the_second_stage_is_what_patching_and_training_the_first_by_hand_gives(
     assert json.loads((finished / "config.json").read_text()) == json.loads((source / "config.json").read_text())
 
 
-def test_a_run_stopped_in_its_second_stage_goes_on(staged, tmp_path, finished, weights_of):
+def test_a_run_stopped_in_its_second_stage_resumes(staged, tmp_path, finished, weights_of):
     def stop(progress):
         if progress.step == 4:
             raise KeyboardInterrupt
@@ -158,7 +158,7 @@ for moment in range(1, 200, 3):
 
 
 @pytest.mark.slow
-def test_a_run_killed_before_any_renaming_or_removal_goes_on(staged, tmp_path, llama, corpus, finished, weights_of):
+def test_a_run_killed_before_any_renaming_or_removal_resumes(staged, tmp_path, llama, corpus, finished, weights_of):
     recipe, output = tmp_path / "recipe.yaml", tmp_path / "runs"
     # checkpoints on the way are test_kill.py's
     recipe.write_text(yaml.safe_dump({"data": str(corpus), **KEYS, "save_every": 10}))
@@ -179,11 +179,11 @@ def test_a_run_killed_before_any_renaming_or_removal_goes_on(staged, tmp_path, l
     assert faults == {}
 
 
-def test_a_finished_run_is_done_already(staged, finished, weights_of, tmp_path):
+def test_a_finished_run_is_not_run_again(staged, finished, weights_of, tmp_path):
     steps, said, before = [], [], files(finished)
     staged(finished, resume=True, on_step=steps.append, said=said)
     assert steps == []
-    assert sum("done already" in message for message in said) == 2
+    assert sum("already finished" in message for message in said) == 2
     assert files(finished) == before
 
 

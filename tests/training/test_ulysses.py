@@ -117,9 +117,7 @@ def test_evaluation_shares_sequences_too(run_two, patched_llama, tune, corpus, m
         assert abs(lines[0]["48"] / lines[0]["96"] - 1) > 1e-3
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
-    launch, run_two, patched_llama, stop_and_resume, assert_equal, metrics
-):
+def test_a_stopped_run_resumes_exactly(launch, run_two, patched_llama, stop_and_resume, assert_equal, metrics):
     whole = run_two(patched_llama, 3, 2)
     run = stop_and_resume(lambda arguments: launch(arguments, 3, 2), **KEYS)
     assert_equal(run, whole)

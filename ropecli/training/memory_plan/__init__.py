@@ -1,1 +1,1 @@
-"""Estimates what a training step takes, memory, operations and time, without running it."""
+"""Estimates the memory, operations and time of a training step without running it."""

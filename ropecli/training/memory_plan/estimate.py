@@ -1,6 +1,6 @@
-"""Estimates a training step's peak memory, part by part, and its operations, from the config alone.
+"""Estimates a training step's peak memory, part by part, and its operations, from the config only.
 
-fake_step.py counts what a step allocates. The optimizer's and the engines' memory is calculated here.
+fake_step.py counts what a step allocates. The memory of the optimizer and the engines is calculated here.
 """
 
 from contextlib import suppress
@@ -25,9 +25,9 @@ GPUS = {
     "a6000": 155e12,
     "rtx4090": 165e12,
 }
-"""Dense bfloat16 operations a second, from the makers' data sheets."""
+"""Dense bfloat16 operations per second, from the vendors' data sheets."""
 _CONTEXT = 2**30
-"""Bytes that CUDA, cuBLAS and NCCL hold on a GPU beside tensors: an allowance, not a measurement."""
+"""Bytes that CUDA, cuBLAS and NCCL hold on a GPU in addition to tensors: an allowance, not a measurement."""
 _FOUR_BITS = 4.127 / 8
 """Bytes per value of NF4 with doubly quantised constants (arXiv:2305.14314, section 3)."""
 _EIGHT_BITS = 1 + 4 / 256
@@ -38,9 +38,9 @@ _EIGHT_BITS = 1 + 4 / 256
 class MemoryEstimate:
     """Bytes on one process at the peak of a training step; total is the sum of the first seven.
 
-    activations: kept by the decoder for the backward pass. working: everything else that the step allocates. engine:
-    copies that distribution makes. runtime: an allowance for CUDA itself. host: activations offloaded to the CPU's
-    memory. trained: number of parameters.
+    activations: kept by the decoder for the backward pass. working: all other allocations of the step. engine: copies
+    made by the engine. runtime: an allowance for CUDA. host: activations offloaded to CPU memory. trained: number of
+    parameters.
     """
 
     weights: int = 0
@@ -62,9 +62,9 @@ class MemoryEstimate:
 
 
 class MemoryEstimator:
-    """Estimates the memory of training a model. Raises CheckpointError where it cannot.
+    """Estimates the memory of training a model. Raises CheckpointError if it cannot.
 
-    model: on the meta device. kinds: its layers of each kind. varies: whether its rotary frequencies follow the length.
+    model: on the meta device. kinds: the layers of each kind. varies: whether rotary frequencies depend on the length.
     """
 
     def __init__(self, config: Any) -> None:
@@ -79,7 +79,7 @@ class MemoryEstimator:
     def estimate(
         self, recipe: Recipe, length: int, engine: Engine = "one", world: int = 1, gpu: bool = True
     ) -> MemoryEstimate:
-        """length: tokens of a whole sequence. gpu: whether an adapter's base is in bfloat16, as on a GPU."""
+        """length: tokens of the whole sequence. gpu: whether an adapter's base is in bfloat16, as on a GPU."""
         shards = _shards(engine, world)
         step = self._step(recipe, length, engine, world, gpu)
         moment = 4 if recipe.optimizer == "adamw" else _EIGHT_BITS
@@ -98,11 +98,11 @@ class MemoryEstimator:
 
     def _step(self, recipe: Recipe, length: int, engine: Engine, world: int, gpu: bool = True) -> FakeStep:
         part = -(-length // world) if engine == "ulysses" else length
-        # gathered weights are in the dtype of products, and what goes from layer to layer with them
+        # gathered weights have the compute dtype, and so do hidden states
         gathered = engine in ("fsdp2", "ulysses") and recipe.mixed_precision == "bf16"
         half = gathered or (gpu and recipe.adapter != "none")
         changes = {
-            "adapter": "lora" if recipe.adapter == "qlora" else recipe.adapter,  # the step is the same
+            "adapter": "lora" if recipe.adapter == "qlora" else recipe.adapter,  # same step
             "optimizer": "adamw",
             "offload_activations": recipe.offload_activations and gpu,
         }
@@ -121,24 +121,24 @@ class MemoryEstimator:
             in_four_bits = step.quantizable if recipe.adapter == "qlora" else 0
             size += (2 if gpu else 4) * (frozen - in_four_bits) + _FOUR_BITS * in_four_bits
         if engine == "ulysses" and recipe.mixed_precision == "bf16":
-            size += 2 * step.trained  # DeepSpeed's bfloat16 beside its float32
+            size += 2 * step.trained  # DeepSpeed keeps bfloat16 and float32 weights
         return int(size)
 
 
 def _copies(step: FakeStep, recipe: Recipe, engine: Engine) -> int:
-    """Bytes that an engine holds beside its share of the weights."""
+    """Bytes that an engine holds in addition to its share of the weights."""
     if engine == "one":
         return 0
     if engine == "ddp":
-        return 4 * step.trained  # buckets of gradients
-    # two layers' weights gathered, one layer's gradients before they are added up in float32 and split
+        return 4 * step.trained  # gradient buckets
+    # gathered weights of two layers, and one layer's gradients before and after reduction in float32
     compute = 2 if recipe.mixed_precision == "bf16" else 4
     reduced = compute + 4 if recipe.adapter == "none" else 0
     return step.layer * (2 * compute + reduced) + 2 * compute * step.outside
 
 
 def _shards(engine: Engine, world: int) -> int:
-    """Processes that share weights, gradients and optimizer state."""
+    """Number of processes that share weights, gradients and optimizer state."""
     return world if engine in ("fsdp2", "ulysses") else 1
 
 
@@ -149,19 +149,19 @@ def _follows_length(model: Any) -> bool:
 
 
 def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> float:
-    """Floating-point operations that training on some tokens needs, in sequences of `length`.
+    """Floating-point operations of training on `tokens` tokens, in sequences of `length`.
 
-    Matrix products take 6 × parameters × tokens (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), attention is added
-    (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, appendix B) and halved because it is causal. Operations that
-    gradient checkpointing repeats are left out: model FLOP utilisation does not count them.
+    Matrix products take 6 × parameters × tokens (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention is added
+    (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, appendix B) and halved because it is causal. Recomputation by
+    gradient checkpointing is not counted, as in model FLOP utilisation.
     """
-    passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no gradient of their own
+    passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no weight gradient
     attended = sum(width * _seen(length, window) for width, window in shape.attention)
     return 2.0 * tokens * (passes * shape.matmul + 3 * attended)
 
 
 def _seen(length: int, window: int | None) -> float:
-    """Keys that a query sees, on average over the sequence."""
+    """Average number of keys that a query attends to."""
     if window is None or window >= length:
         return length / 2
     return window * (1 - window / (2 * length))

@@ -1,11 +1,11 @@
-"""Runs one training step on tensors without storage, and counts the bytes that are alive at its peaks.
+"""Runs one training step on tensors without storage, and counts the live bytes at its peaks.
 
-The step is the model's own forward and backward pass with our own loss, under torch's FakeTensorMode, which knows
-shapes, dtypes and what autograd keeps, and computes nothing: no architecture needs a table. Workspace inside an
+The step is the model's own forward and backward pass with our loss, under torch's FakeTensorMode, which tracks shapes,
+dtypes and what autograd saves, without computing values. No per-architecture tables are needed. Workspace inside an
 operation is not counted.
 
-Memory is linear in the number of layers of a kind. So the step runs with one layer of each kind, then once more for
-each kind with a second layer of it; the difference counts for every further layer.
+Memory is linear in the number of layers of each kind. The step runs once with one layer of each kind, then once per
+kind with a second layer of it; the difference counts for every further layer.
 """
 
 import copy
@@ -36,7 +36,7 @@ _ATTENTION = "ropecli-memory-plan"
 
 
 class Peak(NamedTuple):
-    """Bytes alive at once. activations: made by the decoder's forward pass. working: by what follows it."""
+    """Live bytes. activations: allocated by the decoder's forward pass. working: allocated after it."""
 
     activations: int = 0
     working: int = 0
@@ -44,12 +44,12 @@ class Peak(NamedTuple):
 
 
 class FakeStep(NamedTuple):
-    """What a step takes beside weights and optimizer state, on one process.
+    """Memory of a step in addition to weights and optimizer state, on one process.
 
-    peaks: the peak of each phase. host: bytes of activations moved to the CPU's memory.
+    peaks: the peak of each phase. host: bytes of activations moved to CPU memory.
 
-    Numbers of values: trained; quantizable, in frozen matrices of layers; layer, in the largest layer; outside, in no
-    layer.
+    Counts of values: trained; quantizable, in frozen matrices of layers; layer, in the largest layer; outside, not in
+    any layer.
     """
 
     peaks: dict[str, Peak]
@@ -63,10 +63,11 @@ class FakeStep(NamedTuple):
 def run_fake_step(
     config: Any, kinds: list[list[int]], recipe: Recipe, length: int, dtype: torch.dtype, shards: int
 ) -> FakeStep:
-    """kinds: the layers of each kind. length: tokens of a sequence on one process. dtype: of the weights, except an
-    adapter's own. shards: number of processes that share the gradients.
+    """Run the step with a few layers, and extrapolate to all layers.
 
-    Raises CheckpointError where a model needs values.
+    kinds: the layers of each kind. length: tokens per sequence on one process. dtype: of the weights, except an
+    adapter's. shards: number of processes that share the gradients. Raises CheckpointError if a model needs real
+    values.
     """
     try:
         first = [layers[0] for layers in kinds]
@@ -78,9 +79,9 @@ def run_fake_step(
         return total
     except RopecliError:
         raise
-    except Exception as error:  # what a model does with its values, it cannot do without them
+    except Exception as error:  # a model that reads values fails in its own way
         raise CheckpointError(
-            f"{config.model_type}: its training step cannot be followed without computing it: {reason_of(error)}"
+            f"Cannot estimate the memory of {config.model_type}: it does not run on fake tensors: {reason_of(error)}"
         ) from error
 
 
@@ -89,7 +90,7 @@ def _add_difference(total: FakeStep, more: FakeStep, base: FakeStep, times: int)
 
 
 def _run(config: Any, layers: list[int], recipe: Recipe, length: int, dtype: torch.dtype, shards: int) -> FakeStep:
-    """The step of a model that has only some of its layers."""
+    """Run the step of a model with only some of its layers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with quiet_transformers(), torch.device("meta"):
@@ -97,7 +98,7 @@ def _run(config: Any, layers: list[int], recipe: Recipe, length: int, dtype: tor
         keep_layers(model, layers)
         attach(model, recipe)
     with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
-        model.to_empty(device="cpu")  # some models ask for the device
+        model.to_empty(device="cpu")  # some models read the device
         model.tie_weights()
         _set_attention(model, recipe)
         model.train()
@@ -134,7 +135,7 @@ def _count_step(model: "PreTrainedModel", recipe: Recipe, length: int, shards: i
 def _watch_gradients(
     trained: list[torch.nn.Parameter], counter: "AllocationCounter", shards: int, *, accumulates: bool
 ) -> None:
-    """Replaces each gradient by this process's share in float32. accumulates: an earlier pass has left it already."""
+    """Replace each gradient by this process's share in float32. accumulates: an earlier pass has already left it."""
 
     def count_share(parameter: Tensor) -> None:
         counter.add("gradients", 4 * parameter.numel() // shards)
@@ -151,10 +152,10 @@ def _watch_gradients(
 
 
 class AllocationCounter(TorchDispatchMode):
-    """Counts the bytes of storages made while it is open. peaks: the most alive in each phase after the decoder's
-    forward pass.
+    """Counts the bytes of storages allocated inside its context.
 
-    before: tensors that were there already.
+    before: tensors that already exist, which are not counted. peaks: the most live bytes in each phase after the
+    decoder's forward pass.
     """
 
     def __init__(self, before: Iterable[Tensor] = ()) -> None:
@@ -198,13 +199,13 @@ class AllocationCounter(TorchDispatchMode):
 
 
 def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any) -> Tensor:
-    """The product of grouped experts, by shape alone: torch 2.13 has no such rule for float32."""
+    """Shape of a matrix product of grouped experts: torch 2.13 has no fake kernel for float32."""
     rows = (len(offsets),) if left.ndim == right.ndim == 2 else ()
     return left.new_empty(*rows, left.shape[-2], right.shape[-1])
 
 
 class _FakeSplit(SplitModel):
-    """Takes a head for plain if it allocates the logits only once: capping or scaling them allocates them again."""
+    """Treats a head as a single matrix if it allocates logits only once: capping or scaling allocates them again."""
 
     @torch.no_grad()
     def _probe(self) -> bool:
@@ -216,7 +217,7 @@ class _FakeSplit(SplitModel):
 
 
 class _WatchedLoss(NextTokenLoss):
-    """Tells a counter which phase the step is in. moved: bytes moved to the CPU's memory."""
+    """Sets the counter's phase. moved: bytes moved to CPU memory."""
 
     split_model = _FakeSplit
 
@@ -230,7 +231,9 @@ class _WatchedLoss(NextTokenLoss):
         outputs = super().hidden(ids, positions, packed)
         hidden = outputs.last_hidden_state
         if not hidden.requires_grad:
-            raise CheckpointError(f"{type(self.model).__name__}: nothing that is trained leads to its output.")
+            raise CheckpointError(
+                f"The output of {type(self.model).__name__} does not depend on any trained parameter."
+            )
         self.counter.phase = "loss"
         self._enter_at(hidden, "layers")
         return outputs
@@ -246,24 +249,24 @@ class _WatchedLoss(NextTokenLoss):
         return torch.autograd.graph.saved_tensors_hooks(move, bring_back) if self.offload else nullcontext()
 
     def _enter_at(self, tensor: Tensor, phase: str) -> None:
-        """Begins the phase when the tensor's gradient is computed."""
+        """Start the phase when the tensor's gradient is computed."""
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: setattr(self.counter, "phase", phase))
 
     def _of_plain_head(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Counts also what linear_cross_entropy holds inside: its operands, and the logits of a chunk."""
+        """Also count what linear_cross_entropy allocates inside: its operands, and the logits of a chunk."""
         loss = super()._of_plain_head(hidden, labels)
         operands = hidden.float(), self._split.head.weight.float()
         operands[0].new_empty(min(len(hidden), self._chunk), self._split.vocabulary)
         return loss
 
     def _chunks(self, hidden: Tensor) -> list[slice]:
-        """Only three, since each further chunk takes the same memory."""
+        """Run only three chunks, since further ones take the same memory."""
         return super()._chunks(hidden)[:3]
 
 
 def _independent_of_length(config: Any) -> Any:
-    """A copy without frequencies that follow the length: those need the values of the positions."""
+    """Copy the config without length-dependent frequencies, which need the values of positions."""
     config = copy.deepcopy(config)
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
     for one in [parameters, *parameters.values()]:
@@ -273,10 +276,10 @@ def _independent_of_length(config: Any) -> Any:
 
 
 def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
-    """Sets the recipe's attention, with a mask of tokens × tokens only where training has one.
+    """Set the recipe's attention, with a mask of tokens × tokens only where training has one.
 
-    Without values transformers always makes a mask, since it cannot see whether documents are packed. SDPA needs none
-    for causal attention alone. Flash attention never does, and keeps as much as SDPA, which takes its place here.
+    On fake tensors transformers always creates a mask, since it cannot see whether documents are packed. SDPA needs
+    none for causal attention. Flash attention never needs one and saves as much as SDPA, which replaces it here.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -298,7 +301,7 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
 
 
 def _last_block(name: str) -> Callable[..., Any]:
-    """A distance method's attention that computes only the last block, since every block takes the same memory."""
+    """A distance method's attention that computes only the last block, since all blocks take the same memory."""
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **others: Any

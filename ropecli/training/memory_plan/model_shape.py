@@ -1,4 +1,4 @@
-"""Reads a model's sizes, and its KV cache's, off what stock transformers builds from a config, without weights."""
+"""Reads the sizes of a model and of its KV cache from the model that transformers builds, without weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ _ITEM = 2
 
 
 def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
-    """The causal LM of a config. Call it under torch.device("meta"). Raises CheckpointError."""
+    """Build the causal LM of a config. Call it under torch.device("meta"). Raises CheckpointError."""
     from transformers import AutoModelForCausalLM
 
     try:
         with quiet_transformers():
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=dtype)
-    except Exception as error:  # config classes raise what they like
-        raise CheckpointError(f"transformers does not build a model from this config: {reason_of(error)}") from error
+    except Exception as error:  # config classes raise any type of error
+        raise CheckpointError(f"transformers cannot build a model from this config: {reason_of(error)}") from error
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Numbers of values. total: parameters, a tied one once. active: parameters that a token goes through.
+    """Numbers of values. total: parameters, tied ones once. active: parameters used per token.
 
-    matmul: in matrices that a token is multiplied with, including the head, without the embeddings. attention: for
-    each attention layer, heads × (query width + value width), and the window in tokens or None.
+    matmul: in the matrices that a token is multiplied by, with the head but without the embeddings. attention: for each
+    attention layer, heads × (query width + value width), and the window in tokens or None.
     """
 
     total: int
@@ -63,17 +63,17 @@ def model_shape(model: "PreTrainedModel") -> ModelShape:
 
 
 def layers_of(model: "PreTrainedModel") -> tuple[nn.Module, str, nn.ModuleList]:
-    """(the module that holds the decoder's layers, their name in it, the layers). Raises CheckpointError."""
+    """(parent module, attribute name, decoder layers). Raises CheckpointError."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
                 return module, name, child
-    raise CheckpointError(f"{type(model).__name__} has no list of {count} layers; its memory cannot be estimated.")
+    raise CheckpointError(f"Cannot estimate the memory of {type(model).__name__}: found no list of {count} layers.")
 
 
 def kinds_of_layers(model: "PreTrainedModel") -> list[list[int]]:
-    """The layers of each kind: their parameters have the same shapes, and they attend alike."""
+    """Group layers by kind: the same shapes of parameters and the same type of attention."""
     labels = getattr(model.config.get_text_config(), "layer_types", None) or []
     kinds: dict[Any, list[int]] = {}
     for index, layer in enumerate(layers_of(model)[2]):
@@ -83,14 +83,14 @@ def kinds_of_layers(model: "PreTrainedModel") -> list[list[int]]:
 
 
 def keep_layers(model: "PreTrainedModel", kept: list[int]) -> None:
-    """Removes all other layers of the decoder."""
+    """Remove all other layers of the decoder."""
     holder, name, layers = layers_of(model)
     config = model.config.get_text_config()
     setattr(holder, name, nn.ModuleList(layers[index] for index in kept))
     for position, index in enumerate(kept):
         for module in layers[index].modules():
             if hasattr(module, "layer_idx"):
-                setattr(module, "layer_idx", position)  # noqa: B010  (to a checker of types it is a module)
+                setattr(module, "layer_idx", position)  # noqa: B010  (mypy expects a module)
     if labels := getattr(config, "layer_types", None):
         config.layer_types = [labels[index] for index in kept]
     config.num_hidden_layers = len(kept)
@@ -114,7 +114,7 @@ def _head_width(config: Any) -> int:
 
 
 def _share_of_experts(config: Any) -> float:
-    """Share of the experts' values that a token goes through."""
+    """Fraction of the experts' parameters used per token."""
     experts = next((value for key in _EXPERTS if (value := getattr(config, key, None))), None)
     chosen = next((value for key in _CHOSEN if (value := getattr(config, key, None))), None)
     return chosen / experts if experts and chosen else 1.0
@@ -124,7 +124,7 @@ def kv_cache(config: Any, shape: ModelShape, length: int) -> int:
     """Bytes for one sequence of `length` tokens. Layers with a sliding window keep only the window.
 
     Multi-head latent attention is counted as designed, with the latent and the rotary part (DeepSeek-V2,
-    arXiv:2405.04434, section 2.1); transformers 5 keeps the full keys and values.
+    arXiv:2405.04434, section 2.1); transformers 5 keeps full keys and values.
     """
     text = config.get_text_config()
     if rank := getattr(text, "kv_lora_rank", None):

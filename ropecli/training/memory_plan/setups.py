@@ -1,4 +1,4 @@
-"""Finds training setups that fit into a GPU's memory, with the fewest changes, and the command that runs one."""
+"""Finds training setups that fit in GPU memory with the fewest changes, and the command that runs one."""
 
 import shlex
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True, "optimizer": "adamw-8bit"},
     {"gradient_checkpointing": True, "offload_activations": True, "optimizer": "adamw-8bit"},
 )
-"""In the order in which they are tried: the first that fits changes least."""
+"""Tried in this order: the first that fits changes least."""
 _BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysses": "8-gpu-ulysses"}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to train: an engine, changes of the recipe, and the memory. refused: why `finetune` would refuse it."""
+    """One way to train: engine, changes of the recipe, and memory. refused: why `finetune` would refuse it."""
 
     engine: Engine
     world: int
@@ -42,7 +42,7 @@ class Setup:
 
 
 def find_setups(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int) -> list[Setup]:
-    """One setup for each adapter and engine: the first change that fits, or else the one that needs the least memory.
+    """One setup per adapter and engine: the first change that fits, or else the one that needs the least memory.
 
     memory: bytes of one GPU. Raises CheckpointError.
     """
@@ -55,7 +55,7 @@ def find_setups(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: i
 
 
 def best_setup(found: list[Setup]) -> Setup | None:
-    """The setup with the fewest changes among those that fit; the first one where several have as few."""
+    """The setup with the fewest changes among those that fit; the first of several."""
     return min((one for one in found if one.fits), key=lambda one: len(one.changes), default=None)
 
 
@@ -89,7 +89,7 @@ def _adapters(recipe: Recipe) -> tuple[str, ...]:
 
 
 def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: Engine, gpus: int) -> Iterator[str]:
-    """The messages with which `finetune` would refuse a setup."""
+    """Yield the messages with which `finetune` would refuse a setup."""
     integers = recipe.adapter == "qlora"
     if engine == "fsdp2":
         yield from sharded_weight_faults(recipe, "FSDP2", integers=integers)
@@ -99,13 +99,13 @@ def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: En
 
 
 def launch_command(setup: Setup, checkpoint: str, length: int, recipe_file: str | None, given: dict[str, Any]) -> str:
-    """The shell command that starts the training. given: keys of the recipe that the user set."""
+    """The shell command that starts the training. given: recipe keys set by the user."""
     words = ["accelerate", "launch", *_launch(setup), "-m", "ropecli", "finetune", checkpoint]
     if recipe_file:
         words += ["--recipe", recipe_file]
     elif "data" not in given:
         words += ["--data", "DATA"]
-    if not recipe_file or "length" in given:  # else the recipe's, which may differ from stage to stage
+    if not recipe_file or "length" in given:  # otherwise the recipe's length, which may differ by stage
         words += ["--length", str(length)]
     for key, value in {**given, **setup.changes}.items():
         if key != "length":
@@ -125,7 +125,7 @@ def _launch(setup: Setup) -> Iterator[str]:
 
 
 def parse_size(text: str, name: str) -> int:
-    """Bytes of a size as people write it: 80GB is 80 × 10⁹ bytes, 80GiB 80 × 2³⁰. name: for the message.
+    """Parse a size in bytes: 80GB is 80 × 10⁹ bytes, 80GiB is 80 × 2³⁰. name: for the message.
 
     Raises RecipeError.
     """
@@ -135,10 +135,10 @@ def parse_size(text: str, name: str) -> int:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValueError as error:
         raise RecipeError(
-            f"{name} is {shown(text)}; a number with a unit was expected, as 80GB (10⁹ bytes) or 80GiB."
+            f"{name} is {shown(text)}; expected a number with a unit, such as 80GB (10⁹ bytes) or 80GiB."
         ) from error
 
 
 def format_gb(size: float) -> str:
-    """Bytes for people to read, in units of 10⁹, or of 10⁶ for small sizes."""
+    """Format bytes in units of 10⁹, or of 10⁶ for small sizes."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
