@@ -149,7 +149,7 @@ def test_a_phase_moves_the_offset_that_a_head_prefers(llama, make_run, monkeypat
 @pytest.mark.parametrize(
     ("model_type", "settings", "reason"),
     [
-        ("gpt_neox_japanese", {}, "attends by code of its own"),
+        ("gpt_neox_japanese", {}, "has its own attention code"),
         ("hunyuan_v1_dense", {"head_dim": 32}, r"Layer 0 .* changes queries or keys after the rotation"),
         ("stablelm", {"qk_layernorm": True}, "do not come unchanged from a projection or a norm"),
         ("olmo3", {"layer_types": ["sliding_attention"] * 2}, "No layer rotates by the rotary table of full_attention"),
