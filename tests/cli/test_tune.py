@@ -204,7 +204,7 @@ def test_where_nothing_better_is_learned_the_constants_alone_are_written(
 def test_tuned_weights_are_not_reverted_and_not_tuned_again(tuned, ropecli, arguments, llama, tmp_path):
     folder, _ = tuned("heads")
     refused(ropecli("patch", folder, "--revert", "-o", tmp_path / "out"), "changed the weights", str(llama))
-    refused(ropecli(*arguments(tmp_path / "out", checkpoint=folder)), "was tuned already", str(llama))
+    refused(ropecli(*arguments(tmp_path / "out", checkpoint=folder)), "is already tuned", str(llama))
     # nor by way of another patch
     patched = ropecli("patch", folder, "--method", "ntk", "--factor", 2, "-o", tmp_path / "patched")
     assert patched.code == 0
