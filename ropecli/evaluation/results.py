@@ -247,7 +247,7 @@ def headlines(
         found.append(Headline("short-context cost", inside, inside, paired_change(own[inside], base[inside])))
     if longest > original_length and not protocol.scores_the_same_tokens:
         change = paired_change(own[longest], base[longest])
-        found.append(Headline("change at the same length beyond the window", longest, longest, change))
+        found.append(Headline("change beyond the pretraining length", longest, longest, change))
     elif longest > original_length and inside is not None:
         found.append(Headline("long-context gain", longest, inside, paired_change(own[longest], base[inside])))
     return found

@@ -118,7 +118,7 @@ def rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) -> 
     try:
         save_file(tensors, target, metadata=metadata)
     except SafetensorError as error:
-        raise OutputError(f"Cannot write {target.name}: {error}. Check the free disk space.") from error
+        raise OutputError(f"{target.name} could not be written: {error}. Free disk space.") from error
     target.chmod(source.stat().st_mode & 0o777)  # safetensors makes files readable only by their owner
     return True
 

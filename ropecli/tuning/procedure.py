@@ -190,7 +190,7 @@ def _report(
         attention_factor=float(rope.attention_factor),
         inv_freq=rope.inv_freq.tolist(),
         pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
-        plain_name=f"{label}, {'a point' if baseline.params else 'nothing tuned'}",
+        plain_name=f"{label}, {'first grid point' if baseline.params else 'nothing tuned'}",
         seconds=sum(point.seconds for point in points),
         points=points,
         environment=environment(),
