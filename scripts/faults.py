@@ -68,7 +68,7 @@ FAULTS: list[tuple[str, str]] = [
     ("one.window_means if by_windows else one.nll", "one.nll"),
     ("np.quantile(_resampled_means(sums, weights), (0.025, 0.975))", "np.quantile(_resampled_means(sums, weights), (0.05, 0.95))"),
     ("difference = np.array(row.document_nll) - np.array(base.document_nll)", "difference = np.array(base.document_nll) - np.array(row.document_nll)"),
-    ("length for length in ours if length <= original_length", "length for length in ours if length < original_length"),
+    ("length for length in own if length <= original_length", "length for length in own if length < original_length"),
     ("cache = outputs.past_key_values", "cache = None"),
     ("rank = 1 + int((others >= true).sum())", "rank = 1 + int((others > true).sum())"),
     # data

@@ -1,7 +1,7 @@
-"""Attention for distance methods, registered with transformers when this package is imported.
+"""Attention for distance methods.
 
-From then on `from_pretrained` loads what `ropecli patch` wrote with such a method. Code above this package takes
-`load_model` from here, so that it can load every checkpoint.
+Importing this package registers it with transformers, so that `from_pretrained` loads checkpoints patched with such a
+method. Import `load_model` from here to load every checkpoint.
 """
 
 from ropecli.attention.attention_function import register

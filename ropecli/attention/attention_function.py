@@ -1,7 +1,7 @@
-"""The attention that transformers runs for a checkpoint whose config.json names a distance method.
+"""The attention function that transformers runs for checkpoints patched with a distance method.
 
-transformers rotates queries and keys as usual; here they are rotated further, to the distances of the method. Cases
-that would give silently wrong results are refused here and in row_padding.py.
+transformers rotates queries and keys as usual; this function rotates them further, to the method's distances. Cases
+that would give wrong results silently are refused here and in row_padding.py.
 """
 
 import json
@@ -25,7 +25,7 @@ from ropecli.scaling.scale import scale
 
 
 def register() -> None:
-    """Makes the methods' attention known to transformers, so that it loads what `ropecli patch` wrote."""
+    """Register the methods' attention with transformers, so that it loads checkpoints patched with them."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -35,7 +35,7 @@ def register() -> None:
             AttentionMaskInterface.register(PREFIX + method.name, describe_padding)
 
 
-@torch.compiler.disable  # of torch.compile, which does not follow numpy's tables: it compiles what is between
+@torch.compiler.disable  # torch.compile cannot trace the numpy tables; it compiles the rest of the model
 def remapped_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -50,17 +50,17 @@ def remapped_attention(
     position_ids: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers' interface.
+    """Attention function for transformers' AttentionInterface.
 
-    query: shape (batch, heads, queries, head_dim); key, value: shape (batch, kv heads, keys, ...). attention_mask: of
-    describe_padding. sliding_window: tokens; such a layer is left as it is. position_ids: shape (batch, queries).
-    Returns shape (batch, queries, heads, width). Raises PatchError for dropout, and for positions that leave some out
-    or begin again.
+    query: shape (batch, heads, queries, head_dim); key, value: shape (batch, kv heads, keys, ...). attention_mask: from
+    describe_padding. sliding_window: tokens; layers with a sliding window attend as usual. position_ids: shape (batch,
+    queries). Returns shape (batch, queries, heads, width). Raises PatchError for dropout, and for positions that skip
+    or restart.
     """
     if dropout:
         raise PatchError(
-            f"The model asks for an attention dropout of {dropout:g}; distance methods have none. Set its "
-            "attention_dropout to 0 in config.json."
+            f"attention_dropout is {dropout:g}; distance methods do not support dropout. Set attention_dropout to 0 in "
+            "config.json."
         )
     kernel = _kernel(module, sliding_window)
     options = {
@@ -88,7 +88,7 @@ def _attend_alike(
     value: Tensor,
     options: dict[str, Any],
 ) -> Tensor:
-    """Rows of the same padding: padding is cut off, and positions count from the first token."""
+    """Attend in rows with equal padding: cut off the padding and count positions from the first token."""
     padding, first_query, first_key = row
     padded = min(max(padding - first_query, 0), query.shape[2])
     low, high = max(padding - first_key, 0), first_query + query.shape[2] - first_key  # a static cache is longer
@@ -109,7 +109,7 @@ _KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, BlockAttention]]" = Wea
 
 
 def _kernel(module: torch.nn.Module, sliding_window: int | None) -> BlockAttention:
-    """The attention of a layer, made again where the model was patched since."""
+    """The cached attention of a layer, rebuilt if the model was patched since."""
     config: Any = module.config
     block = getattr(config, KEY, None)
     if module not in _KERNELS or _KERNELS[module][0] is not block:
@@ -118,9 +118,9 @@ def _kernel(module: torch.nn.Module, sliding_window: int | None) -> BlockAttenti
 
 
 def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None) -> BlockAttention:
-    """The attention of a layer. name: of the attention in its config. sliding_window: tokens; None where it has none.
+    """Build the attention of a layer. name: the attention in its config. sliding_window: tokens; None for no window.
 
-    Raises CheckpointError where the layer's config does not say how.
+    Raises CheckpointError if the config does not describe the method.
     """
     if sliding_window is not None:
         return _sliding(sliding_window)
@@ -132,12 +132,11 @@ def make_kernel(module: torch.nn.Module, name: str, sliding_window: int | None) 
 
 @lru_cache(maxsize=16)
 def _shared(saved_as_json: str, inv_freq: tuple[float, ...]) -> BlockAttention:
-    """Layers that rotate alike share one, with its tables."""
+    """Build one attention for all layers with the same settings, so that they share its tables."""
     saved = SavedRemapping(**json.loads(saved_as_json))
     if saved.rotary_start is None or saved.neighbours is None:
         raise CheckpointError(
-            f"{KEY} in config.json does not say which dimensions of a head rotate. Write the patch again from the "
-            "original checkpoint."
+            f"{KEY} in config.json lacks the layout of the rotary dimensions. Patch the original checkpoint again."
         )
     return BlockAttention(saved.remapping(), Rotation(np.array(inv_freq), saved.rotary_start, saved.neighbours))
 
@@ -148,7 +147,7 @@ def _sliding(window: int) -> BlockAttention:
 
 
 def frequencies_of(config: Any) -> dict[str, list[float]]:
-    """The frequencies by layer type ("" for all) that a config object's RoPE fields mean, radians per token."""
+    """Frequencies by layer type ("" for all) from a config object's RoPE fields, radians per token."""
     from ropecli.config.settings import read_settings
 
     ropes = read_settings(config.to_dict()).ropes

@@ -1,7 +1,6 @@
-"""An attention that records what a model's layers give it.
+"""Record the arguments that a model's layers pass to their attention.
 
-An attention function of transformers' interface, and a mask function beside it, take the place of the model's own for
-a few passes.
+An attention function and a mask function for transformers' interfaces replace the model's own for a few passes.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _NAME = "ropecli:layout"
-# arguments that do not change the attention, or that the methods support
+# arguments that do not change the attention or that the methods support
 _UNDERSTOOD = {
     *("sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
     *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_cache", "deterministic"),
@@ -50,14 +49,14 @@ class AttentionProbe:
         self.calls: list[AttentionCall] = []
         self._outputs: list[Tensor] = []
         self._replays = False
-        self._causal: list[bool] = []  # whether each mask is plainly causal
+        self._causal: list[bool] = []  # whether each mask is exactly causal
 
     def replay(self) -> None:
-        """Starts a second pass, in which each call returns the output of the same call of the first."""
+        """Start a second pass, in which each call returns its output of the first pass."""
         self._replays, self.calls, self._causal = True, [], []
 
     def mask(self, *, batch_size: int, mask_function: Any = None, **others: Any) -> Tensor:
-        """The mask function. Its masks hold only a number, by which they are recognised."""
+        """The mask function. Each mask holds only a number that identifies it."""
         from transformers.masking_utils import causal_mask_function
 
         number = len(self._causal)
@@ -75,33 +74,35 @@ class AttentionProbe:
         dropout: float = 0.0,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        """The attention function: causal attention, or what it was at the same call of the first pass."""
+        """The attention function: causal attention, or the output of the same call in the first pass."""
         slides = others.get("sliding_window") is not None
         if not self._replays:
             self._check(type(module).__name__, attention_mask, slides, others)
             self._outputs.append(causal_attention(query, key, value, scaling))
         elif len(self.calls) >= len(self._outputs):
-            raise PatchError("How often the model attends depends on the positions.")
+            raise PatchError("The number of attention calls depends on the positions, which is not supported.")
         output = self._outputs[len(self.calls)]
         self.calls.append(AttentionCall(module, query.clone(), key.clone(), value.clone(), slides))
         return output, None
 
     def _check(self, name: str, mask: Any, slides: bool, others: dict[str, Any]) -> None:
-        """Raises PatchError for an attention (its module's name) that is not plain causal attention."""
+        """Raise PatchError for anything other than standard causal attention. name: the module, for messages."""
         unknown = sorted(key for key, value in others.items() if value is not None and key not in _UNDERSTOOD)
         if unknown:
-            raise PatchError(f"{name} calls its attention with arguments that are not supported: {unknown}.")
+            raise PatchError(f"{name} passes unsupported arguments to its attention: {unknown}.")
         if mask is None or mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, 3) or mask.unique().numel() != 1:
-            raise PatchError(f"{name} changes the mask on its way to the attention, as sparse attention does.")
+            raise PatchError(
+                f"{name} changes the attention mask, which is not supported (sparse attention, for example)."
+            )
         causal = self._causal[mask.flatten()[0]]
         if not (slides or causal):
-            raise PatchError(f"{name} does not see the whole context, by its mask, and names no sliding_window.")
+            raise PatchError(f"{name} has a mask that hides part of the context, but no sliding_window.")
         if slides and causal:
-            raise PatchError(f"{name} names a sliding_window, and sees the whole context, by its mask.")
+            raise PatchError(f"{name} has a sliding_window, but its mask shows the whole context.")
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Causal attention; the output's shape is (batch, tokens, heads, width), as transformers expects it."""
+    """Causal attention. Returns shape (batch, tokens, heads, width), as transformers expects."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
@@ -110,9 +111,9 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
 
 @contextlib.contextmanager
 def attending_by(model: "PreTrainedModel", probe: Any) -> Iterator[None]:
-    """The model attends by the probe, a callable with a mask function, in evaluation mode and without gradients.
+    """Run the model with `probe` as its attention, in evaluation mode and without gradients; restore it at the end.
 
-    At the end the model is as it was.
+    probe: an attention function with a method `mask`, the mask function.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -123,7 +124,7 @@ def attending_by(model: "PreTrainedModel", probe: Any) -> Iterator[None]:
             model.set_attn_implementation(_NAME)
             yield
     finally:
-        # the interface registers for all models, but removes for one; this is where it registers
+        # the interface has no public way to unregister
         for interface in (AttentionInterface, AttentionMaskInterface):
             interface._global_mapping.pop(_NAME)
 

@@ -1,6 +1,6 @@
-"""Attention at remapped distances: fused kernels on a GPU, and blocks of queries everywhere else.
+"""Attention at remapped distances: fused kernels on a GPU, otherwise blocks of queries.
 
-Knows no method, config or model; expects no padding.
+Does not depend on methods, configs or models, and expects no padding.
 """
 
 import warnings
@@ -16,20 +16,18 @@ from ropecli.attention.key_ranges import KeyRange, find_ranges
 from ropecli.attention.rotation import Rotation, RotationTable, computing_dtype
 from ropecli.rope import Positions, Remapping
 
-_SCORES_ON_CPU = 2**20
-"""Scores of a block: this number fits the cache."""
+_SCORES_ON_CPU, _SCORES_ELSEWHERE = 2**20, 2**25
+"""Scores per block. On a CPU they should fit into its cache."""
 
-_SCORES_ELSEWHERE = 2**25
-
-_FEWEST_QUERIES, _MOST_QUERIES = 16, 256
-"""Queries of a block: fewer are slow, however many keys they see; more compute more of what is masked."""
+_MIN_QUERIES, _MAX_QUERIES = 16, 256
+"""Queries per block: fewer are slow; more compute more scores that are masked anyway."""
 
 
 class BlockAttention:
-    """Attention as a remapping has it, for heads that arrive rotated at their own positions.
+    """Attention at the distances of a remapping, for heads already rotated to their own positions.
 
-    One serves all layers that rotate alike, and keeps the angles it has met. rotation: None for a remapping that
-    rotates nothing.
+    Layers with the same rotation share one instance, which caches the angles. rotation: None for a remapping that only
+    masks.
     """
 
     def __init__(self, remapping: Remapping, rotation: Rotation | None) -> None:
@@ -40,7 +38,7 @@ class BlockAttention:
             for positions in (branch.query, branch.key)
             if rotation and positions
         }
-        self._masks = lru_cache(maxsize=4)(partial(make_block_masks, remapping))  # the next layer asks for them again
+        self._masks = lru_cache(maxsize=4)(partial(make_block_masks, remapping))  # every layer uses the same masks
 
     def __call__(
         self,
@@ -56,12 +54,11 @@ class BlockAttention:
         last_block_alone: bool = False,
     ) -> Tensor:
         """query: shape (batch, heads, queries, head_dim); key: (batch, kv heads, keys, head_dim); value: (batch, kv
-        heads, keys, width), all of one device. Query i is at position first_query + i, key j at first_key + j.
+        heads, keys, width), all on one device. Query i is at position first_query + i, key j at first_key + j.
 
-        scaling: multiplies the scores. softcap: they become softcap·tanh(score/softcap). sinks: shape (heads,), scores
-        that take part in the softmax and have no value. Scores and sums are float32, or
-        float64 for such states. last_block_alone: see BlockLoop. Returns shape (batch, heads, queries, width), in
-        value's dtype.
+        scaling: multiplies the scores. softcap: scores become softcap·tanh(score/softcap). sinks: shape (heads,), extra
+        scores in the softmax, without values. Scores and sums are float32, or float64 for float64 inputs.
+        last_block_alone: see BlockLoop. Returns shape (batch, heads, queries, width), in value's dtype.
         """
         places = (first_query, query.shape[2], first_key, key.shape[2])
         ranges = find_ranges(self.remapping, *places)
@@ -73,14 +70,14 @@ class BlockAttention:
             except Exception as error:
                 if not is_failed_compilation(error):
                     raise
-                warnings.warn(f"Attention runs without fused kernels, slower: {error}", stacklevel=2)
+                warnings.warn(f"Attention runs without fused kernels, which is slower: {error}", stacklevel=2)
         batch, heads, queries, head_dim = query.shape
         kv_heads, keys = key.shape[1:3]
         group = heads // kv_heads
-        most = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
+        limit = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
         scores = group * int(sum(one.stop - one.first for one in ranges).max())
-        rows = min(queries, max(_FEWEST_QUERIES, min(_MOST_QUERIES, most // scores)))
-        units = max(1, most // max(rows * scores, keys * head_dim))  # of one token's block, its rotated keys are more
+        rows = min(queries, max(_MIN_QUERIES, min(_MAX_QUERIES, limit // scores)))
+        units = max(1, limit // max(rows * scores, keys * head_dim))  # with one query, the rotated keys are larger
         loop = BlockLoop(ranges, rows, scaling, softcap, last_block_alone)
         states = [query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)]
         if sinks is not None:
@@ -95,7 +92,7 @@ class BlockAttention:
     def _rotate(
         self, ranges: Sequence[KeyRange], query: Tensor, key: Tensor, first_query: int, first_key: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The queries and the keys as each branch has them. query, key: shape (..., tokens, head_dim)."""
+        """Yield the queries and keys rotated for each branch. query, key: shape (..., tokens, head_dim)."""
         for one in ranges:
             yield (
                 self._rotate_to(one.branch.query, query, first_query),

@@ -1,7 +1,7 @@
-"""Attention one block of queries after another, with one softmax over the keys of all branches.
+"""Attention over one block of queries at a time, with one softmax over the keys of all branches.
 
-Extra memory is O(block × keys), never O(n × n). The idea is of Rabe and Staats 2021 (arXiv:2112.05682). Heads arrive
-rotated. A unit is a head of keys, and the group of query heads that share it.
+Extra memory is O(block × keys), never O(n × n). Source: Rabe and Staats 2021 (arXiv:2112.05682). Heads are already
+rotated. A unit is a key head with the group of query heads that share it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +15,9 @@ from ropecli.attention.key_ranges import KeyRange
 
 
 class BlockLoop(NamedTuple):
-    """The loop of a BlockAttention over blocks of queries. ranges: the keys of each branch. rows: queries per block.
+    """Loop over blocks of queries. ranges: the keys of each branch. rows: queries per block.
 
-    last_alone: compute the last block alone, which sees the most keys, to estimate memory: each block takes the same.
+    last_alone: compute only the last block, which sees the most keys, to estimate memory.
     """
 
     ranges: Sequence[KeyRange]
@@ -27,7 +27,7 @@ class BlockLoop(NamedTuple):
     last_alone: bool = False
 
     def run(self, rotated: Iterable[tuple[Tensor, Tensor]], value: Tensor, *sinks: Tensor) -> Tensor:
-        """rotated: by branch, queries, shape (units, group, queries, head_dim), and keys, (units, keys, head_dim).
+        """rotated: per branch, queries, shape (units, group, queries, head_dim), and keys, (units, keys, head_dim).
 
         value: shape (units, keys, width). sinks: shape (units, group), if any. Returns shape (units, group, queries,
         width).
@@ -41,9 +41,9 @@ class BlockLoop(NamedTuple):
         return (slice(begin, min(begin + self.rows, queries)) for begin in begins)
 
     def pieces(self, block: slice, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Views of a block's part of the tensors: its queries by branch, the keys that they see, the values, the sinks.
+        """Views of a block's part of the tensors: per branch its queries, visible keys and values; then the sinks.
 
-        tensors: as _AllBlocks takes them.
+        tensors: see _AllBlocks.
         """
         count = len(self.ranges)
         queries, keys, (value, *sinks) = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
@@ -60,7 +60,9 @@ class BlockLoop(NamedTuple):
         count = len(self.ranges)
         queries, keys, values, sinks = (pieces[first : first + count] for first in range(0, 4 * count, count))
         units, group, rows, _ = queries[0].shape
-        with torch.autocast(queries[0].device.type, enabled=False):  # it would make the scores half precision
+        with torch.autocast(
+            queries[0].device.type, enabled=False
+        ):  # autocast would compute the scores in half precision
             columns = [self._scores(block, *one) for one in zip(self.ranges, queries, keys, strict=True)]
             columns += [one[..., None, None].expand(-1, -1, rows, 1) for one in sinks]
             scores = torch.cat(columns, -1)
@@ -76,22 +78,21 @@ class BlockLoop(NamedTuple):
         scores = torch.bmm(query.flatten(1, 2) * self.scaling, key.mT).view(units, group, rows, -1)
         if self.softcap:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        lowest = torch.finfo(scores.dtype).min  # not -inf: a row of nothing else would be NaN, and so its gradients
+        lowest = torch.finfo(scores.dtype).min  # not -inf: rows without visible keys, and their gradients, would be NaN
         for places, hidden in keys_of_branch.hidden(block):
             scores[..., places].masked_fill_(torch.tensor(hidden, device=scores.device), lowest)
         return scores
 
 
 class _AllBlocks(torch.autograd.Function):
-    """Attends block by block; the backward pass computes the scores of each block again.
+    """Attends block by block; the backward pass recomputes the scores of each block.
 
-    All tensors that are kept are allocated before the first block. Tensors kept from between blocks would fragment the
-    memory, with holes that add up to n × n.
+    Results and gradients are allocated before the first block. Allocating them between blocks would fragment memory.
     """
 
     @staticmethod
     def forward(ctx: Any, loop: BlockLoop, *tensors: Tensor) -> Tensor:
-        """tensors: the queries of every branch, then the keys of every branch, the values, and the sinks, if any."""
+        """tensors: the queries of all branches, the keys of all branches, the values, and the sinks, if any."""
         query, value = tensors[0], tensors[2 * len(loop.ranges)]
         ctx.loop = loop
         ctx.save_for_backward(*tensors)

@@ -1,4 +1,4 @@
-"""The keys that each query sees by each branch of a remapping, as indices; no tensors."""
+"""The range of keys that each query sees in each branch of a remapping, as indices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from ropecli.rope import Branch, Remapping
 
 @dataclass(frozen=True, eq=False)
 class KeyRange:
-    """The keys that each query sees by one branch. first, stop: shape (queries,), ascending."""
+    """The keys that each query sees in one branch. first, stop: shape (queries,), ascending."""
 
     branch: Branch
     first: np.ndarray
     stop: np.ndarray
 
     def keys(self, rows: slice) -> slice:
-        """The keys that any query of a block sees."""
+        """The keys that any query of the block sees."""
         return slice(int(self.first[rows][0]), int(self.stop[rows][-1]))
 
     def hidden(self, rows: slice) -> Iterator[tuple[slice, np.ndarray]]:
-        """The parts of keys(rows) that not all queries see: (places, shape (rows, places), true if hidden)."""
+        """Parts of keys(rows) that some queries do not see: (columns, mask (rows, columns), true if hidden)."""
         keys, firsts, stops = self.keys(rows), self.first[rows], self.stop[rows]
         begin, end = min(int(firsts[-1]), keys.stop), max(int(stops[0]), keys.start)
         yield slice(0, begin - keys.start), np.arange(keys.start, begin) < firsts[:, None]
@@ -29,7 +29,7 @@ class KeyRange:
 
 
 def find_ranges(remapping: Remapping, first_query: int, queries: int, first_key: int, keys: int) -> list[KeyRange]:
-    """The ranges of the branches by which any query sees a key."""
+    """The ranges of all branches in which any query sees a key."""
     positions = np.arange(first_query, first_query + queries)
     ranges = []
     for branch in remapping.branches:

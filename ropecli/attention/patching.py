@@ -1,7 +1,7 @@
-"""Patches a checkpoint or a live model, with the proof of a distance method.
+"""Patch a checkpoint or a live model, and prove a distance method.
 
-The proof of a distance method: rotating queries and keys further does what other positions in the model do
-(head_layout.py); and a short text, on which every method is plain attention, gives what the model gives without it.
+The proof of a distance method has two parts: rotating queries and keys further must equal other positions
+(head_layout.py), and a text too short for any distance to change must give the same output as without the method.
 """
 
 import copy
@@ -23,7 +23,7 @@ from ropecli.config.changes import diff
 from ropecli.config.saved_remapping import KEY, SavedRemapping, read_saved_remapping, write_saved_remapping
 from ropecli.errors import PatchError, ProofError
 from ropecli.live.proof import prove
-from ropecli.live.rotary import rotary_tables, turn_by, unpatched_after
+from ropecli.live.rotary import rotary_tables, rotate_by, unpatched_after
 from ropecli.live.stock_transformers import quiet_transformers, stock_config_of
 from ropecli.scaling.spec import ScaledRope
 
@@ -35,46 +35,46 @@ _SAME = 1e-4
 _SAME_IN_HALF = 5e-2
 """Allowed difference between two ways to compute an output, relative to its largest number."""
 _STILL = 1e-25
-"""Radians per token: less rotates nothing."""
+"""Radians per token; anything smaller does not rotate."""
 
 
 def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True, **options: Any) -> int:
-    """Writes the patched checkpoint; returns how many live rotary tables proved it (0 without `verify`).
+    """Write the patched checkpoint. Returns the number of rotary tables compared (0 without `verify`).
 
-    options: of write_patch. Raises OutputError, ProofError; then nothing is left behind.
+    options: passed to write_patch. Raises OutputError, ProofError; then the output is removed.
     """
     return write_patch(with_layout(plan), output, prove=prove if verify else None, **options)
 
 
 def with_layout(plan: PatchPlan) -> PatchPlan:
-    """The plan with what a distance method must know of the model: which dimensions of a head rotate.
+    """Add the layout of the rotary dimensions to the plan of a distance method.
 
-    It is found on a small model of the architecture with random weights, and proved there. A plan without such a
-    method, or one that knows it already, is given back as it is. Raises PatchError where the architecture does not
-    allow the method, OutputError where nothing temporary can be written.
+    The layout is found and proved on a small model of the architecture with random weights. Plans without such a
+    method, or with a known layout, are returned unchanged. Raises PatchError if the architecture does not support the
+    method, OutputError if no temporary file can be written.
     """
     saved = read_saved_remapping(plan.config)
     if saved is None or saved.rotary_start is not None:
         return plan
-    settled = _prove_on_small_model(stock_config_of(plan.config), saved)
+    complete = _prove_on_small_model(stock_config_of(plan.config), saved)
     config = copy.deepcopy(plan.config)
-    write_saved_remapping(config, settled)
+    write_saved_remapping(config, complete)
     return replace(plan, config=config, changes=tuple(diff(plan.source.config, config)))
 
 
 def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Patches a model in memory, by the ropes of a plan (plan.ropes), in place of any patch that it has.
+    """Patch a model in memory with the ropes of a plan (plan.ropes), replacing any earlier patch.
 
-    Methods that depend on the length follow it: every forward pass rotates by its own largest position, whatever
-    passes came before. Keys that lie in a KV cache keep the rotation they got. Distance methods are proved on
-    the spot. `unpatched_after` takes it back. Raises PatchError for layer types without a rope, for a model that does
-    not rotate by its tables, for DeepSeek's mscale_all_dim, which is not in the tables, and for an attention that a
-    distance method would not do right; the model is then as it was.
+    Methods that depend on the length use the largest position of each forward pass, independent of earlier passes. Keys
+    in a KV cache keep their rotation. Distance methods are proved on this model. `unpatched_after` removes the patch.
+    Raises PatchError for layer types without a rope, for a model that does not rotate by its tables, for DeepSeek's
+    mscale_all_dim, which is not in the tables, and for an attention that the distance method does not support. The
+    model is then unchanged.
     """
     saved = SavedRemapping.of(ropes.values())
     with unpatched_after(model) as undo:
         _remove_remapping(model)
-        turn_by(model, ropes)
+        rotate_by(model, ropes)
         if saved is not None:
             _set_remapping(model, saved, ropes)
         undo.pop_all()  # nothing failed, so the patch stays
@@ -83,13 +83,13 @@ def live_patch(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope])
 def _set_remapping(
     model: "PreTrainedModel", saved: SavedRemapping, ropes: Mapping[str | None, ScaledRope]
 ) -> SavedRemapping:
-    """Makes a model attend as `saved` says, in memory; returns it with the layout that was found.
+    """Set the attention of a distance method in memory. Returns `saved` with the layout of this model.
 
-    ropes: the ropes of the model's tables, by layer type; empty where its config's RoPE fields give them. Raises
-    PatchError where its architecture does not allow the method.
+    ropes: the ropes of the model's tables, by layer type; empty if the config's RoPE fields define them. Raises
+    PatchError if the architecture does not support the method.
     """
     layout = find_layout(model)
-    _set_attention(model, "eager")  # which leaves nothing out; transformers 5.20's sdpa knows no soft caps
+    _set_attention(model, "eager")  # transformers 5.20's sdpa ignores soft caps
     before = _output(model, saved)
     inv_freq = {label or "": rope.inv_freq.tolist() for label, rope in ropes.items()}
     complete = replace(saved, **layout._asdict(), inv_freq=inv_freq)
@@ -100,7 +100,7 @@ def _set_remapping(
 
 
 def _remove_remapping(model: "PreTrainedModel") -> None:
-    """Takes a distance method away from a model; nothing where it has none."""
+    """Remove the distance method of a model, if any."""
     config = model.config.get_text_config()
     if getattr(config, KEY, None) is not None:
         delattr(config, KEY)
@@ -113,29 +113,29 @@ def _set_attention(model: "PreTrainedModel", name: str) -> None:
 
 
 def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
-    """Has a small model of the architecture attend as `config` asks for, which stock transformers has read.
+    """Prove the method on a small model of the architecture. Returns `saved` with the layout.
 
-    Returns it with the layout that was found. Raises ProofError, PatchError, CheckpointError.
+    config: as read by stock transformers. Raises ProofError, PatchError, CheckpointError.
     """
     if config.get_text_config()._attn_implementation != saved.attention:
-        raise ProofError("Stock transformers does not take the attention that config.json asks for.")
+        raise ProofError("Stock transformers ignores the attention set in config.json.")
     model = make_small_model(config)
     _check_frequencies(model)
     return _set_remapping(model, saved, ropes={})
 
 
 def _check_frequencies(model: "PreTrainedModel") -> None:
-    """Raises ProofError unless the frequencies that the attention reads from the config are those of the model."""
+    """Raise ProofError if the frequencies that the attention reads from the config differ from the model's."""
     known = frequencies_of(model.config.get_text_config())
     for table in rotary_tables(model):
         own = known.get(table.layer_type or "", [])
         if len(own) != table.inv_freq.size or not np.allclose(own, table.inv_freq, rtol=_SAME, atol=_STILL):
-            raise ProofError(f"{table.name} rotates by other frequencies than its config's RoPE fields say.")
+            raise ProofError(f"{table.name}: its frequencies differ from those of the config's RoPE fields.")
 
 
 @torch.no_grad()
 def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
-    """The model's output (logits, if it has a head) for a text so short that the method changes no distance."""
+    """The model's output (logits, if it has a head) for a text too short for the method to change any distance."""
     embeddings: Any = model.get_input_embeddings()
     ids = torch.arange(_unchanged_length(saved), device=model.device)[None] * 7 % embeddings.weight.shape[0]
     with in_evaluation(model):
@@ -143,11 +143,11 @@ def _output(model: "PreTrainedModel", saved: SavedRemapping) -> torch.Tensor:
 
 
 def _unchanged_length(saved: SavedRemapping) -> int:
-    """Tokens up to which the method is plain attention, at most _TOKENS."""
+    """Number of tokens up to which the method changes no distance, at most _TOKENS."""
     at = np.arange(_TOKENS)
     distances = saved.remapping().distances(at, at)
-    plain = at[:, None] - at[None]
-    differs = ((distances != plain) & (plain >= 0)).any(axis=1)
+    standard = at[:, None] - at[None]
+    differs = ((distances != standard) & (standard >= 0)).any(axis=1)
     return int(differs.argmax()) if differs.any() else _TOKENS
 
 
@@ -156,6 +156,6 @@ def _compare(expected: torch.Tensor, found: torch.Tensor, saved: SavedRemapping)
     error = ((expected - found).abs().max() / expected.abs().max().clamp_min(1e-6)).item()
     if not error <= allowed:
         raise PatchError(
-            f"Where {saved.method} changes nothing, the model's output differs by {error:.2g} of the largest from "
-            "what it is without it: its attention does something that is not known here."
+            f"On a text too short for {saved.method} to change any distance, the output changes by {error:.2g} of its "
+            "largest value: the model's attention has a feature that is not supported."
         )

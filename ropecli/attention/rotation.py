@@ -1,7 +1,7 @@
-"""Rotates heads further, to other positions, as the model rotates them.
+"""Rotate heads further, to other positions.
 
-Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2: pair i of a head at position p is rotated by p·θ_i. Two
-rotations one after the other are one by the sum of their positions: a head at n rotated by ρ - n is one at ρ.
+Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2: pair i of a head at position p is rotated by p·θ_i. Rotations
+add up, so rotating a head at position n by ρ - n moves it to position ρ.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from ropecli.rope import Positions
 class Rotation:
     """The rotation of a model's heads.
 
-    inv_freq: shape (pairs,), float64, radians per token. start: the first dimension of a head that rotates. neighbours:
-    pair i is dimensions (2i, 2i + 1) of what rotates, in place of (i, i + pairs).
+    inv_freq: shape (pairs,), float64, radians per token. start: first rotary dimension of a head. neighbours: pair i is
+    rotary dimensions (2i, 2i + 1) instead of (i, i + pairs).
     """
 
     inv_freq: np.ndarray
@@ -26,18 +26,18 @@ class Rotation:
     neighbours: bool = False
 
     def rotate(self, states: Tensor, by: np.ndarray) -> Tensor:
-        """states: shape (..., tokens, head_dim). by: shape (tokens,), float64, positions to add to each token's."""
+        """states: shape (..., tokens, head_dim). by: shape (tokens,), float64, positions to add for each token."""
         return self.apply(states, *self.cos_sin(by, states.device, computing_dtype(states)))
 
     def cos_sin(self, by: np.ndarray, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Each of shape (tokens, pairs). Angles are float64, whatever the dtype: float32 is 1e-3 off beyond 16,384."""
+        """Cos and sin, shape (tokens, pairs). Angles are float64: float32 is 1e-3 off beyond position 16,384."""
         angles = np.asarray(by, dtype=np.float64)[:, None] * self.inv_freq
-        with torch.inference_mode(False):  # what a pass for inference made could not be used in training afterwards
+        with torch.inference_mode(False):  # tensors made in inference mode could not be used in training later
             cos, sin = (torch.tensor(values, device=device, dtype=dtype) for values in (np.cos(angles), np.sin(angles)))
         return cos, sin
 
     def apply(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """states: as in rotate. Half precision is rotated in float32; the result has the states' dtype."""
+        """states: see rotate. Half precision is rotated in float32; the result has the states' dtype."""
         stop = self.start + 2 * len(self.inv_freq)
         rotating = states[..., self.start : stop].to(cos.dtype)
         if self.neighbours:
@@ -50,12 +50,12 @@ class Rotation:
 
 
 def computing_dtype(states: Tensor) -> torch.dtype:
-    """float64 for such states, float32 for all others."""
+    """float64 for float64 states, float32 for all others."""
     return torch.float64 if states.dtype == torch.float64 else torch.float32
 
 
 class RotationTable:
-    """Rotates heads from each position p further, to positions(p); keeps the angles for the next layer and token."""
+    """Rotates heads from each position p to positions(p). Caches the angles for the next layer and token."""
 
     def __init__(self, rotation: Rotation, positions: Positions) -> None:
         self._rotation = rotation
@@ -63,14 +63,14 @@ class RotationTable:
         self._known: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def rotate(self, states: Tensor, first: int) -> Tensor:
-        """states: shape (..., tokens, head_dim), at contiguous positions from `first` on."""
+        """states: shape (..., tokens, head_dim), at consecutive positions starting at `first`."""
         stop = first + states.shape[-2]
         kind = (states.device, computing_dtype(states))
         known = self._known.get(kind)
         if known is None or len(known[0]) < stop:
-            at = np.arange(1 << int(stop - 1).bit_length())  # rarely computed again while a text grows token by token
+            at = np.arange(1 << int(stop - 1).bit_length())  # a power of two, so that generation rarely recomputes it
             known = self._rotation.cos_sin(self._positions(at) - at, *kind)
-            if type(states) is Tensor:  # those of a memory plan have no values to keep
+            if type(states) is Tensor:  # the fake tensors of a memory plan have no values to cache
                 self._known[kind] = known
         cos, sin = known
         return self._rotation.apply(states, cos[first:stop], sin[first:stop])

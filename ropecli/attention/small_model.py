@@ -1,7 +1,7 @@
-"""A small model with the attention of a large one: what is proved of how its heads rotate holds for the large one too.
+"""Build a small model with the attention of a large one, so that proofs about its heads also hold for the large one.
 
-Keeps what the attention depends on: the width, the heads, their norms, the RoPE fields, one layer of each kind. Shrinks
-the vocabulary, the feed-forward parts, the experts and the number of layers.
+Keeps everything that affects the attention: width, heads, norms, RoPE fields, one layer of each kind. Shrinks the
+vocabulary, the feed-forward parts, the experts and the number of layers.
 """
 
 import copy
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _VOCABULARY = 128
 _WIDTH = 64  # of feed-forward parts
-_FEW = 4  # layers, which are all kept
+_MAX_LAYERS = 4  # models with at most this many layers keep all of them
 _SEED = 0
-# a norm whose weights are all 1 commutes with a rotation, and so hides itself
+# a norm with all weights equal to 1 commutes with the rotation, so the proof would not detect it
 _NOISE = 0.3
 _VOCABULARIES = {"vocab_size", "vocab_size_per_layer_input", "padded_vocab_size"}
 _FEED_FORWARD = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
@@ -30,21 +30,21 @@ _AT_MOST = {
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "zero_expert_num"), 2),
     **dict.fromkeys(("moe_top_k", "moe_topk", "moe_k", "top_k_experts"), 2),
-    # groups of experts, and the layers before the first that has any
+    # groups of experts, and the number of dense layers before the first with experts
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
 }
-# of other parts than the text's, which a model cannot be built without
+# vision and audio parts, without which some models cannot be built
 _OTHER_LAYERS = dict.fromkeys(("num_hidden_layers", "num_blocks", "encoder_layers", "depth", "num_global_layers"), 2)
-# fields that name layers by their numbers
+# suffixes of fields that list layers by index
 _INDICES = ("layer_ids", "layer_indices", "_idxs", "only_layers")
 
 
 def make_small_model(config: Any) -> "PreTrainedModel":
-    """A model of the same architecture and head geometry with random weights, in float32, on the CPU.
+    """Build a model of the same architecture and head geometry with random weights, in float32, on the CPU.
 
-    config: as transformers' AutoConfig reads it; it is left as it is. Of a model with other parts than text the text
-    part alone, where that is a model by itself. No weight is zero or the same as all its neighbours, so that nothing
-    commutes with a rotation by accident. Raises CheckpointError where transformers does not build it.
+    config: as read by transformers' AutoConfig; it is not changed. Multimodal models are reduced to their text model if
+    it can be built separately. No weight is constant, so that nothing commutes with a rotation by accident. Raises
+    CheckpointError if transformers cannot build it.
     """
     from transformers import AutoModelForCausalLM
 
@@ -53,10 +53,10 @@ def make_small_model(config: Any) -> "PreTrainedModel":
     config = text if type(text) in AutoModelForCausalLM._model_mapping else config
     _shrink(config)
     kinds = _kinds(_build(config, "meta"))
-    kept = [index for index, kind in enumerate(kinds) if len(kinds) <= _FEW or kind not in kinds[:index]]
+    kept = [index for index, kind in enumerate(kinds) if len(kinds) <= _MAX_LAYERS or kind not in kinds[:index]]
     small = _cut(config, kept, len(kinds))
     if _kinds(_build(small, "meta")) != [kinds[index] for index in kept]:
-        # some count their layers: every fourth, the first ten
+        # some models choose layer kinds by index: every fourth, the first ten
         small = _cut(config, list(range(kept[-1] + 1)), len(kinds))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
@@ -66,7 +66,7 @@ def make_small_model(config: Any) -> "PreTrainedModel":
 
 
 def _shrink(config: Any) -> None:
-    """Everything but the number of layers; and that too, of parts that are not the text's."""
+    """Shrink everything except the number of text layers."""
     text = config.get_text_config()
     for key in config.sub_configs:
         if (part := getattr(config, key, None)) is not None:
@@ -76,7 +76,7 @@ def _shrink(config: Any) -> None:
         del config.quantization_config
 
 
-def _shrink_fields(config: Any, most: dict[str, int]) -> None:
+def _shrink_fields(config: Any, limits: dict[str, int]) -> None:
     for key, value in list(vars(config).items()):
         if key in _VOCABULARIES:
             setattr(config, key, _VOCABULARY)
@@ -84,20 +84,20 @@ def _shrink_fields(config: Any, most: dict[str, int]) -> None:
             setattr(config, key, _each(value, lambda _: _VOCABULARY - 1))
         elif any(part in key for part in _FEED_FORWARD):
             setattr(config, key, _each(value, partial(min, _WIDTH)))
-    for key, limit in most.items():  # by whichever name the config keeps it
+    for key, limit in limits.items():  # under any attribute name
         if (value := getattr(config, key, None)) is not None:
             setattr(config, key, _each(value, partial(min, limit)))
 
 
 def _each(value: Any, change: Callable[[int], int]) -> Any:
-    """change(value) of a whole number, and of those in a list."""
+    """Apply `change` to an integer, or to the integers in a list."""
     if isinstance(value, list | tuple):
         return type(value)(_each(one, change) for one in value)
     return change(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _cut(config: Any, kept: list[int], layers: int) -> Any:
-    """A copy with the layers `kept` alone, of `layers`; its lists of layers in step. Raises CheckpointError."""
+    """A copy with only the layers `kept` out of `layers`, per-layer lists included. Raises CheckpointError."""
     config = copy.deepcopy(config)
     if len(kept) == layers:
         return config
@@ -105,7 +105,7 @@ def _cut(config: Any, kept: list[int], layers: int) -> Any:
     fields = {key: value for key, value in vars(text).items() if not key.startswith("_")}
     counts = [key for key, value in fields.items() if "layer" in key and type(value) is int and value == layers]
     if not counts:
-        raise CheckpointError(f"No field of {type(text).__name__} says that the model has {layers} layers.")
+        raise CheckpointError(f"No field of {type(text).__name__} holds the number of layers, {layers}.")
     for key, value in fields.items():
         if key in counts:
             setattr(text, key, len(kept))
@@ -126,16 +126,18 @@ def _build(config: Any, device: str) -> "PreTrainedModel":
             return AutoModelForCausalLM.from_config(
                 copy.deepcopy(config), trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
             ).eval()
-    except Exception as error:  # config classes raise what they like
-        raise CheckpointError(f"transformers does not build a small model of this kind: {reason_of(error)}") from error
+    except Exception as error:  # config classes raise many kinds of errors
+        raise CheckpointError(
+            f"transformers cannot build a small model of this architecture: {reason_of(error)}"
+        ) from error
 
 
 def _kinds(model: "PreTrainedModel") -> list[Any]:
-    """Layers are of one kind where their modules and parameters are the same, and all that these note of themselves."""
+    """The kind of each layer: its modules, their attributes, and the shapes of its parameters."""
     return [
         (
             tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters()),
-            tuple((name, type(module), _notes(module)) for name, module in layer.named_modules()),
+            tuple((name, type(module), _attributes(module)) for name, module in layer.named_modules()),
         )
         for layer in _layers_of(model)
     ]
@@ -143,10 +145,10 @@ def _kinds(model: "PreTrainedModel") -> list[Any]:
 
 def _layers_of(model: "PreTrainedModel") -> nn.ModuleList:
     """The decoder's layers. Raises CheckpointError."""
-    # some types take their head for the decoder
+    # some model types return their LM head from get_decoder
     lists = _lists(model.get_decoder()) or _lists(model)
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    # where a layer is counted more than once, the longest list of modules is that of the layers
+    # if the count does not match (shared layers), the longest module list is the layers
     found = next((one for one in lists if len(one) == count), None) or max(lists, key=len, default=None)
     if found is None:
         raise CheckpointError(f"{type(model).__name__} has no list of layers.")
@@ -157,9 +159,11 @@ def _lists(module: nn.Module) -> list[nn.ModuleList]:
     return [part for part in module.modules() if isinstance(part, nn.ModuleList)]
 
 
-def _notes(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """The plain values that a module keeps, as its layer type and whether it rotates (0 or 1, in some). Of other
-    numbers only that they are there: a sliding window, or the layer's own number, which is another in each."""
+def _attributes(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """Attributes of a module that distinguish kinds of layers, such as its layer type or whether it rotates (0 or 1).
+
+    Only the type of other numbers is kept, because some, such as the layer's index, differ in every layer.
+    """
     return tuple(
         (key, type(value) if isinstance(value, int | float) and value not in (0, 1) else value)
         for key, value in sorted(vars(module).items())
@@ -169,7 +173,7 @@ def _notes(module: nn.Module) -> tuple[tuple[str, Any], ...]:
 
 @torch.no_grad()
 def _perturb(model: "PreTrainedModel") -> None:
-    """Vectors and whatever was filled with one number are made uneven; matrices are random as they were built."""
+    """Add noise to vectors and constant parameters. Matrices are random already."""
     numbers = torch.Generator().manual_seed(_SEED)
     for parameter in model.parameters():
         if parameter.ndim < 2 or parameter.min() == parameter.max():

@@ -1,1 +1,1 @@
-"""Perplexity at many lengths, by named protocols."""
+"""Evaluation: perplexity at several lengths by named protocols, and retrieval tasks."""

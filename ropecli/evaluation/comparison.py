@@ -1,4 +1,4 @@
-"""Compares scaling methods and factors on one model: the weights are loaded once, each method is patched in memory."""
+"""Compare scaling methods and factors on one model, loaded once and patched in memory for each of them."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec | None]) -> list[PatchPlan | None]:
-    """A plan each, `none` once whatever the factors; None for the checkpoint as it is. Raises MethodError."""
+    """One plan per distinct spec; None for the unchanged checkpoint. `none` appears once. Raises MethodError."""
     wanted: list[ScalingSpec | None] = []
     for spec in specs:
         spec = make_spec("none") if spec and spec.method.name == "none" else spec
@@ -28,7 +28,7 @@ def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec | None])
 
 
 def plan_varies_with_length(plan: PatchPlan) -> bool:
-    """Whether any of the plan's ropes has other frequencies at other lengths."""
+    """Return whether the frequencies of any rope in the plan depend on the length."""
     return any(varies_with_length(rope) for rope in plan.ropes.values())
 
 
@@ -41,10 +41,10 @@ def compare_methods(
     part: str = "",
     **options: Any,
 ) -> list[list[LengthResult]]:
-    """Results by length for each plan, in the plans' order. None measures the model as it is.
+    """Measure perplexity for each plan. Returns one list of results by length per plan, in the plans' order.
 
-    part, options: of evaluate_perplexity; each plan is a part of its own. Raises PatchError for a plan that the model
-    does not allow, before anything is measured.
+    plans: None is the unchanged model. part, options: passed to evaluate_perplexity; the plan's index is added to
+    `part`. Raises PatchError if the model does not support one of the plans, before anything is measured.
     """
     for patch in filter(None, plans):
         with unpatched_after(model):

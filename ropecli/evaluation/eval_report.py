@@ -1,4 +1,4 @@
-"""The reports of evaluations: everything that a table or a figure needs. Plain JSON on disk."""
+"""Reports of evaluations, stored as JSON: everything that a table or figure needs."""
 
 import json
 import platform
@@ -28,11 +28,11 @@ def environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class BaseReport:
-    """What every report of an evaluation holds: the checkpoint, its scaling, the data and the machine.
+    """The fields that all reports share: checkpoint, scaling, data and machine.
 
-    digest: of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether the model was patched
-    in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data. command: what made
-    the report, word by word.
+    digest: digest of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether the model was
+    patched in memory. original_max_position_embeddings: the pretraining length, tokens. source: the data. command: the
+    command line, as a list of arguments.
     """
 
     checkpoint: str
@@ -57,11 +57,11 @@ class BaseReport:
 
 @dataclass(frozen=True)
 class EvalReport(BaseReport):
-    """One model's perplexity by length, with the protocol, the data and the versions that gave it.
+    """One model's perplexity by length, with its protocol, data and library versions.
 
-    settings: the protocol's stride and targets, and how the passes were made. fingerprint: sha256 of the token ids
-    read. too_short: documents left out. baseline: the same of another checkpoint on the same documents; headlines: what
-    follows from the two.
+    settings: the protocol's stride and targets, and the options of the passes. fingerprint: sha256 of the token ids.
+    too_short: number of documents skipped. baseline: the report of another checkpoint on the same documents. headlines:
+    comparisons with the baseline.
     """
 
     protocol: str
@@ -79,12 +79,12 @@ class EvalReport(BaseReport):
 
 @dataclass(frozen=True)
 class RetrievalCell:
-    """Keys looked for at one length and depth. trials: prompts. hits: of these, how many gave the true key.
+    """The trials at one length and depth. trials: number of prompts. hits: number of correct answers.
 
-    depth: where the key stood, 0 for the beginning of the text, 1 for its end. found: the hits trial by trial; the
-    prompts of two reports with one fingerprint are the same, and can be paired. margin: mean log-probability of the
-    true key less the best other candidate's, nats; rank: mean place of the true key among the candidates, 1 the first;
-    both None where the answer was generated.
+    depth: position of the key in the text, 0 (beginning) to 1 (end). found: whether each trial was a hit; trials of two
+    reports with the same fingerprint can be paired. margin: log-probability of the true key minus that of the best
+    other candidate, mean, nats. rank: rank of the true key among the candidates, mean, 1 is best. margin and rank are
+    None in the mode `generate`.
     """
 
     length: TokenCount
@@ -102,10 +102,10 @@ class RetrievalCell:
 
 @dataclass(frozen=True)
 class RetrievalReport(BaseReport):
-    """How often a model finds a key in a long text. task: passkey or needle. mode: generate or rank.
+    """Accuracy of retrieving a key from a long text. task: passkey or needle. mode: generate or rank.
 
-    settings: the needle, the question, the number of keys and candidates, the seed. fingerprint: sha256 of all prompts
-    and true keys. chance: accuracy of a guess.
+    settings: needle, question, number of keys and candidates, seed. fingerprint: sha256 of all prompts and true keys.
+    chance: accuracy of random guessing.
     """
 
     task: str
@@ -120,6 +120,6 @@ class RetrievalReport(BaseReport):
 
 
 def write_report(path: Path, value: Any) -> None:
-    """Writes JSON, whole or not at all. Raises OutputError."""
+    """Write JSON atomically. Raises OutputError."""
     with new_file(path) as partial:
         partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")

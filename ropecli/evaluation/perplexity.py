@@ -1,4 +1,4 @@
-"""Perplexity at several lengths by a named protocol; protocols.py says what each reads and scores."""
+"""Perplexity at several lengths by a named protocol (see protocols.py)."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,15 +37,15 @@ def evaluate_perplexity(
     advance: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda message: None,
 ) -> list[LengthResult]:
-    """One result per length over the documents. `prefix` and `tail` need max(lengths) tokens of each document.
+    """Measure perplexity at each length. `prefix` and `tail` require max(lengths) tokens of each document.
 
-    switching: whether a patch in memory makes the frequencies follow the length, so that each length needs its own
-    pass; the model's own tables are checked in any case. chunk: tokens that the model reads at once, with earlier ones
-    in its KV cache; None for all. batch_size: windows in one pass. progress, part: saves scored documents, which are
-    not scored again. workers: the processes that share the documents. advance: called after each document and pass,
-    see `count_passes`. say: called with warnings.
+    switching: whether a patch in memory makes the frequencies depend on the length, so that each length requires its
+    own pass; the model's own tables are always checked. chunk: tokens per forward pass, with earlier ones in the KV
+    cache; None for all. batch_size: windows per pass. progress, part: where scored documents are saved; saved documents
+    are not scored again. workers: the processes that share the documents. advance: called after each pass over a
+    document, see `count_passes`. say: called with warnings.
 
-    Raises DataError for what does not fit, RopecliError for a loss that is not finite.
+    Raises DataError for documents or settings that do not fit, RopecliError for a loss that is not finite.
     """
     lengths = sorted(set(lengths))
     protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
@@ -54,14 +54,14 @@ def evaluate_perplexity(
         raise DataError(f"batch_size is {batch_size} and chunk {chunk}; each must be at least 1.")
     _check_documents(model, documents, lengths[-1], protocol)
     if protocol.name == "yarn" and lengths[0] <= YARN_STRIDE:
-        say(f"At {lengths[0]} tokens the protocol yarn skips tokens between its windows, as YaRN's script does.")
+        say(f"At {lengths[0]} tokens the protocol yarn skips tokens between windows, as YaRN's script does.")
     progress = EvalProgress() if progress is None else progress
     meter = _Meter(model, documents, lengths, protocol, switching, batch_size)
     workers = workers or Workers()
-    mine = workers.share(range(len(documents.kept)))
+    own = workers.share(range(len(documents.kept)))
     done = {index: tallies for index, tallies in progress.of(part).items() if sorted(tallies) == lengths}
-    todo = [index for index in mine if index not in done]
-    for _ in range(count_passes(lengths, len(mine) - len(todo), protocol, meter.switching)):
+    todo = [index for index in own if index not in done]
+    for _ in range(count_passes(lengths, len(own) - len(todo), protocol, meter.switching)):
         advance()
     if chunk is not None and todo:
         meter.read_by_chunks(chunk, say)
@@ -70,7 +70,7 @@ def evaluate_perplexity(
         for index, tallies in zip(batch, meter.measure(batch, advance), strict=True):
             progress.add(part, index, tallies)
     done = progress.of(part)
-    measured = workers.gather({index: done[index] for index in mine})
+    measured = workers.gather({index: done[index] for index in own})
     names = [document.name for document in documents.kept]
     by_document = [measured[index] for index in range(len(names))]
     by_windows = protocol.name == "yarn"
@@ -81,12 +81,12 @@ def evaluate_perplexity(
 
 
 def count_passes(lengths: Sequence[int], documents: int, protocol: Protocol, switching: bool) -> int:
-    """How often `advance` is called."""
+    """Return how many times `advance` is called."""
     return documents * (1 if protocol.name == "prefix" and not switching else len(set(lengths)))
 
 
 class _Meter:
-    """Measures documents with one model and one evaluation's settings."""
+    """Measures documents with one model and one set of settings."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class _Meter:
         self.device = model.device
         self.score = TokenScorer(model)
         tables = rotary_tables(model)
-        self.remembering = tables if switches_with_length(tables, lengths[-1]) else []
-        self.switching = switching or bool(self.remembering)
+        self.dynamic_tables = tables if switches_with_length(tables, lengths[-1]) else []
+        self.switching = switching or bool(self.dynamic_tables)
         self.one_pass = protocol.name == "prefix" and not self.switching
 
     def read_by_chunks(self, chunk: int, say: Callable[[str], None]) -> None:
-        """Reads in chunks from now on, if that gives the same losses for the longest document."""
+        """Read in chunks from now on if that gives the same losses on the longest document."""
         longest = max(self.documents.kept, key=lambda document: len(document.ids))
         ids = torch.from_numpy(longest.ids[: self.lengths[-1]])[None].to(self.device)
         if ids.shape[1] <= chunk:
@@ -122,7 +122,7 @@ class _Meter:
         say(one_pass_message(chunk, switching=self.switching))
 
     def measure(self, batch: list[int], advance: Callable[[], None]) -> list[Tallies]:
-        """The tallies of some documents, by length."""
+        """Measure a batch of documents. Returns tallies by length for each."""
         documents = [self.documents.kept[index] for index in batch]
         tallies: list[Tallies] = [{} for _ in batch]
         for length in self.lengths[-1:] if self.one_pass else self.lengths:
@@ -133,7 +133,7 @@ class _Meter:
         return tallies
 
     def _pass(self, documents: list[Document], length: int) -> list[Tallies]:
-        """The tallies from reading some documents at one length: of that length, or of all if one pass serves all."""
+        """Read documents at one length. Returns tallies of that length, or of all lengths if one pass serves all."""
         served = self.lengths if self.one_pass else [length]
         tallies = [{one: Tally() for one in served} for _ in documents]
         reset_peak(self.device)
@@ -154,38 +154,38 @@ class _Meter:
         return tallies
 
     def _score(self, windows: list[Window]) -> Iterator[np.ndarray]:
-        """The targets' losses of windows of the same shape, nats, float64."""
-        reset_tables(self.remembering)
+        """Losses of the targets of windows of equal shape, nats, float64."""
+        reset_tables(self.dynamic_tables)
         ids = torch.from_numpy(np.stack([window.ids for window in windows])).to(self.device)
-        most = max(window.targets for window in windows)
+        targets = max(window.targets for window in windows)
         with within_memory(*ids.shape):
-            losses = self.score(ids, most, windows[0].reads_last).double().cpu().numpy()
+            losses = self.score(ids, targets, windows[0].reads_last).double().cpu().numpy()
         for window, nll in zip(windows, losses, strict=True):
-            yield nll[most - window.targets :]
+            yield nll[targets - window.targets :]
 
 
 def _enter(tallies: Tallies, window: Window, nll: np.ndarray, document: Document) -> None:
-    """Adds one window's losses to its document's tallies, of all lengths where the window serves them all."""
+    """Add one window's losses to its document's tallies; a window may serve several lengths."""
     first = len(window.ids) - window.targets
     for length, tally in tallies.items():
-        # a window that serves several lengths is the document's own beginning
+        # a window that serves several lengths begins at the document's beginning
         own = nll if len(tallies) == 1 else nll[: length - first]
         stop = window.stop if len(tallies) == 1 else length
         tally.add(own, first, document.bytes_of(stop - len(own), stop))
         tally.read += window.read
 
 
-def _alike(windows: Iterable[tuple[int, Window]], most: int) -> Iterator[list[tuple[int, Window]]]:
-    """Batches of up to `most` windows that have the same number of tokens."""
+def _alike(windows: Iterable[tuple[int, Window]], size: int) -> Iterator[list[tuple[int, Window]]]:
+    """Batches of up to `size` windows with equal numbers of tokens."""
     for _, same in groupby(windows, key=lambda pair: (len(pair[1].ids), pair[1].read)):
-        while batch := list(islice(same, most)):
+        while batch := list(islice(same, size)):
             yield batch
 
 
 def _check_documents(model: "PreTrainedModel", documents: Documents, longest: int, protocol: Protocol) -> None:
     shortest = min(len(document.ids) for document in documents.kept)
     if shortest < longest and not protocol.reads_whole_documents:
-        raise DataError(f"A document has {shortest} tokens, and the longest length is {longest}.")
+        raise DataError(f"A document has {shortest} tokens, but the longest length is {longest}.")
     cut = None if protocol.reads_whole_documents else longest
     largest = max(int(document.ids[:cut].max(initial=0)) for document in documents.kept)
     if (inserted := protocol.inserted(documents.special)) is not None:

@@ -1,4 +1,4 @@
-"""Shares the documents of an evaluation between processes started by `accelerate launch` or torchrun."""
+"""Share the documents of an evaluation among processes started by `accelerate launch` or torchrun."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ from ropecli.errors import RopecliError, reason_of
 
 _T = TypeVar("_T")
 _PATIENCE = timedelta(days=7)
-"""How long a finished process waits for the others, whose documents may be longer."""
-# How gloo and NCCL report a connection that broke. gloo's own faults read "[enforce fail at ...", and do not match.
+"""Timeout of a finished process that waits for the others."""
+# How gloo and NCCL report a broken connection. gloo's internal errors ("[enforce fail at ...") do not match.
 _BROKEN = re.compile(r"\[\S*gloo/transport/\S+\] (?P<gloo>[^\n]+?)(\. |\n|$)|(?P<nccl>ncclRemoteError[^\n]*)")
 
 
 @dataclass(frozen=True)
 class Workers:
-    """rank: of this process; only rank 0 prints and writes the result. count: number of processes."""
+    """rank: rank of this process; only rank 0 prints and writes results. count: number of processes."""
 
     rank: int = 0
     count: int = 1
@@ -30,17 +30,17 @@ class Workers:
         return self.rank == 0
 
     def share(self, items: Sequence[_T]) -> list[_T]:
-        """This process's part of the items."""
+        """Return this process's part of the items."""
         return list(items[self.rank :: self.count])
 
     def gather(self, items: dict[int, Any]) -> dict[int, Any]:
-        """The items of all processes, in each process."""
+        """Return the items of all processes, in each process."""
         if self.count == 1:
             return items
         from torch import distributed
 
         arrived = distributed.barrier(async_op=True)
-        while not arrived.is_completed():  # a blocking wait would hold signals back until the others are done
+        while not arrived.is_completed():  # a blocking wait would delay signals until the others are done
             time.sleep(0.05)
         arrived.wait()
         found: list[Any] = [None] * self.count
@@ -49,9 +49,9 @@ class Workers:
 
 
 def join_workers() -> Workers:
-    """Joins the other processes of this launch, if there are any.
+    """Join the other processes of this launch, if any.
 
-    Uses gloo on GPUs too, since only a few Python objects are exchanged.
+    Uses gloo on GPUs too: only a few Python objects are exchanged.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Workers()
@@ -64,19 +64,20 @@ def join_workers() -> Workers:
 
 @contextlib.contextmanager
 def among_processes(remedy: str) -> Iterator[None]:
-    """Raises RopecliError, ending with the `remedy`, if another process of this launch ended or does not answer."""
+    """Raise RopecliError if another process of this launch exits or does not respond. remedy: ends the message."""
     try:
         yield
     except RuntimeError as error:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and (reason := _lost(error)):
             raise RopecliError(
-                f"Another process of this run ended or does not answer: {reason}. Its own output may say why. {remedy}"
+                f"Another process of this run exited or does not respond: {reason}. Its output may show the cause. "
+                f"{remedy}"
             ) from error
         raise
 
 
 def _lost(error: RuntimeError) -> str | None:
-    """The network's error about another process; None for any other error."""
+    """Return the network error about another process; None for any other error."""
     from torch import distributed
 
     if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):

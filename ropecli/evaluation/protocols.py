@@ -1,6 +1,6 @@
-"""The protocols: which windows of a document the model reads, and which of their tokens are scored. No model.
+"""Protocols: which windows of a document the model reads, and which tokens are scored.
 
-What each is for, and its formula: protocol_descriptions.py.
+protocol_descriptions.py describes each and gives its formula.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ YARN_STRIDE = 256
 
 @dataclass(frozen=True)
 class Window:
-    """One stretch of a document as the model reads it.
+    """One span of a document.
 
-    ids: shape (tokens,), int64. targets: how many of its last tokens are scored. stop: where in the document the last
-    of them ends. reads_last: whether the model reads the last token too, which tells nothing of the targets.
+    ids: shape (tokens,), int64. targets: number of scored tokens, the last ones. stop: position in the document after
+    the last scored token. reads_last: whether the model also reads the last token, which no target depends on.
     """
 
     ids: np.ndarray
@@ -30,16 +30,16 @@ class Window:
 
     @property
     def read(self) -> int:
-        """How many of ids the model reads."""
+        """Number of tokens that the model reads."""
         return len(self.ids) if self.reads_last else len(self.ids) - 1
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A protocol with its settings. Raises DataError for an unknown name, and for a setting of another protocol.
+    """A protocol with its settings. Raises DataError for an unknown name or a setting of another protocol.
 
-    stride: of `sliding`, tokens; half of each length unless given. targets: of `tail`, tokens scored per document;
-    half the shortest length unless given.
+    stride: tokens between the windows of `sliding`; default: half of each length. targets: tokens that `tail` scores
+    per document; default: half the shortest length.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Protocol:
             raise DataError(f"Unknown protocol {self.name!r}. Known: {', '.join(PROTOCOLS)}.{hint}")
         for key, owner in (("stride", "sliding"), ("targets", "tail")):
             if getattr(self, key) is not None and self.name != owner:
-                raise DataError(f"{key} is for the protocol {owner}; {self.name} has none.")
+                raise DataError(f"{key} applies only to the protocol {owner}, not to {self.name}.")
 
     @property
     def reads_whole_documents(self) -> bool:
@@ -60,11 +60,11 @@ class Protocol:
 
     @property
     def scores_the_same_tokens(self) -> bool:
-        """Whether every length scores the same tokens, so that lengths may be compared with each other."""
+        """Whether every length scores the same tokens, so that lengths can be compared with each other."""
         return self.name in ("tail", "sliding", "disjoint")
 
     def inserted(self, special: SpecialTokens) -> int | None:
-        """The token that the protocol itself puts before a text, where the tokenizer has one for that."""
+        """The token that the protocol puts before a text; None if it adds none or the tokenizer has none."""
         if self.name == "yarn":
             return special.bos
         if self.name == "disjoint":
@@ -72,24 +72,23 @@ class Protocol:
         return None
 
     def settled(self, lengths: list[int], special: SpecialTokens) -> "Protocol":
-        """With what is worked out from the lengths, tokens, ascending. Raises DataError for what does not fit them."""
+        """Return the protocol with stride and targets set. lengths: ascending. Raises DataError if they do not fit."""
         begun = 1 if self.name in ("disjoint", "yarn") else special.first_scored
         if not lengths or lengths[0] <= begun:
             raise DataError(
-                f"The lengths are {lengths}; each must be at least {begun + 1} tokens, of which the last can be scored."
+                f"The lengths are {lengths}; expected at least {begun + 1} tokens, so that one can be scored."
             )
         room = lengths[0] - begun
         half = lengths[0] // 2
         stride = half if self.name == "sliding" and self.stride is None else self.stride
         targets = half if self.name == "tail" and self.targets is None else self.targets
-        for value, what in ((stride, "a stride of {} tokens does"), (targets, "{} target tokens do")):
+        for value, what in ((stride, "A stride of {} tokens does"), (targets, "{} target tokens do")):
             if value is not None and not 0 < value <= room:
-                shortest = f"the shortest length, {lengths[0]} tokens, must exceed"
-                raise DataError(f"{what.format(value).capitalize()} not fit: {shortest} that by {lengths[0] - room}.")
+                raise DataError(f"{what.format(value)} not fit length {lengths[0]}; expected 1 to {room} tokens.")
         return Protocol(self.name, self.stride, targets)
 
     def windows(self, document: Document, special: SpecialTokens, length: int, longest: int) -> Iterator[Window]:
-        """The windows of one document for one length, of which `longest` is the largest to be measured."""
+        """The windows of one document at one length. longest: the longest length of the evaluation."""
         match self.name:
             case "prefix":
                 yield Window(document.ids[:length], length - special.first_scored, length)
@@ -116,7 +115,9 @@ def _sliding(ids: np.ndarray, special: SpecialTokens, length: int, stride: int) 
 
 def _disjoint(special: SpecialTokens, ids: np.ndarray, length: int, first: int | None) -> Iterator[Window]:
     if first is None:
-        raise DataError("The protocol disjoint scores the first token too; this tokenizer has no <s> to put before it.")
+        raise DataError(
+            "The protocol disjoint requires a token before the first scored one, but this tokenizer has no <s>."
+        )
     skipped = len(special.prefix)
     text = np.concatenate([[first], special.bare(ids)])
     for scored in range(0, len(text) - 1, length):
@@ -131,7 +132,7 @@ def _yarn(special: SpecialTokens, ids: np.ndarray, length: int, first: int | Non
     scored = 1 - len(begin)
     for start in range(0, len(text), YARN_STRIDE):
         stop = min(start + length - len(begin), len(text))
-        # at lengths of 256 or less the stride skips tokens, as it does there
+        # at lengths of 256 or less the stride skips tokens, as in YaRN's script
         targets = min(stop - scored, stop - start - 1 + len(begin))
         yield Window(np.concatenate([begin, text[start:stop]]).astype(np.int64), targets, stop + skipped)
         scored = stop
@@ -140,9 +141,9 @@ def _yarn(special: SpecialTokens, ids: np.ndarray, length: int, first: int | Non
 
 
 def _begun(prefix: tuple[int, ...], ids: np.ndarray) -> np.ndarray:
-    """The window with the tokenizer's own beginning in place of its first tokens.
+    """Replace the first tokens of the window by the tokenizer's prefix.
 
-    Models lean on their <s>: without it in every window, more context and a beginning could not be told apart.
+    Models rely on their <s>. Without it in every window, its effect would be mixed with that of more context.
     """
     ids = ids.copy()
     ids[: len(prefix)] = prefix

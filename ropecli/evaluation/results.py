@@ -1,7 +1,4 @@
-"""The results of an evaluation: sums for each document, perplexity for each length with its interval, changes.
-
-Pure arithmetic, no model.
-"""
+"""Results of an evaluation: sums per document, perplexity per length with its interval, changes."""
 
 import math
 from collections.abc import Sequence
@@ -19,18 +16,18 @@ _RESAMPLES = 1000
 _NORMAL = 1.959964
 _FEW = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060)
 _LARGEST_NLL = 700.0
-"""exp of more overflows a float64."""
+"""exp of anything larger overflows float64."""
 _EDGES = np.array(sorted({2**power for power in range(40)} | {3 * 2**power for power in range(39)}))
-"""Contexts that part the buckets, tokens: 1, 2, 3, 4, 6, 8, 12, 16, 24, …"""
+"""Edges of the context buckets, tokens: 1, 2, 3, 4, 6, 8, 12, 16, 24, …"""
 
 
 @dataclass
 class Tally:
-    """One document at one length; sums over its scored tokens. Plain numbers, so that it can be kept as JSON.
+    """Sums over the scored tokens of one document at one length. Holds only numbers, so that it can be saved as JSON.
 
-    nll: nats. bytes: of the text scored; None where unknown. window_means, windows: the windows' own mean losses,
-    added up, and how many. read: tokens the model read. seconds: wall time. peak_memory: bytes. context_nll,
-    context_tokens: by how many tokens stood before the scored one, in buckets from _EDGES on.
+    nll: nats. bytes: bytes of the scored text; None if unknown. window_means: sum of the windows' mean losses. windows:
+    number of windows. read: tokens the model read. seconds: wall time. peak_memory: bytes. context_nll, context_tokens:
+    losses and tokens by the number of tokens before them, in the buckets of _EDGES.
     """
 
     nll: float = 0.0
@@ -48,7 +45,7 @@ class Tally:
         return math.isfinite(self.nll)
 
     def add(self, nll: np.ndarray, first_context: int, scored_bytes: int | None) -> None:
-        """One window. nll: shape (targets,), nats. first_context: how many tokens stand before the first target."""
+        """Add one window. nll: shape (targets,), nats. first_context: number of tokens before the first target."""
         if not len(nll):
             return
         self.nll += float(nll.sum())
@@ -65,16 +62,16 @@ def _add(one: list, other: list) -> list:
     return [left + right for left, right in zip_longest(one, other, fillvalue=0)]
 
 
-# What a report that is read back may hold; pydantic checks it then, and nothing does otherwise.
+# The limits are checked by pydantic when a report is read back, and only then.
 TokenCount = Annotated[int, Interval(gt=0, le=10**12)]
 Count = Annotated[int, Interval(ge=0, le=10**18)]
 Amount = Annotated[float, Interval(ge=0, le=1e15)]
-Perplexity = Annotated[float, Interval(ge=0.5, le=1e305)]  # one of 1 may be a little less for rounding
+Perplexity = Annotated[float, Interval(ge=0.5, le=1e305)]  # a perplexity of 1 may be slightly less after rounding
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Scored tokens with start ≤ context < stop tokens before them. nll: their mean, nats."""
+    """Scored tokens with start ≤ context < stop tokens before them. nll: mean loss, nats."""
 
     start: TokenCount
     stop: Annotated[int, Interval(gt=1, le=10**12)]
@@ -84,13 +81,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class LengthResult:
-    """Perplexity at one length. nll: mean, nats; of the scored tokens, for the protocol `yarn` of the windows' means.
+    """Perplexity at one length. nll: mean over scored tokens, nats; mean of the windows' means for the protocol `yarn`.
 
-    ppl_low, ppl_high: 95% bootstrap interval over documents; None for a single one, which tells of no spread.
-    bits_per_byte: of the text scored; None where the tokenizer does not tell its bytes. document_nll,
-    document_weights: shape (documents,), so that nll = Σ document_nll / Σ document_weights. seconds: wall time of the
-    passes that gave the row, which may have given others too. tokens_per_second: read, not scored. peak_memory: bytes,
-    of the process on a CPU, of torch on a GPU. by_context: the mean loss by how much the model had read.
+    ppl_low, ppl_high: 95% bootstrap interval over documents; None for a single document. bits_per_byte: of the scored
+    text; None if its number of bytes is unknown. document_nll, document_weights: shape (documents,), so that nll =
+    Σ document_nll / Σ document_weights. seconds: wall time of the passes, which may also serve other lengths.
+    tokens_per_second: tokens read, not scored. peak_memory: bytes, of the process on a CPU, of torch on a GPU.
+    by_context: mean loss by the number of tokens before the scored one.
     """
 
     length: TokenCount
@@ -104,21 +101,21 @@ class LengthResult:
     document_nll: tuple[float, ...]
     document_weights: tuple[float, ...]
     by_context: tuple[Bucket, ...] = ()
-    # how it went, and not what was measured
+    # cost of the run, not part of the measurement
     seconds: Amount = field(default=0.0, compare=False)
     tokens_per_second: Amount = field(default=0.0, compare=False)
     peak_memory: Count = field(default=0, compare=False)
 
 
 def summarise(length: int, tallies: Sequence[Tally], names: Sequence[str], *, by_windows: bool = False) -> LengthResult:
-    """The result at one length. by_windows: the unweighted mean over windows, as YaRN's script has it.
+    """The result at one length. by_windows: take the unweighted mean over windows, like YaRN's script.
 
-    Raises NotFiniteError for a loss that is not finite, DataError for no token.
+    Raises NotFiniteError for a loss that is not finite, DataError if there are no tokens.
     """
     sums = np.array([one.window_means if by_windows else one.nll for one in tallies])
     weights = np.array([one.windows if by_windows else one.tokens for one in tallies], dtype=np.float64)
     if not weights.sum():
-        raise DataError(f"At length {length} there is no token to score: the documents are too short.")
+        raise DataError(f"No tokens to score at length {length}: the documents are too short.")
     _refuse_not_finite(length, sums, names)
     nll = float(sums.sum() / weights.sum())
     if nll > _LARGEST_NLL:
@@ -150,8 +147,8 @@ def _refuse_not_finite(length: int, sums: np.ndarray, names: Sequence[str]) -> N
     if len(bad):
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise NotFiniteError(
-            f"The loss is not finite at length {length} in {names[bad[0]]}{more}: the model overflows there. Another "
-            "--dtype may help."
+            f"The loss is not finite at length {length} in {names[bad[0]]}{more}: the model overflows. Try another "
+            "--dtype."
         )
 
 
@@ -168,7 +165,7 @@ def _buckets(tallies: Sequence[Tally]) -> tuple[Bucket, ...]:
 def _interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float] | tuple[None, None]:
     """95% bootstrap interval of exp(Σ sums / Σ weights) over documents; None for fewer than two with tokens.
 
-    The plain percentiles of few documents are too narrow. They are widened by the ratio of Student's t to the normal
+    Percentiles from few documents are too narrow. They are widened by the ratio of Student's t to the normal
     distribution, the idea of the expanded percentile interval (Hesterberg 2015, arXiv:1411.5279).
     """
     sums, weights = sums[weights > 0], weights[weights > 0]
@@ -193,7 +190,7 @@ def _resampled_means(sums: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _student_t(freedom: int) -> float:
-    """The 97.5% quantile of Student's t: tabled, then by Cornish and Fisher's expansion, to four digits."""
+    """The 97.5% quantile of Student's t, from a table or the Cornish-Fisher expansion, to four digits."""
     if freedom <= len(_FEW):
         return _FEW[freedom - 1]
     z, n = _NORMAL, float(freedom)
@@ -202,7 +199,7 @@ def _student_t(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class PerplexityChange:
-    """Relative to another result on the same tokens: 0.05 is 5% higher. low, high: 95% interval, paired."""
+    """Relative change between two results on the same tokens: 0.05 is 5% higher. low, high: 95% interval, paired."""
 
     change: float
     low: float | None
@@ -210,9 +207,9 @@ class PerplexityChange:
 
 
 def paired_change(row: LengthResult, base: LengthResult) -> PerplexityChange:
-    """The change from `base` to `row`. Raises RopecliError for results on different tokens."""
+    """The change from `base` to `row`. Raises RopecliError if their tokens differ."""
     if row.document_weights != base.document_weights:
-        raise RopecliError("Two perplexities of different tokens cannot be paired.")
+        raise RopecliError("Cannot compare perplexities of different tokens.")
     weights = np.array(row.document_weights)
     difference = np.array(row.document_nll) - np.array(base.document_nll)
     low, high = _interval(difference, weights)
@@ -222,9 +219,9 @@ def paired_change(row: LengthResult, base: LengthResult) -> PerplexityChange:
 
 @dataclass(frozen=True)
 class Headline:
-    """A change of perplexity against the baseline, paired by document: -0.07 is 7% lower.
+    """A change of perplexity relative to the baseline, paired by document: -0.07 is 7% lower.
 
-    length: at which the model read; baseline_length: at which the baseline read the same target tokens.
+    length: the model's length. baseline_length: the baseline's length for the same target tokens.
     """
 
     name: str
@@ -236,22 +233,21 @@ class Headline:
 def headlines(
     rows: Sequence[LengthResult], baseline: Sequence[LengthResult], protocol: Protocol, original_length: int
 ) -> list[Headline]:
-    """The short-context cost and the long-context gain.
+    """Compute the short-context cost and the long-context gain, as far as the lengths allow.
 
-    original_length: the baseline's pretraining length, tokens. The cost compares both at the longest length inside it.
-    The gain compares the model at its longest length beyond it with the baseline at its longest length inside. That
-    needs a protocol that scores the same tokens at every length; other protocols compare both at the same length
-    beyond it. A headline that the lengths do not allow is left out.
+    original_length: the baseline's pretraining length, tokens. The cost compares both at the longest length up to it.
+    The gain compares the model at its longest length beyond it with the baseline at the longest length up to it. This
+    requires a protocol that scores the same tokens at every length; other protocols compare both at the longest length.
     """
-    ours, theirs = ({row.length: row for row in of} for of in (rows, baseline))
-    inside = max((length for length in ours if length <= original_length), default=None)
-    longest = max(ours)
+    own, base = ({row.length: row for row in of} for of in (rows, baseline))
+    inside = max((length for length in own if length <= original_length), default=None)
+    longest = max(own)
     found = []
     if inside is not None:
-        found.append(Headline("short-context cost", inside, inside, paired_change(ours[inside], theirs[inside])))
+        found.append(Headline("short-context cost", inside, inside, paired_change(own[inside], base[inside])))
     if longest > original_length and not protocol.scores_the_same_tokens:
-        change = paired_change(ours[longest], theirs[longest])
-        found.append(Headline("change at the same length beyond the window", longest, longest, change))
+        change = paired_change(own[longest], base[longest])
+        found.append(Headline("change beyond the pretraining length", longest, longest, change))
     elif longest > original_length and inside is not None:
-        found.append(Headline("long-context gain", longest, inside, paired_change(ours[longest], theirs[inside])))
+        found.append(Headline("long-context gain", longest, inside, paired_change(own[longest], base[inside])))
     return found

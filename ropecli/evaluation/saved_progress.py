@@ -1,4 +1,4 @@
-"""Saves and restores what an evaluation measured: a record for each document in OUTPUT.state (ropecli/resume.py)."""
+"""Save and restore the progress of an evaluation: one record per document in OUTPUT.state (see ropecli/resume.py)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from ropecli.evaluation.results import Tally
 from ropecli.resume import append_record, open_state, read_records
 
 Tallies = dict[int, Tally]
-"""By length."""
+"""Tally by length."""
 
 
 class EvalProgress:
-    """What was measured, by part and document; a part is one of the models or methods that a run measures.
+    """Tallies by part and document. A part is one of the models or methods that a run measures.
 
-    folder: where it is saved, a file for each process; None: in memory alone.
+    folder: where they are saved, one file per process; None: only in memory.
     """
 
     def __init__(self, folder: Path | None = None, rank: int = 0) -> None:
@@ -28,11 +28,11 @@ class EvalProgress:
                 self._found[record["part"], record["document"]] = tallies
 
     def of(self, part: str) -> dict[int, Tallies]:
-        """By the document's index."""
+        """Tallies of one part, by document index."""
         return {document: tallies for (name, document), tallies in self._found.items() if name == part}
 
     def add(self, part: str, document: int, tallies: Tallies) -> None:
-        """A loss that is not finite is not saved, so it is measured again. Raises OutputError."""
+        """Add and save a measurement. Losses that are not finite are not saved. Raises OutputError."""
         self._found[part, document] = tallies
         if self._file and all(tally.is_finite() for tally in tallies.values()):
             values = {str(length): asdict(tally) for length, tally in tallies.items()}
@@ -41,9 +41,9 @@ class EvalProgress:
 
 @contextlib.contextmanager
 def open_progress(output: Path | None, request: dict[str, Any], rank: int = 0) -> Iterator[EvalProgress]:
-    """The progress beside `output`, with what an earlier run of the same request left there.
+    """Open the progress next to `output`, with the measurements of an earlier run of the same request.
 
-    Raises RecipeError for another request, OutputError where another run has it or the disk refuses.
+    Raises RecipeError for a different request, OutputError if another run uses it or it cannot be written.
     """
     if output is None:
         yield EvalProgress()

@@ -1,4 +1,4 @@
-"""The negative log-likelihood of tokens: the LM head runs chunk by chunk, and on request the decoder too."""
+"""Negative log-likelihood of tokens. The LM head runs in chunks; the decoder optionally does too."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,46 +13,46 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LOGITS_AT_ONCE = 2**22
-"""Numbers in one chunk of logits: 16 MiB in float32, several times over while they are reduced."""
+"""Elements in one chunk of logits: 16 MiB in float32, several times that while they are reduced."""
 _CHUNKS_PROBED = 2.5
 _LEAST_PROBED = 64
 _WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
-"""Of a config: beyond so many tokens a cache may drop keys."""
+"""Config fields for the number of tokens after which a cache may drop keys."""
 _SAME, _SAME_ANYWHERE = 1e-4, 5e-3
 _ROUNDED = 3e-2
-"""Nats between two ways of reading: on average and at the most in full precision, on average in half."""
+"""Allowed difference between chunked and one-pass losses, nats: mean and maximum in full precision, mean in half."""
 
 
 @contextlib.contextmanager
 def within_memory(sequences: int, tokens: int) -> Iterator[None]:
-    """Raises RopecliError where the device runs out of memory."""
+    """Raise RopecliError if the device runs out of memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         remedy = "--batch-size" if sequences > 1 else "--chunk, such as 256"
-        raise RopecliError(
-            f"{sequences} × {tokens} tokens do not fit into the device's memory at once. Use a smaller {remedy}."
-        ) from error
+        raise RopecliError(f"Out of memory for {sequences} × {tokens} tokens. Use a smaller {remedy}.") from error
 
 
 def refuse_unknown_ids(largest: int, model: "PreTrainedModel") -> None:
-    """Raises DataError for a token id outside the model's vocabulary."""
+    """Raise DataError for a token id outside the model's vocabulary."""
     vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[arg-type, union-attr, index]
     if largest >= vocabulary:
-        raise DataError(f"The tokenizer gives id {largest}; the model knows ids below {vocabulary}. They do not match.")
+        raise DataError(
+            f"The tokenizer produced id {largest}; the model has only ids below {vocabulary}. They do not match."
+        )
 
 
 def one_pass_message(chunk: int, *, switching: bool) -> str:
-    """Says why a model does not read in chunks. switching: whether its frequencies follow the length."""
-    reason = "its frequencies follow the length of a pass" if switching else "its cache changes the losses"
-    return f"The model is not read in chunks of {chunk} tokens, but in one pass: {reason}."
+    """The warning for a model that cannot read in chunks. switching: whether its frequencies depend on the length."""
+    reason = "the model's frequencies depend on the length" if switching else "the model's KV cache changes the losses"
+    return f"Reading in one pass instead of chunks of {chunk} tokens: {reason}."
 
 
 class TokenScorer:
     """Scores sequences with a causal LM.
 
-    chunk: tokens that the decoder reads at once, with earlier ones in its KV cache; None for all. Memory is then
-    bounded by the cache and one chunk.
+    chunk: tokens per decoder pass, with earlier ones in the KV cache; None for all. It limits memory to the cache and
+    one chunk.
     """
 
     def __init__(self, model: "PreTrainedModel", chunk: int | None = None) -> None:
@@ -61,9 +61,9 @@ class TokenScorer:
 
     @torch.inference_mode()
     def __call__(self, ids: torch.Tensor, targets: int | None = None, reads_last: bool = True) -> torch.Tensor:
-        """-ln p(ids[t] | ids[:t]) of the last `targets` tokens; by default of all but the first.
+        """-ln p(ids[t] | ids[:t]) of the last `targets` tokens; by default of all except the first.
 
-        ids: shape (batch, tokens). reads_last: whether the decoder reads the last token too. Returns shape (batch,
+        ids: shape (batch, tokens). reads_last: whether the decoder also reads the last token. Returns shape (batch,
         targets), nats, float32.
         """
         tokens = ids.shape[1]
@@ -77,9 +77,9 @@ class TokenScorer:
         return torch.cat(parts, dim=1)
 
     def reads_by_chunks_as_at_once(self, ids: torch.Tensor) -> bool:
-        """Whether the model gives the same losses in chunks as in one pass. Some types use their cache wrongly.
+        """Return whether chunks give the same losses as one pass. Some model types use their KV cache incorrectly.
 
-        ids: shape (1, tokens). Reads the first chunks, enough to fill a sliding window.
+        ids: shape (1, tokens). Reads only the first chunks, enough to fill a sliding window.
         """
         if self.chunk is None or ids.shape[1] <= self.chunk:
             return True
@@ -89,7 +89,7 @@ class TokenScorer:
         ids = ids[:, : max(least, int(_CHUNKS_PROBED * self.chunk))]
         try:
             by_chunks = self(ids)
-        except Exception:  # a cache that a type does not have surfaces in many ways
+        except Exception:  # models without a KV cache fail in many ways
             return False
         chunk, self.chunk = self.chunk, None
         try:
@@ -97,15 +97,15 @@ class TokenScorer:
         finally:
             self.chunk = chunk
         if not at_once.isfinite().all():
-            return True  # the model overflows either way, which is reported with its losses
+            return True  # the model overflows either way, which is reported later
         difference = (by_chunks - at_once).double()
         if self.split.head.weight.dtype in (torch.float32, torch.float64):
             return difference.abs().mean().item() <= _SAME and difference.abs().max().item() <= _SAME_ANYWHERE
-        # rounding goes both ways
+        # rounding errors cancel in the mean; a wrong cache biases it
         return difference.abs().mean().item() <= _ROUNDED and difference.mean().abs().item() <= _ROUNDED / 30
 
     def _decode(self, ids: torch.Tensor) -> Iterator[tuple[int, Any]]:
-        """(position of the first token, the decoder's output) of each chunk."""
+        """Yield (position of the first token, decoder output) of each chunk."""
         if self.chunk is None or ids.shape[1] <= self.chunk:
             yield 0, self.split.decode(ids)
             return

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's model and tokenizer with stock transformers, with clear messages for its failures."""
+"""Load a checkpoint's model and tokenizer with stock transformers."""
 
 import os
 import re
@@ -20,15 +20,15 @@ DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",
 }
-"""The dtypes to load in, by the names that users type."""
+"""Dtypes by the names that users may write."""
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 _FEW_TOKENS = 0.9
 
 
 def choose_device(name: str = "auto") -> str:
-    """'auto' is a GPU if there is one. Where a launcher started several processes, each has its own.
+    """Resolve 'auto' (a GPU if available) and, in a multi-process launch, 'cuda' to the GPU of this process.
 
-    Raises CheckpointError for a device that is not there.
+    Raises CheckpointError if the device is not available.
     """
     import torch
 
@@ -44,11 +44,11 @@ def choose_device(name: str = "auto") -> str:
             return name
     except (RuntimeError, AssertionError, NotImplementedError):
         pass
-    raise CheckpointError(f"--device {name}: this torch ({torch.__version__}) has no such device to compute on.")
+    raise CheckpointError(f"--device {name} is not available to torch {torch.__version__} on this machine.")
 
 
 def settle(dtype: str = "auto", device: str = "auto") -> tuple[str, str]:
-    """Resolves 'auto' (float32 on a CPU, else bfloat16) and short names of dtypes. Raises CheckpointError."""
+    """Resolve 'auto' (dtype: float32 on a CPU, else bfloat16) and short dtype names. Raises CheckpointError."""
     device, dtype = choose_device(device), DTYPES.get(dtype, dtype)
     if dtype == "auto":
         dtype = "float32" if device.startswith("cpu") else "bfloat16"
@@ -64,15 +64,14 @@ def load_model(
     options: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
 ):
-    """The causal LM in evaluation mode.
+    """Load the causal LM in evaluation mode. An adapter is merged into its base.
 
-    dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables stay in float32 either way, because
-    the dtype is given at loading and not cast afterwards. attn: the attention implementation; 'auto' is what
-    transformers chooses, or what the checkpoint carries, which nothing replaces. options: more for from_pretrained;
-    with a device_map among them, `device` is ignored. say: called for tensors in the files that config.json leaves
-    unused; without it they are an error, since whatever is written from this model would lack them. An adapter is
-    merged into its base. Raises CheckpointError, also for weights that do not fill the model: stock transformers would
-    leave the rest random.
+    dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables always stay in float32, because the
+    dtype is set at loading and not cast afterwards. attn: the attention implementation; 'auto' is the default of
+    transformers, or the distance method in config.json, for which only 'auto' is allowed. options: further arguments of
+    from_pretrained; with a device_map, `device` is ignored. say: called if the files contain tensors that config.json
+    does not use; without `say` this is an error, because a checkpoint written from this model would lack them. Raises
+    CheckpointError, also for missing weights, which stock transformers would initialize randomly.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -81,7 +80,7 @@ def load_model(
     saved = read_saved_remapping(checkpoint.config)
     if saved is not None and attn != "auto":
         raise CheckpointError(
-            f"{checkpoint.name} attends by {saved.method}, which {attn} would do away with. Take attn: auto."
+            f"{checkpoint.name} uses the attention of {saved.method}; attn {attn!r} would replace it. Use attn auto."
         )
     dtype, device = settle(dtype, device)
     options, adapter = dict(options or {}), None
@@ -103,12 +102,12 @@ def load_model(
                 **({} if attn == "auto" else {"attn_implementation": attn}),
                 **options,
             )
-    except Exception as error:  # damaged weights and configs surface as many kinds
+    except Exception as error:  # damaged weights and configs raise many kinds of errors
         raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
     model, found = loaded
     if saved is not None and model.config.get_text_config()._attn_implementation != saved.attention:
         raise CheckpointError(
-            f"{checkpoint.name}: transformers does not take the attention that config.json asks for, {saved.attention}."
+            f"{checkpoint.name}: transformers ignores the attention set in config.json, {saved.attention}."
         )
     _check_weights(checkpoint, found, say)
     if not options.get("device_map"):
@@ -121,25 +120,26 @@ def load_model(
 
 
 def _check_weights(checkpoint: Checkpoint, found: Mapping[str, Any], say: Callable[[str], None] | None) -> None:
-    """found: transformers' loading_info. say: as load_model's."""
+    """Check that files and model have the same tensors. found: transformers' loading_info. say: see load_model."""
     if found["mismatched_keys"]:
         name, there, expected = sorted(found["mismatched_keys"])[0]
-        raise CheckpointError(f"{checkpoint.name}: {name} is {tuple(there)}; config.json asks for {tuple(expected)}.")
+        raise CheckpointError(
+            f"{checkpoint.name}: {name} has shape {tuple(there)}; config.json implies {tuple(expected)}."
+        )
     if found["missing_keys"]:
-        raise CheckpointError(f"{checkpoint.name}: the weights lack {sorted(found['missing_keys'])[0]}.")
+        raise CheckpointError(f"{checkpoint.name}: {sorted(found['missing_keys'])[0]} is missing in the weight files.")
     if unused := sorted(name for name in found["unexpected_keys"] if not _is_mtp(name, checkpoint.config)):
         names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-        message = f"{checkpoint.name}: config.json leaves {len(unused)} tensors of the weight files unused: {names}."
+        message = f"{checkpoint.name}: {len(unused)} tensors of the weight files are not used by config.json: {names}."
         if say is None:
-            raise CheckpointError(f"{message} Fix config.json (num_hidden_layers, biases), or remove these tensors.")
+            raise CheckpointError(f"{message} Fix config.json (num_hidden_layers, biases) or remove these tensors.")
         say(message)
 
 
 def _is_mtp(name: str, config: dict[str, Any]) -> bool:
-    """Whether a tensor belongs to a layer that predicts several tokens ahead, which stock transformers does not run.
+    """Return whether a tensor belongs to a multi-token prediction layer, which stock transformers does not run.
 
-    transformers ignores such layers by the number that the published checkpoint gives them; other sizes of the same
-    model have other numbers.
+    transformers ignores these layers by their number in the published checkpoint, which differs for other sizes.
     """
     section = section_of(config)
     layers, extra = section.get("num_hidden_layers"), section.get("num_nextn_predict_layers")
@@ -150,24 +150,26 @@ def _is_mtp(name: str, config: dict[str, Any]) -> bool:
 
 
 def load_tokenizer(checkpoint: Checkpoint):
-    """Raises CheckpointError where the folder has no tokenizer that transformers can read."""
+    """Load the tokenizer. Raises CheckpointError if the folder has none that transformers can read."""
     from transformers import AutoTokenizer
 
     known = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     if not any((checkpoint.folder / name).is_file() for name in known):
-        raise CheckpointError(f"{checkpoint.name}: no tokenizer in {checkpoint.folder} (none of {', '.join(known)}).")
+        raise CheckpointError(
+            f"{checkpoint.name}: no tokenizer in {checkpoint.folder}; expected one of {', '.join(known)}."
+        )
     try:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
-    except Exception as error:  # tokenizers raise what they like
-        raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot be loaded: {reason_of(error)}") from error
+    except Exception as error:  # tokenizers raise many kinds of errors
+        raise CheckpointError(f"{checkpoint.name}: the tokenizer cannot be loaded: {reason_of(error)}") from error
 
 
 def vocabulary_mismatch(tokenizer, model) -> str | None:
-    """A sentence where the tokenizer's vocabulary is not the model's. Some spare rows in the model are usual."""
+    """Return a warning if the vocabulary sizes do not match. A few spare rows in the model are normal."""
     known, rows = len(tokenizer), int(model.get_input_embeddings().weight.shape[0])
     if known > rows:
-        return f"The tokenizer knows {known} tokens, the model {rows}: ids beyond that would be refused."
+        return f"The tokenizer has {known} tokens, the model {rows}. Texts with larger ids cannot be read."
     if known < _FEW_TOKENS * rows:
-        return f"The tokenizer knows {known} tokens, the model {rows}: is it this model's own?"
+        return f"The tokenizer has {known} tokens, the model {rows}. Check that the tokenizer belongs to this model."
     return None

@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of work: what torch allocated on a GPU, the process's resident set on a CPU."""
+"""Peak memory since a reset: allocated by torch on a GPU, the resident set of the process on a CPU."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forgets the peak so far, where the system lets it: elsewhere than on Linux a process's peak only grows."""
+    """Reset the peak. Without effect on CPUs outside Linux, where the peak of a process only grows."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif _CLEAR.exists():
@@ -22,7 +22,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes at the peak since `reset_peak`; 0 where the system does not say."""
+    """Peak since `reset_peak`, bytes; 0 if the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:

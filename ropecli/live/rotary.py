@@ -1,4 +1,4 @@
-"""The rotary tables of a live transformers model: found, read, set. One place knows how they are named there."""
+"""Find, read and set the rotary tables of a live transformers model. Only this file knows their names there."""
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ _CHANGED_IN_PLACE = ("_buffers", "_forward_pre_hooks", "_forward_pre_hooks_with_
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """One `inv_freq` buffer. name: of its module in the model. layer_type: None where all layers share one."""
+    """One `inv_freq` buffer. name: name of its module in the model. layer_type: None if all layers share one table."""
 
     name: str
     module: Any
@@ -51,68 +51,69 @@ class RotaryTable:
         return str(kind.get(self.layer_type, "default") if isinstance(kind, dict) else kind)
 
     def at_length(self, length: int) -> tuple[np.ndarray, float]:
-        """(inv_freq, attention factor) after a fresh pass over `length` tokens, as stock transformers makes them."""
+        """(inv_freq, attention factor) in a first pass over `length` tokens, computed by stock transformers."""
         reset_tables([self])
         self._cos_sin(length - 1)
         return self.inv_freq, self.attention_factor
 
     def _cos_sin(self, position: int) -> Any:
-        """The cos and sin of one token at `position`, in whichever form the module returns them."""
+        """The cos and sin of one token at `position`, in the form that the module returns."""
         arguments = {"layer_type": self.layer_type} if self.layer_type else {}
         positions = torch.tensor([[position]], device=getattr(self.module, self._prefix + _TABLE).device)
         return self.module(torch.zeros(1, 1, 1, device=positions.device), positions, **arguments)
 
     @torch.no_grad()
     def refuse_if_computed(self) -> None:
-        """Raises PatchError for a module that ignores its table and computes its frequencies in each pass."""
+        """Raise PatchError if the module ignores its table and computes its frequencies in each pass."""
         buffer = getattr(self.module, self._prefix + _TABLE)
-        given = []
+        outputs = []
         for value in (0.0, 1.0):
             setattr(self.module, self._prefix + _TABLE, torch.full_like(buffer, value))
-            given.append(self._cos_sin(1))
+            outputs.append(self._cos_sin(1))
         setattr(self.module, self._prefix + _TABLE, buffer)
-        if all(torch.equal(*pair) for pair in zip(*map(_tensors, given), strict=True)):
+        if all(torch.equal(*pair) for pair in zip(*map(_tensors, outputs), strict=True)):
             raise PatchError(
-                f"{self.name} computes its frequencies again in each pass, and cannot be patched in memory. "
+                f"{self.name} computes its frequencies again in each pass, so it cannot be patched in memory. "
                 "Write the patch to a folder instead."
             )
 
     def set(self, rope: ScaledRope) -> None:
-        """Makes the module rotate as `rope` says, at every length. Raises PatchError where the shapes differ."""
+        """Set the module's table to `rope`, for every length. Raises PatchError if the shapes differ."""
         buffer = getattr(self.module, self._prefix + _TABLE)
         if tuple(buffer.shape) != rope.inv_freq.shape:
-            raise PatchError(f"{self.name} has {tuple(buffer.shape)} frequencies, the patch {rope.inv_freq.shape}.")
+            raise PatchError(
+                f"{self.name} has {tuple(buffer.shape)} frequencies, but the patch has {rope.inv_freq.shape}."
+            )
         values = torch.from_numpy(rope.inv_freq.copy()).to(device=buffer.device, dtype=torch.float32)
         setattr(self.module, self._prefix + _TABLE, values)
         setattr(self.module, f"{self._prefix}attention_scaling", rope.attention_factor)
-        # "default" keeps transformers from computing the table again by its own rule
+        # "default" prevents transformers from computing the table again
         kind = getattr(self.module, "rope_type", "default")
         self.module.rope_type = {**kind, self.layer_type: "default"} if isinstance(kind, dict) else "default"
 
 
 def rotary_tables(model: "PreTrainedModel") -> list[RotaryTable]:
-    """Every rotary table of the text decoder. Raises PatchError where there is none."""
+    """Find the rotary tables of the text decoder. Raises PatchError if there are none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    # some types take their head for the decoder
+    # some model types return their LM head from get_decoder
     tables = (list(_find(decoder)) if decoder is not None else []) or list(_find(model))
     if not tables:
-        raise PatchError("The live model has no rotary table (inv_freq): its positions are not driven by the config.")
+        raise PatchError("The live model has no rotary table (inv_freq), so a patch would have no effect on it.")
     return tables
 
 
 def set_ropes(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Makes every table rotate as its layer type's rope says, at all lengths.
-
-    Raises PatchError for a table of a layer type that has no rope.
-    """
+    """Set every table to its layer type's rope, for all lengths. Raises PatchError for a layer type without rope."""
     for table in tables:
         if table.layer_type not in ropes:
-            raise PatchError(f"{table.name}: the live model has layers of type {table.layer_type!r}; config.json not.")
+            raise PatchError(
+                f"{table.name}: the live model has layers of type {table.layer_type!r}, but config.json does not."
+            )
         table.set(ropes[table.layer_type])
 
 
-def turn_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
-    """Makes the rotary tables of a model rotate by the ropes of a plan, see live_patch. Raises PatchError."""
+def rotate_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) -> None:
+    """Set the rotary tables of a model to the ropes of a plan, see live_patch. Raises PatchError."""
     tables = rotary_tables(model)
     _refuse_softmax_scale(tables, ropes)
     for module in _modules(tables):
@@ -128,7 +129,7 @@ def turn_by(model: "PreTrainedModel", ropes: Mapping[str | None, ScaledRope]) ->
 
 
 def _refuse_softmax_scale(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> None:
-    """DeepSeek's attention took its softmax scale from the config when the model was built, and keeps it."""
+    """Refuse mscale_all_dim: DeepSeek's attention reads its softmax scale from the config only when it is built."""
     configs = [table.module.config for table in tables]
     if not any(family_of({"model_type": config.model_type}).reads_mscale_all_dim for config in configs):
         return
@@ -136,13 +137,13 @@ def _refuse_softmax_scale(tables: list[RotaryTable], ropes: Mapping[str | None, 
     wanted = [rope.spec.params for rope in ropes.values()]
     if any(parameters.get("mscale_all_dim") for parameters in [*shipped, *wanted]):
         raise PatchError(
-            "mscale_all_dim sets this model's softmax scale when it is built, which a patch in memory does not reach. "
-            "Write the patch to a folder instead, and load that."
+            "mscale_all_dim sets this model's softmax scale when it is built, so it cannot be patched in memory. "
+            "Write the patch to a folder and load that."
         )
 
 
 def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -> Callable[..., None]:
-    """A hook that sets the tables for the largest position of the pass that begins."""
+    """A forward pre-hook that sets the tables for the largest position of the pass."""
 
     def before_pass(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         positions = named["position_ids"] if "position_ids" in named else arguments[1]
@@ -153,12 +154,12 @@ def _follow(tables: list[RotaryTable], ropes: Mapping[str | None, ScaledRope]) -
     return before_pass
 
 
-def _tensors(given: Any) -> tuple[torch.Tensor, ...]:
-    return (given,) if isinstance(given, torch.Tensor) else tuple(given)
+def _tensors(output: Any) -> tuple[torch.Tensor, ...]:
+    return (output,) if isinstance(output, torch.Tensor) else tuple(output)
 
 
 def unpatched_after(model: "PreTrainedModel") -> contextlib.ExitStack:
-    """At the end of the `with` block, the model's rotary tables and its attention are as they were before it."""
+    """Restore the model's rotary tables and attention at the end of the `with` block."""
     undo = contextlib.ExitStack()
     for owner in [*_modules(rotary_tables(model)), *_configs(model.config)]:
         before = {key: copy.copy(value) if key in _CHANGED_IN_PLACE else value for key, value in vars(owner).items()}
@@ -172,31 +173,31 @@ def _set_attributes(owner: Any, attributes: Mapping[str, Any]) -> None:
 
 
 def _configs(config: Any) -> list[Any]:
-    """A config and those of its parts; each names an attention implementation of its own."""
+    """A config and its sub-configs; each has its own attention implementation."""
     parts = [part for key in config.sub_configs if (part := getattr(config, key, None)) is not None]
     return [config, *(one for part in parts for one in _configs(part))]
 
 
 def reset_tables(tables: list[RotaryTable]) -> None:
-    """Makes every table again from its config: dynamic ones remember the longest length they have seen."""
+    """Recompute every table from its config. Dynamic tables depend on the longest length seen so far."""
     for module in _modules(tables):
         _remake(module, next(module.buffers()).device)
 
 
 def remake_rotary_modules(model: "PreTrainedModel") -> None:
-    """Gives a model that was built without storage its rotary modules, on the CPU. Raises PatchError for none."""
+    """Recreate the rotary modules of a model on the meta device, on the CPU. Raises PatchError if there are none."""
     for module in _modules(rotary_tables(model)):
         _remake(module, torch.device("cpu"))
 
 
 def _remake(module: Any, device: torch.device) -> None:
     fresh = type(module)(module.config).to(device)
-    # all attributes, since some types keep the longest length under a name of their own
+    # all attributes, because some model types store the longest length under another name
     _set_attributes(module, fresh.__dict__)
 
 
 def switches_with_length(tables: list[RotaryTable], longest: int) -> bool:
-    """Whether a pass over `longest` tokens uses other frequencies than a short one. Leaves the tables fresh."""
+    """Return whether a pass over `longest` tokens uses other frequencies than a short one. Resets the tables."""
     switching = False
     for table in tables:
         if table.rope_type in ("dynamic", "longrope"):
@@ -208,9 +209,9 @@ def switches_with_length(tables: list[RotaryTable], longest: int) -> bool:
 
 
 def follows_length(model: "PreTrainedModel", longest: int) -> bool:
-    """Whether the model's own rotary tables, if it has any, differ between a short pass and one over `longest` tokens.
+    """Return whether the model's rotary tables, if any, differ between a short pass and one over `longest` tokens.
 
-    Leaves them fresh.
+    Resets the tables.
     """
     with contextlib.suppress(PatchError):  # no rotary tables at all
         return switches_with_length(rotary_tables(model), longest)
@@ -218,7 +219,7 @@ def follows_length(model: "PreTrainedModel", longest: int) -> bool:
 
 
 def _modules(tables: list[RotaryTable]) -> list[Any]:
-    """The modules of the tables, each once: layer types may share one."""
+    """The distinct modules of the tables; layer types may share one."""
     return list({id(table.module): table.module for table in tables}.values())
 
 

@@ -1,1 +1,1 @@
-"""Finds by measurement what suits a model: a method's constants, its heads' gains and phases, factors for its pairs."""
+"""Tune a model's scaling on calibration text: method constants, gains and phases of heads, factors of rotary pairs."""

@@ -1,8 +1,8 @@
 """Calibration documents, and the score of a model on them.
 
-Some documents are trained on; the others give the score. The `tail` protocol scores the same last tokens of every
-document, once with the target length as context and once with the pretraining length: the first shows what the
-extension gains, the second what it costs at the pretraining length.
+Some documents are for training, the others for scoring. The `tail` protocol scores the same last tokens of each
+document, read at the target length and at the pretraining length. The first measures the gain of the extension, the
+second its cost at the pretraining length.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MOST_EVALUATED = 16
-"""Documents for the score, at most."""
-_FEWEST = 4
-"""Different documents, at least; one in so many is for the score."""
+"""Maximum number of documents for scoring."""
+_MIN_DOCUMENTS = 4
+"""Minimum number of distinct documents; also, one in this many is for scoring."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """evaluated: documents for the score. sequences: token ids of the others, shape (sequences, target length)."""
+    """evaluated: documents for scoring. sequences: token ids of the others, shape (sequences, target length)."""
 
     evaluated: Documents
     sequences: Tensor
@@ -54,24 +54,25 @@ def read_calibration(
     split: str | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Calibration:
-    """Reads the documents of `source` with at least `target` tokens, cut to that, in an order that follows the seed.
+    """Read the documents of `source` with at least `target` tokens, cut to that length and shuffled with the seed.
 
-    Documents that begin alike count as one, so that no document is both trained on and scored. most: documents to
-    read; None for all. advance: called after each document. Raises DataError for fewer than four documents.
+    Documents with the same first `target` tokens count as one, so that no document is used for both training and
+    scoring. most: maximum number of documents to read; None for all. advance: called after each document. Raises
+    DataError for fewer than four documents.
     """
     if source == DEMO:
-        raise DataError("'demo' is the held-out text that eval-ppl measures on; calibrate on 'demo-train'.")
+        raise DataError("'demo' is the held-out text for eval-ppl; calibrate on 'demo-train' instead.")
     texts = read_texts(source, text_column=text_column, split=split, splits=TO_TRAIN)
     documents = read_documents(texts, tokenizer, target, most=most, cut=target, advance=advance)
     different = list({document.ids.tobytes(): document for document in documents.kept}.values())
-    if len(different) < _FEWEST:
+    if len(different) < _MIN_DOCUMENTS:
         raise DataError(
-            f"{source} has too few different documents of {target} tokens: {len(different)} of the "
-            f"{len(documents.kept)} read; at least {_FEWEST} are needed, some to train on and some to score."
+            f"{source} has too few distinct documents of {target} tokens: {len(different)} of "
+            f"{len(documents.kept)}; expected at least {_MIN_DOCUMENTS} for training and scoring."
         )
     order = np.random.default_rng(seed).permutation(len(different))
     shuffled = [different[index] for index in order]
-    count = min(MOST_EVALUATED, max(2, len(shuffled) // _FEWEST))
+    count = min(MOST_EVALUATED, max(2, len(shuffled) // _MIN_DOCUMENTS))
     evaluated = replace(documents, kept=tuple(shuffled[:count]))
     return Calibration(evaluated, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
 
@@ -81,8 +82,8 @@ class Evaluator:
     """Scores a model on documents.
 
     original_length, target_length: tokens. short_weight: weight of the loss at the pretraining length, relative to that
-    at the target length. targets: tokens scored per document; None: half the pretraining length. progress: keeps what
-    was measured, so that it is not measured again.
+    at the target length. targets: tokens scored per document; None: half the pretraining length. progress: where
+    measurements are saved; saved ones are not repeated.
     """
 
     documents: Documents
@@ -93,9 +94,9 @@ class Evaluator:
     progress: EvalProgress
 
     def score(self, model: "PreTrainedModel", part: str, count: int | None = None) -> tuple[Score, float]:
-        """The score on the first `count` documents, or all; and the seconds it took, in whichever run.
+        """Score the first `count` documents (default: all). Returns the score and the seconds it took when measured.
 
-        part: names the model's state in the progress. Raises RopecliError for a loss that is not finite.
+        part: name of the model's state in the progress. Raises RopecliError for a loss that is not finite.
         """
         documents = replace(self.documents, kept=self.documents.kept[:count])
         lengths = sorted({self.original_length, self.target_length})

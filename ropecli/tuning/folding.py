@@ -1,7 +1,7 @@
-"""Puts learned weights where the files hold them, and proves that the model is then the tuned one.
+"""Fold learned parameters into the model's weights, and prove that the logits stay the same.
 
-The proof compares logits of a few tokens, in float32 if memory allows. Files are rewritten shard by shard, in the dtype
-that they had.
+The proof compares the logits of a few tokens, in float32 if memory allows. Weight files are rewritten shard by shard in
+their own dtype.
 """
 
 import contextlib
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Allowed difference of a logit, relative to the largest logit, between two ways to compute the same."""
+"""Allowed rounding difference of a logit, relative to the largest logit."""
 
 
 class StoredWeight(NamedTuple):
-    """The name and the dtype of a weight in the files."""
+    """Name and dtype of a weight in the files."""
 
     name: str
     dtype: torch.dtype
 
 
 def find_stored(checkpoint: Checkpoint, model: "PreTrainedModel", names: Iterable[str]) -> dict[str, StoredWeight]:
-    """Where the files hold these weights of the unchanged model, by their names in the model.
+    """Find weights of the unchanged model in the files. Returns their stored names and dtypes by name in the model.
 
-    The names in the files may differ: of the tensors with the same shape and values, the one whose name ends most
-    alike is taken. Raises PatchError for a weight that no file holds.
+    The names in the files may differ. Among tensors with the same shape and values, the one with the longest common
+    name suffix is used. Raises PatchError for a weight that is not in the files.
     """
     with contextlib.ExitStack() as files:
         stored: dict[str, Any] = {}
@@ -57,22 +57,21 @@ def _find(stored: Mapping[str, Any], name: str, value: Tensor) -> StoredWeight:
             if torch.equal(tensor.double(), value.double()):
                 return StoredWeight(key, tensor.dtype)
     raise PatchError(
-        f"No weight file holds {name} with the values that the model has in {short_name(value.dtype)}: transformers "
-        "makes it from other tensors, or rounds it. Load it in the dtype of the files, by --dtype."
+        f"The weight files do not contain {name} with the values that the model has in {short_name(value.dtype)}: "
+        "transformers computes it from other tensors or rounds it. Set --dtype to the dtype of the files."
     )
 
 
 class Logits(NamedTuple):
-    """values: float32, on the CPU, shape (1, tokens, vocabulary). dtype: of the model that computed them."""
+    """values: float32, on the CPU, shape (1, tokens, vocabulary). dtype: dtype of the model."""
 
     values: Tensor
     dtype: torch.dtype
 
 
 class Folded(NamedTuple):
-    """logits: of the probe, by the model with these weights. changed: weights by their names in the files, in their
-    dtype there; empty where only constants were found. rounding: the change of a logit when the weights are rounded to
-    that dtype.
+    """logits: logits of the probe with the tuned weights. changed: changed weights by name in the files, in the dtype
+    of the files; empty if only constants were tuned. rounding: change of the logits when rounding to that dtype.
     """
 
     logits: Logits
@@ -87,14 +86,14 @@ def fold(
     live: Logits,
     probe: Tensor,
 ) -> Folded:
-    """Sets the weights in the model, and proves that it gives the tuned model's logits.
+    """Set the weights in the model, and prove that its logits equal those of the tuned model.
 
-    weights: float64, by their names in the model; stored: where the files hold them. live: the tuned model's logits of
-    the probe, token ids, shape (1, tokens). Raises ProofError.
+    weights: float64, by name in the model. stored: their names and dtypes in the files. live: the tuned model's logits
+    of the probe. probe: token ids, shape (1, tokens). Raises ProofError.
     """
     rounded = {name: weights[name].to(one.dtype) for name, one in stored.items()}
     exact = exact_logits(model, probe, weights)
-    require_same(exact, live, "The folded weights give")
+    require_same(exact, live, "the folded weights")
     rounding = difference(exact_logits(model, probe, rounded), exact)
     with torch.no_grad():
         for name, value in rounded.items():
@@ -104,7 +103,7 @@ def fold(
 
 
 def rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) -> bool:
-    """Writes the shard with the changed tensors in place of its own; False where it has none of them.
+    """Write a copy of the shard with the changed tensors. Returns False if it contains none of them.
 
     Raises OutputError.
     """
@@ -119,8 +118,8 @@ def rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) -> 
     try:
         save_file(tensors, target, metadata=metadata)
     except SafetensorError as error:
-        raise OutputError(f"{target.name} could not be written: {error}. Make room.") from error
-    target.chmod(source.stat().st_mode & 0o777)  # safetensors writes for the owner alone
+        raise OutputError(f"{target.name} could not be written: {error}. Free disk space.") from error
+    target.chmod(source.stat().st_mode & 0o777)  # safetensors makes files readable only by their owner
     return True
 
 
@@ -133,9 +132,9 @@ def logits_of(model: "PreTrainedModel", probe: Tensor) -> Logits:
 def exact_logits(
     model: "PreTrainedModel", probe: Tensor, weights: Mapping[str, Tensor] = MappingProxyType({})
 ) -> Logits:
-    """The logits with these weights in place of the model's own, in float32 if memory allows.
+    """Compute the logits with these weights instead of the model's own, in float32 if memory allows.
 
-    Half precision's rounding would hide a wrong fold, and make a right one look wrong. The model is left as it was.
+    Rounding in half precision could hide a wrong fold or reject a correct one. The model is restored.
     """
     try:
         return _logits_with(weights, model, probe, widen=True)
@@ -159,18 +158,18 @@ def _logits_with(weights: Mapping[str, Tensor], model: "PreTrainedModel", probe:
 
 
 def difference(one: Logits, other: Logits) -> float:
-    """The largest difference of a logit, relative to the largest logit."""
+    """Largest difference of a logit, relative to the largest logit."""
     return float((one.values - other.values).abs().max() / other.values.abs().max().clamp_min(1e-6))
 
 
-def require_same(found: Logits, tuned: Logits, what: str) -> None:
-    """Raises ProofError where the logits differ or are NaN. what: the beginning of the message."""
+def require_same(found: Logits, tuned: Logits, source: str) -> None:
+    """Raise ProofError if the logits differ or are NaN. source: where `found` comes from, for the message."""
     off = difference(found, tuned)
     allowed, dtype = max((_ROUNDING[one.dtype], short_name(one.dtype)) for one in (found, tuned))
     if not off <= allowed:
         raise ProofError(
-            f"{what} other logits than the tuned model (off by {off:.2g} of the largest, where {allowed:g} is "
-            f"{dtype}'s rounding): nothing is written."
+            f"The logits of {source} differ from those of the tuned model by {off:.2g} of the largest; {dtype} "
+            f"allows {allowed:g}. Nothing was written."
         )
 
 

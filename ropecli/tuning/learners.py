@@ -1,11 +1,11 @@
-"""The parameters that `--level heads` and `--level lora` train, and the weights that hold them afterwards.
+"""The parameters that `--level heads` and `--level lora` train, and how they are folded into the weights.
 
-heads: a complex gain for every query head and rotary pair, and one temperature. Both dimensions of a pair are rotated
-by a phase and multiplied by a gain. That commutes with the rotation by positions, so it may happen before it: in the
-rows of the projection that gives the queries. An attention temperature is a gain that all pairs share, as YaRN's
-attention factor is. Where a norm gives the queries, its weight can hold gains but no phases.
+heads: a gain and a phase for each query head and rotary pair, and one temperature. Both dimensions of a pair are
+rotated by the phase and multiplied by the gain. This commutes with the rotation by positions, so it can be folded into
+the rows of the query projection. The temperature is a gain shared by all pairs, like YaRN's attention factor. If the
+queries come from a norm, its weight can hold gains but no phases.
 
-lora: LoRA (Hu et al. 2021, arXiv:2106.09685) on the projections that give queries and keys.
+lora: LoRA (Hu et al. 2021, arXiv:2106.09685) on the query and key projections.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 GAIN_RATE, TEMPERATURE_RATE = 0.03, 0.003
 """Learning rates of gains and phases, and of the temperature."""
 LORA_RATE = 3e-3
-"""On the demo checkpoint 1e-3 learns less in as many steps, 1e-2 a little more, but needs more sequences."""
+"""On the demo checkpoint, 1e-3 learns less in the same steps; 1e-2 learns slightly more but needs more sequences."""
 _QUERY_OR_KEY = ("q", "k", "wq", "wk")
-"""Beginnings of the names of query and key projections, fused ones too."""
+"""Prefixes of the names of query and key projections, including fused ones."""
 
 
 class HeadGains:
-    """Gains, phases and the temperature; all zero at first, which changes nothing.
+    """Gains, phases and the temperature, initialized to zero, which has no effect.
 
-    log_gain, phase: by layer, shape (heads, pairs), float32; (1, pairs) where all heads share one norm. The phase is
-    empty for norms. log_temperature: shared by all layers.
+    log_gain, phase: per layer, shape (heads, pairs), float32; (1, pairs) if all heads share one norm. Norms have no
+    phase (an empty tensor). log_temperature: shared by all layers.
     """
 
     def __init__(self, model: "PreTrainedModel", labels: Sequence[str | None]) -> None:
-        """labels: the layer types to tune (None where all layers share one rope).
+        """labels: the layer types to tune (None if all layers share one rope).
 
-        Raises PatchError where nothing could be folded.
+        Raises PatchError if the weights cannot hold the gains.
         """
         self.model, self.queries = model, find_queries(model, labels)
         shapes = [one.rows.shape[1:] for one in self.queries]
@@ -61,7 +61,7 @@ class HeadGains:
 
     @property
     def weights(self) -> list[str]:
-        """The names of the model's weights and biases that can hold the gains."""
+        """Names of the weights and biases that hold the gains after folding."""
         modules = {one.name: self.model.get_submodule(one.name) for one in self.queries}
         return [
             f"{name}.{key}" for name, module in modules.items() for key, _ in module.named_parameters(recurse=False)
@@ -69,7 +69,7 @@ class HeadGains:
 
     @contextlib.contextmanager
     def live(self) -> Iterator[None]:
-        """The model attends with the gains; gradients reach them."""
+        """Apply the gains in the model, with gradients."""
         modules = [self.model.get_submodule(one.name) for one in self.queries]
         handles = [module.register_forward_hook(self._hook(layer)) for layer, module in enumerate(modules)]
         try:
@@ -93,7 +93,7 @@ class HeadGains:
             module = self.model.get_submodule(one.name)
             for key, parameter in module.named_parameters(recurse=False):
                 values = parameter.detach().to("cpu", torch.float64)
-                if one.projection:  # its rows are the first dimension of its weight, and the last of its output
+                if one.projection:  # rows are the first dimension of the weight, but the last of the output
                     changed = self._changed(layer, values.movedim(0, -1)).movedim(-1, 0)
                 else:
                     offset = _offset(module) if key == "weight" else 0.0
@@ -102,7 +102,7 @@ class HeadGains:
         return folded
 
     def _changed(self, layer: int, values: Tensor) -> Tensor:
-        """Rotates and multiplies the two rows of each pair. values: with the module's rows in the last dimension."""
+        """Rotate and scale the two rows of each pair. values: the module's rows are the last dimension."""
         first_row, second_row = self.queries[layer].rows.to(values.device)
         first, second = values[..., first_row], values[..., second_row]
         log_gain, phase = self.log_gain[layer].to(values), self.phase[layer].to(values)
@@ -115,14 +115,14 @@ class HeadGains:
         return changed
 
     def record(self) -> dict[str, Any]:
-        """The learned numbers as fields of the report."""
+        """The learned parameters as fields of the report."""
         layers = zip(self.queries, self.log_gain, self.phase, strict=True)
         gains = [LayerGains(one.name, log_gain.tolist(), phase.tolist()) for one, log_gain, phase in layers]
         return {"gains": gains, "log_temperature": float(self.log_temperature.detach())}
 
 
 def _offset(norm: nn.Module) -> float:
-    """The number that the norm adds to its weight before it multiplies by it: 1 in Gemma's, 0 in most."""
+    """The constant that the norm adds to its weight: 1 in Gemma, 0 in most models."""
     zeroed: Any = copy.deepcopy(norm).to("cpu", torch.float32)
     for parameter in zeroed.parameters():
         parameter.zero_()
@@ -131,7 +131,7 @@ def _offset(norm: nn.Module) -> float:
 
 
 class LowRankUpdates:
-    """peft's LoRA, with alpha = 2 × rank. The model holds the adapter only while it is live."""
+    """LoRA from peft, with alpha = 2 × rank. The model has the adapter only inside `live`."""
 
     def __init__(self, model: "PreTrainedModel", rank: int, seed: int) -> None:
         """Raises PatchError for a model without linear projections of queries or keys."""
@@ -147,12 +147,12 @@ class LowRankUpdates:
 
     @property
     def groups(self) -> list[tuple[list[nn.Parameter], float]]:
-        """While live: the parameter group with its learning rate."""
+        """The parameter group with its learning rate; only inside `live`."""
         return [([parameter for _, parameter in adapters.trainable(self.model)], LORA_RATE)]
 
     @contextlib.contextmanager
     def live(self) -> Iterator[None]:
-        """The model has the adapter; afterwards it is as it was."""
+        """Attach the adapter; remove it at the end."""
         adapters.attach(self.model, self._recipe)
         try:
             yield
@@ -162,7 +162,7 @@ class LowRankUpdates:
 
     @torch.no_grad()
     def folded(self) -> dict[str, Tensor]:
-        """While live: the weights with the updates added, by name, float64, on the CPU."""
+        """The weights with the updates added, by name, float64, on the CPU; only inside `live`."""
         return {
             f"{name}.weight": layer.get_base_layer().weight.detach().to("cpu", torch.float64)
             + layer.get_delta_weight(adapters.ADAPTER).to("cpu", torch.float64)
@@ -175,5 +175,5 @@ class LowRankUpdates:
         return {name: module for name, module in self.model.named_modules() if isinstance(module, BaseTunerLayer)}
 
     def record(self) -> dict[str, Any]:
-        """No fields of the report."""
+        """No additional fields of the report."""
         return {}

@@ -1,7 +1,7 @@
-"""Trains a few parameters on calibration sequences, with the weights frozen; keeps the values with the best score.
+"""Train a few parameters on calibration sequences, with the weights frozen, and keep the values with the best score.
 
-The loop is that of `ropecli finetune`. The sequences and the dropout of a step follow from the seed and its number, so
-a resumed run gives the same bits.
+Uses the training loop of `ropecli finetune`. The sequences and dropout of a step depend only on the seed and the step,
+so a resumed run gives bit-identical results.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Groups = Sequence[tuple[Sequence[nn.Parameter], float]]
-"""Parameter groups with their learning rates at the start, which fall by a cosine to zero."""
+"""Parameter groups with their initial learning rates, which decay to zero by a cosine schedule."""
 _MAX_GRAD_NORM = 1.0
 
 
 class Learned(NamedTuple):
-    """The score after `step` updates; step 0 is the start. seconds: with the updates since the last score."""
+    """The score after `step` updates; step 0 is the start. seconds: time since the last score, updates included."""
 
     step: int
     score: Score
@@ -43,10 +43,10 @@ class Learned(NamedTuple):
 
 
 class _Learning(nn.Module):
-    """The state that a training checkpoint holds, and the training loop's callbacks.
+    """The state in a training checkpoint, and the callbacks of the training loop.
 
-    trained: the parameters; best: their values with the best score so far. scores: a row for each step (target, window,
-    objective, documents, seconds); NaN where none was measured.
+    trained: the parameters. best: their values with the best score so far. scores: one row per step (target, window,
+    objective, documents, seconds); NaN for steps without a score.
     """
 
     scores: Tensor
@@ -60,7 +60,7 @@ class _Learning(nn.Module):
         measure: Callable[[int], Score],
         on_score: Callable[[Learned], None],
     ) -> None:
-        """measure: gives the score after a step."""
+        """measure: returns the score after a step."""
         super().__init__()
         self.trained = nn.ParameterList(parameters)
         copies = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
@@ -128,11 +128,11 @@ def learn(
     snapshots: Path | None = None,
     on_score: Callable[[Learned], None] = lambda learned: None,
 ) -> Learned:
-    """Trains `groups` and leaves them at their best values, also after an error; the rest of the model is frozen.
+    """Train `groups` and set them to their best values, also after an error. The rest of the model is frozen.
 
-    sequences: token ids, shape (sequences, tokens). start: the score before any update. snapshots: the folder where the
-    progress is saved at every score, and resumed from. on_score: called for every score, those of an interrupted run
-    too. Raises NotFiniteError, and OutputError where no snapshot is sound or the disk refuses.
+    sequences: token ids, shape (sequences, tokens). start: the score before any update. snapshots: folder to save the
+    progress in at every score, and to resume from. on_score: called for every score, including those of an interrupted
+    run. Raises NotFiniteError, and OutputError if all snapshots are damaged or cannot be written.
     """
     parameters = [parameter for group, _ in groups for parameter in group]
 
@@ -143,7 +143,7 @@ def learn(
         return score
 
     accelerator = make_accelerator()
-    accelerator.state.device = model.device  # --device may name another than Accelerate's first
+    accelerator.state.device = model.device  # --device may differ from Accelerate's default
     learning = _Learning(parameters, sequences, settings, start, measure, on_score)
     optimizer = torch.optim.Adam([{"params": list(group), "lr": rate} for group, rate in groups])
     _, optimizer = accelerator.prepare(learning, optimizer, device_placement=[False, False])
@@ -160,7 +160,7 @@ def learn(
         seed=settings.seed,
         on_step=learning.score_if_due,
         checkpoints=checkpoints,
-        advice=lambda: "Load the model in float32, if it is not.",
+        advice=lambda: "Try --dtype float32.",
     )
     try:
         with _training(model, parameters):
@@ -175,7 +175,7 @@ def learn(
 
 @contextlib.contextmanager
 def _training(model: "PreTrainedModel", parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Only `parameters` get a gradient; layers are computed again in the backward pass, to save memory."""
+    """Compute gradients only for `parameters`, with gradient checkpointing to save memory."""
     model.requires_grad_(False)
     for parameter in parameters:
         parameter.requires_grad_(True)

@@ -1,6 +1,6 @@
-"""Runs a whole tuning: from a checkpoint and a source of text to the tuned model, its report and its folder.
+"""Run a tuning task: search, train, report and write the tuned checkpoint.
 
-Constants are searched first; a level that trains starts from the best of them.
+Constants are searched first; training levels start from the best of them.
 """
 
 import math
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PROBE_TOKENS = 64
-"""Tokens of the probe, whose logits the written checkpoint must give."""
+"""Tokens of the probe, for comparing the logits of the tuned model and the written checkpoint."""
 Learner = HeadGains | LowRankUpdates
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a tuning. probe: token ids, shape (1, tokens), whose logits the written checkpoint must give."""
+    """The result of a tuning run. probe: token ids to compare logits on, shape (1, tokens)."""
 
     plan: PatchPlan
     folded: Folded
@@ -69,11 +69,11 @@ def run_task(
     command: Sequence[str] = (),
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> Tuned:
-    """Scores the model as pretrained and with the baseline patch, then tunes it; the model stays tuned.
+    """Score the model as pretrained and with the baseline patch, then tune it. The model stays tuned.
 
-    folder: where the progress is saved, and resumed from (resume.open_state). command: for the report. on_point: called
-    for every measurement, those of an interrupted run too. Raises PatchError for a model whose weights cannot hold what
-    would be learned, ProofError, NotFiniteError.
+    folder: where to save the progress and resume from (resume.open_state). command: for the report. on_point: called
+    for every measurement, including those of an interrupted run. Raises PatchError if the weights cannot hold the
+    learned parameters, ProofError, NotFiniteError.
     """
     run = _Run(task, model, folder, on_point)
     learner, stored = _make_learner(task, model)
@@ -92,7 +92,7 @@ def run_task(
 
 
 class _Run:
-    """A model under tuning, and the measurements so far."""
+    """The model being tuned, and the measurements so far."""
 
     def __init__(
         self, task: TuningTask, model: "PreTrainedModel", folder: Path | None, on_point: Callable[[Point], None]
@@ -109,22 +109,22 @@ class _Run:
             task.settings.targets,
             EvalProgress(folder),
         )
-        refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks its own documents
+        refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks the others
 
     def score_patched(self, plan: PatchPlan, part: str, documents: int | None = None) -> tuple[Score, float]:
-        """The score with this patch, and its seconds; the model is left as it was."""
+        """Score the model with this patch. Returns the score and its seconds; the model is restored."""
         with unpatched_after(self.model):
             live_patch(self.model, plan.ropes)
             return self.evaluator.score(self.model, part, documents)
 
     def search(self) -> ScalingSpec:
-        """The best constants, or for --level search the best factors."""
+        """Find the best constants, or for --level search the best factors."""
         task = self.task
         search = evolve if task.settings.level == "search" else search_constants
         return search(task.geometry, task.factor, task.settings, len(task.calibration.evaluated.kept), self._measure)
 
     def _measure(self, spec: ScalingSpec, documents: int, iteration: int = 0) -> float:
-        """The objective of a scaling; infinite where a loss is not finite."""
+        """Measure the objective of a scaling; infinite if a loss is not finite."""
         level = "search" if self.task.settings.level == "search" else "grid"
         plan, started = self.task.plan(spec), time.perf_counter()
         try:
@@ -137,14 +137,14 @@ class _Run:
     def train(
         self, learner: Learner, stored: dict[str, StoredWeight], plan: PatchPlan, begun: Score
     ) -> tuple[Learned, Folded, dict[str, Any]]:
-        """Trains, and folds what was learned into the model, if it is better; with fields of the report."""
+        """Train, and fold the result into the model if it is better. Also returns fields of the report."""
         settings = self.task.settings
         with learner.live():
-            numbers = sum(parameter.numel() for group, _ in learner.groups for parameter in group)
+            count = sum(parameter.numel() for group, _ in learner.groups for parameter in group)
 
             def on_score(learned: Learned) -> None:
                 step, score, seconds = learned
-                self._add(Point.of(plan, score, seconds, settings.level, step=step, learned=numbers))
+                self._add(Point.of(plan, score, seconds, settings.level, step=step, learned=count))
 
             best = learn(
                 self.model,
@@ -160,7 +160,7 @@ class _Run:
         if not best.step:
             return best, Folded(logits_of(self.model, self.probe)), {"learned": 0}
         folded = fold(self.model, weights, stored, live, self.probe)
-        return best, folded, {"learned": numbers, **learner.record()}
+        return best, folded, {"learned": count, **learner.record()}
 
     def _add(self, point: Point) -> None:
         self.points.append(point)
@@ -170,7 +170,7 @@ class _Run:
 def _report(
     task: TuningTask, model: "PreTrainedModel", plan: PatchPlan, points: list[Point], **found: Any
 ) -> TuneReport:
-    """found: the scores and what was learned."""
+    """found: the scores and learned parameters."""
     rope, baseline = plan.ropes[plan.scaled[0]], task.baseline.spec
     label = label_of(baseline.method.name, baseline.factor, baseline.params)
     return TuneReport(
@@ -190,7 +190,7 @@ def _report(
         attention_factor=float(rope.attention_factor),
         inv_freq=rope.inv_freq.tolist(),
         pretrained_inv_freq=rope.geometry.inv_freq().tolist(),
-        plain_name=f"{label}, {'a point' if baseline.params else 'nothing tuned'}",
+        plain_name=f"{label}, {'first grid point' if baseline.params else 'nothing tuned'}",
         seconds=sum(point.seconds for point in points),
         points=points,
         environment=environment(),
@@ -199,9 +199,9 @@ def _report(
 
 
 def _make_learner(task: TuningTask, model: "PreTrainedModel") -> tuple[Learner | None, dict[str, StoredWeight]]:
-    """The learner of the level, and where the files hold its weights; none for grid and search.
+    """Make the learner of the level, and find its weights in the files. None for grid and search.
 
-    Raises PatchError, before anything is searched, where the weights cannot hold what would be learned.
+    Raises PatchError, before the search, if the weights cannot hold the learned parameters.
     """
     level, settings = task.settings.level, task.settings
     if level not in TRAINING:
@@ -215,18 +215,18 @@ def _make_learner(task: TuningTask, model: "PreTrainedModel") -> tuple[Learner |
         return learner, find_stored(task.checkpoint, model, learner.weights)
     except PatchError as error:
         raise PatchError(
-            f"{task.checkpoint.name} does not support --level {level}. {error} --level grid leaves the weights as they "
-            "are."
+            f"{task.checkpoint.name} does not support --level {level}. {error} Use --level grid, which does not change "
+            "weights."
         ) from error
 
 
 def write_tuned(
     tuned: Tuned, output: Path, *, link: bool = True, say: Callable[[str], None] = lambda message: None
 ) -> int:
-    """Writes the tuned checkpoint with its report, and proves it; returns the number of rotary tables compared.
+    """Write the tuned checkpoint with its report, and prove it. Returns the number of rotary tables compared.
 
-    Before the folder gets its name, stock transformers loads it and must give the tuned model's logits of the probe.
-    link, say: as write_patch's. Raises OutputError, ProofError; then nothing is left behind.
+    Before the folder is renamed to `output`, stock transformers loads it and its logits of the probe are compared with
+    the tuned model's. link, say: see write_patch. Raises OutputError, ProofError; then the output is removed.
     """
     folded = tuned.folded
 
@@ -236,7 +236,7 @@ def write_tuned(
         written = open_checkpoint(folder, weights=True)
         model = load_model(written, dtype=short_name(folded.logits.dtype), device="cpu")
         found = logits_of(model, tuned.probe)
-        require_same(found, folded.logits, "Stock transformers, loading the written files, gives")
+        require_same(found, folded.logits, "the written checkpoint in stock transformers")
 
     return patch_to(
         tuned.plan,

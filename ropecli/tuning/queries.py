@@ -1,8 +1,8 @@
-"""Finds the weights that give a layer's queries, by asking the model.
+"""Find the weights that produce a layer's queries, by tracing them through the model.
 
-A hook replaces a module's output by the number of each of its rows, in binary, one digit per sequence. Where the
-queries that reach the attention hold these digits unchanged, the module is their last producer. At position 0 no pair
-is rotated. So fused projections, interleaved heads and MLA need no table of architectures.
+A hook replaces a module's output by its row indices in binary, one digit per sequence. If the queries in the attention
+contain these digits unchanged, the module produces them. All tokens are at position 0, where nothing rotates. This
+works for fused projections, interleaved heads and MLA without a table of architectures.
 """
 
 from collections.abc import Collection
@@ -27,11 +27,11 @@ _SAME = 1e-2
 
 
 class Queries(NamedTuple):
-    """The module that gives a layer's queries last.
+    """The last module that produces a layer's queries.
 
-    name: in the model. rows: shape (2, heads, pairs), the indices of the first and the second dimension of each pair in
-    the last dimension of its output; (2, 1, pairs) where all heads share one norm. projection: whether it is a linear
-    map; a norm's weight can scale a pair but not rotate it.
+    name: its name in the model. rows: shape (2, heads, pairs), the output indices of the first and second dimension of
+    each pair; (2, 1, pairs) if all heads share one norm. projection: whether it is linear; the weight of a norm can
+    scale a pair but not rotate it.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Queries(NamedTuple):
 
 
 def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> list[Queries]:
-    """The queries of every layer that rotates by a rope of these labels (layer types; None where all share one).
+    """Find the queries of every layer that rotates by a rope of these labels (layer types; None if all share one).
 
-    The model is left as it was. Raises PatchError with the reason where a layer's queries come from no module with a
-    weight of its own, or rotate in an unknown way (see head_layout.find_rotating_layers).
+    Restores the model. Raises PatchError if a layer's queries do not come directly from a module with a weight, or
+    rotate in an unknown way (see head_layout.find_rotating_layers).
     """
     pairs = {table.layer_type: len(table.inv_freq) for table in rotary_tables(model)}
     layout, layers = find_rotating_layers(model, labels)
@@ -60,13 +60,13 @@ def find_queries(model: "PreTrainedModel", labels: Collection[str | None]) -> li
         if index not in found:
             raise PatchError(
                 f"Layer {getattr(layer, 'layer_idx', index)} ({type(layer).__name__}): its queries do not come "
-                "unchanged from a projection or a norm, so nothing can be folded into a weight."
+                "directly from a projection or a norm, so gains cannot be folded into a weight."
             )
     return [found[index] for index in range(len(layers))]
 
 
 def _rows(numbers: Tensor, layout: HeadLayout, pairs: int) -> Tensor:
-    """Queries.rows from the numbers by head and dimension."""
+    """Queries.rows from the row index of each head and dimension."""
     at = layout.rotary_start + (2 if layout.neighbours else 1) * torch.arange(pairs)
     rows = torch.stack([numbers[:, at], numbers[:, at + (1 if layout.neighbours else pairs)]])
     same_for_all_heads = bool((rows == rows[:, :1]).all())
@@ -74,7 +74,7 @@ def _rows(numbers: Tensor, layout: HeadLayout, pairs: int) -> Tensor:
 
 
 class _QueryCapture:
-    """An attention function that keeps the queries, and a mask function."""
+    """An attention function that records the queries, and a mask function."""
 
     def __init__(self) -> None:
         self.queries: dict[Any, Tensor] = {}
@@ -90,7 +90,7 @@ class _QueryCapture:
 
 
 def _candidates(layers: list[Any]) -> list[str]:
-    """Names of the attention's modules with a weight, in order of definition: of two that fit, the later is taken."""
+    """Names of the attention's modules with a weight, in order of definition. The last one that fits is used."""
     names = [name for layer in layers for name, module in layer.named_modules() if name and _has_weight(module)]
     return list(dict.fromkeys(names))
 
@@ -101,14 +101,14 @@ def _has_weight(module: torch.nn.Module) -> bool:
 
 
 def _trace_rows(model: "PreTrainedModel", capture: _QueryCapture, layers: list[Any], name: str) -> dict[Any, Tensor]:
-    """By layer, the row of this module's output that each dimension of its queries comes from, or -1.
+    """For each layer, the row of this module's output that each query dimension comes from, or -1.
 
     Shape (heads, width).
     """
     sizes: dict[Any, int] = {}
 
     def give_numbers(module: Any, arguments: Any, output: Any) -> Any:
-        """The rows' numbers, from 1 on: a binary digit per sequence, and ones in the last sequence."""
+        """Row numbers starting at 1, one binary digit per sequence, and ones in the last sequence."""
         if not isinstance(output, Tensor):
             return output
         sizes[module] = size = output.shape[-1]
@@ -122,7 +122,7 @@ def _trace_rows(model: "PreTrainedModel", capture: _QueryCapture, layers: list[A
     ids = torch.zeros((_DIGITS + 1, 1), dtype=torch.int64, device=model.device)
     try:
         model(input_ids=ids, use_cache=False)
-    except (RuntimeError, IndexError, ValueError):  # its output is more than one row per token
+    except (RuntimeError, IndexError, ValueError):  # the module's output has another meaning than one row per token
         return {}
     finally:
         for handle in handles:
@@ -135,7 +135,7 @@ def _trace_rows(model: "PreTrainedModel", capture: _QueryCapture, layers: list[A
 
 
 def _read_numbers(query: Tensor, size: int) -> Tensor:
-    """query: shape (sequences, heads, width). A norm in between scales the digits of each sequence."""
+    """Read the row indices. query: shape (sequences, heads, width). A norm in between scales each sequence's digits."""
     ones, digits = query[-1], query[:-1]
     written = digits.abs() > ones.abs() / 2
     alike = (digits - written * ones).abs() <= _SAME * ones.abs()

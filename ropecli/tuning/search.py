@@ -1,11 +1,11 @@
-"""Searches by forward passes alone: constants of known methods, and longrope's factor of each pair.
+"""Search without training: constants of known methods, and longrope's factor for each rotary pair.
 
-`search_constants` tries points of the ranges that a method's parameters declare, by successive halving: many points on
-few documents, fewer points on more. Source: Jamieson and Talwalkar 2016 (arXiv:1502.07943).
+`search_constants` tries points in the search ranges of a method's parameters by successive halving: many points on few
+documents, then fewer points on more. Source: Jamieson and Talwalkar 2016 (arXiv:1502.07943).
 
 `evolve` is the evolutionary search of LongRoPE: Ding et al. 2024 (arXiv:2402.13753), section 4 and appendix A. Factors
-never decrease from a faster pair to a slower one, and lie between 1 and 1.25·s. Its second search space, the number of
-first tokens that stay unscaled, is omitted: config.json cannot express it.
+do not decrease from faster to slower pairs, and are between 1 and 1.25·s. The number of initial tokens that stay
+unscaled is not searched: config.json cannot express it.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 _DIGITS = 3
 """Significant digits of a constant."""
 _DRAWS_PER_POINT = 8
-"""Draws for each point: some do not fit the geometry."""
+"""Samples per point; some do not fit the geometry."""
 _FIRST_ROUND_DOCUMENTS = 2
 START_METHODS = ("linear", "ntk", "yarn")
-"""The methods whose factors begin the first population."""
+"""Methods that provide the first members of the population."""
 _LARGEST_FACTOR = 1.25
 _FACTOR_STEP = 0.01
 _MUTATED_SHARE = 0.3
-"""The share of factors that a mutation draws again."""
+"""Fraction of factors that a mutation samples again."""
 _CROSSOVER_TRIES = 100
 Factors = tuple[float, ...]
 
 
 class Measure(Protocol):
-    """Measures a scaling's loss on the first `documents` documents."""
+    """Measures the loss of a scaling on the first `documents` documents."""
 
     def __call__(self, spec: ScalingSpec, documents: int, iteration: int = 0) -> float: ...
 
@@ -48,10 +48,10 @@ class Measure(Protocol):
 def search_constants(
     geometry: RopeGeometry, factor: float, settings: "TuneSettings", documents: int, measure: Measure
 ) -> ScalingSpec:
-    """The best scaling of all methods; each gets an equal share of the points, at least one.
+    """Find the best scaling of all methods. Each method gets an equal share of the points, at least one.
 
-    The first method's default constants are always measured on all documents, so the result is never worse than they
-    are. Raises MethodError.
+    The default constants of the first method are always measured on all documents, so the result is never worse.
+    Raises MethodError.
     """
     share = max(1, settings.points // len(settings.methods))
     points = [grid_points(geometry, method, factor, share, settings.seed) for method in settings.methods]
@@ -66,9 +66,9 @@ def search_constants(
 
 
 def grid_points(geometry: RopeGeometry, method: str, factor: float, count: int, seed: int) -> list[ScalingSpec]:
-    """Up to `count` points: the method's defaults first, if it has some, then points spread evenly over its ranges.
+    """Return up to `count` points: the method's defaults, if any, then points spread evenly over its search ranges.
 
-    Raises MethodError where none fits the geometry.
+    Raises MethodError if none fits the geometry.
     """
     ranges = find_method(method).search_ranges
     tried = [make_spec(method, factor)]
@@ -90,7 +90,7 @@ def grid_points(geometry: RopeGeometry, method: str, factor: float, count: int, 
 
 
 def own_constants(specs: Sequence[ScalingSpec]) -> int:
-    """The index of the first spec with default parameters; 0 where there is none, as for abf alone."""
+    """Index of the first spec with default parameters; 0 if there is none, as for only abf."""
     return next((index for index, spec in enumerate(specs) if not spec.params), 0)
 
 
@@ -109,7 +109,7 @@ def _spread(ranges: dict[str, SearchRange], count: int, seed: int) -> list[dict[
 
 
 def rounds(points: int, documents: int) -> list[tuple[int, int]]:
-    """(points, documents) of each round: half the points on twice the documents each time; the last reads all."""
+    """(points, documents) of each round: half the points on twice the documents each time, finally on all documents."""
     plan = []
     read = min(_FIRST_ROUND_DOCUMENTS, documents)
     while points > 2 and read < documents:
@@ -119,7 +119,7 @@ def rounds(points: int, documents: int) -> list[tuple[int, int]]:
 
 
 def halve(points: Sequence[int], documents: int, loss: Callable[[int, int], float]) -> list[int]:
-    """The points of the last round, best first. loss: takes a point and a number of documents."""
+    """Run all rounds. Returns the points of the last one, best first. loss: takes a point and a document count."""
     left = list(points)
     for count, read in rounds(len(left), documents):
         left = sorted(left[:count], key=lambda point: loss(point, read))
@@ -129,9 +129,9 @@ def halve(points: Sequence[int], documents: int, loss: Callable[[int, int], floa
 def evolve(
     geometry: RopeGeometry, factor: float, settings: "TuneSettings", documents: int, measure: Measure
 ) -> ScalingSpec:
-    """The best factors found, as a longrope scaling.
+    """Find the best factors, as a longrope scaling.
 
-    The evolution reads few documents. Its best and the known methods are then compared on all documents.
+    Candidates are scored on a few documents. The best one and the known methods are then compared on all documents.
     """
     rng = np.random.default_rng(settings.seed)
     known = known_methods(geometry, factor)
@@ -154,31 +154,31 @@ def spec_of(factors: Factors, factor: float) -> ScalingSpec:
 
 
 def known_methods(geometry: RopeGeometry, factor: float) -> list[Factors]:
-    """The factors of known methods."""
+    """Factors of the known methods in START_METHODS."""
     known = []
     for method in START_METHODS:
         try:
             inv_freq = scale(geometry, make_spec(method, factor)).inv_freq
-        except MethodError:  # yarn, where no pair lies between its ends
+        except MethodError:  # yarn, if no pair is between its two bounds
             continue
         known.append(_within_bounds(geometry.inv_freq() / inv_freq, factor))
     return known
 
 
 def first_population(known: Sequence[Factors], factor: float, size: int, rng: np.random.Generator) -> list[Factors]:
-    """The known factors, at most `size`, then mutants of them."""
+    """Up to `size` known factors, then mutations of them."""
     mutants = [mutated(known[index % len(known)], factor, rng) for index in range(size - len(known))]
     return [*known[:size], *mutants]
 
 
 def _within_bounds(factors: np.ndarray, factor: float) -> Factors:
-    """Rounds the factors, clips them to the bounds, and raises each to at least the one before."""
+    """Clip the factors to the bounds, round them, and raise each to at least the one before."""
     stepped = np.round(np.clip(factors, 1.0, _LARGEST_FACTOR * factor) / _FACTOR_STEP) * _FACTOR_STEP
     return tuple(float(f"{value:.2f}") for value in np.maximum.accumulate(stepped))
 
 
 def mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors:
-    """Draws some factors again, each between its neighbours."""
+    """Sample some factors again, each between its neighbours."""
     child = np.array(parent)
     for place in np.flatnonzero(rng.random(len(child)) < _MUTATED_SHARE):
         low = child[place - 1] if place else 1.0
@@ -188,7 +188,7 @@ def mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors
 
 
 def crossed(parents: Sequence[Factors], factor: float, rng: np.random.Generator) -> Factors:
-    """Takes each factor from one of two parents; tries until none decreases, and finally raises those that do."""
+    """Take each factor from one of two parents, retrying until none decreases; finally, raise those that do."""
     for _ in range(_CROSSOVER_TRIES):
         pair = rng.choice(len(parents), size=2, replace=len(parents) < 2)
         one, other = (np.array(parents[index]) for index in pair)

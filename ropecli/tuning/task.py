@@ -1,4 +1,4 @@
-"""The settings of a tuning run, and the task: the checkpoint, its baseline patch and its calibration documents."""
+"""Settings of a tuning run, and the task: checkpoint, baseline patch and calibration documents."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -23,17 +23,17 @@ from ropecli.tuning.tune_report import LEVELS
 class TuneSettings:
     """The settings of a tuning run. Raises MethodError.
 
-    level: grid, heads, lora or search. methods: the methods whose constants are searched; points: how many constants
-    are tried in all. short_weight: weight of the loss at the pretraining length, relative to that at the target length.
-    targets: tokens scored per document; None: half the pretraining length. max_documents: documents to read at most;
-    None: enough for scoring and for all steps. original_length: the true pretraining length, tokens, where config.json
-    names another.
+    level: grid, heads, lora or search. methods: methods to search constants of. points: total number of constants to
+    try. short_weight: weight of the loss at the pretraining length, relative to that at the target length. targets:
+    tokens scored per document; None: half the pretraining length. max_documents: maximum number of documents to read;
+    None: enough for scoring and all steps. original_length: the true pretraining length, tokens, if config.json states
+    another.
 
-    heads and lora: steps, batch_size (sequences per step), rank (lora), evaluate_every (steps), patience (scores in a
-    row without improvement that end the training).
+    heads and lora: steps, batch_size (sequences per step), rank (lora), evaluate_every (steps), patience (scores
+    without improvement before training stops).
 
     search: as published (arXiv:2402.13753, section 4 and appendix A), except search_documents, the number of documents
-    that score each candidate, which is our choice.
+    to score each candidate on, which is our choice.
     """
 
     level: str = "heads"
@@ -59,15 +59,15 @@ class TuneSettings:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise MethodError(
-                f"--level is {self.level!r}; it must be one of {', '.join(LEVELS)}.{did_you_mean(self.level, LEVELS)}"
+                f"--level is {self.level!r}; expected one of {', '.join(LEVELS)}.{did_you_mean(self.level, LEVELS)}"
             )
         if not self.methods:
-            raise MethodError("--methods names no method; `ropecli methods` shows them all.")
+            raise MethodError("--methods is empty; `ropecli methods` lists all methods.")
         for method in map(find_method, self.methods):
             if method.remaps or method.depends_on_length:
                 raise MethodError(
-                    f"{method.name} cannot be tuned: only methods with one table of frequencies can, such as yarn, "
-                    "ntk, abf or llama3."
+                    f"{method.name} cannot be tuned; expected a method with one frequency table for all lengths, such "
+                    "as yarn, ntk, abf or llama3."
                 )
 
 
@@ -75,8 +75,8 @@ class TuneSettings:
 class TuningTask:
     """The checkpoint to tune and everything that the result depends on.
 
-    baseline: the patch to compare with, by a method's own constants (of the first method that has some). loading:
-    dtype, device and attn for load_model.
+    baseline: the patch to compare with: the default constants of the first method that has defaults. loading: dtype,
+    device and attn for load_model.
     """
 
     checkpoint: Checkpoint
@@ -109,7 +109,7 @@ class TuningTask:
         return make_plan(self.checkpoint, spec, original_length=self.settings.original_length)
 
     def settings_values(self) -> dict[str, Any]:
-        """The settings as tune.json holds them. Raises DataError for targets that do not fit the lengths."""
+        """The settings as stored in tune.json. Raises DataError for targets that do not fit the lengths."""
         lengths = sorted({self.original_length, self.target_length})
         protocol = Protocol("tail", targets=self.settings.targets)
         return {
@@ -121,7 +121,7 @@ class TuningTask:
         }
 
     def request(self) -> dict[str, Any]:
-        """Everything that the numbers depend on; it must be the same for a run to be resumed."""
+        """Everything that the results depend on. A run resumes only if it is unchanged."""
         dtype, device = settle(self.loading.get("dtype", "auto"), self.loading.get("device", "auto"))
         return {
             "checkpoint": self.checkpoint.digest(),
@@ -148,18 +148,18 @@ def make_task(
     loading: dict[str, str] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> TuningTask:
-    """Plans the baseline patch and reads the calibration documents. advance: called after each document.
+    """Plan the baseline patch and read the calibration documents. advance: called after each document.
 
     Raises MethodError, PatchError, CheckpointError, DataError.
     """
     record = read_record(checkpoint.folder)
     if tuned_weights(record):
         raise PatchError(
-            f"{checkpoint.name} was tuned already: its weights hold what `ropecli tune` learned for another scaling. "
-            f"Tune the checkpoint that it was made of, {untuned(record)}."
+            f"{checkpoint.name} is already tuned: `ropecli tune` changed its weights for another scaling. Tune the "
+            f"original checkpoint, {untuned(record)}."
         )
     baseline = _baseline_plan(checkpoint, factor, settings)
-    # after the plan: transformers reads config.json for the tokenizer, with a less helpful message where it is wrong
+    # after the plan: loading the tokenizer also reads config.json, but with less helpful error messages
     tokenizer = load_tokenizer(checkpoint)
     calibration = read_calibration(
         source,
@@ -175,9 +175,9 @@ def make_task(
 
 
 def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:
-    """The patch that the result is compared with.
+    """Plan the patch to compare the result with.
 
-    Raises MethodError and PatchError, also for a method whose result could not be written.
+    Raises MethodError, and PatchError also for methods that config.json cannot express.
     """
 
     def plan_of(spec: ScalingSpec) -> PatchPlan:

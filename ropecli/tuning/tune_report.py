@@ -1,4 +1,4 @@
-"""The report of a tuning run, as plain values. Loads no model library."""
+"""The report of a tuning run. Does not import torch or transformers."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -19,7 +19,7 @@ LEVELS = ("grid", "heads", "lora", "search")
 TRAINING = ("heads", "lora")
 """The levels that change weights."""
 Loss = Annotated[float, Ge(0)]
-"""Nats; infinite where the model overflowed."""
+"""Nats; infinite if the model overflows."""
 Frequencies = Annotated[list[Annotated[float, Interval(ge=0, le=1e6)]], Len(1, 4096)]
 Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0, 4096)]
 
@@ -28,8 +28,8 @@ Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0,
 class Score:
     """The loss on some documents.
 
-    target, window: mean nats per token of the same tokens, read at the target and at the pretraining length. objective:
-    target + short_weight × window, the smaller the better. documents: their number.
+    target, window: mean loss of the same tokens, nats, read at the target and at the pretraining length. objective:
+    target + short_weight × window; lower is better. documents: number of documents.
     """
 
     target: Loss
@@ -42,8 +42,8 @@ class Score:
 class Point:
     """One measurement.
 
-    level: grid, heads, lora or search. step: for a training level, the updates so far; for a search, the iteration.
-    learned: the number of trained parameters. seconds: with the updates before it.
+    level: grid, heads, lora or search. step: number of updates so far; for the level search, the iteration. learned:
+    number of trained parameters. seconds: time of the measurement and the updates before it.
     """
 
     level: str
@@ -68,8 +68,8 @@ class Point:
 class LayerGains:
     """The learned gains of one layer.
 
-    name: of the module that gives its queries. log_gain, phase (radians): by head and rotary pair; one row where all
-    heads share a norm, and phase is then empty.
+    name: name of the module that produces the queries. log_gain, phase (radians): by head and rotary pair; for a shared
+    norm, log_gain has one row and phase is empty.
     """
 
     name: str
@@ -81,11 +81,11 @@ class LayerGains:
 class TuneReport:
     """One run of `ropecli tune`.
 
-    source, fingerprint: of the calibration data. Scores, all on the same documents: base, the checkpoint as pretrained;
-    plain, the method that plain_name says, with its default constants; begun, the best constants; score, the result.
-    method, params, inv_freq, attention_factor: of the result. points: every measurement. inv_freq, pretrained_inv_freq:
-    radians per token. rounding: the change of a logit when the weights are rounded to the dtype of the files, relative
-    to the largest. seconds: of all points, in whichever run they were measured.
+    source, fingerprint: calibration data. Scores, all on the same documents: base, the pretrained checkpoint; plain,
+    the method in plain_name with default constants; begun, the best constants; score, the result. method, params,
+    inv_freq, attention_factor: the result. points: every measurement. inv_freq, pretrained_inv_freq: radians per token.
+    rounding: change of the logits when the weights are rounded to the dtype of the files, relative to the largest
+    logit. seconds: total of all points, including earlier runs.
     """
 
     checkpoint: str
@@ -130,7 +130,7 @@ class TuneReport:
 
 
 def files_of(report: TuneReport) -> dict[str, Any]:
-    """The JSON files to write beside the weights, by name: the report, and factors for `--factors-file`."""
+    """The JSON files to write next to the weights, by name: the report, and factors for `--factors-file`."""
     files: dict[str, Any] = {TUNING: _finite(report.as_json())}
     if report.level == "search":
         files[FACTORS] = {"long_factor": report.params["long_factor"]}
@@ -153,7 +153,7 @@ def notes_of(report: TuneReport) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Replaces infinities by null: JSON has none, and a loss may overflow."""
+    """Replace infinite losses by null, because JSON has no infinity."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

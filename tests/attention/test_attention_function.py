@@ -84,35 +84,33 @@ HOLED = torch.ones(1, TOKENS, dtype=torch.long).index_fill(1, torch.tensor([30])
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"position_ids": PACKED, "use_cache": False}, "packed into one sequence"),
-        ({"position_ids": 2 * torch.arange(TOKENS)[None], "attention_mask": ONES}, "The positions leave some out"),
+        ({"position_ids": PACKED, "use_cache": False}, "packed into one row"),
+        ({"position_ids": 2 * torch.arange(TOKENS)[None], "attention_mask": ONES}, "position_ids are not consecutive"),
         ({"attention_mask": torch.ones(1, 1, TOKENS, TOKENS)}, r"a mask of shape \(1, 1, 110, 110\)"),
         ({"attention_mask": HOLED}, "padding between tokens"),
     ],
 )
-def test_what_it_would_do_wrong_is_refused(options, reason, model):
+def test_unsupported_masks_and_positions_are_refused(options, reason, model):
     with pytest.raises(PatchError, match=reason):
         model(ROW, **options)
 
 
-def test_a_mask_that_leaves_out_what_is_in_the_cache_is_refused(model):
+def test_a_mask_without_the_cached_tokens_is_refused(model):
     cache = model(ROW[:, :60]).past_key_values
-    with pytest.raises(
-        PatchError, match="The attention mask is of 50 tokens, and with those in the cache there are 110"
-    ):
+    with pytest.raises(PatchError, match="The attention mask has 50 tokens; expected 110"):
         model(ROW[:, 60:], attention_mask=ONES[:, 60:], past_key_values=cache)
 
 
 def test_a_model_that_attends_in_both_directions_is_refused(llama):
     model = make(llama)
     model.config.is_causal = False
-    with pytest.raises(PatchError, match="Tokens see the ones after them"):
+    with pytest.raises(PatchError, match="The attention mask is not causal"):
         model(ROW)
 
 
 def test_dropout_is_refused(llama, edited):
     model = make(edited(llama, attention_dropout=0.1)).train()
-    with pytest.raises(PatchError, match=r"attention dropout of 0\.1; .* Set its attention_dropout to 0"):
+    with pytest.raises(PatchError, match=r"attention_dropout is 0\.1; .* Set attention_dropout to 0"):
         model(ROW)
 
 

@@ -44,7 +44,7 @@ REMAPPINGS = {
         (_near(5), Branch(np.zeros_like, lambda n: np.clip(n - 4, 0, 3), lambda n: np.full_like(n, 5), np.zeros_like))
     ),
     "chunks": Remapping(_chunks(11)),
-    "keys turned alone": Remapping((_near(5), _far(5, None, lambda m: m + 2))),
+    "only keys rotated": Remapping((_near(5), _far(5, None, lambda m: m + 2))),
 }
 
 
@@ -52,7 +52,7 @@ REMAPPINGS = {
 def small_blocks(monkeypatch):
     """So that even these sizes come in many blocks, of few heads each."""
     monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", 400)
-    monkeypatch.setattr(block_attention, "_FEWEST_QUERIES", 3)
+    monkeypatch.setattr(block_attention, "_MIN_QUERIES", 3)
 
 
 def brute_force(remapping, rotation, query, key, value, first_query, first_key, scaling, softcap=None, sinks=None):
@@ -123,7 +123,7 @@ def test_equals_brute_force_at_random_sizes(seed, monkeypatch):
         )
     )
     monkeypatch.setattr(block_attention, "_SCORES_ON_CPU", int(draw.integers(1, 5000)))
-    monkeypatch.setattr(block_attention, "_FEWEST_QUERIES", int(draw.integers(1, 20)))
+    monkeypatch.setattr(block_attention, "_MIN_QUERIES", int(draw.integers(1, 20)))
     kv_heads, group = (int(draw.integers(1, 4)) for _ in range(2))
     query, key, value = make_heads(seed=seed, heads=kv_heads * group, kv_heads=kv_heads, batch=int(draw.integers(1, 3)))
     query, key, value = query[:, :, first : stop + 1], key[:, :, kept : stop + 1], value[:, :, kept : stop + 1]
@@ -266,7 +266,7 @@ def test_a_kernel_that_does_not_compile_is_done_without(monkeypatch):
 
     for error in (torch._dynamo.exc.FailOnRecompileLimitHit("limit"), torch._dynamo.exc.TorchDynamoException("limit")):
         fails(error)
-        with pytest.warns(UserWarning, match="without fused kernels, slower: limit"):
+        with pytest.warns(UserWarning, match="without fused kernels, which is slower: limit"):
             assert torch.equal(attend(kernel, HALVES, *heads), expected)
     fails(torch.OutOfMemoryError("memory"))
     with pytest.raises(torch.OutOfMemoryError):

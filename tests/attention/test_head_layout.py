@@ -23,12 +23,12 @@ KNOWN = {
     "deepseek_v2": (LATENT, HeadLayout(32, True)),
     "deepseek_v3": (LATENT, HeadLayout(32, False)),
 }
-NO_POSITIONS = r"the layers that see the whole context, 1 of \d do not rotate by the rotary tables"
+NO_POSITIONS = r"1 of \d layers with full attention do not rotate by the rotary tables"
 REFUSED = {
-    "falcon": ({}, "No layer calls an attention function"),
+    "falcon": ({}, "No layer uses transformers' attention interface"),
     "hunyuan_v1_dense": ({"head_dim": 32}, r"Layer 0 \(HunYuanDenseV1Attention\) changes queries or keys after the"),
-    "llama4_text": ({"head_dim": 32, **EXPERTS, "intermediate_size_mlp": 96}, "does not see the whole context"),
-    "mistral": ({"sliding_window": 16}, "Every layer looks back sliding_window tokens"),
+    "llama4_text": ({"head_dim": 32, **EXPERTS, "intermediate_size_mlp": 96}, "hides part of the context"),
+    "mistral": ({"sliding_window": 16}, "All layers have a sliding window"),
     "smollm3": ({"no_rope_layers": [1, 0]}, NO_POSITIONS),
 }
 
@@ -80,7 +80,7 @@ def test_weights_of_other_precisions_are_proved_too(build, llama, dtype):
         find_layout(load_uneven(build("hunyuan_v1_dense", head_dim=32), dtype=dtype))
 
 
-def test_one_head_that_does_not_turn_is_noticed(build, monkeypatch):
+def test_one_head_that_does_not_rotate_is_noticed(build, monkeypatch):
     rotate = modeling_llama.apply_rotary_pos_emb
 
     def all_but_the_last(query, key, cos, sin):

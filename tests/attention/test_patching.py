@@ -59,19 +59,21 @@ def test_a_loaded_checkpoint_has_its_own_back_after_another(llama, patched):
     assert torch.equal(logits(model), before)
 
 
-def test_an_attention_that_does_something_else_is_found_out(llama, monkeypatch, tmp_path):
-    """The proof compares with the model's own: scaled scores, as an architecture may want them, show."""
+def test_an_attention_with_an_unknown_feature_is_refused(llama, monkeypatch, tmp_path):
+    """The proof compares with the model's own attention, so scaled scores are detected."""
 
     def another(*arguments, **options):
         return attend(*arguments, **{**options, "scaling": 0.5 * options["scaling"]})
 
     attend = AttentionInterface._global_mapping["ropecli:rerope"]
     monkeypatch.setitem(AttentionInterface._global_mapping, "ropecli:rerope", another)
-    with pytest.raises(PatchError, match=r"Where rerope changes nothing, the model's output differs by 0\.\d+ of the"):
+    with pytest.raises(
+        PatchError, match=r"too short for rerope to change any distance, the output changes by 0\.\d+ of its"
+    ):
         patch_to(plan(llama), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     model = load(llama)
-    with pytest.raises(PatchError, match="Where rerope changes nothing"):
+    with pytest.raises(PatchError, match="too short for rerope to change any distance"):
         live_patch(model, plan(llama).ropes)
     assert model.config._attn_implementation == "sdpa"
 

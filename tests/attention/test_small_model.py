@@ -38,9 +38,9 @@ LATER_START = {
 }
 WORKS, REFUSES = 100, 30
 NO_POSITIONS = "do not rotate by the rotary tables"
-SPARSE = "Perhaps it works on the mask itself, as sparse attention does"
+SPARSE = "perhaps because it uses the mask itself, as sparse attention does"
 AFTERWARDS = "changes queries or keys after the rotation"
-NO_FUNCTION = "No layer calls an attention function"
+NO_FUNCTION = "No layer uses transformers' attention interface"
 REFUSED = {
     **dict.fromkeys(("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe"), NO_POSITIONS),
     **dict.fromkeys(("flint", "kolibri1", "smollm3"), NO_POSITIONS),
@@ -48,15 +48,15 @@ REFUSED = {
     **dict.fromkeys(("hy_v4", "qwen4_exp", "qwen4_exp_text"), SPARSE),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "nanochat"), AFTERWARDS),
     **dict.fromkeys(("falcon", "gpt_neox_japanese"), NO_FUNCTION),
-    **dict.fromkeys(("llama4", "llama4_text"), "does not see the whole context, by its mask"),
+    **dict.fromkeys(("llama4", "llama4_text"), "hides part of the context"),
     "beam": "no layer that sees the whole context has rotary positions",
     "blt": "contains the configs of several transformers",
-    "deepseek_v4": "changes the mask on its way",
-    "gemma4_assistant": "does not build a small model",
+    "deepseek_v4": "changes the attention mask",
+    "gemma4_assistant": "cannot build a small model",
     "ministral": "a distance method has no effect",
     "recurrent_gemma": "the context cannot be extended",
 }
-# The others need minutes, all together.
+# All others take minutes together.
 AT_ONCE = {
     *("axk2", "bitnet", "doge", "ernie4_5", "gemma2", "glm", "got_ocr2", "granite_swa", "lfm2", "minicpm3"),
     *("modernbert-decoder", "nanochat", "olmoe", "smollm3", "youtu", "zaya"),
@@ -125,8 +125,8 @@ def test_the_attention_is_kept_and_the_rest_is_small():
 
 
 def test_what_transformers_does_not_build_or_run_is_told():
-    with pytest.raises(CheckpointError, match=r"does not build a small model of this kind: .*no such thing"):
+    with pytest.raises(CheckpointError, match=r"cannot build a small model of this architecture: .*no such thing"):
         make_small_model(llama(num_key_value_heads=4, num_attention_heads=4, hidden_act="no such thing"))
     small = make_small_model(coverage.config_of("deepseek_v2", hidden_size=64, num_hidden_layers=2, q_lora_rank=8))
-    with pytest.raises(PatchError, match="DeepseekV2ForCausalLM does not run with another attention"):
+    with pytest.raises(PatchError, match="DeepseekV2ForCausalLM does not run with another attention function"):
         find_layout(small)

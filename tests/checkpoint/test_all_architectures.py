@@ -59,7 +59,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "gemma4": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
     "gemma4_assistant": {
         **dict.fromkeys(("yarn", "longrope"), MIXED_HEADS),
-        **dict.fromkeys(("linear", "ntk"), "does not build a model from this config: The set of layer types producing"),
+        **dict.fromkeys(("linear", "ntk"), "cannot build a model from this config: The set of layer types producing"),
     },
     "gemma4_text": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
     "gemma4_unified": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},

@@ -143,7 +143,7 @@ def test_whole_documents_can_be_left_out_and_cut(evaluate, few):
 WRONG = {
     "a GPU that is not there": (["--device", "cuda"], "--device cuda"),
     "a protocol that is not known": (["--protocol", "middle"], "prefix, tail"),
-    "a stride of prefix": (["--stride", "5"], "stride is for the protocol sliding; prefix has none"),
+    "a stride of prefix": (["--stride", "5"], "stride applies only to the protocol sliding, not to prefix"),
     "few tokens of prefix": (["--min-tokens", "5"], "--min-tokens and --max-tokens apply to whole documents"),
     "more tokens than there are": (["--min-tokens", "100000", "--protocol", "yarn"], "at least 100000 tokens"),
     "an attention that is not known": (["--attn", "flash"], "--attn is 'flash'; expected one of auto, sdpa, eager"),

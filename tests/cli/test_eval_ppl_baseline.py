@@ -62,7 +62,7 @@ def test_the_headlines_by_hand(measured, llama, protocol, against):
     """The window is the baseline's: 64 tokens."""
     report = measured("--baseline", llama, "--protocol", protocol)
     ours, theirs = ({row["length"]: row for row in one["rows"]} for one in (report, report["baseline"]))
-    gain = "long-context gain" if protocol == "tail" else "change at the same length beyond the window"
+    gain = "long-context gain" if protocol == "tail" else "change beyond the pretraining length"
     expected = [("short-context cost", 64, 64), (gain, 128, against)]
     assert [(one["name"], one["length"], one["baseline_length"]) for one in report["headlines"]] == expected
     for (_, length, base_length), found in zip(expected, report["headlines"], strict=True):

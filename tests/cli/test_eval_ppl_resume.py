@@ -171,7 +171,7 @@ def test_two_processes_give_the_very_numbers_of_one(ropecli, arguments, stopped,
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)  # of one process, or it would be no JSON
     assert report == json.loads(output.read_text())
-    assert done.stderr.count("tokenizer knows") == 2  # a warning for each model, not for each process as well
+    assert done.stderr.count("tokenizer has") == 2  # a warning for each model, not for each process as well
     one = json.loads(ropecli(*arguments(*options)).out)
     for settings in (one["settings"], one["baseline"]["settings"]):
         assert settings["processes"] == 1

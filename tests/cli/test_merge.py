@@ -84,7 +84,7 @@ def test_an_adapter_is_measured_on_its_base_with_its_own_config(ropecli, llama, 
     for folder in (adapter, older):
         found, said = measured(folder)
         assert found == pytest.approx(expected, rel=1e-6)
-        assert "other weights" not in said
+        assert "different weights" not in said
     (older / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "nowhere"}))
     outcome = ropecli("eval-ppl", older, "--data", corpus, "--lengths", "48")
     assert outcome.code == 2
@@ -103,7 +103,7 @@ def test_another_base_is_said(ropecli, build, patched, adapter, tmp_path):
     save_file({name: tensor * 1.01 for name, tensor in tensors.items()}, other / "model.safetensors", {"format": "pt"})
     outcome = ropecli("merge", adapter, "-o", tmp_path / "other", "--base", other)
     assert outcome.code == 0
-    assert "trained with other weights" in outcome.err
+    assert "trained on different weights" in outcome.err
 
 
 @pytest.mark.parametrize("settings", [{"hidden_size": 128}, {"num_hidden_layers": 1}])
@@ -121,7 +121,7 @@ def test_a_base_that_does_not_fit_is_refused(ropecli, build, adapter, tmp_path, 
 def test_weights_that_do_not_fill_the_adapters_config_are_refused(ropecli, build, adapter, tmp_path):
     outcome = ropecli("merge", adapter, "-o", tmp_path / "whole", "--base", build("llama", hidden_size=128))
     assert outcome.code == 2
-    assert "config.json asks for" in outcome.err
+    assert "config.json implies" in outcome.err
     assert not (tmp_path / "whole").exists()
 
 
@@ -152,11 +152,11 @@ def test_pefts_own_folder_is_merged_too(ropecli, llama, tmp_path, keys, matrices
 
 def test_what_is_no_adapter_is_refused(ropecli, llama, adapter, tmp_path):
     outcome = ropecli("merge", llama, "-o", tmp_path / "whole")
-    assert (outcome.code, "must hold adapter_config.json" in outcome.err) == (2, True)
+    assert (outcome.code, "expected adapter_config.json" in outcome.err) == (2, True)
     broken = Path(shutil.copytree(adapter, tmp_path / "broken"))
     (broken / "adapter_model.safetensors").write_bytes(b"nothing")
     outcome = ropecli("merge", broken, "-o", tmp_path / "whole")
-    assert (outcome.code, "no adapter that can be read" in outcome.err) == (2, True)
+    assert (outcome.code, "Cannot read the adapter" in outcome.err) == (2, True)
     for key, value in {
         "peft_type": "IA3",
         "init_lora_weights": "pissa",
@@ -167,7 +167,7 @@ def test_what_is_no_adapter_is_refused(ropecli, llama, adapter, tmp_path):
         config = json.loads((folder / "adapter_config.json").read_text())
         (folder / "adapter_config.json").write_text(json.dumps({**config, key: value}))
         outcome = ropecli("merge", folder, "-o", tmp_path / "whole")
-        assert (outcome.code, "merged" in outcome.err) == (2, True), outcome.err
+        assert (outcome.code, key in outcome.err) == (2, True), outcome.err
     assert not (tmp_path / "whole").exists()
 
 

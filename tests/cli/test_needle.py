@@ -56,10 +56,10 @@ def test_a_short_text_is_repeated_and_said(ask, tmp_path):
 
 
 WRONG = {
-    "a needle without a key": (["--needle", "x", "--question", "y"], "hides no key"),
+    "a needle without a key": (["--needle", "x", "--question", "y"], "expected {key} in it"),
     "several keys without names": (["--needle", "{key}", "--question", "y", "--keys", "2"], "{name}"),
     "more keys than candidates": ([*OWN, "--keys", "10"], "at least 11"),
-    "a style beside templates": ([*OWN, "--style", "code"], "--style code has no effect"),
+    "a style beside templates": ([*OWN, "--style", "code"], "--style code cannot be used"),
     "candidates that are not ranked": (["--mode", "generate", "--candidates", "10"], "--candidates has no effect"),
 }
 

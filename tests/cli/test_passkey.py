@@ -58,7 +58,7 @@ def test_a_method_in_memory_measures_what_a_patched_folder_does(ropecli, ask, ll
 
 @pytest.mark.skipif(not (FOLDER / "model.safetensors").is_file(), reason="no demo checkpoint here")
 def test_the_advice_on_a_length_is_true(ask):
-    """Of the demo's tokenizer, which puts the keys in unlike numbers of tokens."""
+    """The demo's tokenizer gives keys different numbers of tokens."""
     options = {"checkpoint": "demo", "lengths": "64,300"}
     least = ask("--trials", 5, **options).err.split("at least ")[1].strip().rstrip(".")
     outcome = ask("--trials", 5, **{**options, "lengths": least})

@@ -120,4 +120,4 @@ def test_another_attention_is_refused_with_the_way_out(ropecli, llama, rerope, c
         (llama, ["compare", "-l", "64", "--methods", "none,rerope"]),
     ):
         outcome = ropecli(options[0], folder, *options[1:], *attn)
-        is_one_message(outcome, "--attn eager would replace", "rerope", "Leave --attn out.")
+        is_one_message(outcome, "--attn eager would replace", "rerope", "Remove --attn.")

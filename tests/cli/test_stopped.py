@@ -57,7 +57,7 @@ def test_the_end_of_another_process_is_one_message(commands, name):
     other.kill()
     other.communicate()
     assert (first.returncode, out) == (2, "")
-    assert "error: Another process of this run ended" in err
+    assert "error: Another process of this run exited" in err
     assert "Connection closed by peer" in err
     assert ("--resume" in err) == (name != "passkey")
     assert "Traceback" not in err

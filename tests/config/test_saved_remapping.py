@@ -179,7 +179,7 @@ def test_the_layers_are_those_that_see_the_whole_context(build):
 
 def test_an_architecture_that_does_not_allow_it_is_refused_and_nothing_left(build, patched, tmp_path):
     falcon = build("falcon", num_kv_heads=1, alibi=False, new_decoder_architecture=False)
-    with pytest.raises(PatchError, match="code of its own"):
+    with pytest.raises(PatchError, match="its own attention code"):
         patched(falcon, "rerope")
     assert list(tmp_path.iterdir()) == []
 

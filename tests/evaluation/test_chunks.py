@@ -1,4 +1,4 @@
-"""Read chunk by chunk through its KV cache, a model gives what one pass gives, or it is said and read in one pass."""
+"""Chunks with a KV cache give the same losses as one pass; otherwise, a warning is printed and one pass is used."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def test_all_protocols_give_the_same_by_chunks(sliding_gemma, loaded, uneven, pr
     assert not [sentence for sentence in said if "chunks" in sentence]
 
 
-def test_a_recurrent_state_is_not_gone_on_with_and_it_is_said(build, loaded, uneven):
+def test_a_recurrent_state_is_read_in_one_pass_with_a_warning(build, loaded, uneven):
     model = loaded(build("bamba", attn_layer_indices=[1], **HYBRID))
     said, documents = [], uneven(100, 120)
     rows = evaluate_perplexity(model, documents, [24, 100], chunk=30, say=said.append)
@@ -98,7 +98,7 @@ def test_a_recurrent_state_is_not_gone_on_with_and_it_is_said(build, loaded, une
 
 
 @pytest.mark.parametrize("fault", ["it raises", "it shifts"])
-def test_a_cache_that_fails_is_said_and_one_pass_read(fault, llama, loaded, uneven, monkeypatch):
+def test_a_failing_cache_is_read_in_one_pass_with_a_warning(fault, llama, loaded, uneven, monkeypatch):
     decode_on = scoring.SplitModel.decode_on
 
     def failing(self, ids, cache):
@@ -118,7 +118,7 @@ def test_a_cache_that_fails_is_said_and_one_pass_read(fault, llama, loaded, unev
     rows = evaluate_perplexity(model, documents, [24, 100], chunk=30, say=said.append)
     assert rows == evaluate_perplexity(model, documents, [24, 100])
     (sentence,) = said
-    assert "not read in chunks of 30 tokens, but in one pass" in sentence
+    assert "one pass instead of chunks of 30 tokens" in sentence
     assert "cache" in sentence
 
 
@@ -128,7 +128,7 @@ def test_frequencies_that_follow_the_length_want_one_pass(llama, patched, loaded
     rows = evaluate_perplexity(loaded(folder), documents, [24, 100], chunk=30, say=said.append)
     assert rows == evaluate_perplexity(loaded(folder), documents, [24, 100])
     (sentence,) = said
-    assert "frequencies follow the length" in sentence
+    assert "frequencies depend on the length" in sentence
 
 
 def test_a_cache_that_forgets_beyond_the_trial_is_found_out(llama, loaded, uneven, edited):

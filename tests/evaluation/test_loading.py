@@ -50,8 +50,8 @@ def test_the_attention_is_the_one_asked_for(llama, loaded):
         load_model(open_checkpoint(llama), device="cpu", attn="nonsense")
 
 
-def test_a_vocabulary_that_is_not_the_models_is_told_in_a_sentence(llama, loaded, tokenizer):
-    model = loaded(llama)  # of 512 rows, and the tokenizer knows 459
+def test_vocabularies_of_different_sizes_give_a_warning(llama, loaded, tokenizer):
+    model = loaded(llama)  # 512 rows; the tokenizer has 459 tokens
     sentence = vocabulary_mismatch(tokenizer, model)
     assert "459" in sentence
     assert "512" in sentence

@@ -109,8 +109,8 @@ def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
 
 WRONG = {
     "an unknown name": (("slidin",), "'slidin'.*prefix, tail, sliding, disjoint, yarn.*'sliding'"),
-    "a stride of tail": (("tail", 5, None), "stride is for the protocol sliding; tail"),
-    "targets of sliding": (("sliding", None, 5), "targets is for the protocol tail; sliding"),
+    "a stride of tail": (("tail", 5, None), "stride applies only to the protocol sliding, not to tail"),
+    "targets of sliding": (("sliding", None, 5), "targets applies only to the protocol tail, not to sliding"),
 }
 
 
@@ -122,15 +122,15 @@ def test_a_wrong_protocol_is_refused(arguments, message):
 
 UNFIT = {
     "one token": (("prefix",), [1, 8], "at least 2 tokens"),
-    "a stride as long as the window": (("sliding", 24), [24, 64], "stride of 24 tokens.*exceed that by 1"),
-    "a stride into the prefix": (("sliding", 22), [24, 64], "stride of 22 tokens.*exceed that by 3"),
-    "as many targets": (("tail", None, 24), [24, 64], "24 target tokens.*exceed that by 1"),
-    "targets into the prefix": (("tail", None, 22), [24, 64], "22 target tokens.*exceed that by 3"),
+    "a stride as long as the window": (("sliding", 24), [24, 64], "stride of 24 tokens.*expected 1 to 23"),
+    "a stride into the prefix": (("sliding", 22), [24, 64], "stride of 22 tokens.*expected 1 to 21"),
+    "as many targets": (("tail", None, 24), [24, 64], "24 target tokens.*expected 1 to 23"),
+    "targets into the prefix": (("tail", None, 22), [24, 64], "22 target tokens.*expected 1 to 21"),
 }
 
 
 @pytest.mark.parametrize(("arguments", "lengths", "message"), UNFIT.values(), ids=UNFIT)
 def test_settings_that_do_not_fit_the_lengths_are_refused(arguments, lengths, message):
-    special = SpecialTokens((5, 6, BOS), BOS, EOS) if "by 3" in message else SpecialTokens()
+    special = SpecialTokens((5, 6, BOS), BOS, EOS) if "1 to 21" in message else SpecialTokens()
     with pytest.raises(DataError, match=message):
         Protocol(*arguments).settled(lengths, special)

@@ -79,7 +79,7 @@ def evaluate(ropecli, corpus):
         fixed = ["--data", corpus, "--lengths", ",".join(map(str, LENGTHS)), "--max-documents", 4, "--json"]
         outcome = ropecli(command, folder, *fixed, *options)
         assert outcome.code == 0, outcome.err
-        assert "not read in chunks" not in outcome.err
+        assert "instead of chunks" not in outcome.err
         return json.loads(outcome.out)
 
     return call

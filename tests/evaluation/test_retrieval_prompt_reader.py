@@ -47,7 +47,7 @@ def test_both_ways_give_what_a_plain_pass_gives(build, loaded, expected, name, m
         monkeypatch.setattr(prompt_reader, "_TOKENS_AT_ONCE", at_once)
         reader = PromptReader(model, TOKENS, chunk=chunk)
         whole = reader.log_probabilities(IDS, ANSWERS)
-        reader.settle(IDS)
+        reader.check_cache(IDS)
         assert reader.once
         np.testing.assert_allclose(whole, wanted, rtol=0, atol=1e-4)
         for _ in range(2):  # nothing remains of the first
@@ -57,7 +57,7 @@ def test_both_ways_give_what_a_plain_pass_gives(build, loaded, expected, name, m
 def test_a_stock_dynamic_checkpoint_is_read_whole_and_fresh(dynamic, loaded, expected):
     said = []
     reader = PromptReader(loaded(dynamic), TOKENS, chunk=16)
-    reader.settle(IDS, said.append)
+    reader.check_cache(IDS, said.append)
     assert reader.switching
     assert not reader.once
     assert len(said) == 1
@@ -66,12 +66,12 @@ def test_a_stock_dynamic_checkpoint_is_read_whole_and_fresh(dynamic, loaded, exp
     np.testing.assert_allclose(reader.log_probabilities(IDS, ANSWERS), expected(dynamic), rtol=0, atol=1e-4)
 
 
-def test_a_model_that_does_not_go_on_from_its_cache_is_read_whole(llama, loaded, expected):
+def test_a_model_that_ignores_its_cache_reads_the_whole_prompt(llama, loaded, expected):
     reader = PromptReader(loaded(llama), TOKENS, chunk=16)
     plain = reader.split.decode_on
     reader.split.decode_on = lambda ids, cache: plain(ids, None)  # forgets what it read
     said = []
-    reader.settle(IDS, said.append)
+    reader.check_cache(IDS, said.append)
     assert not reader.once
     assert len(said) == 1
     np.testing.assert_allclose(reader.log_probabilities(IDS, ANSWERS), expected(llama), rtol=0, atol=1e-4)
@@ -89,6 +89,6 @@ def test_greedy_answers_are_those_of_generate(llama, loaded):
     wanted = model.generate(torch.from_numpy(IDS)[None], max_new_tokens=12, do_sample=False)[0, len(IDS) :].tolist()
     reader = PromptReader(model, TOKENS, chunk=16)
     assert greedy(reader) == wanted
-    reader.settle(IDS)
+    reader.check_cache(IDS)
     assert reader.once
     assert greedy(reader) == wanted

@@ -133,11 +133,11 @@ def test_keys_that_stand_in_the_text_are_not_drawn():
 
 
 WRONG = {
-    "no key": (("secret", "is"), "hides no key"),
-    "the answer in the question": (("{key}", "is {key}"), "holds {key}"),
+    "no key": (("secret", "is"), "expected {key} in it"),
+    "the answer in the question": (("{key}", "is {key}"), "remove {key}"),
     "another field": (("{key} {word}", "is"), "{word}"),
     "a field's attribute": (("{key.__class__}", "is"), "{key.__class__}"),
-    "a lone brace": (("{key} {", "is"), "no template"),
+    "a lone brace": (("{key} {", "is"), "not a valid template"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What TokenScorer leaves alone, and what it refuses; test_chunks.py holds its losses against a plain forward pass."""
+"""TokenScorer leaves the model unchanged and refuses unsupported heads; test_chunks.py compares its losses."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_the_model_is_left_as_it_was(llama, loaded):
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_model_that_does_not_come_apart_is_refused(llama, loaded):
+def test_a_model_that_cannot_be_split_is_refused(llama, loaded):
     model = loaded(llama)
     whole = model.forward
 
@@ -34,7 +34,7 @@ def test_a_model_that_does_not_come_apart_is_refused(llama, loaded):
         return outputs
 
     model.forward = forward
-    with pytest.raises(CheckpointError, match="does not let its head run apart"):
+    with pytest.raises(CheckpointError, match="LM head cannot run separately"):
         TokenScorer(model)
 
 

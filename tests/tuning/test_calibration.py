@@ -11,7 +11,7 @@ TARGET = 100
 
 @pytest.fixture
 def texts(tmp_path, corpus):
-    """texts(parts, repeated=...) -> a folder of so many different documents, the first of them several times over."""
+    """texts(parts, repeated=...) -> a folder of `parts` different documents, the first of them repeated."""
 
     def write(parts, repeated=0):
         words = " ".join(path.read_text() for path in sorted(corpus.iterdir())).split()
@@ -66,10 +66,10 @@ def test_what_is_there_twice_is_not_on_both_sides(texts, tokenizer):
         assert not set(scored) & set(learned)
 
 
-def test_too_few_are_told(texts, tokenizer):
-    with pytest.raises(DataError, match="has too few different documents of 100 tokens: 3 of the 8 read; at least 4"):
+def test_too_few_documents_are_an_error(texts, tokenizer):
+    with pytest.raises(DataError, match="has too few distinct documents of 100 tokens: 3 of 8; expected at least 4"):
         read_calibration(texts(3, repeated=5), tokenizer, TARGET, most=None, seed=0)
-    with pytest.raises(DataError, match="different documents of 100 tokens: 3 of the 3 read;"):
+    with pytest.raises(DataError, match="distinct documents of 100 tokens: 3 of 3;"):
         read_calibration(texts(8), tokenizer, TARGET, most=3, seed=0)
     with pytest.raises(DataError, match="No document has at least"):
         read_calibration(texts(9), tokenizer, 100_000, most=None, seed=0)

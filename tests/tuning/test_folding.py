@@ -149,9 +149,9 @@ def test_a_phase_moves_the_offset_that_a_head_prefers(llama, make_run, monkeypat
 @pytest.mark.parametrize(
     ("model_type", "settings", "reason"),
     [
-        ("gpt_neox_japanese", {}, "attends by code of its own"),
+        ("gpt_neox_japanese", {}, "has its own attention code"),
         ("hunyuan_v1_dense", {"head_dim": 32}, r"Layer 0 .* changes queries or keys after the rotation"),
-        ("stablelm", {"qk_layernorm": True}, "do not come unchanged from a projection or a norm"),
+        ("stablelm", {"qk_layernorm": True}, "do not come directly from a projection or a norm"),
         ("olmo3", {"layer_types": ["sliding_attention"] * 2}, "No layer rotates by the rotary table of full_attention"),
     ],
 )
@@ -277,7 +277,7 @@ def test_a_wrong_fold_shows_even_where_it_moves_logits_less_than_half_precision_
     run, gains, live = half(size=0.02)
     unfolded = {name: run.model.get_parameter(name).detach().double() for name in gains.weights}
     monkeypatch.setattr(gains, "folded", lambda: unfolded)
-    with pytest.raises(ProofError, match="The folded weights give other logits"):
+    with pytest.raises(ProofError, match="The logits of the folded weights differ"):
         folded_into(run, gains, live)
 
 
@@ -301,7 +301,7 @@ def test_what_was_written_wrong_is_not_left_behind(llama, make_run, tmp_path, mo
     run = make_run(llama)
     folded = folded_into(run, *with_gains(run))
     folded.changed["model.layers.0.self_attn.q_proj.weight"].mul_(1.01)
-    with pytest.raises(ProofError, match="Stock transformers, loading the written files"):
+    with pytest.raises(ProofError, match="The logits of the written checkpoint in stock transformers differ"):
         write(run, folded, tmp_path / "tuned")
     assert not list(tmp_path.iterdir())
 
@@ -313,5 +313,5 @@ def test_the_coarser_of_two_precisions_is_what_is_allowed():
     off = Logits(exact.values * 1.01, torch.bfloat16)
     require_same(off, exact, "It gives")
     require_same(exact, off, "It gives")
-    with pytest.raises(ProofError, match=r"off by 0\.01 of the largest, where 0\.0001 is float32's rounding"):
+    with pytest.raises(ProofError, match=r"differ .* by 0\.01 of the largest; float32 allows 0\.0001"):
         require_same(off._replace(dtype=torch.float32), exact, "It gives")

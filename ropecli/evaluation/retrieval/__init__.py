@@ -1,5 +1,5 @@
-"""Retrieval tasks: a key hidden in a long text, and whether a model finds it (`passkey`, `needle`).
+"""Retrieval tasks (`passkey`, `needle`): whether a model finds a key hidden in a long text.
 
-templates.py the wording · haystack.py the text around the key · prompts.py keys and prompts, exact to the token ·
-prompt_reader.py one pass over a prompt and what may follow it · accuracy.py lengths × depths × trials, in two modes.
+templates.py: the wording. haystack.py: the text around the key. prompts.py: keys and prompts of exact length.
+prompt_reader.py: reads a prompt once for all its answers. accuracy.py: accuracy by length and depth, in two modes.
 """

@@ -1,13 +1,12 @@
-"""Measures how often a model finds the key: lengths × depths × trials.
+"""Measure how often a model finds the key, by length and depth.
 
-mode rank: the true key is ranked among other candidates by its log-probability. Works for every causal LM, however
-small or untaught. The other candidates are keys of the same form: those of the other needles in the prompt, and some
-that appear nowhere in it. They have as many tokens as the true key, so that sums of log-probabilities are comparable.
-Where a tokenizer has too few such numbers, sums over different numbers of tokens are compared. A tie counts against
-the true key.
+Mode rank: rank the true key among other candidates by log-probability. Works for every causal LM, including small base
+models. The other candidates are the keys of the other needles in the prompt and keys that appear nowhere in it. They
+have as many tokens as the true key, so that sums of log-probabilities are comparable, unless the tokenizer has too few
+such numbers. A tie counts against the true key.
 
-mode generate: the model writes the key greedily. It is compared with the beginning of the answer, white space aside. A
-digit after the key makes it another number.
+Mode generate: decode greedily. The answer must start with the key, ignoring white space. A digit after the key makes it
+a different number.
 """
 
 import hashlib
@@ -30,15 +29,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MODES = ("rank", "generate")
-_MORE = 4
-"""Tokens beyond the key's own, for white space or a key put in other tokens: these stand beyond the length."""
+_EXTRA_TOKENS = 4
+"""Tokens generated beyond the key's own, for white space or another tokenization of the key. They exceed the length."""
 
 
 @dataclass(frozen=True)
 class RetrievalResult:
-    """cells: by length, then depth. fingerprint: sha256 of all prompts and true keys, whatever the mode.
+    """cells: by length, then depth. fingerprint: sha256 of all prompts and true keys; the same for both modes.
 
-    once: whether each prompt was read once, or for each answer anew.
+    once: whether each prompt was read once; otherwise, it was read again for each answer.
     """
 
     cells: list[RetrievalCell]
@@ -47,7 +46,7 @@ class RetrievalResult:
 
 
 class TrialResult(NamedTuple):
-    """One trial. rank: of the true key, 1 the first. margin: its log-probability less the best other's, nats."""
+    """One trial. rank: rank of the true key, 1 is best. margin: its log-probability minus the best other's, nats."""
 
     hit: bool
     rank: int | None = None
@@ -55,13 +54,13 @@ class TrialResult(NamedTuple):
 
 
 def check_mode(mode: str) -> None:
-    """Raises MethodError for an unknown mode."""
+    """Raise MethodError for an unknown mode."""
     if mode not in MODES:
         raise MethodError(f"Unknown mode {mode!r}. Known: {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
 
 
 def chance_of(task: RetrievalTask, mode: str) -> float:
-    """Accuracy of a blind guess: one of the candidates, or any key of five digits."""
+    """Accuracy of random guessing: one of the candidates, or any key of five digits."""
     return 1 / task.candidates if mode == "rank" else 1 / KEY_COUNT
 
 
@@ -79,29 +78,28 @@ def evaluate_retrieval(
     advance: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda message: None,
 ) -> RetrievalResult:
-    """One RetrievalCell per length and depth, of `trials` prompts each.
+    """Measure accuracy for each length and depth, on `trials` prompts each.
 
-    length: tokens of prompt and answer together, in both modes. depth: 0 puts the needle right after the introduction,
-    1 right before the question. mode: 'rank' or 'generate'. switching, chunk: of PromptReader. workers: the processes
-    that share the trials. advance: called after each trial of this process. say: told in a sentence what could not be
-    done as asked.
+    lengths: tokens of prompt and answer together, in both modes. depths: 0 puts the needle right after the
+    introduction, 1 right before the question. mode: 'rank' or 'generate'. switching, chunk: see PromptReader. workers:
+    the processes that share the trials. advance: called after each trial of this process. say: called with warnings.
 
-    Raises MethodError for an unknown mode, DataError for a length that is too short, RopecliError for a model that
-    overflows, and for a prompt that the device's memory does not hold.
+    Raises MethodError for an unknown mode, DataError for a length that is too short, RopecliError if the model
+    overflows or the device runs out of memory.
     """
     check_mode(mode)
     lengths, depths = sorted(set(lengths)), sorted(set(depths))
     workers = workers or Workers()
     reader = PromptReader(model, lengths[-1], switching=switching, chunk=chunk)
     with within_memory(1, lengths[-1]):
-        reader.settle(task.prompt(lengths[-1], depths[0], 0).ids, say)
+        reader.check_cache(task.prompt(lengths[-1], depths[0], 0).ids, say)
     asked = list(product(lengths, depths, range(trials)))
-    mine = {}
+    own = {}
     for index in workers.share(range(len(asked))):
         prompt = task.prompt(*asked[index])
-        mine[index] = (_ask(reader, task, prompt, mode), prompt.fingerprint())
+        own[index] = (_ask(reader, task, prompt, mode), prompt.fingerprint())
         advance()
-    measured = workers.gather(mine)
+    measured = workers.gather(own)
     found, prints = zip(*(measured[index] for index in range(len(asked))), strict=True)
     cells = [
         _cell(length, depth, found[first * trials : (first + 1) * trials])
@@ -132,12 +130,12 @@ def _cell(length: int, depth: float, found: Sequence[TrialResult]) -> RetrievalC
 
 
 def rank_answers(reader: PromptReader, prompt: Prompt) -> TrialResult:
-    """Raises RopecliError for a log-probability that is not finite."""
+    """Rank the true key among the candidates. Raises RopecliError if a log-probability is not finite."""
     values = reader.log_probabilities(prompt.ids, prompt.answers)
     if not np.isfinite(values).all():
         tokens = len(prompt.ids) + len(prompt.answers[0])
         raise RopecliError(
-            f"A log-probability is not finite at length {tokens}: the model overflows there. Another --dtype may help."
+            f"A log-probability is not finite at length {tokens}: the model overflows. Try another --dtype."
         )
     true, others = values[0], values[1:]
     rank = 1 + int((others >= true).sum())
@@ -145,16 +143,16 @@ def rank_answers(reader: PromptReader, prompt: Prompt) -> TrialResult:
 
 
 def generate_answer(reader: PromptReader, pieces: PieceTokenizer, prompt: Prompt) -> TrialResult:
-    """Whether the answer begins with the key and goes on with no digit, or not at all. Stops once that is decided."""
-    # what is left of the question where the tokenizer joins its end with the key belongs to the answer
+    """Generate until it is clear whether the answer starts with the key, without another digit after it."""
+    # if the tokenizer merges the end of the question with the key, the merged token belongs to the answer
     key = pieces.text(prompt.answers[0]).strip()
     tokens: list[int] = []
-    said = ""
-    for token in islice(reader.greedy(prompt.ids), len(prompt.answers[0]) + _MORE):
+    answer = ""
+    for token in islice(reader.greedy(prompt.ids), len(prompt.answers[0]) + _EXTRA_TOKENS):
         tokens.append(token)
-        said = pieces.text(tokens).lstrip()
-        if said.startswith(key) and said != key:
-            return TrialResult(not said[len(key)].isdigit())
-        if not key.startswith(said.rstrip()):
+        answer = pieces.text(tokens).lstrip()
+        if answer.startswith(key) and answer != key:
+            return TrialResult(not answer[len(key)].isdigit())
+        if not key.startswith(answer.rstrip()):
             break
-    return TrialResult(said == key)
+    return TrialResult(answer == key)

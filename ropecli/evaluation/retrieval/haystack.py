@@ -1,4 +1,4 @@
-"""The text around the needles, in tokens: from a source, or from repeated sentences."""
+"""The text around the needles, as tokens: from a source or from repeated sentences."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ import numpy as np
 from ropecli.data.documents import special_tokens
 from ropecli.errors import DataError
 
-_MOST = 2**20
-"""Tokens kept of a source; a fixed number, so that the same seed gives the same text whatever the lengths."""
+_MAX_TOKENS = 2**20
+"""Tokens kept of a source. Independent of the lengths, so that the same seed gives the same text."""
 _CHARACTERS = 2**18
-"""Of a document that are tokenized at once."""
+"""Characters tokenized at once."""
 
 
 TokenIds = tuple[int, ...]
 
 
 class PieceTokenizer:
-    """Gives pieces of text the tokens that they have inside a longer text, for any tokenizer.
+    """Tokenizes pieces of text as they would be inside a longer text, with any tokenizer.
 
-    prefix: the special tokens that it puts before every text.
+    prefix: the special tokens that the tokenizer puts before every text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -30,11 +30,11 @@ class PieceTokenizer:
         self._line_break = self.opening("\n")
 
     def opening(self, text: str) -> TokenIds:
-        """Of a piece that begins the text."""
+        """Tokens of a piece at the beginning of the text."""
         return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def inside(self, text: str) -> TokenIds:
-        """Of a piece that others precede: SentencePiece would put a space before it if it were alone."""
+        """Tokens of a piece after others. On its own, SentencePiece would put a space before it."""
         before, both = self._line_break, self.opening(f"\n{text}")
         return both[len(before) :] if both[: len(before)] == before else self.opening(text)
 
@@ -43,14 +43,14 @@ class PieceTokenizer:
 
 
 def common_beginning(sequences: Sequence[TokenIds]) -> int:
-    """How many tokens all sequences begin with alike."""
+    """Length of the longest common prefix, tokens."""
     shortest = min(sequences, key=len)
     return next((i for i, token in enumerate(shortest) if any(one[i] != token for one in sequences)), len(shortest))
 
 
 @dataclass(frozen=True)
 class Haystack:
-    """ids: shape (tokens,), int64; read in a ring. anywhere: whether a stretch begins anywhere, or at the beginning."""
+    """ids: shape (tokens,), int64, read cyclically. anywhere: whether to start at a random token or at the first."""
 
     ids: np.ndarray
     anywhere: bool
@@ -62,7 +62,7 @@ class Haystack:
 
 
 def repeat_sentences(sentences: str, pieces: PieceTokenizer, tokens: int) -> Haystack:
-    """The same sentences again and again, at least `tokens` tokens long."""
+    """Repeat the sentences to at least `tokens` tokens."""
     times = 2 + tokens // len(pieces.inside(f" {sentences}"))
     return Haystack(np.array(pieces.inside(" ".join([sentences] * times)), dtype=np.int64), anywhere=False)
 
@@ -70,11 +70,10 @@ def repeat_sentences(sentences: str, pieces: PieceTokenizer, tokens: int) -> Hay
 def read_haystack(
     texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, advance: Callable[[], None] = lambda: None
 ) -> Haystack:
-    """The documents of a source, joined by empty lines, up to a million tokens. Raises DataError for none.
+    """Read the documents of a source, joined by empty lines, up to 2**20 tokens. Raises DataError if there are none.
 
-    Long documents are tokenized in pieces, and no further than to that million. The pieces depend on the document
-    alone, so that the same source always gives the same tokens: each has up to 2**18 characters, and ends before the
-    last space or line break among them, or at their end where there is none.
+    Long documents are tokenized in pieces. The pieces depend only on the document, so the same source always gives the
+    same tokens: each has up to 2**18 characters and ends before the last space or line break among them, if any.
     """
     parts: list[int] = []
     between = pieces.inside("\n\n")
@@ -82,14 +81,14 @@ def read_haystack(
         parts += between if parts else ()
         for index, piece in enumerate(_cut(text)):
             parts += pieces.inside(piece) if index else pieces.opening(piece)
-            if len(parts) >= _MOST:
+            if len(parts) >= _MAX_TOKENS:
                 break
         advance()
-        if len(parts) >= _MOST:
+        if len(parts) >= _MAX_TOKENS:
             break
     if not parts:
-        raise DataError("The source holds no text to hide a needle in. Give another --data.")
-    return Haystack(np.array(parts[:_MOST], dtype=np.int64), anywhere=True)
+        raise DataError("The source is empty. Set --data to a source with text.")
+    return Haystack(np.array(parts[:_MAX_TOKENS], dtype=np.int64), anywhere=True)
 
 
 def _cut(text: str) -> Iterator[str]:

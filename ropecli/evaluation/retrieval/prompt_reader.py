@@ -1,6 +1,6 @@
-"""Reads a prompt once and continues from its KV cache. Where that is not exact, reads the whole prompt again each time.
+"""Read a prompt once and continue from its KV cache; if that is not exact, read the whole prompt for each answer.
 
-Logits are computed only for the positions that are asked about, never for the prompt.
+Logits are computed only for the answers, never for the whole prompt.
 """
 
 import copy
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PROBED = 256
-"""Tokens of a chunk in which the probe reads, unless the user named a size."""
+"""Default chunk size of the check, tokens."""
 _PROBED_IN = 2.5
-"""Chunks in which the probe reads a text, the last of them a broken one."""
+"""Chunks that the check reads; the last one is partial."""
 _COPIED_AT_ONCE = 2**31
-"""Bytes of KV cache that one batch of answers may take."""
+"""Bytes of KV cache for one batch of answers."""
 _TOKENS_AT_ONCE = 2**14
 
 
 class _Read(NamedTuple):
-    """logits: shape (vocabulary,), of the token that follows. cache: all that was read."""
+    """logits: shape (vocabulary,), for the next token. cache: KV cache of all tokens read."""
 
     logits: torch.Tensor
     cache: Any
@@ -37,8 +37,8 @@ class PromptReader:
     """Reads prompts with a causal LM.
 
     longest: tokens of the longest prompt with its answer. switching: whether a patch in memory makes the frequencies
-    follow the length; the model's own tables are checked in any case. chunk: tokens read at once, None for all. once:
-    whether prompts are read once; see `settle`.
+    depend on the length; the model's own tables are always checked. chunk: tokens per pass; None for all. once: whether
+    prompts are read once; see `check_cache`.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class PromptReader:
         self.device = model.device
         self.chunk = chunk
         tables = rotary_tables(model)
-        self.remembering = tables if switches_with_length(tables, longest) else []
-        self.switching = switching or bool(self.remembering)
+        self.dynamic_tables = tables if switches_with_length(tables, longest) else []
+        self.switching = switching or bool(self.dynamic_tables)
         self.once = False
 
-    def settle(self, ids: np.ndarray, say: Callable[[str], None] = lambda message: None) -> None:
-        """Reads prompts once from now on, if continuing from the cache is exact for `ids`.
+    def check_cache(self, ids: np.ndarray, say: Callable[[str], None] = lambda message: None) -> None:
+        """Read prompts once from now on if continuing from the KV cache is exact for `ids`.
 
-        say: called with a warning if prompts are not read in chunks as asked.
+        say: called with a warning if prompts cannot be read in chunks.
         """
-        self.once = not self.switching and self._goes_on_exactly(ids)
+        self.once = not self.switching and self._continues_exactly(ids)
         if not self.once and self.chunk is not None and len(ids) > self.chunk:
             say(one_pass_message(self.chunk, switching=self.switching))
 
     @torch.inference_mode()
     def log_probabilities(self, ids: np.ndarray, answers: Sequence[TokenIds]) -> np.ndarray:
-        """ln p(answer | ids) of each answer, summed over its tokens; shape (answers,), float64, nats."""
+        """ln p(answer | ids) of each answer; shape (answers,), float64, nats."""
         values = np.empty(len(answers))
         read = self._read(self._tensor(ids)) if self.once else None
         for members in _of_same_length(answers):
@@ -75,7 +75,7 @@ class PromptReader:
 
     @torch.inference_mode()
     def greedy(self, ids: np.ndarray) -> Iterator[int]:
-        """The most probable next tokens, one by one, without end."""
+        """Yield greedily decoded tokens, without end."""
         tokens = self._tensor(ids)
         read = self._read(tokens) if self.once else None
         while True:
@@ -83,7 +83,7 @@ class PromptReader:
             chosen = logits.argmax().view(1, 1)
             yield int(chosen)
             if read:
-                read = self._go_on(chosen, read.cache)
+                read = self._continue(chosen, read.cache)
             else:
                 tokens = torch.cat([tokens, chosen], dim=1)
 
@@ -93,10 +93,10 @@ class PromptReader:
     def _read(self, tokens: torch.Tensor) -> _Read:
         read = _Read(torch.empty(0), None)
         for part in tokens.split(self.chunk or tokens.shape[1], dim=1):
-            read = self._go_on(part, read.cache)
+            read = self._continue(part, read.cache)
         return read
 
-    def _go_on(self, tokens: torch.Tensor, cache: Any) -> _Read:
+    def _continue(self, tokens: torch.Tensor, cache: Any) -> _Read:
         outputs = self.split.decode_on(tokens, cache)
         return _Read(self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[0, 0], outputs.past_key_values)
 
@@ -116,21 +116,21 @@ class PromptReader:
         prompt = self._tensor(ids)
         parts = []
         for some in rows.split(max(1, _TOKENS_AT_ONCE // (len(ids) + rows.shape[1]))):
-            reset_tables(self.remembering)
+            reset_tables(self.dynamic_tables)
             sequences = torch.cat([prompt.expand(len(some), -1), some], dim=1)
             parts.append(-self.score(sequences, targets=rows.shape[1]).sum(dim=1))
         return torch.cat(parts)
 
     def _last_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        reset_tables(self.remembering)
+        reset_tables(self.dynamic_tables)
         outputs = self.split.decode(tokens)
         return self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[0, 0]
 
-    def _goes_on_exactly(self, ids: np.ndarray) -> bool:
+    def _continues_exactly(self, ids: np.ndarray) -> bool:
         tokens = self._tensor(ids)
         try:
             self._copies_can_be_read(tokens[:, :2])
-        except Exception:  # a cache that a type does not have surfaces in many ways
+        except Exception:  # models without a KV cache fail in many ways
             return False
         self.score.chunk = max(1, min(self.chunk or _PROBED, int(len(ids) / _PROBED_IN)))
         try:
@@ -152,7 +152,7 @@ def _of_same_length(answers: Sequence[TokenIds]) -> list[list[int]]:
 
 
 def _copies(cache: Any, count: int) -> Any:
-    """A copy of the cache for a batch of `count`: reading on changes a cache."""
+    """A copy of the cache for a batch of `count`. Continuing from a cache changes it."""
     copied = copy.deepcopy(cache)
     copied.batch_repeat_interleave(count)
     return copied

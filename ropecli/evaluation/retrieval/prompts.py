@@ -1,8 +1,7 @@
-"""Builds prompts of exactly N tokens, answer included: special tokens, introduction, text with needles, question.
+"""Build prompts of exactly N tokens, answer included: special tokens, introduction, text with needles, question.
 
-The keys are random numbers of five digits. Every piece is tokenized by itself, so that the tokens of a needle are whole
-and its place is exact; the text between is cut between two tokens. Pure: the same task, length, depth and seed give the
-same prompt to every model with the same tokenizer.
+The keys are random numbers of five digits. Each piece is tokenized separately, so no needle is cut and its position is
+exact. The same task, length, depth, trial and seed give the same prompt for every model with the same tokenizer.
 """
 
 import hashlib
@@ -23,16 +22,16 @@ _DEPTH_STEPS = 10**6
 _LOWEST_KEY, _HIGHEST_KEY = 10_000, 99_999
 KEY_COUNT = _HIGHEST_KEY - _LOWEST_KEY + 1
 _SAMPLE = 32
-"""Keys whose forms are compared, to find the commonest."""
+"""Keys sampled to find the most common form."""
 _TRIES = 10_000
-"""Keys looked at for that form, before others are taken."""
+"""Keys searched for that form, before keys of other forms are taken."""
 _NUMBER = re.compile("(?=([1-9][0-9]{4}))")
 
 
 @dataclass(frozen=True)
 class RetrievalTask:
-    """name: passkey or needle. keys: needles in a prompt, of which one is asked for. candidates: answers to rank, the
-    true key and those of the other needles among them.
+    """name: passkey or needle. keys: number of needles in a prompt; the question asks for one. candidates: number of
+    answers to rank, including the keys of all needles.
     """
 
     name: str
@@ -47,14 +46,13 @@ class RetrievalTask:
         self.templates.check_keys(self.keys)
         if self.candidates <= self.keys:
             raise DataError(
-                f"{self.candidates} candidates leave none that is not in the text beside {self.keys} keys; there must "
-                f"be at least {self.keys + 1}."
+                f"--candidates is {self.candidates}; expected at least {self.keys + 1} for {self.keys} keys."
             )
 
     def prompt(self, length: int, depth: float, trial: int) -> "Prompt":
-        """Raises DataError for a length that has no room for needles and question, saying what they need.
+        """Build a prompt. Raises DataError for a length too short for needles and question.
 
-        The number of candidates has no part in it: what is read is the same however it is asked.
+        The number of candidates does not change the tokens of the prompt.
         """
         draft = self._draft(length, depth, trial)
         if draft.words > length:
@@ -62,14 +60,14 @@ class RetrievalTask:
         return draft.finish()
 
     def check_room(self, lengths: Sequence[int], depths: Sequence[float], trials: int) -> None:
-        """Raises DataError where a prompt of these lengths has no room, with a length at which all of them have."""
+        """Raise DataError if a length is too short for some prompt, naming a length that fits all of them."""
         for length in sorted(lengths):
             if 2 * self._draft(length, depths[0], 0).words < length:
-                return  # other names and keys take a few tokens more, not twice as many
+                return  # other names and keys add a few tokens, not twice as many
             least = length
-            # prompts of another length have other names and keys, that may take more
-            while (most := self._most_words(least, depths, trials)) > least:
-                least = most
+            # prompts of another length have other names and keys, which may take more tokens
+            while (needed := self._most_words(least, depths, trials)) > least:
+                least = needed
             if least > length:
                 raise _too_short(length, least)
 
@@ -86,8 +84,8 @@ class RetrievalTask:
 
 def _too_short(length: int, least: int) -> DataError:
     return DataError(
-        f"A prompt of {length} tokens is too short for the words around the text alone. Give --lengths of at least "
-        f"{least}."
+        f"A prompt of {length} tokens is too short for its introduction, needles and question. Set --lengths to at "
+        f"least {least}."
     )
 
 
@@ -95,8 +93,8 @@ def _too_short(length: int, least: int) -> DataError:
 class Prompt:
     """ids: shape (tokens,), int64, without the answer. keys: the candidates' texts, the true key first.
 
-    answers: their tokens as they follow ids, so that ids and the first answer are `length` tokens together. needle: the
-    first position of the needle that is asked for.
+    answers: tokens of the candidates; ids and the first answer together have `length` tokens. needle: first position of
+    the needle that the question asks for.
     """
 
     ids: np.ndarray
@@ -105,12 +103,12 @@ class Prompt:
     needle: int
 
     def fingerprint(self) -> bytes:
-        """sha256 of the prompt with the true key: the same however it is asked."""
+        """sha256 of the prompt with the true key; the same for both modes."""
         return hashlib.sha256(np.array([*self.ids, *self.answers[0]], dtype="<i8").tobytes()).digest()
 
 
 class _Draft:
-    """A prompt in the making. words: tokens of all but the text between."""
+    """A prompt under construction. words: number of tokens without the haystack, answer included."""
 
     def __init__(self, task: RetrievalTask, rng: np.random.Generator, length: int, depth: float) -> None:
         self.task = task
@@ -123,7 +121,7 @@ class _Draft:
         introduction = f"{templates.introduction}\n" if templates.introduction else ""
         self.head = pieces.prefix + pieces.opening(introduction)
         self.asked = pieces.inside(self.line)
-        # taken before it is cut to size: keys that stand nowhere in it stand in no part of it
+        # before it is cut to size, so that keys missing in it are missing in every part of it
         self.text = task.haystack.stretch(length, rng)
         self.keys = self._draw(rng)
         self.completed = [self._completed(key) for key in self.keys]
@@ -131,13 +129,13 @@ class _Draft:
         self.words = len(self.head) + sum(len(tokens) for _, tokens in self.needles) + len(self.completed[0])
 
     def _draw(self, rng: np.random.Generator) -> tuple[str, ...]:
-        """The keys to hide, and candidates that stand in no part of the prompt."""
+        """The keys to hide, and candidates that appear nowhere in the prompt."""
         task, templates = self.task, self.task.templates
         text = [task.pieces.text(self.text), templates.introduction, templates.needle, templates.question]
         drawn = draw_keys(rng, numbers_in("\n".join(text)), self._form)
         hidden = tuple(islice(drawn, task.keys))
-        beside = numbers_in("".join(self._lines(hidden)))  # '1{key}' holds another number
-        others = (key for key in drawn if key not in beside)
+        in_needles = numbers_in("".join(self._lines(hidden)))  # a template such as '1{key}' contains other numbers
+        others = (key for key in drawn if key not in in_needles)
         return (*hidden, *islice(others, task.candidates - task.keys))
 
     def _completed(self, key: str) -> TokenIds:
@@ -148,7 +146,7 @@ class _Draft:
         return len(completed), common_beginning([self.asked, completed])
 
     def finish(self) -> Prompt:
-        # where a tokenizer joins the end of the question with a key, that token is the answer's
+        # if the tokenizer merges the end of the question with a key, that token belongs to the answer
         asked = common_beginning([self.asked, *self.completed])
         answers = tuple(one[asked:] for one in self.completed)
         ids, at = self._weave(self.needles, self.text[: self.length - self.words])
@@ -159,14 +157,14 @@ class _Draft:
         return [self.task.templates.needle_line(*pair) for pair in zip(self.names, keys, strict=False)]
 
     def _needles(self) -> list[tuple[float, TokenIds]]:
-        """(depth, tokens) of each: first the one that is asked for; the others spread evenly inside the text."""
+        """(depth, tokens) of each needle: first the one asked for; the others are spread evenly over the text."""
         others = self.task.keys - 1
         depths = [self.depth, *((index + 0.5) / others for index in range(others))]
         lines = self._lines(self.keys)
         return [(depth, self.task.pieces.inside(line)) for depth, line in zip(depths, lines, strict=True)]
 
     def _weave(self, needles: list[tuple[float, TokenIds]], text: np.ndarray) -> tuple[np.ndarray, int]:
-        """The head and the text with its needles; and where the needle stands that is asked for."""
+        """The head and the text with its needles, and the position of the needle asked for."""
         ids, at, read = list(self.head), 0, 0
         for depth, needle in sorted(needles, key=lambda pair: pair[0]):
             cut = round(depth * len(text))
@@ -180,16 +178,15 @@ class _Draft:
 
 
 def numbers_in(text: str) -> set[str]:
-    """All keys that stand anywhere in the text, as parts of longer numbers too."""
+    """All keys in the text, including parts of longer numbers."""
     return set(_NUMBER.findall(text))
 
 
 def draw_keys(rng: np.random.Generator, taken: set[str], form_of: Callable[[str], Hashable]) -> Iterator[str]:
-    """Different keys, none of them `taken`, in an order that does not depend on how many are drawn.
+    """Yield distinct keys that are not in `taken`, in an order that does not depend on how many are drawn.
 
-    form_of: what is to be alike in all, as the number of tokens: log-probabilities are then of sequences of the same
-    length. The commonest form comes first, and others where the tokenizer has not enough numbers of that form. Raises
-    DataError once no number is left.
+    form_of: what candidates should have in common, such as the number of tokens, so that their log-probabilities are
+    comparable. Keys of the most common form come first, then keys of other forms. Raises DataError when none is left.
     """
     form_of = cache(form_of)
     free = (key for key in map(str, (_LOWEST_KEY + rng.permutation(KEY_COUNT)).tolist()) if key not in taken)
@@ -204,6 +201,6 @@ def draw_keys(rng: np.random.Generator, taken: set[str], form_of: Callable[[str]
     yield from others
     yield from free
     raise DataError(
-        f"Too few numbers of five digits are free for keys: {len(taken)} of {KEY_COUNT} stand in the text that is to "
-        "hide them. Give another --data, shorter --lengths or fewer --candidates."
+        f"Too few numbers of five digits are left for keys: {len(taken)} of {KEY_COUNT} appear in the text. Use "
+        "another --data, shorter --lengths or fewer --candidates."
     )

@@ -1,6 +1,6 @@
 """The wording of a retrieval task: introduction, needle and question, built in or given by the user.
 
-A needle is a line of its own; the question is the last line, which the key completes.
+Each needle is a separate line. The question is the last line, which the key completes.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,19 @@ def _fields(what: str, template: str) -> set[str]:
     try:
         parts = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
     except ValueError as error:
-        raise MethodError(f"The {what} {template!r} is no template: {error}. Write a brace as {{{{ or }}}}.") from error
+        raise MethodError(
+            f"The {what} {template!r} is not a valid template: {error}. Write a literal brace as {{{{ or }}}}."
+        ) from error
     if any(field not in ("key", "name") or spec or conversion for field, spec, conversion in parts):
-        raise MethodError(f"The {what} is {template!r}; only {{key}} and {{name}} may be in braces.")
+        raise MethodError(f"The {what} is {template!r}; only {{key}} and {{name}} are allowed in braces.")
     return {str(field) for field, _, _ in parts}
 
 
 @dataclass(frozen=True)
 class Templates:
-    """What a prompt says. needle: with {key}, and {name} where there are several. question: with the same {name}.
+    """The wording of a prompt. needle: contains {key}, and {name} for several needles. question: contains {name} then.
 
-    names: one of which each needle bears. Raises MethodError for templates that cannot be asked about.
+    names: values for {name}, a different one for each needle. Raises MethodError for invalid templates.
     """
 
     needle: str
@@ -40,38 +42,36 @@ class Templates:
 
     def __post_init__(self) -> None:
         if "key" not in _fields("needle", self.needle):
-            raise MethodError(f"The needle {self.needle!r} hides no key. Write {{key}} in its place.")
+            raise MethodError(f"The needle is {self.needle!r}; expected {{key}} in it.")
         if "key" in _fields("question", self.question):
-            raise MethodError(
-                f"The question {self.question!r} holds {{key}}, the answer. Leave it out: the key follows the question."
-            )
+            raise MethodError(f"The question is {self.question!r}; remove {{key}}, which is the answer.")
 
     @property
     def named(self) -> bool:
-        """Whether needle and question bear a name."""
+        """Whether needle and question contain {name}."""
         return "name" in _fields("needle", self.needle) and "name" in _fields("question", self.question)
 
     def check_keys(self, count: int) -> None:
-        """Raises MethodError where the templates do not tell `count` needles apart."""
+        """Raise MethodError if the templates do not distinguish `count` needles."""
         if not 0 < count <= len(self.names):
-            raise MethodError(f"{count} keys were asked for; there are names for 1 to {len(self.names)}.")
+            raise MethodError(f"The number of keys is {count}; expected 1 to {len(self.names)}.")
         if count > 1 and not self.named:
             raise MethodError(
-                f"{count} keys need {{name}} in the needle and in the question, to tell which is asked for; they are "
-                f"{self.needle!r} and {self.question!r}."
+                f"{count} keys require {{name}} in the needle and in the question; they are {self.needle!r} and "
+                f"{self.question!r}."
             )
 
     def needle_line(self, name: str, key: str) -> str:
         return f"\n{self.needle.format(name=name, key=key)}\n"
 
     def question_line(self, name: str) -> str:
-        """The question as the key follows it: after one space, or after an opening quote or bracket."""
+        """The question, ending with white space or an opening quote or bracket, so that the key can follow."""
         line = f"\n{self.question.format(name=name)}"
         return line if line[-1].isspace() or line[-1] in _OPENING else f"{line} "
 
 
-# Mohtashami & Jaggi 2023, arXiv:2305.16300: the prompt, line by line. Beyond the needle the sentences go on where they
-# were cut, instead of beginning anew.
+# Mohtashami & Jaggi 2023, arXiv:2305.16300: the prompt, line by line. After the needle, the sentences continue where
+# they were cut instead of starting again.
 PASSKEY = Templates(
     introduction="There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
     "I will quiz you about the important information there.",
@@ -81,7 +81,7 @@ PASSKEY = Templates(
 PASSKEY_FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 STYLES = {
-    # repeats the needle's own words: models of a few million parameters, that follow no instruction, copy from there
+    # the question repeats the needle's words: small models that follow no instructions can copy from there
     "code": Templates(
         needle="{name}_KEY = {key}", question="{name}_KEY =", names=tuple(name.upper() for name in NAMES)
     ),
@@ -94,9 +94,9 @@ STYLES = {
 
 
 def choose_templates(style: str | None, needle: str | None, question: str | None, default: str) -> Templates:
-    """Those of a style, or the user's own, with the names of the style `default`.
+    """Return the templates of a style, or the user's own with the names of the style `default`.
 
-    Raises MethodError for an unknown style, for one template of two, and for a style beside templates.
+    Raises MethodError for an unknown style, for only one of two templates, and for a style together with templates.
     """
     if needle is None and question is None:
         style = style or default
@@ -104,7 +104,7 @@ def choose_templates(style: str | None, needle: str | None, question: str | None
             raise MethodError(f"Unknown style {style!r}. Known: {', '.join(STYLES)}.{did_you_mean(style, STYLES)}")
         return STYLES[style]
     if needle is None or question is None:
-        raise MethodError("Give --needle and --question together.")
+        raise MethodError("--needle and --question must be given together.")
     if style is not None:
-        raise MethodError(f"--style {style} has no effect beside --needle and --question.")
+        raise MethodError(f"--style {style} cannot be used with --needle and --question.")
     return Templates(needle, question, names=STYLES[default].names)
