@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,8 +145,7 @@ def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: boo
     result = FinetuneResult(opened.name, output, total, seconds=time.monotonic() - begun)
     if not steps:
         return result
-    counts = pairwise([0, *(one.tokens for one in steps)])  # each stage counts from 0
-    tokens = sum(after - before if after > before else after for before, after in counts)
+    tokens = sum(one.tokens for one in steps)
     return replace(result, tokens=tokens, first_loss=steps[0].loss, last_loss=steps[-1].loss)
 
 

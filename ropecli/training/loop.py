@@ -79,7 +79,7 @@ def stop_on_signals(say: Callable[[str], None] = lambda message: None) -> Iterat
 class TrainingProgress:
     """Metrics of one step. step: from 1. loss: nats per token. learning_rate: of the first parameter group.
 
-    tokens_per_second, tokens: since the run started or resumed, over all processes.
+    tokens: in this step, tokens_per_second: since the run started or resumed, both over all processes.
     """
 
     step: int
@@ -127,6 +127,7 @@ class TrainingLoop:
             self._save_if_due(done)
 
     def _update(self, done: int) -> TrainingProgress:
+        before = self._tokens
         torch.manual_seed(self.seed + done)
         factor = self.schedule(done)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
@@ -145,8 +146,8 @@ class TrainingLoop:
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
-        tokens = self._tokens * self.accelerator.num_processes
-        speed = tokens / (time.monotonic() - self._begun)
+        tokens = (self._tokens - before) * self.accelerator.num_processes
+        speed = self._tokens * self.accelerator.num_processes / (time.monotonic() - self._begun)
         return TrainingProgress(done + 1, loss, self._rates[0] * factor, grad_norm, speed, tokens)
 
     def _pass(self, batch: Batch, scale: float) -> float:

@@ -201,14 +201,14 @@ def test_options_of_a_patch(llama, patch, refused):
         ["--set", "beta_fast=8"],
         ["--no-verify"],
     ):
-        said = f"--revert takes the patches back; it has no use for {option[0]}."
+        said = f"--revert undoes the patches and does not use {option[0]}."
         assert said in refused(patched, *option)
 
 
 def test_neither_method_nor_revert(llama, ropecli):
     outcome = ropecli("patch", llama, "--factor", 4, "--dry-run")
     assert outcome.code == 2
-    assert "patch needs --method NAME" in outcome.err
+    assert "patch needs --method" in outcome.err
 
 
 def test_a_note_that_makes_no_sense(llama, patch, refused):

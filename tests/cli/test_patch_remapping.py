@@ -82,7 +82,7 @@ def test_inspect_shows_the_method_with_all_its_parameters(ropecli, rerope):
 
 def test_no_engine_is_told_of_plain_attention_in_its_place(ropecli, rerope):
     for engine in ("vllm", "sglang", "llama.cpp"):
-        is_one_message(ropecli("export", rerope, "--engine", engine), "attends by rerope")
+        is_one_message(ropecli("export", rerope, "--engine", engine), "uses rerope, which no engine supports")
 
 
 WRONG = {

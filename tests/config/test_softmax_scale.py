@@ -111,4 +111,4 @@ def test_a_pair_for_a_model_that_does_not_read_it_is_warned_of(model, llama):
     spec = make_spec("yarn", 8.0, {"mscale": 0.707, "mscale_all_dim": 0.707})
     warnings = make_plan(open_checkpoint(llama), spec).warnings
     assert any("mscale_all_dim" in warning and "llama" in warning for warning in warnings)
-    assert make_plan(open_checkpoint(model[0]), spec).warnings == ()
+    assert not any("mscale_all_dim" in warning for warning in make_plan(open_checkpoint(model[0]), spec).warnings)

@@ -191,7 +191,7 @@ def test_a_fault_in_a_later_patch_is_found_before_anything_is_trained(staged, tm
     first = KEYS["stages"][0]
     for patch, error, words in [
         ({"method": "yarn", "target_length": 32}, MethodError, "below the pretraining length, 64"),
-        ({"method": "dynamic-yarn", "factor": 4}, PatchError, "follows the current length"),
+        ({"method": "dynamic-yarn", "factor": 4}, PatchError, "depends on the current length"),
     ]:
         with pytest.raises(error, match="stage 2 of 2: ") as caught:
             staged(tmp_path / "run", stages=[first, {"patch": patch, "length": 96}])

@@ -45,9 +45,9 @@ def test_points_that_do_not_fit_are_left_out_and_a_method_that_never_does_is_ref
         scale(quick, spec)
     everywhere = [spec.params["beta_fast"] for spec in grid_points(GEOMETRY, "yarn", 4.0, 12, 0)[1:]]
     assert min(everywhere) < 9 < min(spec.params["beta_fast"] for spec in found[1:])
-    with pytest.raises(MethodError, match="custom cannot be tuned: custom takes either inv_freq or factors"):
+    with pytest.raises(MethodError, match="custom cannot be tuned: custom requires a list, either inv_freq or factors"):
         grid_points(GEOMETRY, "custom", 4.0, 9, 0)
-    with pytest.raises(MethodError, match="yarn cannot be tuned: Every pair turns more than beta_fast times"):
+    with pytest.raises(MethodError, match="yarn cannot be tuned: Every pair rotates more than beta_fast times"):
         grid_points(RopeGeometry(8, 8, 10.0, 10**6), "yarn", 4.0, 9, 0)
 
 
