@@ -98,7 +98,7 @@ import ropecli
 rope = ropecli.RopeGeometry(128, 128, 5e5, 8192)
 assert len(ropecli.scale(rope, ropecli.make_spec("yarn", 4.0)).inv_freq) == 64
 assert "yarn" in [method.name for method in ropecli.methods().methods]
-theory = ropecli.theory("demo", method="yarn", factor=8)
+theory = ropecli.theory("demo", methods="yarn", factor=8)
 assert theory.report["target_length"] == 2048
 """
     assert not loaded(statements) & {"typer", "rich", *HEAVY}
