@@ -13,6 +13,8 @@ from ropecli.errors import DataError, NotFiniteError, RopecliError
 from ropecli.evaluation.protocols import Protocol
 
 _RESAMPLES = 1000
+_PICKED_AT_ONCE = 2**20
+"""Documents, to bound the memory."""
 _NORMAL = 1.959964
 _FEW = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060)
 _LARGEST_NLL = 700.0
@@ -181,12 +183,13 @@ def _interval(sums: np.ndarray, weights: np.ndarray) -> tuple[float, float] | tu
 
 def _resampled_means(sums: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Σ sums / Σ weights of documents sampled with replacement, with a fixed seed; shape (resamples,)."""
-    random = np.random.default_rng(0)
+    random, documents = np.random.default_rng(0), len(sums)
+    at_once = max(1, _PICKED_AT_ONCE // documents)
     means = []
-    for _ in range(_RESAMPLES):
-        picks = random.integers(0, len(sums), len(sums))
-        means.append(sums[picks].sum() / weights[picks].sum())
-    return np.array(means)
+    for start in range(0, _RESAMPLES, at_once):
+        picks = random.integers(0, documents, (min(at_once, _RESAMPLES - start), documents))
+        means.append(sums[picks].sum(axis=1) / weights[picks].sum(axis=1))
+    return np.concatenate(means)
 
 
 def _student_t(freedom: int) -> float:
