@@ -95,7 +95,8 @@ def tune(
     from ropecli.commands.subject import refuse_attention
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import write_tuned
-    from ropecli.tuning.task import TuneSettings, make_task
+    from ropecli.tuning.task import make_task
+    from ropecli.tuning.tune_settings import TuneSettings
 
     link = options.is_link(weights)
     settings = TuneSettings(

@@ -23,8 +23,8 @@ from ropecli.training.loop import TrainingLoop, TrainingProgress
 from ropecli.training.loss import NextTokenLoss, disable_checkpointing, enable_checkpointing
 from ropecli.training.run_folder import Checkpoints
 from ropecli.tuning.calibration import Evaluator
-from ropecli.tuning.task import TuneSettings
 from ropecli.tuning.tune_report import Score
+from ropecli.tuning.tune_settings import TuneSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

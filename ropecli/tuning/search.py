@@ -22,7 +22,7 @@ from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import ScalingSpec, make_spec
 
 if TYPE_CHECKING:
-    from ropecli.tuning.task import TuneSettings
+    from ropecli.tuning.tune_settings import TuneSettings
 
 _DIGITS = 3
 """Significant digits of a constant."""

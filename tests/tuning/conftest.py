@@ -73,7 +73,8 @@ def make_run(evaluator, sequences):
     from ropecli.live.loading import load_model
     from ropecli.scaling.spec import make_spec
     from ropecli.tuning.calibration import Calibration
-    from ropecli.tuning.task import TuneSettings, TuningTask
+    from ropecli.tuning.task import TuningTask
+    from ropecli.tuning.tune_settings import TuneSettings
 
     def make(
         folder: Path,
