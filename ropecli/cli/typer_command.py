@@ -99,7 +99,7 @@ def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     typed, parse = _typed(kind, flag.name, several=is_argument)
     least = found[Ge].ge if Ge in found else None
-    if TokenCount in found and typed is not str | None:
+    if TokenCount in found:
         typed = str | None if type(None) in typing.get_args(kind) else str
         parse = lambda value: None if value is None else parse_tokens(str(value), flag.name, least or 1)  # noqa: E731
         options["metavar"] = flag.metavar or "TOKENS"
