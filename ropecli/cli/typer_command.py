@@ -101,7 +101,8 @@ def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[
     least = found[Ge].ge if Ge in found else None
     if TokenCount in found:
         typed = str | None if type(None) in typing.get_args(kind) else str
-        parse = lambda value: None if value is None else parse_tokens(str(value), flag.name, least or 1)  # noqa: E731
+        fewest = 1 if least is None else int(least)
+        parse = lambda value: None if value is None else parse_tokens(str(value), flag.name, fewest)  # noqa: E731
         options["metavar"] = flag.metavar or "TOKENS"
     elif least is not None:
         options |= {"min": least, "metavar": "N"}

@@ -56,6 +56,8 @@ def test_token_counts_take_suffixes(ropecli):
     assert (report["method"], report["target_length"]) == ("yarn", 1024)
     recipe = json.loads(ropecli("plan", "demo", "--set", "length=2k", "--json").out)
     assert recipe["length"] == 2048
+    whole = ropecli("eval-ppl", "demo", "-d", "demo", "-L", 2, "-l", "64", "--chunk", 0, "--json")
+    assert json.loads(whole.out)["settings"]["chunk"] is None
     wrong = ropecli("patch", "demo", "--method", "yarn", "--target-length", "1q", "--dry-run")
     assert "--target-length is '1q'; expected 1 tokens or more" in wrong.err
 
