@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> None:
     reports = read_reports([Path(path) for path in paths])
     first = reports[0].rows
     table = Table()
-    table.add_column("tokens read:")
+    table.add_column("context length:")
     for row in first:
         table.add_column(f"{row.length}", justify="right")
     table.add_column(f"{first[-1].length} against base at {first[0].length}", justify="right")
