@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ropecli.commands.patch import patch as patch
     from ropecli.commands.plan import plan as plan
     from ropecli.commands.plot import plot as plot
+    from ropecli.commands.recipe import recipe as recipe
     from ropecli.commands.report import report as report
     from ropecli.commands.theory import theory as theory
     from ropecli.commands.tune import tune as tune
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ropecli.commands": (
-        "compare eval_ppl export finetune inspect merge methods needle passkey patch plan plot report theory tune"
+        "compare eval_ppl export finetune inspect merge methods needle passkey patch plan plot recipe report theory "
+        "tune"
     ),
     # what they take and return
     "ropecli.checkpoint.state": "CheckpointState read_state",

@@ -1,6 +1,7 @@
 """The layers of the package, held by reading its imports: those inside functions count as those at the top do."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -94,6 +95,13 @@ def outside(*parts: str) -> list[str]:
 
 def test_every_part_has_its_layer():
     assert {part_of(name) for name in MODULES} - {"__init__"} <= set(HEIGHT)
+
+
+def test_every_folder_is_packaged():
+    project = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.findall(r'^  "(ropecli[\w.]*)",$', project, re.MULTILINE)
+    folders = {".".join(path.parent.relative_to(PACKAGE.parent).parts) for path in PACKAGE.rglob("*.py")}
+    assert set(listed) == folders | {"ropecli.recipes"}
 
 
 def test_imports_go_down():

@@ -108,6 +108,8 @@ def bare(tmp_path):
 def test_there_are_recipes():
     assert {path.stem for path in RECIPES} == {*EXPECTED, "demo"}
     assert not list(ROOT.rglob("*.yml"))
+    names = [path.stem for path in ROOT.rglob("*.yaml")]
+    assert len(set(names)) == len(names)
 
 
 @recipes
@@ -202,7 +204,7 @@ def test_a_recipe_fits_where_it_says(name, tmp_path):
     from ropecli.training.memory_plan.setups import refusals
 
     path = ROOT / "finetune" / f"{name}.yaml"
-    engine = "ulysses" if "recipes/accelerate/8-gpu-ulysses.yaml" in _header(path) else "fsdp2"
+    engine = "ulysses" if "configuration 8-gpu-ulysses" in _header(path) else "fsdp2"
     config, processes, _ = EXPECTED[name]
     assert processes == (1 if engine == "ulysses" else 8)
     (tmp_path / "config.json").write_text(json.dumps(config))

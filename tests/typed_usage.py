@@ -5,6 +5,7 @@ from typing_extensions import assert_type
 import ropecli
 from ropecli.commands.compare import Comparison
 from ropecli.commands.finetune import FinetuneResult
+from ropecli.commands.recipe import RecipeList
 from ropecli.commands.tune import TunedCheckpoint
 from ropecli.engines.engine_export import Export
 
@@ -15,4 +16,5 @@ def use() -> None:
     assert_type(ropecli.compare(["demo"], data="demo"), Comparison)
     assert_type(ropecli.finetune("demo", output="out"), FinetuneResult)
     assert_type(ropecli.tune("demo", data="demo-train", factor=4, output="out"), TunedCheckpoint)
+    assert_type(ropecli.recipe("yarn-128k"), RecipeList)
     assert_type(ropecli.export("demo", engine="vllm"), Export)

@@ -43,7 +43,11 @@ _COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
         (commands.passkey, render.show_retrieval),
         (commands.needle, render.show_retrieval),
     ],
-    "Train": [(commands.finetune, render.show_finetuned), (commands.tune, render.show_tuned)],
+    "Train": [
+        (commands.recipe, render.show_recipes),
+        (commands.finetune, render.show_finetuned),
+        (commands.tune, render.show_tuned),
+    ],
     "Show": [(commands.plot, render.show_file), (commands.report, render.show_file)],
 }
 for panel, members in _COMMANDS.items():

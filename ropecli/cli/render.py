@@ -4,13 +4,14 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ropecli import demo
-from ropecli.cli.terminal import err, out, show_changes, tell, warn
+from ropecli.cli.terminal import err, out, print_json, show_changes, tell, warn
 
 if TYPE_CHECKING:
     from ropecli.commands.compare import Comparison
     from ropecli.commands.finetune import FinetuneResult
     from ropecli.commands.merge import MergeResult
     from ropecli.commands.patch import PatchResult, RevertResult
+    from ropecli.commands.recipe import RecipeList
     from ropecli.commands.report import DrawnFile
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
@@ -106,6 +107,23 @@ def show_finetuned(result: "FinetuneResult") -> None:
     if (result.output / "config.json").is_file():
         data = _data_for(result.checkpoint)
         _next("eval-ppl", result.output, "--baseline", result.checkpoint, "--data", data, "--protocol", "tail")
+
+
+def show_recipes(listed: "RecipeList") -> None:
+    from rich.table import Table
+
+    out.quiet = False  # a cluster may set RANK in every node's shell, and each needs the path
+    if listed.schema is not None:
+        print_json(listed.schema)
+    elif listed.path:
+        tell("\n".join(str(file.path) for file in listed.recipes))
+    elif listed.one:
+        tell(listed.recipes[0].text.rstrip("\n"))
+    else:
+        table = Table("name", "kind", "summary")
+        for file in listed.recipes:
+            table.add_row(file.name, file.kind, file.summary)
+        out.print(table)
 
 
 def show_tuned(result: "TunedCheckpoint") -> None:

@@ -16,6 +16,7 @@ from ropecli.commands.passkey import passkey
 from ropecli.commands.patch import patch
 from ropecli.commands.plan import plan
 from ropecli.commands.plot import plot
+from ropecli.commands.recipe import recipe
 from ropecli.commands.report import report
 from ropecli.commands.theory import theory
 from ropecli.commands.tune import tune
@@ -33,6 +34,7 @@ __all__ = [
     "patch",
     "plan",
     "plot",
+    "recipe",
     "report",
     "theory",
     "tune",

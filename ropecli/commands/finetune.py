@@ -90,6 +90,7 @@ def finetune(
     """
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.training.recipe import make_recipe
+    from ropecli.training.recipe_files import recipe_path
     from ropecli.training.stages import describe, plan_stages
 
     given = {
@@ -111,7 +112,7 @@ def finetune(
     others = dict(settings or {})
     if twice := [key for key in others if given.get(key) is not None]:
         raise RecipeError(f"{twice[0]} was given twice: by its own option and by --set.")
-    whole = make_recipe(optional_path(recipe), {**given, **others})
+    whole = make_recipe(recipe_path(optional_path(recipe)), {**given, **others})
     opened = open_checkpoint(checkpoint, weights=not dry_run, revision=revision)
     total = sum(run.steps for run in whole.runs)
     if not dry_run:

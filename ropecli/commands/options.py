@@ -159,7 +159,11 @@ PlotFile = Annotated[
 ]
 
 # Training
-RecipeFile = Annotated[str | Path | None, Flag("--recipe", "-r", metavar="FILE"), Doc("YAML recipe; see recipes/.")]
+RecipeFile = Annotated[
+    str | Path | None,
+    Flag("--recipe", "-r", metavar="NAME|FILE"),
+    Doc("A recipe that `ropecli recipe` lists, or a YAML file."),
+]
 OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT]
 
 

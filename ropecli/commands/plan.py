@@ -53,6 +53,7 @@ def plan(
     from ropecli.training.memory_plan.estimate import GPUS
     from ropecli.training.memory_plan.setups import parse_size
     from ropecli.training.recipe import make_recipe
+    from ropecli.training.recipe_files import recipe_path
     from ropecli.training.stages import plan_stages
 
     memory = parse_size(gpu_memory, "--gpu-memory")
@@ -68,7 +69,7 @@ def plan(
     if not 0 < flops < float("inf"):
         raise RecipeError(f"--gpu-flops is {flops:g}; expected a positive number, such as 989e12.")
     given = {**(settings or {}), **({} if length is None else {"length": length})}
-    recipe_file = optional_path(recipe)
+    recipe_file = recipe_path(optional_path(recipe))
     # no data is read: without a recipe any name stands for it
     named = {} if recipe_file or given.keys() & {"data", "mixture"} else {"data": "DATA"}
     opened = open_checkpoint(checkpoint, revision=revision)
@@ -76,7 +77,7 @@ def plan(
     stage = max(stages, key=lambda one: one.length)
     if stage.length > stage.reach:
         warn(f"{stage.length} tokens exceed the context length of {opened.name}, {stage.reach}: patch it first.")
-    return TrainingPlan(_make_report(opened, stage, gpus, memory, flops, mfu, recipe_file, given))
+    return TrainingPlan(_make_report(opened, stage, gpus, memory, flops, mfu, recipe, given))
 
 
 def _make_report(
@@ -86,7 +87,7 @@ def _make_report(
     memory: int,
     flops: float,
     mfu: float,
-    recipe_file: Path | None,
+    recipe_name: str | Path | None,
     given: dict[str, Any],
 ) -> dict[str, Any]:
     from ropecli.live.stock_transformers import read_stock_config, stock_config_of
@@ -135,7 +136,7 @@ def _make_report(
         "seconds_per_step": seconds,
         "seconds": seconds * recipe.steps,
         "options": [_row(one) for one in found],
-        "command": setups.launch_command(chosen, opened.name, length, str(recipe_file) if recipe_file else None, given),
+        "command": setups.launch_command(chosen, opened.name, length, recipe_name, given),
     }
 
 

@@ -3,14 +3,26 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from ropecli.checkpoint.files import read_bounded
 from ropecli.errors import RecipeError, did_you_mean, shown
 from ropecli.yaml12 import read_yaml, token_count
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Tokens = Annotated[int, BeforeValidator(token_count), Field(ge=2, le=2**40)]
+Tokens = Annotated[
+    int,
+    BeforeValidator(token_count),
+    Field(ge=2, le=2**40),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 2, "maximum": 2**40},
+                {"type": "string", "pattern": "^[0-9]+[kKmM]?$"},
+            ]
+        }
+    ),
+]
 _MOST = 10**6
 _LARGEST = 2**20
 """Bytes of a recipe file."""
@@ -153,6 +165,13 @@ class Recipe(_Text):
         if stage.keys() & {"data", "mixture"}:  # a stage's own data replaces the shared data
             shared = {key: value for key, value in shared.items() if key not in (*Source.model_fields, "mixture")}
         return {**shared, "seed": self.seed + number, **stage}
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON schema of a recipe file."""
+    schema = Recipe.model_json_schema()
+    schema["properties"]["stages"]["items"] = {"$ref": "#"}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def make_recipe(path: Path | None, options: dict[str, Any]) -> Recipe:

@@ -30,7 +30,8 @@ def test_options_and_settings_come_before_the_recipe_file(finetune, tmp_path, co
 WRONG = {
     "no data": ({"data": None}, [], "data"),
     "the held-out demo": ({"data": "demo"}, [], "demo-train"),
-    "no such recipe": ({}, ["--recipe", "absent.yaml"], "absent.yaml"),
+    "no such recipe file": ({}, ["--recipe", "demo.yaml"], "demo.yaml cannot be read"),
+    "no such recipe": ({}, ["--recipe", "yarn-12k"], "Did you mean 'yarn-128k'? `ropecli recipe` lists all."),
     "a key that is not known": ({}, ["--set", "lenght=3"], "lenght"),
     "a setting without a value": ({}, ["--set", "steps"], "KEY=VALUE"),
     "no such checkpoint": ({"checkpoint": "nowhere"}, [], "nowhere"),

@@ -1,15 +1,15 @@
 """`ropecli plan`: needs a config alone, says what fits, and prints a command that our own `finetune` reads."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 import typer
 
+import ropecli
 from ropecli.errors import RopecliError
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -76,7 +76,8 @@ def test_the_command_is_one_that_finetune_reads(gpus, config_alone, plan):
     assert "batch_size=2" in params["settings"]
     words = shlex.split(report["command"])
     if "--config_file" in words:
-        assert (ROOT / words[words.index("--config_file") + 1]).is_file()
+        [name] = re.findall(r"\$\(ropecli recipe --path (.*)\)", words[words.index("--config_file") + 1])
+        assert ropecli.recipe(name).recipes[0].kind == "accelerate"
     assert words[words.index("--num_processes") + 1] == str(gpus)
 
 
@@ -108,6 +109,12 @@ def test_the_recipe_is_followed(config_alone, plan, tmp_path):
     report = json.loads(plan(config_alone, "--recipe", path, "--json")[0])
     assert (report["length"], report["steps"], report["tokens_per_step"]) == (32, 7, 96)
     assert str(path) in report["command"]
+
+
+def test_a_recipe_keeps_its_name_in_the_command(config_alone, plan):
+    report = json.loads(plan(config_alone, "--recipe", "demo", "--json")[0])
+    assert report["steps"] == 100
+    assert "--recipe demo" in report["command"]
 
 
 def test_stages_are_planned_by_the_longest_and_keep_their_own_lengths(config_alone, plan, tmp_path):

@@ -10,7 +10,7 @@ from ropecli.training import distributed
 
 
 def forced(*, mixed_precision, **options):
-    """As on GPUs with recipes/accelerate/8-gpu-fsdp2.yaml."""
+    """As on GPUs with the configuration 8-gpu-fsdp2."""
     from accelerate import DistributedType, FullyShardedDataParallelPlugin
     from accelerate.state import PartialState
 

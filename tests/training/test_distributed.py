@@ -229,7 +229,7 @@ def test_launch_configurations_are_accelerate_s(path):
     assert {key for section in sections for key in section} <= options
     assert config.mixed_precision == recipe_of(mixed_precision="bf16").mixed_precision
     text = path.read_text(encoding="utf-8")
-    assert f"accelerate launch --config_file recipes/accelerate/{path.name}" in text
+    assert f'accelerate launch --config_file "$(ropecli recipe --path {path.stem})"' in text
     product = np.prod([size for key, size in config.parallelism_config.items() if key.endswith("_size")])
     assert product in (1, config.num_processes)
     assert yaml.safe_load(text)["num_machines"] == (2 if path.stem == "2-nodes" else 1)

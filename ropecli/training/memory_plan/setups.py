@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ByteSize, TypeAdapter
@@ -98,30 +99,32 @@ def refusals(estimator: MemoryEstimator, recipe: Recipe, length: int, engine: En
         yield from shared_sequence_faults(estimator.model, recipe, length, "sp_size", gpus, varies=estimator.varies)
 
 
-def launch_command(setup: Setup, checkpoint: str, length: int, recipe_file: str | None, given: dict[str, Any]) -> str:
-    """The shell command that starts the training. given: recipe keys set by the user."""
-    words = ["accelerate", "launch", *_launch(setup), "-m", "ropecli", "finetune", checkpoint]
-    if recipe_file:
-        words += ["--recipe", recipe_file]
+def launch_command(setup: Setup, checkpoint: str, length: int, recipe: str | Path | None, given: dict[str, Any]) -> str:
+    """The shell command that starts the training. recipe: name or file. given: recipe keys set by the user."""
+    words = [checkpoint]
+    if recipe:
+        words += ["--recipe", str(recipe)]
     elif "data" not in given:
         words += ["--data", "DATA"]
-    if not recipe_file or "length" in given:  # otherwise the recipe's length, which may differ by stage
+    if not recipe or "length" in given:  # otherwise the recipe's length, which may differ by stage
         words += ["--length", str(length)]
     for key, value in {**given, **setup.changes}.items():
         if key != "length":
             words += ["--set", f"{key}={value}"]
-    return shlex.join([*words, "--output", "OUTPUT"])
+    return (
+        f"accelerate launch {' '.join(_launch(setup))} -m ropecli finetune {shlex.join([*words, '--output', 'OUTPUT'])}"
+    )
 
 
 def _launch(setup: Setup) -> Iterator[str]:
     if setup.engine == "ddp":
-        yield from ("--multi_gpu", "--num_machines", "1")
+        yield "--multi_gpu --num_machines 1"
     else:
-        yield from ("--config_file", f"recipes/accelerate/{_BY_CONFIG[setup.engine]}.yaml")
-    yield from ("--num_processes", str(setup.world))
+        yield f'--config_file "$(ropecli recipe --path {_BY_CONFIG[setup.engine]})"'
+    yield f"--num_processes {setup.world}"
     if setup.engine == "ulysses":
-        yield from ("--parallelism_config_sp_size", str(setup.world))
-    yield from ("--mixed_precision", "no" if setup.recipe.mixed_precision == "none" else "bf16")
+        yield f"--parallelism_config_sp_size {setup.world}"
+    yield f"--mixed_precision {'no' if setup.recipe.mixed_precision == 'none' else 'bf16'}"
 
 
 def parse_size(text: str, name: str) -> int:
