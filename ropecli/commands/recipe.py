@@ -8,14 +8,14 @@ from annotated_doc import Doc
 from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
-    from ropecli.training.recipe_files import RecipeFile
+    from ropecli.training.recipe_files import ShippedFile
 
 
 @dataclass(frozen=True)
 class RecipeList:
     """recipes: the listed files. one: whether the user asked for a single one. path: whether for paths."""
 
-    recipes: "tuple[RecipeFile, ...]" = ()
+    recipes: "tuple[ShippedFile, ...]" = ()
     one: bool = False
     path: bool = False
     schema: dict[str, Any] | None = None

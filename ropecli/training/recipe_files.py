@@ -11,7 +11,7 @@ Kind = Literal["finetune", "accelerate"]
 
 
 @dataclass(frozen=True)
-class RecipeFile:
+class ShippedFile:
     """kind: finetune, a recipe; accelerate, a configuration of `accelerate launch`."""
 
     kind: Kind
@@ -31,15 +31,15 @@ class RecipeFile:
         return self.text.partition("\n")[0].lstrip("# ")
 
 
-def recipe_files(*kinds: Kind) -> dict[str, RecipeFile]:
+def recipe_files(*kinds: Kind) -> dict[str, ShippedFile]:
     """The files of these kinds, by name."""
     # in an installed package, or else in the source tree
     folder = next(one / "recipes" for one in (_PACKAGE, _PACKAGE.parent) if (one / "recipes").is_dir())
-    files = [RecipeFile(kind, path) for kind in kinds for path in sorted((folder / kind).glob("*.yaml"))]
+    files = [ShippedFile(kind, path) for kind in kinds for path in sorted((folder / kind).glob("*.yaml"))]
     return {file.name: file for file in files}
 
 
-def find_file(name: str, files: dict[str, RecipeFile]) -> RecipeFile:
+def find_file(name: str, files: dict[str, ShippedFile]) -> ShippedFile:
     """The one of that name. Raises RecipeError."""
     if name not in files:
         raise RecipeError(f"Unknown recipe {name!r}.{did_you_mean(name, files)} `ropecli recipe` lists all.")
