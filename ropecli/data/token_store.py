@@ -110,7 +110,7 @@ class _Writing:
         self.failure: Exception | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """datasets names its files by a hash of this object, which must stay the same; our folder is named by the key."""
+        """datasets names its files by a hash of this object, which must not change: the key names the folder."""
         return object, ()
 
     def rows(self) -> Iterator[dict[str, Any]]:
