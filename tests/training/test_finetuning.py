@@ -197,7 +197,7 @@ def test_a_mixture_reads_each_source_in_its_share(tune, patched_llama, corpus, t
     recipe = make_recipe(None, {"mixture": sources, "length": 48, "steps": 2, "mixed_precision": "none"})
     run_stages(open_checkpoint(patched_llama), recipe, tmp_path / "run", say=told.append)
     assert len(metrics(tmp_path / "run")) == 2
-    summary = [sentence for sentence in told if "75" in sentence or "25" in sentence]
+    summary = [sentence for sentence in told if "75.0%" in sentence or "25.0%" in sentence]
     assert len(summary) == 2, told
 
 
