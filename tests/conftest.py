@@ -1,5 +1,6 @@
 """Tiny models, built on disk once per session and really loaded; the command line, called as a user calls it."""
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -11,9 +12,24 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+from packaging.version import Version
 from tiny_settings import TINY
 
 WINDOW, VOCABULARY = TINY["max_position_embeddings"], TINY["vocab_size"]
+
+
+TRANSFORMERS = Version(importlib.metadata.version("transformers"))
+
+
+def pytest_configure(config) -> None:
+    config.addinivalue_line("markers", "transformers(release, why): skipped with older releases of transformers")
+
+
+def pytest_runtest_setup(item) -> None:
+    for mark in item.iter_markers("transformers"):
+        release, why = mark.args
+        if Version(release) > TRANSFORMERS:
+            pytest.skip(f"transformers {TRANSFORMERS} is older than {release}: {why}")
 
 
 class Outcome(NamedTuple):

@@ -127,7 +127,7 @@ def _by_layer_type(section: dict[str, Any], family: Family, parameters: Paramete
 def _flat(family: Family) -> CheckpointError:
     return CheckpointError(
         f"config.json has one set of RoPE fields; {family.model_type} expects rope_parameters by layer type "
-        f"({', '.join(family.layers)}). Save the model again with transformers 5, which writes them."
+        f"({', '.join(family.layers)}). Save the model again with transformers 5.14 or newer."
     )
 
 

@@ -83,12 +83,12 @@ def open_store(key: str, texts: Callable[[], Texts], tokenizer) -> TokenStore:
         # the lock of datasets does not cover the removal of a damaged file
         with _quietly(), FileLock(cache / f"{key}.lock"):
             try:
-                return _load(folder, key, writing)
+                return _load(folder, writing)
             except Exception:
                 if writing.begun:
                     raise
             shutil.rmtree(folder, ignore_errors=True)  # damaged
-            return _load(folder, key, writing)
+            return _load(folder, writing)
     except Exception as error:
         if writing.failure:
             raise writing.failure from None
@@ -108,6 +108,10 @@ class _Writing:
         self._texts, self._tokenizer = texts, tokenizer
         self.begun = False
         self.failure: Exception | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """datasets names its files by a hash of this object, which must not change: the key names the folder."""
+        return object, ()
 
     def rows(self) -> Iterator[dict[str, Any]]:
         self.begun = True
@@ -152,14 +156,12 @@ def _grouped(documents) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield np.array([len(ids) for ids in group], dtype="<i8"), np.concatenate(group)
 
 
-def _load(folder: Path, key: str, writing: _Writing) -> TokenStore:
+def _load(folder: Path, writing: _Writing) -> TokenStore:
     """Raises ValueError for a wrong digest, and many kinds of errors for unreadable files."""
     from datasets import Dataset, Features, Value
 
     columns = Features({"lengths": Value("large_binary"), "ids": Value("large_binary"), "digest": Value("string")})
-    dataset = Dataset.from_generator(
-        writing.rows, features=columns, cache_dir=str(folder), fingerprint=key, writer_batch_size=1
-    )
+    dataset = Dataset.from_generator(writing.rows, features=columns, cache_dir=str(folder), writer_batch_size=1)
     table = dataset.data
     rows = [
         (np.frombuffer(lengths.as_buffer(), dtype="<i8"), np.frombuffer(ids.as_buffer(), dtype="<i4"))

@@ -9,7 +9,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.stock_transformers import quiet_transformers, reason_of_stock
 
 DTYPES = {
     "auto": "auto",
@@ -103,7 +103,7 @@ def load_model(
                 **options,
             )
     except Exception as error:  # damaged weights and configs raise many kinds of errors
-        raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
+        raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of_stock(error)}") from error
     model, found = loaded
     if saved is not None and model.config.get_text_config()._attn_implementation != saved.attention:
         raise CheckpointError(

@@ -23,7 +23,7 @@ def read_stock_config(folder: Path, name: str = "") -> Any:
             return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # config classes raise many kinds of errors
         of = f"{name}: " if name else ""
-        raise CheckpointError(f"{of}transformers cannot read this config: {reason_of(error)}") from error
+        raise CheckpointError(f"{of}transformers cannot read this config: {reason_of_stock(error)}") from error
 
 
 def stock_config_of(config: dict[str, Any], name: str = "") -> Any:
@@ -55,8 +55,19 @@ def build_without_weights(folder: Path):
     except PatchError:
         raise
     except Exception as error:  # config classes raise many kinds of errors
-        raise CheckpointError(f"transformers cannot build a model from this config: {reason_of(error)}") from error
+        raise CheckpointError(
+            f"transformers cannot build a model from this config: {reason_of_stock(error)}"
+        ) from error
     return model
+
+
+def reason_of_stock(error: Exception) -> str:
+    """Like reason_of. Names the release that reads YaRN by layer type; older ones raise a KeyError."""
+    import transformers
+
+    if isinstance(error, KeyError) and error.args == ("original_max_position_embeddings",):
+        return f"YaRN by layer type needs transformers 5.9 or newer; {transformers.__version__} is installed."
+    return reason_of(error)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import cross_entropy, linear_cross_entropy
+from torch.nn import functional
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from ropecli.data.sequences import UNSCORED
@@ -32,7 +33,8 @@ class NextTokenLoss(torch.nn.Module):
     """Negative log-likelihood in nats, summed over the labels of a batch of sequences.
 
     A head that is a single matrix uses a chunked linear cross entropy: Liger's kernel on a GPU if installed, otherwise
-    torch's. A head that caps or scales its logits is recomputed chunk by chunk in the backward pass.
+    torch's. A head that caps or scales its logits, and any head before torch 2.13, is recomputed chunk by chunk in the
+    backward pass.
 
     offload: keep the decoder's saved activations in CPU memory; with gradient checkpointing, one hidden state per
     layer.
@@ -66,7 +68,7 @@ class NextTokenLoss(torch.nn.Module):
         with torch.autocast(ids.device.type, enabled=False):
             # autocast may return another dtype than a frozen head's
             hidden = outputs.last_hidden_state.to(self._split.head.weight.dtype)
-            if self._split.plain_head:
+            if self._split.plain_head and (_suits_liger(hidden) or hasattr(torch.nn, "LinearCrossEntropyOptions")):
                 return self._of_plain_head(hidden.flatten(0, 1), labels.flatten())
             return self._recomputed(outputs, hidden, labels)
 
@@ -85,14 +87,14 @@ class NextTokenLoss(torch.nn.Module):
 
     def _of_plain_head(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         weight = self._split.head.weight
-        if hidden.device.type == "cuda" and find_spec("liger_kernel"):
+        if _suits_liger(hidden):
             from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
             return LigerFusedLinearCrossEntropyLoss(ignore_index=UNSCORED, reduction="sum")(weight, hidden, labels)
         options = torch.nn.LinearCrossEntropyOptions(
             batch_chunk_size=self._chunk, chunking_method=None, acc_policy="compact"
         )
-        return linear_cross_entropy(
+        return functional.linear_cross_entropy(
             hidden.float(), weight.float(), labels, reduction="sum", ignore_index=UNSCORED, options=options
         )
 
@@ -109,6 +111,10 @@ class NextTokenLoss(torch.nn.Module):
     def _chunks(self, hidden: torch.Tensor) -> list[slice]:
         step = max(1, self._chunk // len(hidden))
         return [slice(start, start + step) for start in range(0, hidden.shape[1], step)]
+
+
+def _suits_liger(hidden: torch.Tensor) -> bool:
+    return hidden.device.type == "cuda" and find_spec("liger_kernel") is not None
 
 
 @contextmanager

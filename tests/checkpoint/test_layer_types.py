@@ -53,7 +53,9 @@ def patch(tmp_path):
     ("name", "method", "chosen"),
     [
         ("gemma3_text", "ntk", NEAR),
-        ("olmo3", "yarn", LAYERS),
+        pytest.param(
+            "olmo3", "yarn", LAYERS, marks=pytest.mark.transformers("5.14", "olmo3 has one set of RoPE fields")
+        ),
         ("modernbert-decoder", "ntk", LAYERS[::-1]),
     ],
 )
@@ -75,6 +77,7 @@ def test_the_layers_that_are_named_are_scaled_and_no_other(
     assert_inspection_is_live(folder)
 
 
+@pytest.mark.transformers("5.14", "olmo3 has one set of RoPE fields")
 def test_a_second_patch_starts_from_the_original_whatever_was_chosen_first(model, patch, config_of):
     first = patch(model("olmo3"), NEAR)
     again, afresh = patch(first, None, "yarn"), patch(model("olmo3"), None, "yarn")
@@ -123,7 +126,9 @@ def test_the_option_of_the_command_refuses_what_is_not_there(given, model, ropec
 # Without a choice, the layers that see the whole context are scaled.
 
 
-@pytest.mark.parametrize("method", ["yarn", "abf"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("yarn", marks=pytest.mark.transformers("5.9", "yarn by layer type is not read")), "abf"]
+)
 def test_the_older_reader_of_gemma3_finds_both_bases(method, model, patched, config_of):
     """It reads the sliding layers' base from rope_local_base_freq, and would take 10000 without."""
     params = {"rope_theta": 3e6} if method == "abf" else {}

@@ -110,6 +110,7 @@ def test_a_patched_checkpoint_whose_note_is_lost(method, llama, ropecli, inspect
     assert_live(report, live(folder, 256))
 
 
+@pytest.mark.transformers("5.9", "yarn by layer type is not read")
 def test_the_layer_type_that_sees_far_stands_for_all(build, ropecli, inspected, live, tmp_path):
     gemma = build("gemma3_text", head_dim=32, layer_types=LAYERS, sliding_window=32)
     folder = tmp_path / "out"

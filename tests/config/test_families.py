@@ -141,6 +141,7 @@ COMPRESSED = {
 }
 
 
+@pytest.mark.transformers("5.20", "deepseek_v4 is unknown")
 @torch.no_grad()
 def test_the_compressors_of_deepseek_v4_rotate_by_positions_of_their_own():
     """In one pass over 30 tokens, not every table is asked for 30 positions."""

@@ -151,3 +151,14 @@ def test_no_code_of_the_checkpoint_runs(llama, edited, tmp_path):
 def test_without_the_proof_nothing_is_compared(llama, tmp_path):
     assert patch_to(tampered(plan(llama), factor=5.0), tmp_path / "out", verify=False) == 0
     assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_a_release_that_cannot_read_yarn_by_layer_type_is_named(llama, monkeypatch):
+    from transformers import AutoConfig
+
+    def stop(*_, **__):  # as before 5.9
+        raise KeyError("original_max_position_embeddings")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", stop)
+    with pytest.raises(CheckpointError, match=r"needs transformers 5\.9 or newer"):
+        prove(llama, {})
