@@ -42,14 +42,14 @@ err = _Console(stderr=True, highlight=False, emoji=False)
 
 
 def set_verbosity(*, quiet: bool, verbose: bool) -> None:
-    """Sets what this process prints. Of several processes, only the first prints anything but its own errors."""
+    """Set what this process prints. Of several processes, only the first prints anything but its own errors."""
     other = os.environ.get("RANK", "0") != "0"
     out.quiet, err.quiet = other, other or quiet
     out.verbose = verbose
 
 
 def fail(message: str) -> None:
-    err.quiet = False
+    err.quiet = False  # quiet processes still print why they end
     err.print("[bold red]error:[/]", end=" ")
     err.print(message, markup=False, soft_wrap=True)
 

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,11 +131,14 @@ def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: boo
     from ropecli.training.stages import run_stages
 
     again, begun = "Run the same command with --resume to continue.", time.monotonic()
-    steps: list[TrainingProgress] = []
+    first: TrainingProgress | None = None
+    last: TrainingProgress | None = None
+    tokens = 0
     with among_processes(again), progress_bar("preparing", total) as step:
 
         def on_step(progress: "TrainingProgress") -> None:
-            steps.append(progress)
+            nonlocal first, last, tokens
+            first, last, tokens = first or progress, progress, tokens + progress.tokens
             step(done=progress.step, text=f"loss {progress.loss:.3f}, {progress.tokens_per_second:,.0f} tokens/s")
 
         def on_phase(phase: str) -> None:
@@ -143,11 +146,15 @@ def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: boo
 
         run_stages(opened, recipe, output, resume=resume, say=say, on_step=on_step, on_phase=on_phase)
         _leave_processes()
-    result = FinetuneResult(opened.name, output, total, seconds=time.monotonic() - begun)
-    if not steps:
-        return result
-    tokens = sum(one.tokens for one in steps)
-    return replace(result, tokens=tokens, first_loss=steps[0].loss, last_loss=steps[-1].loss)
+    return FinetuneResult(
+        opened.name,
+        output,
+        total,
+        tokens=tokens,
+        seconds=time.monotonic() - begun,
+        first_loss=first.loss if first else None,
+        last_loss=last.loss if last else None,
+    )
 
 
 def _leave_processes() -> None:
