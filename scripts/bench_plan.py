@@ -14,6 +14,7 @@ so it runs without SDPA and stores them.
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 _SMALL = {
@@ -99,8 +100,10 @@ def predict(case: dict[str, Any], gpu: bool = False) -> int:
     return estimate.total - estimate.runtime
 
 
-def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
-    """Whole steps as the loop makes them, on random tokens."""
+def train(
+    case: dict[str, Any], device: str = "cpu", steps: int = 2, on_step: Callable[[], None] = lambda: None
+) -> None:
+    """Whole steps as the loop makes them, on random tokens. on_step: called before the first and after each."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -114,8 +117,9 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
     half = "half_base" in case or (recipe.adapter != "none" and device != "cpu")
     dtype = torch.bfloat16 if half else torch.float32
     attention = {} if recipe.attn == "auto" else {"attn_implementation": recipe.attn}
-    model = AutoModelForCausalLM.from_config(config_of(case), dtype=dtype, **attention)
-    loss_of = NextTokenLoss(attach(model, recipe)).to(device)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config_of(case), dtype=dtype, **attention)
+    loss_of = NextTokenLoss(attach(model, recipe), offload=recipe.offload_activations).to(device)
     model.train()
     if recipe.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
@@ -123,6 +127,7 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
     ids = torch.randint(case["vocab"], (recipe.batch_size, case["length"] + 1), device=device)
     packed = recipe.sequences == "packed"  # documents of a quarter
     positions = (torch.arange(case["length"], device=device) % (case["length"] // 4)).expand_as(ids[:, 1:])
+    on_step()
     for _ in range(steps):
         for _ in range(recipe.gradient_accumulation):
             with torch.autocast(device, torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
@@ -132,6 +137,7 @@ def train(case: dict[str, Any], device: str = "cpu", steps: int = 2) -> None:
         torch.nn.utils.clip_grad_norm_([one for one in loss_of.parameters() if one.requires_grad], 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        on_step()
 
 
 def allocated(case: dict[str, Any]) -> int:

@@ -86,20 +86,22 @@ first 2048) with a context length of N.
 """
 
 
-def train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: list[str], folder: Path, vocabulary: int = VOCABULARY, window: int = WINDOW
+) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE. Documents start with END_OF_TEXT, like Llama's with <s>."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet)
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A {END_OF_TEXT} $B", special_tokens=[(END_OF_TEXT, 0)]
     )
     special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=WINDOW, clean_up_tokenization_spaces=False, **special
+        tokenizer_object=tokenizer, model_max_length=window, clean_up_tokenization_spaces=False, **special
     )
     fast.save_pretrained(folder)
     config_file = folder / "tokenizer_config.json"
@@ -127,9 +129,9 @@ def prepare_corpus(work: Path) -> np.ndarray:
     return ids
 
 
-def batch_at(stream: np.ndarray, seed: int, step: int, size: int, device: str) -> torch.Tensor:
-    starts = np.random.default_rng([seed, step]).integers(0, len(stream) - WINDOW - 1, size=size)
-    rows = np.stack([stream[start : start + WINDOW + 1] for start in starts]).astype(np.int64)
+def batch_at(stream: np.ndarray, seed: int, step: int, size: int, device: str, window: int = WINDOW) -> torch.Tensor:
+    starts = np.random.default_rng([seed, step]).integers(0, len(stream) - window - 1, size=size)
+    rows = np.stack([stream[start : start + window + 1] for start in starts]).astype(np.int64)
     return torch.from_numpy(rows).to(device)
 
 
