@@ -33,6 +33,7 @@ _GRACE = 20
 
 def main() -> None:
     asked = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that start_part stops its part
     if asked.only:
         run_part(asked)
         return
@@ -134,7 +135,10 @@ def start_part(name: str, seconds: float, asked: argparse.Namespace) -> str:
         if status is None:
             stop(process)
             return f"stopped after {seconds + _GRACE:.0f} s"
-    return "" if status == 0 else f"failed with status {status}"
+    if status == 0:
+        return ""
+    lines = (asked.output / f"{name}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"failed: {lines[-1] if lines else f'status {status}'}"
 
 
 def stop(process: subprocess.Popen) -> None:
