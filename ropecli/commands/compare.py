@@ -63,6 +63,7 @@ def compare(
     min_tokens: options.MinTokens = None,
     max_tokens: options.MaxTokens = None,
     text_column: options.TextColumn = "text",
+    dataset_config: options.DatasetConfig = None,
     split: options.Split = None,
     chunk: options.Chunk = None,
     batch_size: options.BatchSize = 1,
@@ -115,7 +116,9 @@ def compare(
     for one in opened:
         run = prepare_run(
             one,
-            DataChoice(data, text_column, split, max_documents, min_tokens, max_tokens),
+            DataChoice(
+                options.with_config(data, dataset_config), text_column, split, max_documents, min_tokens, max_tokens
+            ),
             lengths,
             asked,
             reach=reach,

@@ -38,6 +38,7 @@ def eval_ppl(
     min_tokens: options.MinTokens = None,
     max_tokens: options.MaxTokens = None,
     text_column: options.TextColumn = "text",
+    dataset_config: options.DatasetConfig = None,
     split: options.Split = None,
     chunk: options.Chunk = None,
     batch_size: options.BatchSize = 1,
@@ -71,7 +72,9 @@ def eval_ppl(
         warn(warning)
     run = prepare_run(
         subject.checkpoint,
-        DataChoice(data, text_column, split, max_documents, min_tokens, max_tokens),
+        DataChoice(
+            options.with_config(data, dataset_config), text_column, split, max_documents, min_tokens, max_tokens
+        ),
         lengths,
         asked,
         reach=subject.reach,

@@ -59,6 +59,7 @@ def needle(
     factors_file: options.FactorsFile = None,
     original_length: options.OriginalLength = None,
     text_column: options.TextColumn = "text",
+    dataset_config: options.DatasetConfig = None,
     split: options.Split = None,
     chunk: options.Chunk = None,
     dtype: options.Dtype = "auto",
@@ -80,6 +81,7 @@ def needle(
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
     from ropecli.evaluation.retrieval.templates import choose_templates
 
+    data = options.with_config(data, dataset_config)
     search = make_search(
         lengths,
         depths,

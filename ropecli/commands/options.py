@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Ge
 
+from ropecli.data.sources import is_hub_dataset
 from ropecli.errors import MethodError, shown
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 
@@ -93,7 +94,12 @@ Stride = Annotated[int | None, Ge(1), TOKENS, Doc("sliding: distance between win
 Targets = Annotated[
     int | None, Ge(1), TOKENS, Doc("tail: tokens to score per document. Default: half the shortest length.")
 ]
-MaxDocuments = Annotated[int | None, Ge(1), Doc("Maximum number of documents to read."), DATA]
+MaxDocuments = Annotated[
+    int | None,
+    Ge(1),
+    Doc("Maximum number of documents to read. Default: all; the first 10,000 of a Hub dataset."),
+    DATA,
+]
 MinTokens = Annotated[
     int | None, Ge(2), TOKENS, Doc("sliding, disjoint, yarn: skip documents with fewer tokens."), DATA
 ]
@@ -101,6 +107,9 @@ MaxTokens = Annotated[
     int | None, Ge(2), TOKENS, Doc("sliding, disjoint, yarn: maximum tokens to read per document."), DATA
 ]
 TextColumn = Annotated[str, Doc("Column of a table that holds the text."), DATA]
+DatasetConfig = Annotated[
+    str | None, Flag("--dataset-config", metavar="NAME"), Doc("Configuration of a Hub dataset, such as en."), DATA
+]
 Split = Annotated[str | None, Doc("Split of a Hub dataset. Default: test, validation or train."), DATA]
 Chunk = Annotated[
     int | None,
@@ -173,6 +182,15 @@ def sorted_numbers(numbers: Sequence[Any], option: str) -> list[Any]:
     if not found or not all(0 < number < math.inf for number in found):
         raise MethodError(f"{option} is {shown(list(numbers))}; expected positive numbers, such as 256,512.")
     return found
+
+
+def with_config(data: str, config: str | None) -> str:
+    """The source owner/name:config. Raises MethodError if --data is not a Hub dataset without a configuration."""
+    if config is None:
+        return data
+    if not is_hub_dataset(data) or ":" in data:
+        raise MethodError(f"--dataset-config is {config!r}, but --data is {data!r}; expected a Hub id, owner/name.")
+    return f"{data}:{config}"
 
 
 def as_path(path: str | Path) -> Path:

@@ -78,6 +78,7 @@ def tune(
     ] = None,
     seed: Annotated[int, Ge(0), Doc("Random seed.")] = 0,
     text_column: options.TextColumn = "text",
+    dataset_config: options.DatasetConfig = None,
     split: Annotated[str | None, Doc("Split of a Hub dataset. Default: train."), options.DATA] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -91,7 +92,7 @@ def tune(
     Trains on most documents of --data and scores on the rest.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.commands.measuring import count_documents, interruptible
+    from ropecli.commands.measuring import count_documents, interruptible, reads_everything
     from ropecli.commands.subject import refuse_attention
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import write_tuned
@@ -114,6 +115,7 @@ def tune(
         search_population=population,
         search_iterations=iterations,
     )
+    data = options.with_config(data, dataset_config)
     folder = options.as_path(output)
     refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
@@ -126,6 +128,7 @@ def tune(
             settings,
             text_column=text_column,
             split=split,
+            whole=reads_everything(data, max_documents),
             loading={"dtype": dtype, "device": device, "attn": attn},
             advance=step,
         )

@@ -92,12 +92,13 @@ def make_task(
     *,
     text_column: str = "text",
     split: str | None = None,
+    whole: bool = True,
     loading: dict[str, str] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> TuningTask:
-    """Plan the baseline patch and read the calibration documents. advance: called after each document.
+    """Plan the baseline patch and read the calibration documents.
 
-    Raises MethodError, PatchError, CheckpointError, DataError.
+    whole: see read_texts. advance: called after each document. Raises MethodError, PatchError, CheckpointError, DataError.
     """
     record = read_record(checkpoint.folder)
     if tuned_weights(record):
@@ -112,6 +113,7 @@ def make_task(
         source,
         tokenizer,
         baseline.target_length,
+        whole=whole,
         most=settings.max_documents or MOST_EVALUATED + settings.steps * settings.batch_size,
         seed=settings.seed,
         text_column=text_column,
