@@ -69,6 +69,10 @@ def compare(
     batch_size: options.BatchSize = 1,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    load_in_8bit: options.LoadIn8bit = False,
+    load_in_4bit: options.LoadIn4bit = False,
     attn: options.Attn = "auto",
     plot: Annotated[
         str | Path | None, Flag("--plot", metavar="FILE"), Doc("Draw the result: .png, .svg or .pdf."), options.OUTPUT
@@ -98,6 +102,7 @@ def compare(
     refuse_unknown_ending(picture)
     refuse_outputs(report_file, picture)
     refuse_interrupted(report_file, resume)
+    loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
     asked = Protocol(protocol, stride, targets)
     names = list(dict.fromkeys(options.listed(checkpoints)))
     if revision and len(names) > 1:
@@ -124,7 +129,7 @@ def compare(
             reach=reach,
             chunk=chunk,
             batch_size=batch_size,
-            loading={"dtype": dtype, "device": device, "attn": attn},
+            loading=loading,
             workers=workers,
             before=runs,
         )

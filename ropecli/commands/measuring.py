@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.commands.messages import progress_bar, say, warn
 from ropecli.commands.options import sorted_numbers
-from ropecli.commands.subject import Subject, base_report
+from ropecli.commands.subject import Subject, base_report, weight_settings
 from ropecli.data.documents import Documents, read_documents, special_tokens
 from ropecli.data.sources import HUB_DOCUMENTS, is_hub_dataset, read_texts
 from ropecli.errors import DataError
@@ -127,7 +127,7 @@ def count_documents(count: int) -> str:
 class PerplexityRun:
     """Documents and settings of a measurement, the same for every model of a command.
 
-    protocol: resolved for the lengths. chunk: tokens, None for all at once. loading: dtype, device, attn.
+    protocol: resolved for the lengths. chunk: tokens, None for all at once. loading: see load_model.
     """
 
     tokenizer: Any
@@ -150,6 +150,7 @@ class PerplexityRun:
             "batch_size": self.batch_size,
             "attn": self.loading["attn"],
             "processes": self.workers.count,
+            **weight_settings(self.loading),
         }
 
     def request(self) -> dict[str, Any]:
@@ -165,6 +166,7 @@ class PerplexityRun:
             "dtype": dtype,
             "device": device.partition(":")[0],
             "attn": self.loading["attn"],
+            **weight_settings(self.loading),
             "versions": environment(),
         }
 
