@@ -108,6 +108,10 @@ def load_model(
         if dtype != "bfloat16":
             raise CheckpointError(f"{checkpoint.name} is quantized with fp8. On a CPU it needs dtype bfloat16 or auto.")
     _refuse_unsupported(checkpoint, bits, device)
+    if device_map and _quantized_with(checkpoint) == "compressed-tensors":  # it replaces Accelerate's hooks
+        raise CheckpointError(
+            f"{checkpoint.name} is quantized with compressed-tensors, which needs one device. Remove --device-map."
+        )
     if checkpoint.base and (bits or device_map):
         raise CheckpointError(
             f"{checkpoint.name} is an adapter, which is merged on one device without quantization. Run `ropecli merge` "
