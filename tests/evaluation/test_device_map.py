@@ -51,6 +51,18 @@ def test_losses_with_offloaded_weights_equal_those_of_one_device(model_type, set
     assert [row.nll for row in found] == pytest.approx([row.nll for row in expected], rel=1e-6)
 
 
+def test_a_head_may_be_the_only_part_on_disk(build, loaded, documents):
+    """Then the decoder has a hook of its own."""
+    folder = build("llama", head_dim=32)
+    places = {"model": "cpu", "lm_head": "disk"}
+    model = load_model(open_checkpoint(folder), device="cpu", options={"device_map": places})
+    assert [name for name, parameter in model.named_parameters() if parameter.is_meta] == ["lm_head.weight"]
+    hooked = vars(model.model)["forward"]
+    losses = [[row.nll for row in evaluate_perplexity(one, documents, [32, 100])] for one in (loaded(folder), model)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    assert vars(model.model)["forward"] is hooked
+
+
 @pytest.mark.parametrize("method", ["yarn", "dynamic", "rerope"])
 def test_a_patch_in_memory_works_with_offloaded_weights(method, build, loaded, documents):
     folder = build("llama", head_dim=32, num_hidden_layers=4)
