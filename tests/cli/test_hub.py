@@ -1,5 +1,6 @@
 """Hub ids in place of folders: the Hub's own client, against a small server here that speaks its protocol."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -387,3 +388,15 @@ def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tm
     assert "Reading at most 3 documents of owner/texts:en. To read more, set max_documents." in said[0]
     assert "Reading at most" not in said[1]
     assert [int(re.search(r"(\d+) documents", text[text.index("owner/texts:en:") :])[1]) for text in said] == [3, 5]
+
+
+def test_a_mixture_of_compressed_files_and_configurations(texts, ropecli, llama, tmp_path):
+    rows = "".join(json.dumps({"text": body}) + "\n" for body in texts["en"])
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    sources = [{"data": str(tmp_path / "rows.jsonl.gz")}, {"data": f"{TEXTS}:de", "weight": 2, "max_documents": 4}]
+    keys = {"mixture": sources, "steps": 1, "length": 16, "gradient_accumulation": 1}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(keys))
+    outcome = ropecli("finetune", llama, "--recipe", tmp_path / "recipe.yaml", "-o", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    for name, count in ((tmp_path / "rows.jsonl.gz", 12), (f"{TEXTS}:de", 4)):
+        assert re.search(rf"{re.escape(str(name))}.*{count} documents", outcome.err)
