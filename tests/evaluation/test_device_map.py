@@ -31,10 +31,10 @@ TYPES = {
 
 
 def spread(folder, **options):
-    """The model with half of its weights in memory, the rest on disk."""
+    """The model with some of its weights in memory, the rest on disk."""
     checkpoint = open_checkpoint(folder)
     size = sum(path.stat().st_size for path in checkpoint.weight_files())
-    return load_model(checkpoint, device_map="auto", max_memory={"cpu": size // 2}, **options)
+    return load_model(checkpoint, device_map="auto", max_memory={"cpu": 3 * size // 4}, **options)
 
 
 @pytest.mark.parametrize(("model_type", "settings", "chunk"), TYPES.values(), ids=TYPES.keys())
@@ -43,7 +43,7 @@ def test_losses_with_offloaded_weights_equal_those_of_one_device(model_type, set
     model = spread(folder)
     assert [name for name, parameter in model.named_parameters() if parameter.is_meta]
     assert input_device(model) == torch.device("cpu")
-    assert "disk" in device_names(model).split(",")
+    assert device_names(model) == "cpu,disk"
     said = []
     expected = evaluate_perplexity(loaded(folder), documents, [32, 100])
     found = evaluate_perplexity(model, documents, [32, 100], chunk=chunk, say=said.append)
