@@ -14,7 +14,6 @@ from typing import Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Ge
 
-from ropecli.data.sources import is_hub_dataset
 from ropecli.errors import MethodError, shown
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 
@@ -203,6 +202,8 @@ def with_config(data: str, config: str | None) -> str:
     """The source owner/name:config. Raises MethodError if --data is not a Hub dataset without a configuration."""
     if config is None:
         return data
+    from ropecli.data.sources import is_hub_dataset
+
     if not is_hub_dataset(data) or ":" in data:
         raise MethodError(f"--dataset-config is {config!r}, but --data is {data!r}; expected a Hub id, owner/name.")
     return f"{data}:{config}"
