@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ropecli.live.peak_memory import peak_memory, reset_peak
+from ropecli.live.devices import peak_memory, reset_peak
 
 STEPS = 4
 SIZES: dict[str, dict[str, int]] = {

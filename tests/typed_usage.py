@@ -12,6 +12,7 @@ from ropecli.engines.engine_export import Export
 
 def use() -> None:
     assert_type(ropecli.eval_ppl("demo", data="demo"), ropecli.EvalReport)
+    assert_type(ropecli.eval_ppl("demo", data="demo", device_map="auto", max_memory="cpu=1GB"), ropecli.EvalReport)
     assert_type(ropecli.needle("demo"), ropecli.RetrievalReport)
     assert_type(ropecli.compare(["demo"], data="demo"), Comparison)
     assert_type(ropecli.finetune("demo", output="out"), FinetuneResult)

@@ -16,6 +16,7 @@ from torch import Tensor
 from ropecli.attention.attention_probe import AttentionCall, AttentionProbe, attending_by
 from ropecli.attention.rotation import Rotation
 from ropecli.errors import NotFiniteError, PatchError, reason_of
+from ropecli.live.devices import input_device
 from ropecli.live.rotary import RotaryTable, rotary_tables
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _see_layers(model: "PreTrainedModel") -> list[_Seen]:
 
 def _run(model: "PreTrainedModel") -> Tensor:
     embeddings: Any = model.get_input_embeddings()
-    ids = torch.arange(_TOKENS, device=embeddings.weight.device)[None] % embeddings.weight.shape[0]
+    ids = torch.arange(_TOKENS, device=input_device(model))[None] % embeddings.weight.shape[0]
     try:
         return model(input_ids=ids, use_cache=False)[0]
     except PatchError:
@@ -196,8 +197,9 @@ def _rotates_by(layer: _Seen, inv_freq: np.ndarray, layout: HeadLayout) -> bool:
 
 def _difference(one: Tensor, other: Tensor) -> float:
     """Largest difference of a head, relative to its norm. Shapes: (batch, heads, tokens, width)."""
-    norm = one.double().norm(dim=(2, 3)).clamp_min(torch.finfo(torch.float32).tiny)
-    return float(((one.double() - other.double()).norm(dim=(2, 3)) / norm).max())
+    one, other = one.cpu().double(), other.cpu().double()  # MPS has no float64
+    norm = one.norm(dim=(2, 3)).clamp_min(torch.finfo(torch.float32).tiny)
+    return float(((one - other).norm(dim=(2, 3)) / norm).max())
 
 
 def _allowed(states: Tensor) -> float:

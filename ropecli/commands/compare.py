@@ -63,11 +63,16 @@ def compare(
     min_tokens: options.MinTokens = None,
     max_tokens: options.MaxTokens = None,
     text_column: options.TextColumn = "text",
+    dataset_config: options.DatasetConfig = None,
     split: options.Split = None,
     chunk: options.Chunk = None,
     batch_size: options.BatchSize = 1,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    load_in_8bit: options.LoadIn8bit = False,
+    load_in_4bit: options.LoadIn4bit = False,
     attn: options.Attn = "auto",
     plot: Annotated[
         str | Path | None, Flag("--plot", metavar="FILE"), Doc("Draw the result: .png, .svg or .pdf."), options.OUTPUT
@@ -97,6 +102,7 @@ def compare(
     refuse_unknown_ending(picture)
     refuse_outputs(report_file, picture)
     refuse_interrupted(report_file, resume)
+    loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
     asked = Protocol(protocol, stride, targets)
     names = list(dict.fromkeys(options.listed(checkpoints)))
     if revision and len(names) > 1:
@@ -115,13 +121,15 @@ def compare(
     for one in opened:
         run = prepare_run(
             one,
-            DataChoice(data, text_column, split, max_documents, min_tokens, max_tokens),
+            DataChoice(
+                options.with_config(data, dataset_config), text_column, split, max_documents, min_tokens, max_tokens
+            ),
             lengths,
             asked,
             reach=reach,
             chunk=chunk,
             batch_size=batch_size,
-            loading={"dtype": dtype, "device": device, "attn": attn},
+            loading=loading,
             workers=workers,
             before=runs,
         )

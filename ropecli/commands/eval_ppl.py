@@ -38,11 +38,16 @@ def eval_ppl(
     min_tokens: options.MinTokens = None,
     max_tokens: options.MaxTokens = None,
     text_column: options.TextColumn = "text",
+    dataset_config: options.DatasetConfig = None,
     split: options.Split = None,
     chunk: options.Chunk = None,
     batch_size: options.BatchSize = 1,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    load_in_8bit: options.LoadIn8bit = False,
+    load_in_4bit: options.LoadIn4bit = False,
     attn: options.Attn = "auto",
     output: options.ReportFile = None,
     resume: options.Resume = False,
@@ -62,6 +67,7 @@ def eval_ppl(
     report_file = options.optional_path(output)
     refuse_outputs(report_file)
     refuse_interrupted(report_file, resume)
+    loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
     asked = Protocol(protocol, stride, targets)
     subject = open_subject(checkpoint, revision, method, factor, settings, factors_file, original_length)
     base = open_subject(baseline) if baseline else None
@@ -71,13 +77,15 @@ def eval_ppl(
         warn(warning)
     run = prepare_run(
         subject.checkpoint,
-        DataChoice(data, text_column, split, max_documents, min_tokens, max_tokens),
+        DataChoice(
+            options.with_config(data, dataset_config), text_column, split, max_documents, min_tokens, max_tokens
+        ),
         lengths,
         asked,
         reach=subject.reach,
         chunk=chunk,
         batch_size=batch_size,
-        loading={"dtype": dtype, "device": device, "attn": attn},
+        loading=loading,
         workers=join_workers(),
     )
     if base:

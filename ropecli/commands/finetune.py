@@ -16,12 +16,14 @@ from ropecli.commands.options import (
     OUTPUT,
     TOKENS,
     Checkpoint,
+    DatasetConfig,
     Flag,
     OutputFolder,
     RecipeFile,
     Revision,
     as_path,
     optional_path,
+    with_config,
 )
 from ropecli.errors import RecipeError
 
@@ -61,6 +63,7 @@ def finetune(
         str | None, Flag("--data", "-d"), Doc("'demo-train', a file or folder, or a Hub dataset id."), DATA
     ] = None,
     text_column: Annotated[str | None, Doc("Column of a table that holds the text."), DATA] = None,
+    dataset_config: DatasetConfig = None,
     split: Annotated[str | None, Doc("Split of a Hub dataset. Default: train."), DATA] = None,
     length: Annotated[int | None, Ge(2), TOKENS, Doc("Tokens per sequence. Default: the context length.")] = None,
     sequences: Annotated[str | None, Doc("long, packed or concat."), DATA] = None,
@@ -94,7 +97,7 @@ def finetune(
     from ropecli.training.stages import describe, plan_stages
 
     given = {
-        "data": data,
+        "data": with_config(data or "", dataset_config) or None,
         "text_column": text_column,
         "split": split,
         "length": length,

@@ -71,11 +71,11 @@ class KeySearch:
     ) -> "RetrievalReport":
         """Measure and write the report.
 
-        make_task: makes the task from the tokenizer. settings: the task's settings, for the report. loading: dtype,
-        device, attn. Of several processes, only the first writes.
+        make_task: makes the task from the tokenizer. settings: the task's settings, for the report. loading: see
+        load_model. Of several processes, only the first writes.
         """
         from ropecli.commands.measuring import interruptible
-        from ropecli.commands.subject import load, refuse_attention
+        from ropecli.commands.subject import load, refuse_attention, weight_settings
         from ropecli.evaluation.eval_report import write_report
         from ropecli.evaluation.processes import join_workers
         from ropecli.evaluation.retrieval.haystack import PieceTokenizer
@@ -91,7 +91,7 @@ class KeySearch:
         model = load(subject.checkpoint, tokenizer, **loading)
         with interruptible(None):
             result = search._measure(subject, task, model, workers)
-        settings = {**settings, "attn": loading["attn"], "processes": workers.count}
+        settings = {**settings, "attn": loading["attn"], "processes": workers.count, **weight_settings(loading)}
         report = search._report(subject, source, task, model, result, settings)
         if workers.first and self.output:
             write_report(self.output, report.as_json())

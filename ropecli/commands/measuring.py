@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.commands.messages import progress_bar, say, warn
 from ropecli.commands.options import sorted_numbers
-from ropecli.commands.subject import Subject, base_report
+from ropecli.commands.subject import Subject, base_report, weight_settings
 from ropecli.data.documents import Documents, read_documents, special_tokens
-from ropecli.data.sources import read_texts
+from ropecli.data.sources import HUB_DOCUMENTS, is_hub_dataset, read_texts
 from ropecli.errors import DataError
 from ropecli.evaluation.eval_report import EvalReport, environment
 from ropecli.evaluation.perplexity import count_passes
@@ -74,7 +74,8 @@ class DataChoice:
         least = lengths[0] if drop_rare else lengths[-1]
         if whole:
             least = self.min_tokens or special.first_scored + 1 + len(special.suffix)
-        texts = read_texts(self.source, text_column=self.text_column, split=self.split)
+        everything = reads_everything(self.source, self.max_documents)
+        texts = read_texts(self.source, text_column=self.text_column, split=self.split, whole=everything)
         with progress_bar("reading documents", None) as step:
             documents = read_documents(
                 texts,
@@ -95,6 +96,13 @@ class DataChoice:
         if shorter := sum(len(document.ids) < lengths[-1] for document in documents.kept):
             warn(f"{count_documents(shorter)} shorter than {lengths[-1]} tokens: scored with less context.")
         return documents, lengths
+
+
+def reads_everything(source: str, max_documents: int | None) -> bool:
+    """Return whether to read on until `max_documents` are found; if not, say how much of a Hub dataset is read."""
+    if max_documents is None and is_hub_dataset(source):
+        say(f"Reading at most {HUB_DOCUMENTS:,} documents of {source}. To read more, set --max-documents.")
+    return max_documents is not None
 
 
 def _common_lengths(documents: Documents, lengths: list[int]) -> list[int]:
@@ -119,7 +127,7 @@ def count_documents(count: int) -> str:
 class PerplexityRun:
     """Documents and settings of a measurement, the same for every model of a command.
 
-    protocol: resolved for the lengths. chunk: tokens, None for all at once. loading: dtype, device, attn.
+    protocol: resolved for the lengths. chunk: tokens, None for all at once. loading: see load_model.
     """
 
     tokenizer: Any
@@ -142,6 +150,7 @@ class PerplexityRun:
             "batch_size": self.batch_size,
             "attn": self.loading["attn"],
             "processes": self.workers.count,
+            **weight_settings(self.loading),
         }
 
     def request(self) -> dict[str, Any]:
@@ -157,6 +166,7 @@ class PerplexityRun:
             "dtype": dtype,
             "device": device.partition(":")[0],
             "attn": self.loading["attn"],
+            **weight_settings(self.loading),
             "versions": environment(),
         }
 

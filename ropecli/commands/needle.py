@@ -59,10 +59,15 @@ def needle(
     factors_file: options.FactorsFile = None,
     original_length: options.OriginalLength = None,
     text_column: options.TextColumn = "text",
+    dataset_config: options.DatasetConfig = None,
     split: options.Split = None,
     chunk: options.Chunk = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    load_in_8bit: options.LoadIn8bit = False,
+    load_in_4bit: options.LoadIn4bit = False,
     attn: options.Attn = "auto",
     output: options.ReportFile = None,
     plot: options.PlotFile = None,
@@ -80,6 +85,8 @@ def needle(
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
     from ropecli.evaluation.retrieval.templates import choose_templates
 
+    data = options.with_config(data, dataset_config)
+    loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
     search = make_search(
         lengths,
         depths,
@@ -107,4 +114,4 @@ def needle(
         return RetrievalTask("needle", templates, haystack, pieces, keys=keys, candidates=search.candidates, seed=seed)
 
     own = {"style": (style or default) if needle is None else None, "text_column": text_column, "split": split}
-    return search.run(subject, data, make_task, own, dtype=dtype, device=device, attn=attn)
+    return search.run(subject, data, make_task, own, **loading)

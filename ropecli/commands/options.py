@@ -4,7 +4,8 @@ The option's name follows from the parameter's (max_documents: --max-documents),
 """
 
 import math
-import os.path
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,12 @@ Stride = Annotated[int | None, Ge(1), TOKENS, Doc("sliding: distance between win
 Targets = Annotated[
     int | None, Ge(1), TOKENS, Doc("tail: tokens to score per document. Default: half the shortest length.")
 ]
-MaxDocuments = Annotated[int | None, Ge(1), Doc("Maximum number of documents to read."), DATA]
+MaxDocuments = Annotated[
+    int | None,
+    Ge(1),
+    Doc("Maximum number of documents to read. Default: all; the first 10,000 of a Hub dataset."),
+    DATA,
+]
 MinTokens = Annotated[
     int | None, Ge(2), TOKENS, Doc("sliding, disjoint, yarn: skip documents with fewer tokens."), DATA
 ]
@@ -101,6 +107,9 @@ MaxTokens = Annotated[
     int | None, Ge(2), TOKENS, Doc("sliding, disjoint, yarn: maximum tokens to read per document."), DATA
 ]
 TextColumn = Annotated[str, Doc("Column of a table that holds the text."), DATA]
+DatasetConfig = Annotated[
+    str | None, Flag("--dataset-config", metavar="NAME"), Doc("Configuration of a Hub dataset, such as en."), DATA
+]
 Split = Annotated[str | None, Doc("Split of a Hub dataset. Default: test, validation or train."), DATA]
 Chunk = Annotated[
     int | None,
@@ -116,7 +125,21 @@ BatchSize = Annotated[int, Ge(1), Doc("Windows of the same length per forward pa
 Dtype = Annotated[
     str, Doc("auto (float32 on a CPU, else bfloat16), float32 (fp32), bfloat16 (bf16), float16 (fp16)."), LOADING
 ]
-Device = Annotated[str, Doc("auto (a GPU if there is one), cpu, cuda, cuda:1, mps."), LOADING]
+Device = Annotated[str, Doc("auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:1, mps."), LOADING]
+DeviceMap = Annotated[
+    str | None,
+    Flag("--device-map", metavar="MAP"),
+    Doc("auto: spread a model that does not fit one device over the GPUs, then the CPU, then the disk."),
+    LOADING,
+]
+MaxMemory = Annotated[
+    str | None,
+    Flag("--max-memory", metavar="DEVICE=SIZE,..."),
+    Doc("With --device-map: memory for weights by GPU number or cpu, such as 0=20GB,cpu=60GB. Default: what is free."),
+    LOADING,
+]
+LoadIn8bit = Annotated[bool, Doc("Quantize the weights to 8 bits while loading. Needs bitsandbytes."), LOADING]
+LoadIn4bit = Annotated[bool, Doc("Quantize the weights to 4 bits (NF4) while loading. Needs bitsandbytes."), LOADING]
 Attn = Annotated[
     str,
     Doc("auto (transformers' default), sdpa, eager, flash_attention_2, flash_attention_3, flex_attention."),
@@ -173,6 +196,53 @@ def sorted_numbers(numbers: Sequence[Any], option: str) -> list[Any]:
     if not found or not all(0 < number < math.inf for number in found):
         raise MethodError(f"{option} is {shown(list(numbers))}; expected positive numbers, such as 256,512.")
     return found
+
+
+def with_config(data: str, config: str | None) -> str:
+    """The source owner/name:config. Raises MethodError if --data is not a Hub dataset without a configuration."""
+    if config is None:
+        return data
+    from ropecli.data.sources import is_hub_dataset
+
+    if not is_hub_dataset(data) or ":" in data:
+        raise MethodError(f"--dataset-config is {config!r}, but --data is {data!r}; expected a Hub id, owner/name.")
+    return f"{data}:{config}"
+
+
+def loading_of(
+    dtype: str,
+    device: str,
+    attn: str,
+    device_map: str | None,
+    max_memory: str | None,
+    load_in_8bit: bool,
+    load_in_4bit: bool,
+) -> dict[str, Any]:
+    """The arguments of load_model. Raises MethodError for options that exclude each other."""
+    if load_in_8bit and load_in_4bit:
+        raise MethodError("--load-in-8bit and --load-in-4bit exclude each other. Remove one.")
+    if device_map and device != "auto":
+        raise MethodError(f"--device {device} and --device-map {device_map} exclude each other. Remove one.")
+    if device_map and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise MethodError("--device-map spreads the model of one process over all GPUs. Start one process only.")
+    if max_memory and not device_map:
+        raise MethodError("--max-memory needs --device-map auto.")
+    loading: dict[str, Any] = {"dtype": dtype, "device": device, "attn": attn}
+    if device_map:
+        loading |= {"device_map": device_map, "max_memory": _sizes(max_memory)}
+    return {**loading, "bits": 8 if load_in_8bit else 4} if load_in_8bit or load_in_4bit else loading
+
+
+def _sizes(max_memory: str | None) -> dict[int | str, str] | None:
+    """'0=20GB,cpu=60GB' as Accelerate's max_memory. Raises MethodError."""
+    if max_memory is None:
+        return None
+    found = re.findall(r"(?:^|,)(\d+|cpu)=(\d+(?:\.\d+)?[KMG]i?B)(?=,|$)", max_memory)
+    if len(found) != len(max_memory.split(",")):
+        raise MethodError(
+            f"--max-memory is {max_memory!r}; expected sizes by GPU number or cpu, such as 0=20GB,cpu=60GB."
+        )
+    return {int(name) if name.isdigit() else name: size for name, size in found}
 
 
 def as_path(path: str | Path) -> Path:

@@ -28,6 +28,10 @@ def passkey(
     chunk: options.Chunk = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    load_in_8bit: options.LoadIn8bit = False,
+    load_in_4bit: options.LoadIn4bit = False,
     attn: options.Attn = "auto",
     output: options.ReportFile = None,
     plot: options.PlotFile = None,
@@ -44,6 +48,7 @@ def passkey(
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
     from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER
 
+    loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
     search = make_search(
         lengths,
         depths,
@@ -63,4 +68,4 @@ def passkey(
         return RetrievalTask("passkey", PASSKEY, haystack, pieces, candidates=search.candidates, seed=seed)
 
     filler = {"filler": PASSKEY_FILLER}
-    return search.run(subject, "repeated sentences", make_task, filler, dtype=dtype, device=device, attn=attn)
+    return search.run(subject, "repeated sentences", make_task, filler, **loading)

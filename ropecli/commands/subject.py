@@ -16,7 +16,8 @@ from ropecli.commands.scalings import method_parameters, one_spec, refuse_withou
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import MethodError
 from ropecli.evaluation.comparison import plan_varies_with_length
-from ropecli.live.loading import ATTENTION, DTYPES, vocabulary_mismatch
+from ropecli.live.devices import device_names
+from ropecli.live.loading import ATTENTION, DEVICE_MAPS, DTYPES, vocabulary_mismatch
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 if TYPE_CHECKING:
@@ -115,23 +116,27 @@ def load(
     checkpoint: Checkpoint,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    dtype: str,
-    device: str,
-    attn: str,
     whole: bool = False,
+    **loading: Any,
 ) -> "PreTrainedModel":
     """Load the checkpoint's model. Warns about a tokenizer with another vocabulary and about unused weights.
 
-    whole: refuse unused weights. Raises MethodError for an unknown dtype or attention, CheckpointError.
+    whole: refuse unused weights. loading: see load_model. Raises MethodError for an unknown dtype, attention or device
+    map, CheckpointError.
     """
-    for option, value, known in (("--dtype", dtype, DTYPES), ("--attn", attn, ATTENTION)):
-        if value not in known:
-            raise MethodError(f"{option} is {value!r}; expected one of {', '.join(known)}.")
+    for key, known in (("dtype", DTYPES), ("attn", ATTENTION), ("device_map", DEVICE_MAPS)):
+        if (value := loading.get(key)) is not None and value not in known:
+            raise MethodError(f"--{key.replace('_', '-')} is {value!r}; expected one of {', '.join(known)}.")
     with progress_bar(f"loading {checkpoint.name}", None):
-        model = load_model(checkpoint, dtype=dtype, device=device, attn=attn, say=None if whole else warn)
+        model = load_model(checkpoint, say=None if whole else warn, **loading)
     if mismatch := vocabulary_mismatch(tokenizer, model):
         warn(mismatch)
     return model
+
+
+def weight_settings(loading: Mapping[str, Any]) -> dict[str, Any]:
+    """The setting of a report for weights that were quantized while loading."""
+    return {"bits": loading["bits"]} if "bits" in loading else {}
 
 
 def base_report(subject: Subject, source: str, model: "PreTrainedModel") -> dict[str, Any]:
@@ -146,6 +151,6 @@ def base_report(subject: Subject, source: str, model: "PreTrainedModel") -> dict
         "original_max_position_embeddings": subject.rope.geometry.original_max_position_embeddings,
         "source": source,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
+        "device": device_names(model),
         "command": list(command_line.get()),
     }

@@ -12,6 +12,7 @@ from ropecli.atomic import refuse_existing
 from ropecli.commands import options
 from ropecli.commands.messages import command_line, progress_bar, warn
 from ropecli.commands.options import Flag
+from ropecli.errors import MethodError
 
 if TYPE_CHECKING:
     from ropecli.tuning.procedure import Tuned
@@ -78,9 +79,14 @@ def tune(
     ] = None,
     seed: Annotated[int, Ge(0), Doc("Random seed.")] = 0,
     text_column: options.TextColumn = "text",
+    dataset_config: options.DatasetConfig = None,
     split: Annotated[str | None, Doc("Split of a Hub dataset. Default: train."), options.DATA] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    load_in_8bit: options.LoadIn8bit = False,
+    load_in_4bit: options.LoadIn4bit = False,
     attn: options.Attn = "auto",
     weights: options.Weights = "link",
     resume: options.Resume = False,
@@ -91,11 +97,12 @@ def tune(
     Trains on most documents of --data and scores on the rest.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.commands.measuring import count_documents, interruptible
+    from ropecli.commands.measuring import count_documents, interruptible, reads_everything
     from ropecli.commands.subject import refuse_attention
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import write_tuned
     from ropecli.tuning.task import make_task
+    from ropecli.tuning.tune_report import TRAINING
     from ropecli.tuning.tune_settings import TuneSettings
 
     link = options.is_link(weights)
@@ -114,9 +121,16 @@ def tune(
         search_population=population,
         search_iterations=iterations,
     )
+    data = options.with_config(data, dataset_config)
+    loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
     folder = options.as_path(output)
     refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
+    unusual = device_map or "bits" in loading or "quantization_config" in opened.config
+    if unusual and level in TRAINING:
+        raise MethodError(
+            f"--level {level} changes weights, which must be unquantized and on one device. Use --level grid or search."
+        )
     refuse_interrupted(folder, resume)
     with progress_bar("reading documents", None) as step:
         task = make_task(
@@ -126,7 +140,8 @@ def tune(
             settings,
             text_column=text_column,
             split=split,
-            loading={"dtype": dtype, "device": device, "attn": attn},
+            whole=reads_everything(data, max_documents),
+            loading=loading,
             advance=step,
         )
     if short := task.calibration.evaluated.too_short:
@@ -137,7 +152,7 @@ def tune(
         result = _tune(task, state)
         for warning in result.plan.warnings:
             warn(warning)
-        proved = write_tuned(result, folder, link=link, say=warn)
+        proved = write_tuned(result, folder, link=link, loading=loading if unusual else None, say=warn)
     remove_state(folder)
     return TunedCheckpoint(result, folder, proved)
 

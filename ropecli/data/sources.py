@@ -1,13 +1,17 @@
-"""Reads texts from SOURCE: `demo`, `demo-train`, a file, a folder, or a Hub dataset.
+"""Reads texts from SOURCE: `demo`, `demo-train`, a file, a folder, or a Hub dataset (owner/name or owner/name:config).
 
-Files of unknown kinds are ignored in a folder and refused when given directly. Texts are read one at a time, without a
-cache.
+Files of unknown kinds are ignored in a folder and refused when given directly. Text and JSON lines may be compressed
+(.txt.gz, .jsonl.zst). Texts are read one at a time, without a cache.
 """
 
 import glob
+import io
 import logging
+import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from ropecli.checkpoint.opening import HUB_ID
 from ropecli.demo import corpus
@@ -17,37 +21,81 @@ DEMO = "demo"
 DEMO_TRAIN = "demo-train"
 TEXT_FILES = {".txt", ".md", ".py"}
 TABLE_FILES = {".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""fsspec's names. It reads zstd with Python 3.14, or with the package zstandard."""
+_COMPRESSED = TEXT_FILES | {".jsonl"}
 _KINDS = ", ".join(sorted(TEXT_FILES | set(TABLE_FILES)))
+HUB_DOCUMENTS = 10_000
+"""Documents to read of a Hub dataset, unless the user sets a number."""
+_HUB_DATASET = re.compile(f"({HUB_ID.pattern})(?::(.+))?")
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
 
 Texts = Iterator[tuple[str, str]]
 
 
+class HubDataset(NamedTuple):
+    """config: None for the default configuration."""
+
+    name: str
+    config: str | None
+
+
 def read_texts(
-    source: str, *, text_column: str = "text", split: str | None = None, splits: tuple[str, ...] = TO_MEASURE
+    source: str,
+    *,
+    text_column: str = "text",
+    split: str | None = None,
+    splits: tuple[str, ...] = TO_MEASURE,
+    whole: bool = False,
 ) -> Texts:
     """(name, text) of each document of SOURCE, in a fixed order.
 
     text_column: the column of tables with the text. split: of a Hub dataset; default: the first of `splits` that it
-    has. Raises DataError.
+    has. whole: read more than the first HUB_DOCUMENTS of a Hub dataset. Raises DataError.
     """
     if source == DEMO:
         return demo_held_out()
     if source == DEMO_TRAIN:
         return corpus.training_files()
+    found = locate(source)
+    if isinstance(found, HubDataset):
+        texts = _read_hub(found, text_column, (split,) if split else splits)
+        return texts if whole else islice(texts, HUB_DOCUMENTS)
+    return _read_folder(found, text_column) if found.is_dir() else _read_file(found, text_column)
+
+
+def locate(source: str) -> Path | HubDataset:
+    """The file, folder or Hub dataset that SOURCE names. Raises DataError."""
     try:
         path = Path(source).expanduser()
-        if path.is_file():
-            return _read_file(path, text_column)
-        if path.is_dir() and source:
-            return _read_folder(path, text_column)
-        is_hub_id = HUB_ID.fullmatch(source) and not path.parent.is_dir()
+        if path.is_file() or (path.is_dir() and source):
+            return path
+        hub = _HUB_DATASET.fullmatch(source) if not path.parent.is_dir() else None
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{source[:80]!r} is not a valid source: {error}"[:300]) from error
-    if is_hub_id:
-        return _read_hub(source, text_column, (split,) if split else splits)
+    if hub:
+        return HubDataset(hub[1], hub[2])
     raise DataError(f"No file or folder {source}. Give a file, a folder, 'demo', 'demo-train' or a Hub dataset id.")
+
+
+def is_hub_dataset(source: str) -> bool:
+    try:
+        return source not in (DEMO, DEMO_TRAIN) and isinstance(locate(source), HubDataset)
+    except DataError:  # reading it will report the error
+        return False
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a folder that can be read, sorted."""
+    return sorted(path for path in folder.rglob("*") if _kind_of(path) and path.is_file())
+
+
+def _kind_of(path: Path) -> str | None:
+    """The suffix without that of a compression: .txt for story.txt.gz. None for an unknown file type."""
+    packed = path.suffix in _COMPRESSIONS
+    suffix = Path(path.stem).suffix if packed else path.suffix
+    return suffix if suffix in (_COMPRESSED if packed else TEXT_FILES | set(TABLE_FILES)) else None
 
 
 def demo_held_out() -> Texts:
@@ -58,9 +106,7 @@ def demo_held_out() -> Texts:
 
 
 def _read_folder(folder: Path, text_column: str) -> Texts:
-    files = sorted(
-        path for path in folder.rglob("*") if path.suffix in TEXT_FILES | set(TABLE_FILES) and path.is_file()
-    )
+    files = files_of(folder)
     if not files:
         raise DataError(f"{folder} contains no {_KINDS} files.")
     for path in files:
@@ -69,36 +115,68 @@ def _read_folder(folder: Path, text_column: str) -> Texts:
 
 
 def _read_file(path: Path, text_column: str) -> Texts:
-    if path.suffix in TEXT_FILES:
+    kind = _kind_of(path)
+    if kind is None:
+        raise DataError(f"{path} has an unknown file type; expected one of {_KINDS}, or text or .jsonl as .gz or .zst.")
+    if kind in TEXT_FILES:
         try:
-            yield path.name, path.read_text(encoding="utf-8")
-        except (UnicodeDecodeError, OSError) as error:
-            raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
-    elif path.suffix in TABLE_FILES:
-        if path.suffix == ".jsonl" and path.stat().st_size == 0:
-            return  # no rows; load_dataset would fail
-        files = glob.escape(str(path))
-        yield from _read_table(path.name, text_column, TABLE_FILES[path.suffix], data_files=files, split="train")
-    else:
-        raise DataError(f"{path} has an unknown file type; expected one of {_KINDS}.")
+            yield path.name, _read_text(path)
+        except (UnicodeDecodeError, OSError, EOFError, ValueError) as error:
+            raise DataError(f"{path} cannot be read as UTF-8 text: {_reason(error)}") from error
+        return
+    if kind == ".jsonl" and path.stat().st_size == 0:
+        return  # no rows; load_dataset would fail
+    files = glob.escape(str(path))
+    yield from _read_table(path.name, text_column, TABLE_FILES[kind], data_files=files, split="train")
 
 
-def _read_hub(source: str, text_column: str, wanted: tuple[str, ...]) -> Texts:
+def _read_text(path: Path) -> str:
+    from fsspec.compression import compr
+    from fsspec.core import get_compression
+
+    compression = get_compression(path.name, _COMPRESSIONS.get(path.suffix))
+    with path.open("rb") as file, io.TextIOWrapper(compr[compression](file, mode="rb"), encoding="utf-8") as text:
+        return text.read()
+
+
+def _reason(error: Exception) -> str:
+    if "zstd not supported" in str(error):  # fsspec
+        return "it is compressed with zstd. Run `pip install zstandard`."
+    return reason_of(error)
+
+
+def _read_hub(dataset: HubDataset, text_column: str, wanted: tuple[str, ...]) -> Texts:
     from datasets import get_dataset_split_names
 
+    name, config = dataset
     try:
-        available = get_dataset_split_names(source)
+        available = get_dataset_split_names(name, config)
     except Exception as error:  # the Hub client raises many kinds
+        _refuse_unknown_config(dataset)
         raise DataError(
-            f"{source} is not a local file or folder, and it could not be loaded from the Hub: {reason_of(error)}"
+            f"{name} is not a local file or folder, and it could not be loaded from the Hub: {_reason(error)}"
         ) from error
-    chosen = next((name for name in wanted if name in available), None)
+    chosen = next((split for split in wanted if split in available), None)
     if chosen is None:
-        raise DataError(f"{source} has no split {' or '.join(wanted)}. Choose one of {', '.join(available)}.")
-    return _read_table(source, text_column, source, split=chosen)
+        raise DataError(f"{name} has no split {' or '.join(wanted)}. Choose one of {', '.join(available)}.")
+    return _read_table(name, text_column, name, name=config, split=chosen)
 
 
-def _read_table(label: str, text_column: str, builder: str, **arguments: str) -> Texts:
+def _refuse_unknown_config(dataset: HubDataset) -> None:
+    """Raise DataError with the configurations of a dataset that does not have this one."""
+    from datasets import get_dataset_config_names
+
+    name, config = dataset
+    try:
+        configs = get_dataset_config_names(name)
+    except Exception:  # the caller has the original error
+        return
+    if config not in configs and len(configs) > 1:
+        problem = f"has no configuration {config}" if config else "has several configurations"
+        raise DataError(f"{name} {problem}. Choose one of {', '.join(configs)}, such as --data {name}:{configs[0]}.")
+
+
+def _read_table(label: str, text_column: str, builder: str, **arguments: str | None) -> Texts:
     from datasets import load_dataset
 
     # datasets would also log the errors that are raised below
@@ -116,6 +194,6 @@ def _read_table(label: str, text_column: str, builder: str, **arguments: str) ->
     except DataError:
         raise
     except Exception as error:  # broken rows surface as many kinds from the readers below datasets
-        raise DataError(f"{label} cannot be read as a table: {reason_of(error)}") from error
+        raise DataError(f"{label} cannot be read as a table: {_reason(error)}") from error
     finally:
         logger.setLevel(level)

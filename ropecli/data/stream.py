@@ -15,7 +15,7 @@ from ropecli.data.documents import special_tokens
 from ropecli.data.gapped_positions import positions_of, refuse_impossible_positions
 from ropecli.data.sampling import Mixture, Selection, seeded_generator, select_documents
 from ropecli.data.sequences import SourceSequences, TrainingSequence, describe_source, none_left, none_long_enough
-from ropecli.data.sources import TO_TRAIN, Texts, read_texts
+from ropecli.data.sources import HUB_DOCUMENTS, TO_TRAIN, Texts, is_hub_dataset, read_texts
 from ropecli.data.token_store import FORMAT, TokenStore, cache_folder, open_store, source_identity, tokenizer_digest
 from ropecli.errors import DataError, RecipeError
 
@@ -144,12 +144,13 @@ def open_stream(
     *,
     read: Callable[..., Texts] = read_texts,
     first: Callable[[], AbstractContextManager] = nullcontext,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Stream:
     """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
 
     length: of a sequence, tokens. context_length: range of positions for `pose` and `randomized`. read: reads a
     source, like read_texts. first: a context that lets the main process run first, so that it tokenizes and the other
-    processes reuse the tokens.
+    processes reuse the tokens. say: called for a Hub dataset that is not read to its end.
     """
     refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
     digest = tokenizer_digest(tokenizer)
@@ -159,8 +160,12 @@ def open_stream(
             raise RecipeError(
                 f"keep_short: {source.keep_short:g} requires long_from, the minimum tokens of a long document."
             )
+        most = source.max_documents
+        if most is None and is_hub_dataset(source.data):
+            most = HUB_DOCUMENTS
+            say(f"Reading at most {most:,} documents of {source.data}. To read more, set max_documents.")
         with first():
-            store = _open_store(source, tokenizer, digest, read)
+            store = _open_store(source, most, tokenizer, digest, read)
         separator = _separator(tokenizer) if source.sequences == "concat" else None
         padding = (tokenizer.eos_token_id or 0) if source.sequences == "packed" else None
         parts.append(_sequences(source, number, store, length, recipe.seed, separator, padding))
@@ -169,18 +174,19 @@ def open_stream(
     return Stream(recipe, length, context_length, parts, made_of)
 
 
-def _open_store(source: TextSource, tokenizer, digest: str, read: Callable[..., Texts]) -> TokenStore:
+def _open_store(source: TextSource, most: int | None, tokenizer, digest: str, read: Callable[..., Texts]) -> TokenStore:
+    """most: documents to read; None for all."""
     identity = [
         FORMAT,
         source_identity(source.data, source.split or TO_TRAIN[0], cache_folder()),
         source.text_column,
-        source.max_documents,
+        most,
         digest,
     ]
 
     def texts() -> Texts:
-        found = read(source.data, text_column=source.text_column, split=source.split, splits=TO_TRAIN)
-        return islice(found, source.max_documents)
+        found = read(source.data, text_column=source.text_column, split=source.split, splits=TO_TRAIN, whole=True)
+        return islice(found, most)
 
     return open_store(hashlib.sha256(json.dumps(identity).encode()).hexdigest(), texts, tokenizer)
 

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.checkpoint.opening import HUB_ID
 from ropecli.data.documents import tokenize
-from ropecli.data.sources import DEMO_TRAIN, TABLE_FILES, TEXT_FILES, Texts
+from ropecli.data.sources import DEMO_TRAIN, HubDataset, Texts, files_of, locate
 from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
 
@@ -203,16 +202,12 @@ def source_identity(source: str, split: str, cache: Path) -> list[Any]:
         root = corpus.stdlib_root()
         return [source, chooses, sys.version, str(root), root.stat().st_mtime_ns]
     try:
-        path = Path(source).expanduser()
-        if path.is_file():
-            return ["files", _stamp(path)]
-        if path.is_dir() and source:
-            kinds = TEXT_FILES | set(TABLE_FILES)
-            return ["files", *(_stamp(one) for one in sorted(path.rglob("*")) if one.suffix in kinds and one.is_file())]
-        is_hub_id = HUB_ID.fullmatch(source) and not path.parent.is_dir()
-    except (OSError, RuntimeError, ValueError):
-        is_hub_id = None  # reading the source will report the error
-    return ["hub", source, split, _commit(source, cache) if is_hub_id else None]
+        found = locate(source)
+    except DataError:  # reading the source will report it
+        return ["hub", source, split, None]
+    if isinstance(found, HubDataset):
+        return ["hub", source, split, _commit(found.name, cache)]
+    return ["files", *map(_stamp, files_of(found) if found.is_dir() else [found])]
 
 
 def _stamp(path: Path) -> list[Any]:

@@ -15,7 +15,7 @@ from ropecli.evaluation.protocols import YARN_STRIDE, Protocol, Window
 from ropecli.evaluation.results import LengthResult, Tally, summarise
 from ropecli.evaluation.saved_progress import EvalProgress, Tallies
 from ropecli.evaluation.scoring import TokenScorer, one_pass_message, refuse_unknown_ids, within_memory
-from ropecli.live.peak_memory import peak_memory, reset_peak
+from ropecli.live.devices import input_device, peak_memory, reset_peak
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class _Meter:
         self.lengths = lengths
         self.protocol = protocol
         self.batch_size = batch_size
-        self.device = model.device
+        self.device = input_device(model)
         self.score = TokenScorer(model)
         tables = rotary_tables(model)
         self.dynamic_tables = tables if switches_with_length(tables, lengths[-1]) else []
@@ -159,7 +159,7 @@ class _Meter:
         ids = torch.from_numpy(np.stack([window.ids for window in windows])).to(self.device)
         targets = max(window.targets for window in windows)
         with within_memory(*ids.shape):
-            losses = self.score(ids, targets, windows[0].reads_last).double().cpu().numpy()
+            losses = self.score(ids, targets, windows[0].reads_last).cpu().double().numpy()
         for window, nll in zip(windows, losses, strict=True):
             yield nll[targets - window.targets :]
 

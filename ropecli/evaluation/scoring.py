@@ -8,12 +8,15 @@ import torch
 
 from ropecli.errors import DataError, RopecliError
 from ropecli.live.lm_head import SplitModel
+from ropecli.live.loading import is_quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LOGITS_AT_ONCE = 2**22
 """Elements in one chunk of logits: 16 MiB in float32, several times that while they are reduced."""
+_LOGITS_AT_ONCE_OFFLOADED = 2**28
+"""With an offloaded head, whose weights are loaded for each chunk: 1 GiB."""
 _CHUNKS_PROBED = 2.5
 _LEAST_PROBED = 64
 _WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
@@ -98,8 +101,9 @@ class TokenScorer:
             self.chunk = chunk
         if not at_once.isfinite().all():
             return True  # the model overflows either way, which is reported later
-        difference = (by_chunks - at_once).double()
-        if self.split.head.weight.dtype in (torch.float32, torch.float64):
+        difference = (by_chunks - at_once).cpu().double()
+        exact = self.split.head.weight.dtype in (torch.float32, torch.float64)
+        if exact and not is_quantized(self.split.model):
             return difference.abs().mean().item() <= _SAME and difference.abs().max().item() <= _SAME_ANYWHERE
         # rounding errors cancel in the mean; a wrong cache biases it
         return difference.abs().mean().item() <= _ROUNDED and difference.mean().abs().item() <= _ROUNDED / 30
@@ -116,10 +120,11 @@ class TokenScorer:
             yield start, outputs
 
     def _score(self, outputs: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        step = max(1, _LOGITS_AT_ONCE // (self.split.vocabulary * len(targets)))
+        most = _LOGITS_AT_ONCE_OFFLOADED if self.split.head.weight.is_meta else _LOGITS_AT_ONCE
+        step = max(1, most // (self.split.vocabulary * len(targets)))
         parts = []
         for start in range(0, hidden.shape[1], step):
             logits = self.split.logits(outputs, hidden[:, start : start + step])
-            chosen = logits.gather(-1, targets[:, start : start + step, None])[..., 0]
+            chosen = logits.gather(-1, targets[:, start : start + step, None].to(logits.device))[..., 0]
             parts.append(logits.logsumexp(-1) - chosen)
         return torch.cat(parts, dim=1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ropecli.errors import CheckpointError
+from ropecli.live.devices import input_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,21 +59,27 @@ class SplitModel:
     @contextlib.contextmanager
     def _decoder_returning(self, outputs: Any) -> Iterator[None]:
         """The model's forward applies its head to `outputs` instead of running the decoder."""
+        own = vars(self.decoder).get("forward")  # that of Accelerate's hooks, for a model spread over devices
         self.decoder.forward = lambda *args, **kwargs: outputs
         try:
             yield
         finally:
             del self.decoder.forward
+            if own is not None:
+                self.decoder.forward = own
 
     @torch.no_grad()
     def _probe(self) -> bool:
         weight = self.head.weight
-        ids = torch.arange(_PROBE_TOKENS, device=weight.device)[None] % self.vocabulary
+        ids = torch.arange(_PROBE_TOKENS, device=input_device(self.model))[None] % self.vocabulary
         whole = self.model(input_ids=ids, use_cache=False).logits.float()
         outputs = self.decode(ids)
         hidden = outputs.last_hidden_state
         self._check_equal(outputs, hidden, whole)
+        if weight.is_meta:  # offloaded
+            return False
         # far from zero, where a soft cap has an effect
+        hidden = hidden.to(weight.device)
         far = hidden / hidden.abs().max().clamp_min(1e-6) * _FAR
         capped = self.logits(outputs, far)
         # an adapter may train a tied head in a different precision than the decoder
@@ -83,7 +90,8 @@ class SplitModel:
 
     def _check_equal(self, outputs: Any, hidden: torch.Tensor, whole: torch.Tensor) -> None:
         scale = whole.abs().max().clamp_min(1e-6)
-        if not torch.allclose(self.logits(outputs, hidden) / scale, whole / scale, atol=1e-2, equal_nan=True):
+        again = self.logits(outputs, hidden).to(whole.device)
+        if not torch.allclose(again / scale, whole / scale, atol=1e-2, equal_nan=True):
             raise self._cannot_split()
 
     def _cannot_split(self) -> CheckpointError:

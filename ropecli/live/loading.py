@@ -1,8 +1,11 @@
 """Load a checkpoint's model and tokenizer with stock transformers."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
@@ -22,11 +25,21 @@ DTYPES = {
 }
 """Dtypes by the names that users may write."""
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""How Accelerate spreads a model over the GPUs, then the CPU, then the disk."""
+_PACKAGES = {
+    "bitsandbytes": ("bitsandbytes",),
+    "gptq": ("optimum", "gptqmodel"),
+    "awq": ("gptqmodel",),
+    "compressed-tensors": ("compressed-tensors",),
+    "fp8": ("kernels",),
+}
+"""What transformers needs to load a quantized checkpoint, by its quant_method."""
 _FEW_TOKENS = 0.9
 
 
 def choose_device(name: str = "auto") -> str:
-    """Resolve 'auto' (a GPU if available) and, in a multi-process launch, 'cuda' to the GPU of this process.
+    """Resolve 'auto' (CUDA, else MPS, else the CPU) and, in a multi-process launch, 'cuda' to the GPU of this process.
 
     Raises CheckpointError if the device is not available.
     """
@@ -35,7 +48,9 @@ def choose_device(name: str = "auto") -> str:
     own = os.environ.get("LOCAL_RANK")
     gpu = "cuda" if own is None else f"cuda:{own}"
     if name == "auto":
-        return gpu if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return gpu
+        return "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda":
         name = gpu
     try:
@@ -61,16 +76,21 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     attn: str = "auto",
+    device_map: str | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    bits: int | None = None,
     options: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
 ):
-    """Load the causal LM in evaluation mode. An adapter is merged into its base.
+    """Load the causal LM in evaluation mode, each weight straight to its device. An adapter is merged into its base.
 
     dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables always stay in float32, because the
     dtype is set at loading and not cast afterwards. attn: the attention implementation; 'auto' is the default of
-    transformers, or the distance method in config.json, for which only 'auto' is allowed. options: further arguments of
-    from_pretrained; with a device_map, `device` is ignored. say: called if the files contain tensors that config.json
-    does not use; without `say` this is an error, because a checkpoint written from this model would lack them. Raises
+    transformers, or the distance method in config.json, for which only 'auto' is allowed. device_map: one of
+    DEVICE_MAPS; `device` is then ignored. max_memory: with a device_map, memory to use by GPU number or 'cpu'; the rest
+    is read from disk when needed. bits: 8 or 4 to quantize with bitsandbytes. options: further arguments of
+    from_pretrained; a device_map replaces `device`. say: called if the files contain tensors that config.json does not
+    use; without `say` this is an error, because a checkpoint written from this model would lack them. Raises
     CheckpointError, also for missing weights, which stock transformers would initialize randomly.
     """
     import torch
@@ -82,8 +102,24 @@ def load_model(
         raise CheckpointError(
             f"{checkpoint.name} uses the attention of {saved.method}; attn {attn!r} would replace it. Use attn auto."
         )
-    dtype, device = settle(dtype, device)
-    options, adapter = dict(options or {}), None
+    asked, (dtype, device) = dtype, settle(dtype, device)
+    if _quantized_with(checkpoint) in ("fp8", "mxfp8") and device == "cpu":  # transformers makes it bfloat16 there
+        dtype = "bfloat16" if asked == "auto" else dtype
+        if dtype != "bfloat16":
+            raise CheckpointError(f"{checkpoint.name} is quantized with fp8. On a CPU it needs dtype bfloat16 or auto.")
+    _refuse_unsupported(checkpoint, bits, device)
+    if device_map and _quantized_with(checkpoint) == "compressed-tensors":  # it replaces Accelerate's hooks
+        raise CheckpointError(
+            f"{checkpoint.name} is quantized with compressed-tensors, which needs one device. Remove --device-map."
+        )
+    if checkpoint.base and (bits or device_map):
+        raise CheckpointError(
+            f"{checkpoint.name} is an adapter, which is merged on one device without quantization. Run `ropecli merge` "
+            "first."
+        )
+    options, adapter = {**_placement(dtype, device, device_map, max_memory, bits), **(options or {})}, None
+    # for weights on disk that differ from those in the files, such as fused experts
+    spill = TemporaryDirectory(prefix="ropecli-") if device_map else None
     if checkpoint.base:
         from ropecli.live.adapter import merge_adapter, other_base, read_adapter
 
@@ -100,6 +136,7 @@ def load_model(
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 **({} if attn == "auto" else {"attn_implementation": attn}),
+                **({"offload_folder": spill.name} if spill else {}),
                 **options,
             )
     except Exception as error:  # damaged weights and configs raise many kinds of errors
@@ -110,13 +147,64 @@ def load_model(
             f"{checkpoint.name}: transformers ignores the attention set in config.json, {saved.attention}."
         )
     _check_weights(checkpoint, found, say)
-    if not options.get("device_map"):
-        model.to(device)
+    if spill:
+        model.spill = spill  # removed with the model
     if checkpoint.base and adapter:
         if say and (warning := other_base(checkpoint.folder, checkpoint.base)):
             say(warning)
         model = merge_adapter(checkpoint, model, *adapter)
     return model.eval()
+
+
+def is_quantized(model: Any) -> bool:
+    """Return whether the model computes with quantized weights, which round like half precision."""
+    return getattr(model, "hf_quantizer", None) is not None
+
+
+def _quantized_with(checkpoint: Checkpoint) -> str | None:
+    """The quant_method of config.json. None for weights that are not quantized."""
+    config = checkpoint.config.get("quantization_config")
+    return str(config.get("quant_method", "bitsandbytes")) if isinstance(config, dict) and config else None
+
+
+def _placement(
+    dtype: str, device: str, device_map: str | None, max_memory: Mapping[int | str, int | str] | None, bits: int | None
+) -> dict[str, Any]:
+    """The arguments of from_pretrained that say where weights go, and in how many bits."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    placed: dict[str, Any] = {}
+    if device_map:
+        placed = {"device_map": device_map, "max_memory": dict(max_memory) if max_memory else None}
+    elif device != "cpu" or bits:  # DeepSpeed refuses any device_map
+        placed = {"device_map": {"": device}}
+    if bits == 8:
+        # it warns in every forward pass that inputs are cast to float16
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+        placed["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
+    elif bits == 4:
+        placed["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype)
+        )
+    return placed
+
+
+def _refuse_unsupported(checkpoint: Checkpoint, bits: int | None, device: str) -> None:
+    """Raise CheckpointError for what transformers does not support, and for a missing package."""
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    method = _quantized_with(checkpoint)
+    if method and bits:
+        raise CheckpointError(f"{checkpoint.name} is already quantized with {method}. Remove --load-in-{bits}bit.")
+    if method and not any(known.startswith(method) for known in AUTO_QUANTIZER_MAPPING):
+        raise CheckpointError(f"{checkpoint.name} is quantized with {method!r}, which transformers does not support.")
+    if method == "fp8" and device == "cpu":
+        return
+    packages = _PACKAGES.get("bitsandbytes" if bits else str(method), ())
+    if any(find_spec(package.replace("-", "_")) is None for package in packages):
+        what = f"--load-in-{bits}bit" if bits else f"{checkpoint.name} is quantized with {method}, which"
+        raise CheckpointError(f"{what} needs {' and '.join(packages)}. Run `pip install {' '.join(packages)}`.")
 
 
 def _check_weights(checkpoint: Checkpoint, found: Mapping[str, Any], say: Callable[[str], None] | None) -> None:

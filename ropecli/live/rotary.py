@@ -38,7 +38,7 @@ class RotaryTable:
     @property
     def inv_freq(self) -> np.ndarray:
         """Shape (rotary_dim/2,), float64, radians per token."""
-        return getattr(self.module, self._prefix + _TABLE).detach().double().cpu().numpy()
+        return getattr(self.module, self._prefix + _TABLE).detach().cpu().double().numpy()
 
     @property
     def attention_factor(self) -> float:
@@ -192,8 +192,13 @@ def remake_rotary_modules(model: "PreTrainedModel") -> None:
 
 def _remake(module: Any, device: torch.device) -> None:
     fresh = type(module)(module.config).to(device)
+    hook = getattr(module, "_hf_hook", None)
     # all attributes, because some model types store the longest length under another name
     _set_attributes(module, fresh.__dict__)
+    if hook is not None:  # of a model spread over devices
+        from accelerate.hooks import add_hook_to_module
+
+        add_hook_to_module(module, hook)
 
 
 def switches_with_length(tables: list[RotaryTable], longest: int) -> bool:

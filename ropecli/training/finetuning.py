@@ -77,7 +77,7 @@ def finetune_checkpoint(
         say, on_step, on_phase = (lambda message: None), (lambda progress: None), (lambda phase: None)
     tokenizer = load_tokenizer(checkpoint)
     on_phase("tokenizing")
-    stream = open_stream(recipe, tokenizer, length, reach, first=accelerator.local_main_process_first)
+    stream = open_stream(recipe, tokenizer, length, reach, first=accelerator.local_main_process_first, say=say)
     on_phase("loading")
     model = _load(checkpoint, recipe)
     refuse_unknown_ids(stream.largest_id, model)

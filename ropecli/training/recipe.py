@@ -42,7 +42,9 @@ class _Text(_Keys):
         description="long: long documents, cut into sequences. packed: documents side by side, each attending to "
         "itself alone. concat: the same, attending to everything before",
     )
-    max_documents: int | None = Field(None, ge=1, description="maximum number of documents to read")
+    max_documents: int | None = Field(
+        None, ge=1, description="maximum number of documents to read; default: all, or 10,000 of a Hub dataset"
+    )
     max_tokens: Tokens | None = Field(None, description="maximum number of tokens, from documents in seeded order")
     long_from: Tokens | None = Field(None, description="documents from this length on are all used ...")
     keep_short: float = Field(
@@ -53,7 +55,7 @@ class _Text(_Keys):
 class Source(_Text):
     """One source of a mixture."""
 
-    data: str = Field(description="demo-train, a file or folder, or a Hub dataset id")
+    data: str = Field(description="demo-train, a file or folder, or a Hub dataset: owner/name or owner/name:config")
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="share of the sequences, over all weights")
 
 
@@ -70,7 +72,9 @@ class Patch(_Keys):
 class Recipe(_Text):
     """The settings of `ropecli finetune`. Lengths in tokens; one step is one update of the weights."""
 
-    data: str | None = Field(None, description="demo-train, a file or folder, or a Hub dataset id")
+    data: str | None = Field(
+        None, description="demo-train, a file or folder, or a Hub dataset: owner/name or owner/name:config"
+    )
     mixture: tuple[Source, ...] = Field((), description="several sources, instead of data")
 
     patch: Patch | None = Field(None, description="patch the checkpoint first")

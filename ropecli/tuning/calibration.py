@@ -49,6 +49,7 @@ def read_calibration(
     target: int,
     *,
     most: int | None,
+    whole: bool = True,
     seed: int,
     text_column: str = "text",
     split: str | None = None,
@@ -57,12 +58,12 @@ def read_calibration(
     """Read the documents of `source` with at least `target` tokens, cut to that length and shuffled with the seed.
 
     Documents with the same first `target` tokens count as one, so that no document is used for both training and
-    scoring. most: maximum number of documents to read; None for all. advance: called after each document. Raises
-    DataError for fewer than four documents.
+    scoring. most: maximum number of documents to read; None for all. whole: see read_texts. advance: called after each
+    document. Raises DataError for fewer than four documents.
     """
     if source == DEMO:
         raise DataError("'demo' is the held-out text for eval-ppl; calibrate on 'demo-train' instead.")
-    texts = read_texts(source, text_column=text_column, split=split, splits=TO_TRAIN)
+    texts = read_texts(source, text_column=text_column, split=split, splits=TO_TRAIN, whole=whole)
     documents = read_documents(texts, tokenizer, target, most=most, cut=target, advance=advance)
     different = list({document.ids.tobytes(): document for document in documents.kept}.values())
     if len(different) < _MIN_DOCUMENTS:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, PatchError, ProofError
+from ropecli.live.devices import input_device
+from ropecli.live.loading import is_quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +65,7 @@ def _find(stored: Mapping[str, Any], name: str, value: Tensor) -> StoredWeight:
 
 
 class Logits(NamedTuple):
-    """values: float32, on the CPU, shape (1, tokens, vocabulary). dtype: dtype of the model."""
+    """values: float32, on the CPU, shape (1, tokens, vocabulary). dtype: how they were rounded."""
 
     values: Tensor
     dtype: torch.dtype
@@ -125,8 +127,8 @@ def rewrite_shard(changed: Mapping[str, Tensor], source: Path, target: Path) -> 
 
 @torch.inference_mode()
 def logits_of(model: "PreTrainedModel", probe: Tensor) -> Logits:
-    values = model(input_ids=probe.to(model.device), use_cache=False).logits.float().cpu()
-    return Logits(values, model.dtype)
+    values = model(input_ids=probe.to(input_device(model)), use_cache=False).logits.float().cpu()
+    return Logits(values, torch.bfloat16 if is_quantized(model) else model.dtype)
 
 
 def exact_logits(

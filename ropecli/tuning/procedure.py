@@ -5,7 +5,7 @@ Constants are searched first; training levels start from the best of them.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from ropecli.errors import NotFiniteError, PatchError
 from ropecli.evaluation.eval_report import environment
 from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.evaluation.scoring import refuse_unknown_ids
+from ropecli.live.devices import device_names
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
 from ropecli.tuning.calibration import Evaluator
@@ -183,7 +184,7 @@ def _report(
         source=task.source,
         fingerprint=task.calibration.fingerprint(),
         dtype=short_name(model.dtype),
-        device=str(model.device),
+        device=device_names(model),
         settings=task.settings_values(),
         method=plan.spec.method.name,
         params=dict(plan.spec.params),
@@ -221,12 +222,18 @@ def _make_learner(task: TuningTask, model: "PreTrainedModel") -> tuple[Learner |
 
 
 def write_tuned(
-    tuned: Tuned, output: Path, *, link: bool = True, say: Callable[[str], None] = lambda message: None
+    tuned: Tuned,
+    output: Path,
+    *,
+    link: bool = True,
+    loading: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> int:
     """Write the tuned checkpoint with its report, and prove it. Returns the number of rotary tables compared.
 
     Before the folder is renamed to `output`, stock transformers loads it and its logits of the probe are compared with
-    the tuned model's. link, say: see write_patch. Raises OutputError, ProofError; then the output is removed.
+    the tuned model's. link, say: see write_patch. loading: the arguments of load_model that the model was loaded with,
+    if the CPU cannot hold or run it. Raises OutputError, ProofError; then the output is removed.
     """
     folded = tuned.folded
 
@@ -234,7 +241,7 @@ def write_tuned(
         for name, value in files_of(tuned.report).items():
             write_json(folder / name, value)
         written = open_checkpoint(folder, weights=True)
-        model = load_model(written, dtype=short_name(folded.logits.dtype), device="cpu")
+        model = load_model(written, **(loading or {"dtype": short_name(folded.logits.dtype), "device": "cpu"}))
         found = logits_of(model, tuned.probe)
         require_same(found, folded.logits, "the written checkpoint in stock transformers")
 

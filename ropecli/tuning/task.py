@@ -22,8 +22,8 @@ from ropecli.tuning.tune_settings import TuneSettings
 class TuningTask:
     """The checkpoint to tune and everything that the result depends on.
 
-    baseline: the patch to compare with: the default constants of the first method that has defaults. loading: dtype,
-    device and attn for load_model.
+    baseline: the patch to compare with: the default constants of the first method that has defaults. loading: the
+    arguments of load_model.
     """
 
     checkpoint: Checkpoint
@@ -32,7 +32,7 @@ class TuningTask:
     tokenizer: Any
     baseline: PatchPlan
     calibration: Calibration
-    loading: dict[str, str] = field(default_factory=dict)
+    loading: dict[str, Any] = field(default_factory=dict)
 
     @property
     def factor(self) -> float:
@@ -80,6 +80,7 @@ class TuningTask:
             "dtype": dtype,
             "device": device.partition(":")[0],
             "attn": self.loading.get("attn", "auto"),
+            **({"bits": self.loading["bits"]} if "bits" in self.loading else {}),
             "versions": environment(),
         }
 
@@ -92,12 +93,14 @@ def make_task(
     *,
     text_column: str = "text",
     split: str | None = None,
-    loading: dict[str, str] | None = None,
+    whole: bool = True,
+    loading: dict[str, Any] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> TuningTask:
-    """Plan the baseline patch and read the calibration documents. advance: called after each document.
+    """Plan the baseline patch and read the calibration documents.
 
-    Raises MethodError, PatchError, CheckpointError, DataError.
+    whole: see read_texts. advance: called after each document. Raises MethodError, PatchError, CheckpointError,
+    DataError.
     """
     record = read_record(checkpoint.folder)
     if tuned_weights(record):
@@ -112,6 +115,7 @@ def make_task(
         source,
         tokenizer,
         baseline.target_length,
+        whole=whole,
         most=settings.max_documents or MOST_EVALUATED + settings.steps * settings.batch_size,
         seed=settings.seed,
         text_column=text_column,

@@ -1,8 +1,10 @@
 """Hub ids in place of folders: the Hub's own client, against a small server here that speaks its protocol."""
 
+import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -60,12 +62,12 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0].strip("/")
         self.server.requests.append((self.command, path))
         try:
-            if path.startswith("api/models/"):
-                body, headers = self.api(*path.removeprefix("api/models/").split("/", 3))
+            if path.startswith(("api/models/", "api/datasets/")):
+                body, headers = self.api(*path.split("/", 6)[2:])
             elif "/resolve/" not in path:
                 raise RefusalError(404)
             else:
-                body, headers = self.file(*path.split("/", 4))
+                body, headers = self.file(*path.removeprefix("datasets/").split("/", 4))
             self.answer(200, body, headers)
         except RefusalError as refusal:
             self.answer(refusal.status, b"", {"X-Error-Code": refusal.code} if refusal.code else {})
@@ -89,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
             raise RefusalError(404, "RevisionNotFound")
         return commit, repository.files[commit]
 
-    def api(self, owner: str, name: str, kind: str = "revision", revision: str = "main") -> tuple[bytes, dict]:
+    def api(self, owner: str, name: str, kind: str = "revision", revision: str = "main", *_) -> tuple[bytes, dict]:
         commit, files = self.found(f"{owner}/{name}", revision)
         listing = [
             {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
@@ -311,3 +313,90 @@ def test_the_clients_own_variables_are_followed(hub, cache):
     assert json.loads(done.stdout)["max_position_embeddings"] == 64
     assert hub.requests
     assert cache.is_dir()
+
+
+# Datasets.
+
+TEXTS = "owner/texts"
+CARD = """---
+configs:
+- {config_name: en, data_files: [{split: train, path: en.jsonl}]}
+- {config_name: de, data_files: [{split: train, path: de.jsonl}]}
+---
+"""
+
+
+@pytest.fixture
+def texts(hub, corpus, tmp_path, monkeypatch):
+    """A dataset of two configurations on the Hub: the corpus, and the same with capital letters."""
+    bodies = [path.read_text() for path in sorted(corpus.iterdir())]
+    rows = {"en": bodies, "de": [body.upper() for body in bodies]}
+    files = {
+        f"{name}.jsonl": "".join(json.dumps({"text": body}) + "\n" for body in bodies).encode()
+        for name, bodies in rows.items()
+    }
+    hub.repositories[TEXTS] = Repository({"main": MAIN}, {MAIN: {"README.md": CARD.encode(), **files}})
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.url)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return rows
+
+
+def test_a_configuration_is_named_after_the_dataset_or_by_its_option(texts, ropecli, llama):
+    from ropecli.data.sources import read_texts
+
+    for config in ("en", "de"):
+        assert [text for _, text in read_texts(f"{TEXTS}:{config}")] == texts[config]
+    outcome = ropecli("eval-ppl", llama, "--data", TEXTS, "--dataset-config", "de", "--lengths", 32, "--json")
+    assert outcome.code == 0, outcome.err
+    report = json.loads(outcome.out)
+    assert (report["source"], report["rows"][0]["documents"]) == (f"{TEXTS}:de", len(texts["de"]))
+    assert "Reading at most 10,000 documents of owner/texts:de. To read more, set --max-documents." in outcome.err
+    for name, said in ((TEXTS, "has several configurations"), (f"{TEXTS}:fr", "has no configuration fr")):
+        outcome = ropecli("eval-ppl", llama, "--data", name)
+        assert outcome.code == 2
+        assert f"{TEXTS} {said}. Choose one of en, de, such as --data {TEXTS}:en." in outcome.err
+
+
+def test_what_has_no_configuration(ropecli, llama, corpus):
+    for command, data in (("eval-ppl", corpus), ("needle", "demo"), ("compare", "owner/texts:en")):
+        outcome = ropecli(command, llama, "--data", data, "--dataset-config", "de")
+        assert outcome.code == 2
+        assert f"--dataset-config is 'de', but --data is {str(data)!r}; expected a Hub id" in outcome.err
+    outcome = ropecli("finetune", llama, "--dataset-config", "de", "-o", "out")
+    assert outcome.code == 2
+    assert "--dataset-config is 'de'" in outcome.err
+
+
+def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tmp_path, monkeypatch):
+    from ropecli.data import sources, stream
+
+    monkeypatch.setattr(sources, "HUB_DOCUMENTS", 3)
+    monkeypatch.setattr(stream, "HUB_DOCUMENTS", 3)
+    data = ["--data", f"{TEXTS}:en"]
+    counts = []
+    for options in ([], ["--max-documents", 5]):
+        outcome = ropecli("eval-ppl", llama, *data, "--lengths", 32, "--json", *options)
+        counts.append(json.loads(outcome.out)["rows"][0]["documents"])
+    assert counts == [3, 5]
+    said = []
+    for number, options in enumerate([[], ["--set", "max_documents=5"]]):
+        training = ["--steps", 1, "--length", 16, "--set", "gradient_accumulation=1", *options]
+        outcome = ropecli("finetune", llama, *data, *training, "-o", tmp_path / str(number))
+        assert outcome.code == 0, outcome.err
+        said.append(outcome.err)
+    assert "Reading at most 3 documents of owner/texts:en. To read more, set max_documents." in said[0]
+    assert "Reading at most" not in said[1]
+    assert [int(re.search(r"(\d+) documents", text[text.index("owner/texts:en:") :])[1]) for text in said] == [3, 5]
+
+
+def test_a_mixture_of_compressed_files_and_configurations(texts, ropecli, llama, tmp_path):
+    rows = "".join(json.dumps({"text": body}) + "\n" for body in texts["en"])
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    sources = [{"data": str(tmp_path / "rows.jsonl.gz")}, {"data": f"{TEXTS}:de", "weight": 2, "max_documents": 4}]
+    keys = {"mixture": sources, "steps": 1, "length": 16, "gradient_accumulation": 1}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(keys))
+    outcome = ropecli("finetune", llama, "--recipe", tmp_path / "recipe.yaml", "-o", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    for name, count in ((tmp_path / "rows.jsonl.gz", 12), (f"{TEXTS}:de", 4)):
+        assert re.search(rf"{re.escape(str(name))}.*{count} documents", outcome.err)

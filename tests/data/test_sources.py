@@ -1,7 +1,9 @@
 """Reading SOURCE: texts of every kind of file, in a fixed order, and one clear message for each error."""
 
+import gzip
 import json
 
+import fsspec.compression
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -57,6 +59,43 @@ def test_a_table_gives_a_document_a_row(tmp_path, name, write):
         list(read_texts(str(tmp_path / name), text_column="title"))
 
 
+def zstd(content: bytes) -> bytes:
+    """A zstd file with the content in one raw block, as RFC 8878 defines it."""
+    block = (len(content) << 3 | 1).to_bytes(3, "little") + content
+    return bytes.fromhex("28b52ffd a0") + len(content).to_bytes(4, "little") + block
+
+
+needs_zstd = pytest.mark.skipif("zstd" not in fsspec.compression.compr, reason="needs Python 3.14 or zstandard")
+compressions = pytest.mark.parametrize(
+    ("ending", "compress"),
+    [pytest.param("gz", gzip.compress, id="gz"), pytest.param("zst", zstd, marks=needs_zstd, id="zst")],
+)
+
+
+@compressions
+def test_compressed_text_and_rows_are_read_as_without_compression(tmp_path, ending, compress):
+    write_jsonl(tmp_path / "rows.jsonl", {"text": ROWS})
+    (tmp_path / "story.txt").write_text("grüße\n\tand more\n", encoding="utf-8")
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    for name in ("rows.jsonl", "story.txt"):
+        (packed / f"{name}.{ending}").write_bytes(compress((tmp_path / name).read_bytes()))
+    (packed / "also.md").write_text("not compressed")
+    (packed / "picture.png.gz").write_bytes(b"junk")
+    rows = [(f"rows.jsonl.{ending}:{index}", text) for index, text in enumerate(ROWS)]
+    expected = [("also.md", "not compressed"), *rows, (f"story.txt.{ending}", "grüße\n\tand more\n")]
+    assert list(read_texts(str(packed))) == expected
+    assert list(read_texts(str(packed / f"rows.jsonl.{ending}"))) == rows
+
+
+@pytest.mark.parametrize("name", ["story.txt.zst", "rows.jsonl.zst"])
+def test_a_missing_package_for_zst_is_named(tmp_path, monkeypatch, name):
+    monkeypatch.delitem(fsspec.compression.compr, "zstd", raising=False)
+    (tmp_path / name).write_bytes(zstd(b'{"text": "a"}\n'))
+    with pytest.raises(DataError, match=rf"{name}.*compressed with zstd.*`pip install zstandard`"):
+        list(read_texts(str(tmp_path / name)))
+
+
 def test_a_row_without_text_is_reported_by_its_number(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": None}) + "\n")
     with pytest.raises(DataError, match="row 0"):
@@ -85,6 +124,7 @@ WRONG = {
     "an empty folder": ("folder", None, r"folder contains no .*\.txt.* files"),
     "an unknown file type": ("x.pdf", b"%PDF", r"x\.pdf.*unknown file type.*\.jsonl"),
     "text that is not UTF-8": ("x.txt", b"\xff\xfe\x00a", r"x\.txt.*UTF-8"),
+    "a damaged archive": ("x.txt.gz", gzip.compress(b"text")[:-9], r"x\.txt\.gz.*cannot be read"),
     "broken JSON": ("x.jsonl", b'{"text": "a"}\n{"text": ', r"x\.jsonl.*cannot be read as a table"),
     "not a parquet file": ("x.parquet", b"junk", r"x\.parquet.*cannot be read as a table"),
     "not an arrow file": ("x.arrow", b"", r"x\.arrow.*cannot be read as a table"),

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import CheckpointError
-from ropecli.live.loading import choose_device, load_model, load_tokenizer, vocabulary_mismatch
+from ropecli.live.loading import choose_device, load_model, load_tokenizer, settle, vocabulary_mismatch
 from ropecli.live.rotary import rotary_tables
 
 
@@ -34,12 +34,30 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
             choose_device(name)
 
 
+def test_mps_is_taken_where_there_is_no_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_device("auto") == "mps"
+    assert settle("auto", "auto") == ("bfloat16", "mps")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto") == "cuda"
+
+
+def test_weights_go_straight_to_their_device(llama, monkeypatch):
+    """They are not read into the memory of the CPU first and moved afterwards."""
+    monkeypatch.setattr("ropecli.live.loading.choose_device", lambda name: "meta")
+    monkeypatch.setattr(torch.nn.Module, "to", None)
+    model = load_model(open_checkpoint(llama))
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
 def test_each_process_of_a_launch_takes_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert choose_device("auto") == "cuda:3"
     assert choose_device("cpu") == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert choose_device("auto") == "cpu"
 
 

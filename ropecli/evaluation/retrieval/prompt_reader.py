@@ -12,6 +12,7 @@ import torch
 
 from ropecli.evaluation.retrieval.haystack import TokenIds
 from ropecli.evaluation.scoring import TokenScorer, one_pass_message
+from ropecli.live.devices import input_device
 from ropecli.live.rotary import reset_tables, rotary_tables, switches_with_length
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class PromptReader:
     ) -> None:
         self.score = TokenScorer(model)
         self.split = self.score.split
-        self.device = model.device
+        self.device = input_device(model)
         self.chunk = chunk
         tables = rotary_tables(model)
         self.dynamic_tables = tables if switches_with_length(tables, longest) else []
@@ -70,7 +71,7 @@ class PromptReader:
         for members in _of_same_length(answers):
             rows = torch.tensor([answers[index] for index in members], device=self.device)
             found = self._on_cache(read, rows) if read else self._whole(ids, rows)
-            values[members] = found.double().cpu().numpy()
+            values[members] = found.cpu().double().numpy()
         return values
 
     @torch.inference_mode()
@@ -80,7 +81,7 @@ class PromptReader:
         read = self._read(tokens) if self.once else None
         while True:
             logits = read.logits if read else self._last_logits(tokens)
-            chosen = logits.argmax().view(1, 1)
+            chosen = logits.argmax().view(1, 1).to(self.device)
             yield int(chosen)
             if read:
                 read = self._continue(chosen, read.cache)
@@ -102,6 +103,7 @@ class PromptReader:
 
     def _on_cache(self, read: _Read, rows: torch.Tensor) -> torch.Tensor:
         """rows: shape (answers, tokens). Log-probabilities, shape (answers,)."""
+        rows = rows.to(read.logits.device)
         values = read.logits.log_softmax(-1)[rows[:, 0]]
         if rows.shape[1] == 1:
             return values

@@ -1,0 +1,68 @@
+"""The devices of a loaded model, and its peak memory."""
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def input_device(model: "PreTrainedModel") -> torch.device:
+    """The device on which the embedding runs. Accelerate runs offloaded modules on the first GPU, if any."""
+    embedding: Any = model.get_input_embeddings()
+    if not embedding.weight.is_meta:
+        return embedding.weight.device
+    gpus = [place for place in _places(model) if place not in ("cpu", "disk")]
+    return torch.device(gpus[0] if gpus else "cpu")
+
+
+def device_names(model: "PreTrainedModel") -> str:
+    """The devices of the weights, separated by commas, such as cuda:0,cuda:1,cpu,disk."""
+    return ",".join(_places(model)) or str(model.device)
+
+
+def _places(model: "PreTrainedModel") -> list[str]:
+    """The devices of a model spread by a device_map; empty if it was loaded without one."""
+    places = getattr(model, "hf_device_map", {}).values()
+    return list(dict.fromkeys(str(torch.device(one)) if one != "disk" else "disk" for one in places))
+
+
+def reset_peak(device: torch.device) -> None:
+    """Reset the peak. Without effect on CPUs outside Linux, where the peak of a process only grows."""
+    if device.type == "cuda":
+        for number in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(number)
+    elif _CLEAR.exists():
+        try:
+            _CLEAR.write_text("5")
+        except OSError:
+            return
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak since `reset_peak`, bytes; 0 if the system does not report it.
+
+    On a GPU, what this process allocated on all GPUs; otherwise the resident set of the process.
+    """
+    if device.type == "cuda":
+        return sum(int(torch.cuda.max_memory_allocated(number)) for number in range(torch.cuda.device_count()))
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else _largest_resident_set()
+
+
+def _largest_resident_set() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

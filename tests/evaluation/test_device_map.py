@@ -1,0 +1,187 @@
+"""Models spread over devices by Accelerate: over CPU and disk here, over two GPUs where there are two."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH
+
+from ropecli.attention import load_model
+from ropecli.attention.patching import live_patch
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.errors import CheckpointError, MethodError
+from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.live.devices import device_names, input_device
+from ropecli.live.rotary import unpatched_after
+from ropecli.scaling.spec import make_spec
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+TYPES = {
+    "tied weights": ("qwen2", {"tie_word_embeddings": True}, None),
+    "a soft cap": ("gemma2", {"head_dim": 32, **ONE_OF_EACH}, None),
+    "fused experts, which differ from the files": ("mixtral", {"head_dim": 32, **EXPERTS}, None),
+    "latent attention": ("deepseek_v3", LATENT, None),
+    "frequencies that follow the length": ("llama", {"head_dim": 32, "rope_parameters": DYNAMIC}, None),
+    "reading in chunks": ("llama", {"head_dim": 32}, 24),
+}
+
+
+def spread(folder, **options):
+    """The model with some of its weights in memory, the rest on disk."""
+    checkpoint = open_checkpoint(folder)
+    size = sum(path.stat().st_size for path in checkpoint.weight_files())
+    return load_model(checkpoint, device_map="auto", max_memory={"cpu": 3 * size // 4}, **options)
+
+
+@pytest.mark.parametrize(("model_type", "settings", "chunk"), TYPES.values(), ids=TYPES.keys())
+def test_losses_with_offloaded_weights_equal_those_of_one_device(model_type, settings, chunk, build, loaded, documents):
+    folder = build(model_type, **settings)
+    model = spread(folder)
+    assert [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    assert input_device(model) == torch.device("cpu")
+    assert device_names(model) == "cpu,disk"
+    said = []
+    expected = evaluate_perplexity(loaded(folder), documents, [32, 100])
+    found = evaluate_perplexity(model, documents, [32, 100], chunk=chunk, say=said.append)
+    assert said == []
+    assert [row.nll for row in found] == pytest.approx([row.nll for row in expected], rel=1e-6)
+
+
+def test_a_head_may_be_the_only_part_on_disk(build, loaded, documents):
+    """Then the decoder has a hook of its own."""
+    folder = build("llama", head_dim=32)
+    places = {"model": "cpu", "lm_head": "disk"}
+    model = load_model(open_checkpoint(folder), device="cpu", options={"device_map": places})
+    assert [name for name, parameter in model.named_parameters() if parameter.is_meta] == ["lm_head.weight"]
+    hooked = vars(model.model)["forward"]
+    losses = [[row.nll for row in evaluate_perplexity(one, documents, [32, 100])] for one in (loaded(folder), model)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    assert vars(model.model)["forward"] is hooked
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic", "rerope"])
+def test_a_patch_in_memory_works_with_offloaded_weights(method, build, loaded, documents):
+    folder = build("llama", head_dim=32, num_hidden_layers=4)
+    plan = make_plan(open_checkpoint(folder), make_spec(method, 4.0))
+    losses = []
+    for model in (loaded(folder), spread(folder)):
+        with unpatched_after(model):
+            live_patch(model, plan.ropes)
+            patched = evaluate_perplexity(model, documents, [100, 200], switching=method == "dynamic")
+        losses.append([row.nll for row in patched + evaluate_perplexity(model, documents, [100])])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    assert abs(losses[0][0] - losses[0][2]) > 1e-4
+
+
+def test_weights_on_disk_leave_no_files_behind(build):
+    model = spread(build("mixtral", head_dim=32, **EXPERTS))
+    folder = Path(model.spill.name)
+    assert list(folder.iterdir())
+    model.spill.cleanup()  # as at the end of the process
+    assert not folder.exists()
+
+
+def test_weights_are_checked_also_when_they_stay_on_disk(llama, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(llama, tmp_path / "damaged")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj.*missing"):
+        spread(folder)
+
+
+# On the command line.
+
+
+def test_commands_give_the_same_numbers(ropecli, corpus, llama, tmp_path):
+    data = ["--data", corpus, "--max-documents", 3]
+    half = ["--device-map", "auto", "--max-memory", "cpu=300KB"]
+    commands = {
+        "eval-ppl": [*data, "--lengths", "32,100", "--method", "self-extend", "--factor", 4],
+        "compare": [*data, "--lengths", "32,100", "--methods", "as-is,linear,dynamic,rerope"],
+        "needle": ["--data", corpus, "--lengths", 300, "--trials", 1, "--depths", "0,1"],
+        "passkey": ["--lengths", 300, "--trials", 1, "--depths", 0, "--mode", "generate"],
+    }
+    for command, options in commands.items():
+        reports = []
+        for place in ([], half):
+            outcome = ropecli(command, llama, *options, *place, "--json")
+            assert outcome.code == 0, outcome.err
+            found = json.loads(outcome.out)
+            reports.append(found if isinstance(found, list) else [found])
+        for one, other in zip(*reports, strict=True):
+            assert (one["device"], other["device"]) == ("cpu", "cpu,disk")
+            if "rows" in one:
+                assert [row["nll"] for row in other["rows"]] == pytest.approx([row["nll"] for row in one["rows"]])
+            else:
+                assert other["cells"] == one["cells"]
+
+
+def test_a_scaling_is_tuned_and_proved_with_offloaded_weights(ropecli, corpus, llama, tmp_path):
+    options = ["--data", corpus, "--factor", 2, "--level", "grid", "--points", 2, "--max-documents", 8]
+    reports = []
+    for name, place in (("whole", []), ("spread", ["--device-map", "auto", "--max-memory", "cpu=300KB"])):
+        outcome = ropecli("tune", llama, *options, *place, "--output", tmp_path / name, "--json")
+        assert outcome.code == 0, outcome.err
+        reports.append(json.loads(outcome.out))
+    assert [one["device"] for one in reports] == ["cpu", "cpu,disk"]
+    assert reports[0]["score"] == pytest.approx(reports[1]["score"])
+    outcome = ropecli("tune", llama, *options[:4], "--level", "heads", *place, "--output", tmp_path / "heads")
+    assert outcome.code == 2
+    assert "--level heads changes weights, which must be unquantized and on one device" in outcome.err
+
+
+REFUSED = {
+    "sizes without a map": (["--max-memory", "cpu=1GB"], "--max-memory needs --device-map auto"),
+    "an unknown map": (["--device-map", "atuo"], "--device-map is 'atuo'; expected one of auto, balanced"),
+    "sizes that cannot be read": (["--device-map", "auto", "--max-memory", "0:1GB"], "--max-memory is '0:1GB'"),
+    "a map and a device": (["--device-map", "auto", "--device", "cpu"], "exclude each other"),
+    "two precisions": (["--load-in-8bit", "--load-in-4bit"], "exclude each other"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_combined(options, message, ropecli, llama, corpus):
+    outcome = ropecli("eval-ppl", llama, "--data", corpus, *options)
+    assert outcome.code == 2
+    assert message in outcome.err
+
+
+def test_several_processes_do_not_share_all_gpus(llama, monkeypatch):
+    from ropecli import eval_ppl
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(MethodError, match="Start one process only"):
+        eval_ppl(str(llama), data="demo", device_map="auto")
+
+
+# On GPUs.
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("method", ["none", "dynamic", "rerope"])
+def test_two_gpus_give_the_losses_of_one(method, build, documents):
+    folder = build("llama", head_dim=32, num_hidden_layers=8)
+    checkpoint = open_checkpoint(folder)
+    size = sum(path.stat().st_size for path in checkpoint.weight_files())
+    plan = make_plan(checkpoint, make_spec(method, 4.0 if method != "none" else 1.0))
+    losses = []
+    for options in (
+        {"device": "cuda:0"},
+        {"device_map": "auto", "max_memory": {0: int(0.7 * size), 1: size}},
+        {"device_map": "auto", "max_memory": {0: int(0.5 * size), 1: int(0.3 * size), "cpu": int(0.3 * size)}},
+    ):
+        model = load_model(checkpoint, dtype="float32", **options)
+        if "device_map" in options:
+            assert {"cuda:0", "cuda:1"} <= set(device_names(model).split(","))
+        live_patch(model, plan.ropes)
+        rows = evaluate_perplexity(model, documents, [100, 200], switching=method == "dynamic")
+        losses.append([row.nll for row in rows])
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)

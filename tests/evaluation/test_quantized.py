@@ -1,0 +1,155 @@
+"""Checkpoints that come quantized, and quantizing while loading.
+
+tests/training/test_bitsandbytes_environment.py installs the packages that are not here.
+"""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ropecli.attention import load_model
+from ropecli.attention.patching import live_patch
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.errors import CheckpointError
+from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.scaling.spec import make_spec
+
+HERE = {name: importlib.util.find_spec(name) is not None for name in ("bitsandbytes", "compressed_tensors")}
+BLOCK = 32
+FP8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic", "fmt": "e4m3"}
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+PACKED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT8}},
+}
+
+
+@pytest.fixture(scope="module")
+def llama(build):
+    return build("llama", head_dim=32, hidden_size=128, intermediate_size=192)
+
+
+@pytest.fixture
+def quantized(llama, edited):
+    """quantized(config, weight -> tensors by ending) -> a copy with quantized projections, the rest in bfloat16."""
+
+    def make(config, tensors_of):
+        folder = edited(llama, quantization_config=config)
+        weights = {}
+        for name, value in load_file(folder / "model.safetensors").items():
+            new = tensors_of(value) if name.endswith("_proj.weight") else {"": value.bfloat16()}
+            weights |= {name + ending: tensor for ending, tensor in new.items()}
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        return folder
+
+    return make
+
+
+def in_fp8(weight):
+    """Blocks of e4m3 numbers, and what each block is multiplied by."""
+    rows, columns = (size // BLOCK for size in weight.shape)
+    blocks = weight.reshape(rows, BLOCK, columns, BLOCK)
+    scale = blocks.abs().amax(dim=(1, 3)) / 448
+    values = (blocks / scale[:, None, :, None]).reshape(weight.shape).to(torch.float8_e4m3fn)
+    return {"": values, "_scale_inv": scale}
+
+
+def packed(weight):
+    from compressed_tensors.compressors import pack_to_int32
+
+    scale = weight.abs().amax(dim=1, keepdim=True) / 127
+    values = (weight / scale).round().to(torch.int8)
+    return {"_packed": pack_to_int32(values, 8), "_scale": scale, "_shape": torch.tensor(weight.shape)}
+
+
+def nll(model, documents):
+    return evaluate_perplexity(model, documents, [64])[0].nll
+
+
+@pytest.mark.transformers("5.23", "older releases import Triton for FP8, also on a CPU")
+def test_fp8_is_read_as_bfloat16_on_a_cpu(quantized, llama, documents):
+    checkpoint = open_checkpoint(quantized(FP8, in_fp8))
+    model = load_model(checkpoint, device="cpu")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    exact = nll(load_model(open_checkpoint(llama), device="cpu"), documents)
+    assert 1e-6 < abs(nll(model, documents) - exact) < 0.3
+    with pytest.raises(CheckpointError, match="On a CPU it needs dtype bfloat16 or auto"):
+        load_model(checkpoint, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("gptq", r"needs optimum and gptqmodel. Run `pip install optimum gptqmodel`"),
+        ("awq", r"needs gptqmodel. Run `pip install gptqmodel`"),
+        ("compressed-tensors", r"needs compressed-tensors. Run `pip install compressed-tensors`"),
+        ("bitsandbytes", r"needs bitsandbytes. Run `pip install bitsandbytes`"),
+        ("modelopt", r"quantized with 'modelopt', which transformers does not support"),
+    ],
+)
+def test_what_a_quantized_checkpoint_needs_is_named(method, message, edited, llama, monkeypatch):
+    monkeypatch.setattr("ropecli.live.loading.find_spec", lambda package: None)
+    with pytest.raises(CheckpointError, match=message):
+        load_model(open_checkpoint(edited(llama, quantization_config={"quant_method": method})), device="cpu")
+
+
+def test_what_quantizing_while_loading_needs_is_named(llama, edited, monkeypatch):
+    monkeypatch.setattr("ropecli.live.loading.find_spec", lambda package: None)
+    with pytest.raises(CheckpointError, match=r"--load-in-4bit needs bitsandbytes. Run `pip install bitsandbytes`"):
+        load_model(open_checkpoint(llama), device="cpu", bits=4)
+    with pytest.raises(CheckpointError, match=r"already quantized with gptq. Remove --load-in-8bit"):
+        load_model(open_checkpoint(edited(llama, quantization_config={"quant_method": "gptq"})), bits=8)
+
+
+def test_levels_that_change_weights_refuse_quantized_ones(ropecli, edited, llama, corpus, tmp_path):
+    quantized = edited(llama, quantization_config={"quant_method": "gptq"})
+    for level in ("heads", "lora"):
+        for checkpoint, options in ((llama, ["--load-in-4bit"]), (quantized, [])):
+            command = [checkpoint, "--data", corpus, "--factor", 2, "--level", level, *options]
+            outcome = ropecli("tune", *command, "-o", tmp_path / "out")
+            assert outcome.code == 2
+            assert f"--level {level} changes weights, which must be unquantized" in outcome.err
+
+
+@pytest.mark.skipif(not HERE["bitsandbytes"], reason="needs bitsandbytes")
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_are_quantized_while_loading(bits, llama, documents):
+    checkpoint = open_checkpoint(llama)
+    model = load_model(checkpoint, device="cpu", bits=bits)
+    kinds = {
+        type(model.get_submodule(f"model.layers.0.{name}")).__name__ for name in ("self_attn.q_proj", "mlp.up_proj")
+    }
+    assert kinds == {"Linear8bitLt" if bits == 8 else "Linear4bit"}
+    exact = load_model(checkpoint, device="cpu")
+    assert 1e-6 < abs(nll(model, documents) - nll(exact, documents)) < 0.5
+    # proved on the model although its matrix products round
+    live_patch(model, make_plan(checkpoint, make_spec("rerope", 4.0)).ropes)
+    assert nll(model, documents) > 0
+
+
+@pytest.mark.skipif(not HERE["bitsandbytes"], reason="needs bitsandbytes")
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_scaling_is_tuned_on_quantized_weights(bits, ropecli, llama, corpus, tmp_path, config_of):
+    options = ["--data", corpus, "--factor", 2, "--level", "grid", "--points", 2, "--max-documents", 8]
+    outcome = ropecli("tune", llama, *options, f"--load-in-{bits}bit", "--output", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    assert "the logits are those of the tuned model" in outcome.out
+    assert "quantization_config" not in config_of(tmp_path / "out")
+    outcome = ropecli("eval-ppl", tmp_path / "out", *options[:2], f"--load-in-{bits}bit", "--lengths", 64, "--json")
+    assert json.loads(outcome.out)["settings"]["bits"] == bits
+
+
+@pytest.mark.skipif(not HERE["compressed_tensors"], reason="needs compressed-tensors")
+def test_compressed_tensors_are_read_by_their_library(quantized, llama, documents):
+    checkpoint = open_checkpoint(quantized(PACKED, packed))
+    exact = nll(load_model(open_checkpoint(llama), device="cpu"), documents)
+    assert 1e-6 < abs(nll(load_model(checkpoint, device="cpu"), documents) - exact) < 0.05
+    with pytest.raises(CheckpointError, match=r"compressed-tensors, which needs one device\. Remove --device-map"):
+        load_model(checkpoint, device_map="auto", max_memory={"cpu": 100_000})
