@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from gpu_parts.measuring import LLAMA_8B, Part
 from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.rotation import Rotation
-from ropecli.live.peak_memory import peak_memory, reset_peak
+from ropecli.live.devices import peak_memory, reset_peak
 from ropecli.rope import Branch, Remapping
 from ropecli.scaling.registry import scaling_methods
 

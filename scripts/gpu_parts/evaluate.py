@@ -9,7 +9,7 @@ import torch
 from gpu_parts.measuring import Part, measured_flops
 from ropecli.data.documents import Document, Documents
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.live.peak_memory import peak_memory, reset_peak
+from ropecli.live.devices import peak_memory, reset_peak
 
 
 def run(part: Part) -> None:

@@ -15,7 +15,7 @@ import bench_plan
 import torch
 
 from gpu_parts.measuring import Part, measured_flops, peak_flops
-from ropecli.live.peak_memory import peak_memory, reset_peak
+from ropecli.live.devices import peak_memory, reset_peak
 from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
 from ropecli.training.memory_plan.model_shape import model_shape
 
