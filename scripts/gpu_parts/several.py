@@ -1,4 +1,4 @@
-"""Training on all GPUs of this machine gives the losses of one GPU: DDP, FSDP2, Ulysses, context parallelism."""
+"""All GPUs of this machine give what one gives: DDP, FSDP2, Ulysses, context parallelism; a model spread over them."""
 
 import sys
 import tempfile
@@ -23,6 +23,7 @@ def run(part: Part) -> None:
     if count < 2:
         part.measure("several GPUs", {}, lambda: {"note": "this machine has one GPU"})
         return
+    part.measure("device map", {"check": "demo, spread over devices"}, lambda: spread(part))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         ropecli.patch("demo", method="yarn", factor=4, output=folder / "patched")
@@ -42,6 +43,16 @@ def run(part: Part) -> None:
             part.measure(
                 "several GPUs", labels, lambda n=name, c=launcher, s=shared: compare(folder, n, c, losses_alone(s))
             )
+
+
+def spread(part: Part) -> dict[str, Any]:
+    """Perplexity of the demo over two GPUs (a dry run: over memory and disk) against one device."""
+    few = {"data": "demo", "lengths": [256], "max_documents": 2, "dtype": "float32"}
+    alone = ropecli.eval_ppl("demo", device=part.device.type, **few)
+    found = ropecli.eval_ppl("demo", device_map="auto", max_memory="cpu=8MB" if part.toy else "0=8MB,1=20MB", **few)
+    difference = abs(found.rows[0].ppl / alone.rows[0].ppl - 1)
+    several = "," in found.device
+    return {"devices": found.device, "difference": difference, "allowed": 1e-4, "ok": several and difference <= 1e-4}
 
 
 def engines(folder: Path, count: int, toy: bool) -> list[tuple[str, list[str], bool]]:
