@@ -40,11 +40,12 @@ def render(plan: "TrainingPlan") -> None:
     table.add_row(f"time per step, MFU {report['mfu']:g}", _time(report["seconds_per_step"]))
     table.add_row("total time", _time(report["seconds"]))
     out.print(table)
-    ways = Table("adapter", "engine", "changes", "memory", "fits")
+    ways = Table("adapter", "engine", "settings", "memory", "fits")
     for row in report["options"]:
         size = "" if row["bytes"] is None else format_gb(row["bytes"])
-        changes = row["refused"] or ", ".join(short_changes(row["changes"])) or "none"
-        ways.add_row(row["adapter"], ENGINES[row["engine"]], changes, size, "yes" if row["fits"] else "no")
+        settings = short_changes(row["changes"], checkpointing=row["gradient_checkpointing"])
+        told = row["refused"] or ", ".join(settings) or "unchanged"
+        ways.add_row(row["adapter"], ENGINES[row["engine"]], told, size, "yes" if row["fits"] else "no")
     out.print(ways)
     tell(f"{report['setting']}:\n{report['command']}")
 

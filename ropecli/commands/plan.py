@@ -145,6 +145,7 @@ def _row(setup: "Setup") -> dict[str, Any]:
         "adapter": setup.changes.get("adapter", setup.recipe.adapter),
         "engine": setup.engine,
         "changes": setup.changes,
+        "gradient_checkpointing": setup.recipe.gradient_checkpointing is True,
         "bytes": None if setup.refused else setup.estimate.total,
         "host": None if setup.refused else setup.estimate.host,
         "fits": setup.fits,
@@ -154,17 +155,17 @@ def _row(setup: "Setup") -> dict[str, Any]:
 
 def _named(setup: "Setup") -> str:
     ways = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
-    return ", ".join([ways[setup.recipe.adapter], ENGINES[setup.engine], *short_changes(setup.changes)])
+    settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
+    return ", ".join([ways[setup.recipe.adapter], ENGINES[setup.engine], *settings])
 
 
 ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "ulysses": "Ulysses"}
 
 
-def short_changes(changes: dict[str, Any]) -> list[str]:
-    """The changes of a setup, in a word or two each."""
+def short_changes(changes: dict[str, Any], *, checkpointing: bool) -> list[str]:
+    """The changes of a setup, in a word or two each. checkpointing: whether it recomputes layers, changed or not."""
     words = {
-        "gradient_checkpointing": "checkpointing",
         "offload_activations": "offload",
         "optimizer": "8-bit AdamW",
     }
-    return [words[key] for key in changes if key in words]
+    return ["checkpointing"] * checkpointing + [words[key] for key in changes if key in words]

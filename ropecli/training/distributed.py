@@ -7,6 +7,7 @@ with cp_size.
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,12 +17,14 @@ import torch
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, reason_of
+from ropecli.live.devices import total_memory
 from ropecli.training.refusals import is_launched_with, refuse_engine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ropecli.data.stream import Batch
+    from ropecli.training.memory_plan.estimate import Engine
 
 
 class LocalBatch(NamedTuple):
@@ -128,6 +131,25 @@ def averaged_over(accelerator: "Accelerator") -> int:
     if zero["stage"] == 3 and zero.get("reduce_scatter", True):
         return accelerator.num_processes
     return accelerator.num_processes // sizes.sp_size
+
+
+def plan_engine(accelerator: "Accelerator") -> "Engine":
+    """The engine as the memory plan names it. ZeRO-3 shards like FSDP2; ZeRO-1 and 2 count as DDP, which needs more."""
+    from accelerate import DistributedType
+
+    if accelerator.num_processes == 1:
+        return "one"
+    deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+    sharded = deepspeed and accelerator.state.deepspeed_plugin.zero_stage == 3
+    return "fsdp2" if sharded or accelerator.distributed_type == DistributedType.FSDP else "ddp"
+
+
+def device_memory(accelerator: "Accelerator") -> int:
+    """Bytes of the smallest device; processes on CPUs share the machine's memory. All processes must call it."""
+    own = total_memory(accelerator.device)
+    if accelerator.device.type == "cpu":
+        own //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(accelerator.gather(torch.tensor([own], device=accelerator.device)).min())
 
 
 def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 All processes run this code; only the main process prints and writes.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
@@ -15,14 +16,24 @@ import torch
 from ropecli.attention import load_model
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.data.stream import Batch, Stream, open_stream
-from ropecli.errors import RecipeError
+from ropecli.errors import CheckpointError, RecipeError
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
-from ropecli.training.distributed import data_ranks, make_accelerator, prepare, state_to_save
+from ropecli.training.distributed import (
+    data_ranks,
+    device_memory,
+    make_accelerator,
+    plan_engine,
+    prepare,
+    sequence_ranks,
+    state_to_save,
+)
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import NextTokenLoss, enable_checkpointing, explain_out_of_memory, prove_positions
+from ropecli.training.memory_plan.estimate import MemoryEstimator
+from ropecli.training.memory_plan.setups import format_gb
 from ropecli.training.recipe import Recipe
 from ropecli.training.refusals import refuse_unsuitable
 from ropecli.training.run_folder import (
@@ -35,6 +46,7 @@ from ropecli.training.run_folder import (
     from_main,
     lock_output,
     losses_until,
+    recorded_recipe,
 )
 from ropecli.training.validation import Validation, make_validation
 
@@ -81,6 +93,7 @@ def finetune_checkpoint(
     on_phase("loading")
     model = _load(checkpoint, recipe)
     refuse_unknown_ids(stream.largest_id, model)
+    recipe = _resolve_checkpointing(accelerator, model, recipe, length, output, say)
     loss_of = _make_loss(model, recipe, stream.packed)
     refuse_unsuitable(accelerator, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
@@ -209,6 +222,36 @@ def _load(checkpoint: Checkpoint, recipe: Recipe) -> "PreTrainedModel":
     dtype = "float32" if recipe.adapter == "none" else settle()[0]
     model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=adapters.quantization(recipe))
     return adapters.attach(model, recipe)
+
+
+def _resolve_checkpointing(
+    accelerator: "Accelerator", model: "PreTrainedModel", recipe: Recipe, length: int, output: Path, say: Say
+) -> Recipe:
+    """Replace gradient_checkpointing: auto, the same on all processes. A resumed run keeps what it began with."""
+    if recipe.gradient_checkpointing != "auto":
+        return recipe
+    recorded = from_main(accelerator, lambda: recorded_recipe(output).get("gradient_checkpointing"))
+    if isinstance(recorded, bool):
+        return recipe.model_copy(update={"gradient_checkpointing": recorded})
+    memory, shared = device_memory(accelerator), sequence_ranks(accelerator)
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # qlora is counted by the estimator
+    try:
+        resolved = MemoryEstimator(config).resolve_checkpointing(
+            recipe,
+            -(-length // shared),
+            plan_engine(accelerator),
+            accelerator.num_processes,
+            memory,
+            gpu=accelerator.device.type == "cuda",
+        )
+    except CheckpointError as error:
+        say(f"gradient_checkpointing: auto is on. {error}")
+        return recipe.model_copy(update={"gradient_checkpointing": True})
+    if resolved.gradient_checkpointing:
+        say(f"gradient_checkpointing: auto is on. Without it, a step may not fit in {format_gb(memory)}.")
+    return resolved
 
 
 def _make_loss(model: "PreTrainedModel", recipe: Recipe, packed: bool) -> NextTokenLoss:

@@ -121,6 +121,17 @@ def test_the_smallest_change_that_fits_is_found(estimator):
     assert best_setup(find_setups(estimator, recipe(adapter="qlora"), 4096, 1, 3 * 10**9)) is None
 
 
+def test_auto_recomputes_layers_only_where_a_step_would_not_fit(estimator):
+    asked = recipe()
+    assert asked.gradient_checkpointing == "auto"
+    without = estimator.estimate(recipe(gradient_checkpointing=False), 4096, "fsdp2", 8).total
+    for memory, checkpointing in ((1.2 * without, False), (1.05 * without, True)):
+        [chosen] = [one for one in find_setups(estimator, asked, 4096, 8, int(memory))[:2] if one.engine == "fsdp2"]
+        assert (chosen.recipe.gradient_checkpointing, chosen.changes) == (checkpointing, {})
+    resolved = estimator.resolve_checkpointing(recipe(offload_activations=True), 4096, "fsdp2", 8, 10**15)
+    assert resolved.gradient_checkpointing is True
+
+
 @pytest.mark.parametrize(
     ("engine", "keys", "settings", "told"),
     [

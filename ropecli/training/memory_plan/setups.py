@@ -27,7 +27,10 @@ _BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysse
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to train: engine, changes of the recipe, and memory. refused: why `finetune` would refuse it."""
+    """One way to train: engine, changes of the recipe, and memory. refused: why `finetune` would refuse it.
+
+    recipe: changed, with gradient_checkpointing: auto resolved; that is not a change.
+    """
 
     engine: Engine
     world: int
@@ -66,13 +69,14 @@ def _smallest_change(
     own = recipe.model_copy(update={"adapter": adapter})
     if refused := next(refusals(estimator, own, length, engine, gpus), ""):
         return Setup(engine, gpus, {}, own, MemoryEstimate(), False, refused)
+    own = estimator.resolve_checkpointing(own, length, engine, gpus, memory)
     tried = []
     for change in _CHANGES:
         if any(refusals(estimator, own.model_copy(update=change), length, engine, gpus)):
             continue
-        asked = {"adapter": adapter, **change}
-        changes = {key: value for key, value in asked.items() if getattr(recipe, key) != value}
-        changed = recipe.model_copy(update=changes)
+        changes = {} if adapter == recipe.adapter else {"adapter": adapter}
+        changes |= {key: value for key, value in change.items() if getattr(own, key) != value}
+        changed = own.model_copy(update=change)
         estimate = estimator.estimate(changed, length, engine, gpus)
         setup = Setup(engine, gpus, changes, changed, estimate, estimate.total <= memory)
         if setup.fits:
