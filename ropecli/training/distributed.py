@@ -159,6 +159,7 @@ def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: tor
     model: Any = loss_of.model
     if accelerator.distributed_type == DistributedType.FSDP:
         plugin = accelerator.state.fsdp_plugin
+        plugin.cpu_ram_efficient_loading = False  # sharded_weights.py reads the weights after sharding
         if plugin.transformer_cls_names_to_wrap is None:
             plugin.transformer_cls_names_to_wrap = sorted(model._no_split_modules or ())
         if plugin.mixed_precision_policy is not None:
@@ -224,11 +225,20 @@ def clip_gradients(accelerator: "Accelerator", parameters: Sequence[torch.nn.Par
     return float(full() if full else norm)
 
 
-def state_to_save(accelerator: "Accelerator", wrapped: torch.nn.Module) -> dict[str, torch.Tensor] | None:
-    """The inner model's full state on the CPU, on the main process; None on others. All processes must call it."""
+def state_to_save(
+    accelerator: "Accelerator", wrapped: torch.nn.Module, *, only_trained: bool = False
+) -> dict[str, torch.Tensor] | None:
+    """The inner model's full state on the CPU, on the main process; None on others. All processes must call it.
+
+    only_trained: omit frozen parameters, if FSDP2 shards them.
+    """
     from accelerate import DistributedType
 
-    state = accelerator.get_state_dict(wrapped)
+    if only_trained and accelerator.distributed_type == DistributedType.FSDP:
+        trained = [(name, one) for name, one in wrapped.named_parameters() if one.requires_grad]
+        state: dict[str, Any] = {name: one.detach().full_tensor().cpu() for name, one in trained}  # type: ignore[attr-defined]
+    else:
+        state = accelerator.get_state_dict(wrapped)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         masters = _master_weights(wrapped, keep=accelerator.is_main_process)
         state = {**(state or {}), **masters}

@@ -5,6 +5,7 @@ All processes run this code; only the main process prints and writes.
 
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
@@ -48,6 +49,7 @@ from ropecli.training.run_folder import (
     losses_until,
     recorded_recipe,
 )
+from ropecli.training.sharded_weights import UnreadModel, build_unread
 from ropecli.training.validation import Validation, make_validation
 
 if TYPE_CHECKING:
@@ -91,10 +93,10 @@ def finetune_checkpoint(
     on_phase("tokenizing")
     stream = open_stream(recipe, tokenizer, length, reach, first=accelerator.local_main_process_first, say=say)
     on_phase("loading")
-    model = _load(checkpoint, recipe)
+    model, unread = _load(checkpoint, recipe, accelerator)
     refuse_unknown_ids(stream.largest_id, model)
     recipe = _resolve_checkpointing(accelerator, model, recipe, length, output, say)
-    loss_of = _make_loss(model, recipe, stream.packed)
+    loss_of = _make_loss(model, recipe, stream.packed, unread)
     refuse_unsuitable(accelerator, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
     longest = length if recipe.positions == "full" else reach
@@ -122,11 +124,19 @@ def finetune_checkpoint(
                 clear_finished(output)
             return
         on_phase("fine-tuning")
-        run = _Run(accelerator, recipe, stream, validation, output, say, on_step)
+        run = _Run(accelerator, recipe, stream, validation, output, say, on_step, unread)
         wrapped = run.train(loss_of, optimizer, interrupt, settings)
-        state = state_to_save(accelerator, wrapped)
-        if state is not None:
-            write_result(checkpoint, model, output, settings, save=recipe.save, state=state)
+        if unread and unread.files and recipe.adapter == "none":
+            tensors = unread.gathered()
+            try:
+                if main:
+                    write_result(checkpoint, model, output, settings, gathered=tensors)
+            finally:
+                deque(tensors, maxlen=0)  # all processes gather every tensor, even if writing fails
+        else:
+            state = state_to_save(accelerator, wrapped, only_trained=recipe.adapter != "none")
+            if state is not None:
+                write_result(checkpoint, model, output, settings, save=recipe.save, state=state)
         accelerator.wait_for_everyone()
 
 
@@ -141,6 +151,7 @@ class _Run:
     output: Path
     say: Say
     on_step: Callable[[TrainingProgress], None]
+    unread: UnreadModel | None = None
 
     def train(
         self,
@@ -152,6 +163,8 @@ class _Run:
         """Train from the newest checkpoint, or from the start. Returns the loss module as prepared by Accelerate."""
         recipe = self.recipe
         self.wrapped, optimizer = prepare(self.accelerator, loss_of, optimizer)
+        if self.unread:
+            self.unread.read()
         if recipe.adapter != "none":
             adapters.save_only_trained(self.accelerator)
         checkpoints = Checkpoints(
@@ -217,11 +230,24 @@ class _Run:
         )
 
 
-def _load(checkpoint: Checkpoint, recipe: Recipe) -> "PreTrainedModel":
-    """Load the model: trained weights in float32, as autocast expects; frozen ones in the device's default dtype."""
+def _load(
+    checkpoint: Checkpoint, recipe: Recipe, accelerator: "Accelerator"
+) -> tuple["PreTrainedModel", UnreadModel | None]:
+    """Load the model: trained weights in float32, as autocast expects; frozen ones in the device's default dtype.
+
+    Under FSDP2 its weights are read only after sharding, and it is also returned as an UnreadModel.
+    """
+    from accelerate import DistributedType
+
     dtype = "float32" if recipe.adapter == "none" else settle()[0]
-    model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=adapters.quantization(recipe))
-    return adapters.attach(model, recipe)
+    quantized = adapters.quantization(recipe)
+    if accelerator.distributed_type == DistributedType.FSDP and not (
+        quantized or "quantization_config" in checkpoint.config
+    ):
+        unread = build_unread(checkpoint, dtype=dtype, attn=recipe.attn)
+        return adapters.attach(unread.model, recipe), unread
+    model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=quantized)
+    return adapters.attach(model, recipe), None
 
 
 def _resolve_checkpointing(
@@ -254,10 +280,12 @@ def _resolve_checkpointing(
     return resolved
 
 
-def _make_loss(model: "PreTrainedModel", recipe: Recipe, packed: bool) -> NextTokenLoss:
-    loss_of = NextTokenLoss(model, offload=recipe.offload_activations)
+def _make_loss(model: "PreTrainedModel", recipe: Recipe, packed: bool, unread: UnreadModel | None) -> NextTokenLoss:
+    """Create the loss and check that it suits the model, on a small model of the architecture for an unread one."""
+    small = NextTokenLoss(unread.small()) if unread else None
+    loss_of = NextTokenLoss(model, offload=recipe.offload_activations, like=small)
     if packed or recipe.positions != "full":
-        prove_positions(loss_of, recipe.positions, packed)
+        prove_positions(small or loss_of, recipe.positions, packed)
     model.train()
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)
