@@ -7,6 +7,7 @@ Measured is each process's largest resident set while it loads and shards, minus
 does not shard on CPUs, so the loading functions run over torch's fully_shard. Linux only.
 """
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -68,15 +69,26 @@ def _run_process(folder: Path, way: str) -> None:
     model = load(folder, way)
     peaks = torch.tensor([peak_memory(cpu) - before])
     distributed.all_reduce(peaks)
-    total = float(sum(parameter.full_tensor().double().sum() for parameter in model.parameters()))
+    digests: list[Any] = [None] * _PROCESSES
+    distributed.all_gather_object(digests, _digest(model))
     if distributed.get_rank() == 0:
-        sys.stdout.write(json.dumps({"bytes": int(peaks), "sum": total}) + "\n")
+        sys.stdout.write(json.dumps({"bytes": int(peaks), "digests": digests}) + "\n")
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def measure(folder: Path, way: str) -> dict[str, float]:
-    """bytes: above the resident memory before loading, over both processes. sum: of all weights."""
+def _digest(model: Any) -> str:
+    """Of all full parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        full = getattr(tensor, "full_tensor", lambda tensor=tensor: tensor)()
+        digest.update(f"{name} {tuple(full.shape)} {full.dtype}".encode())
+        digest.update(full.detach().contiguous().numpy())
+    return digest.hexdigest()
+
+
+def measure(folder: Path, way: str) -> dict[str, Any]:
+    """bytes: above the resident memory before loading, over both processes. digests: of each process's tensors."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(_PROCESSES)]
     run = subprocess.run([*launcher, __file__, "--only", str(folder), way], capture_output=True, text=True)
     if run.returncode:
@@ -84,7 +96,7 @@ def measure(folder: Path, way: str) -> dict[str, float]:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def measure_all() -> dict[str, dict[str, float]]:
+def measure_all() -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         write_checkpoint(Path(scratch))
         return {way: measure(Path(scratch), way) for way in WAYS}
