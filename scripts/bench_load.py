@@ -78,7 +78,7 @@ def _run_process(folder: Path, way: str) -> None:
 
 
 def _digest(model: Any) -> str:
-    """Of all full parameters and buffers."""
+    """SHA-256 of all full parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         full = getattr(tensor, "full_tensor", lambda tensor=tensor: tensor)()

@@ -92,9 +92,6 @@ def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadMode
 
 def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str, Path]:
     """The file of each tensor, if the files have exactly the model's tensors; otherwise empty."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter
-
     files: dict[str, Path] = {}
     shapes: dict[str, list[int]] = {}
     for path in paths:
@@ -103,9 +100,16 @@ def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str
                 files[name], shapes[name] = path, file.get_slice(name).get_shape()
     targets = _tensors_of(model)
     found = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in targets]
-    converted = any(isinstance(one, WeightConverter) for one in get_model_conversion_mapping(model))
     exact = all(len(names) == 1 for names in found) and len(found) == len(files)
-    return files if exact and not converted else {}
+    return files if exact and not is_converted(model) else {}
+
+
+def is_converted(model: "PreTrainedModel") -> bool:
+    """Return whether transformers computes some of the model's tensors from several in the weight files."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    return any(isinstance(one, WeightConverter) for one in get_model_conversion_mapping(model))
 
 
 def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]]:
@@ -137,7 +141,7 @@ def _is_sharded(tensor: torch.Tensor) -> Any:
 
 
 def _own_part(tensor: Any) -> tuple[slice, ...]:
-    """Where this process's part lies in the full tensor."""
+    """Slices of the full tensor that this process holds."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if not _is_sharded(tensor):

@@ -66,10 +66,13 @@ class MemoryEstimator:
     """Estimates the memory of training a model. Raises CheckpointError if it cannot.
 
     model: on the meta device. kinds: the layers of each kind. varies: whether rotary frequencies depend on the length.
+    item: bytes of a value in the weight files; as of bfloat16 if the config does not say.
     """
 
     def __init__(self, config: Any) -> None:
         self.config = config
+        dtype = config.get_text_config().dtype or config.dtype
+        self.item = (dtype or torch.bfloat16).itemsize  # building the model sets the config's dtype
         with torch.device("meta"):
             self.model = build(config)
             self.varies = _follows_length(self.model)
