@@ -133,15 +133,20 @@ def averaged_over(accelerator: "Accelerator") -> int:
     return accelerator.num_processes // sizes.sp_size
 
 
-def plan_engine(accelerator: "Accelerator") -> "Engine":
-    """The engine as the memory plan names it. ZeRO-3 shards like FSDP2; ZeRO-1 and 2 count as DDP, which needs more."""
+def shards_weights(accelerator: "Accelerator") -> bool:
+    """Return whether the engine is FSDP2 or ZeRO-3."""
     from accelerate import DistributedType
 
-    if accelerator.num_processes == 1:
-        return "one"
-    deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
-    sharded = deepspeed and accelerator.state.deepspeed_plugin.zero_stage == 3
-    return "fsdp2" if sharded or accelerator.distributed_type == DistributedType.FSDP else "ddp"
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return accelerator.state.deepspeed_plugin.zero_stage == 3
+    return accelerator.distributed_type == DistributedType.FSDP
+
+
+def plan_engine(accelerator: "Accelerator") -> "Engine":
+    """The engine as the memory plan names it. ZeRO-3 shards like FSDP2; ZeRO-1 and 2 count as DDP, which needs more."""
+    if shards_weights(accelerator):
+        return "fsdp2"
+    return "one" if accelerator.num_processes == 1 else "ddp"
 
 
 def device_memory(accelerator: "Accelerator") -> int:
@@ -167,6 +172,11 @@ def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: tor
 
             # Accelerate's default rounds the loss, a sum over many tokens, to bfloat16, and reduces gradients in it
             plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if shards_weights(accelerator) and accelerator.distributed_type == DistributedType.DEEPSPEED:
+        import deepspeed
+
+        # partition now: DeepSpeed would first move the whole model to each device
+        deepspeed.zero.Init(module=model, config_dict_or_path=accelerator.state.deepspeed_plugin.deepspeed_config)
     sizes = accelerator.parallelism_config
     if sizes and sizes.sp_enabled:
         sizes.sp_handler.sp_attn_implementation = model.config._attn_implementation

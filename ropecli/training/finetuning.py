@@ -28,6 +28,7 @@ from ropecli.training.distributed import (
     plan_engine,
     prepare,
     sequence_ranks,
+    shards_weights,
     state_to_save,
 )
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
@@ -235,17 +236,18 @@ def _load(
 ) -> tuple["PreTrainedModel", UnreadModel | None]:
     """Load the model: trained weights in float32, as autocast expects; frozen ones in the device's default dtype.
 
-    Under FSDP2 its weights are read only after sharding, and it is also returned as an UnreadModel.
+    Under FSDP2 and ZeRO-3 its weights are read only after sharding, and it is also returned as an UnreadModel.
     """
-    from accelerate import DistributedType
-
     dtype = "float32" if recipe.adapter == "none" else settle()[0]
     quantized = adapters.quantization(recipe)
-    if accelerator.distributed_type == DistributedType.FSDP and not (
-        quantized or "quantization_config" in checkpoint.config
-    ):
-        unread = build_unread(checkpoint, dtype=dtype, attn=recipe.attn)
-        return adapters.attach(unread.model, recipe), unread
+    if shards_weights(accelerator) and not (quantized or "quantization_config" in checkpoint.config):
+        # DeepSpeed's own dtype: its optimizer has float32 weights besides
+        half = accelerator.distributed_type == "DEEPSPEED" and recipe.mixed_precision == "bf16"
+        unread = build_unread(checkpoint, dtype="bfloat16" if half else dtype, attn=recipe.attn)
+        model = adapters.attach(unread.model, recipe)
+        for parameter in model.parameters() if half else ():
+            parameter.data = parameter.data.bfloat16()
+        return model, unread
     model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=quantized)
     return adapters.attach(model, recipe), None
 

@@ -55,7 +55,7 @@ class UnreadModel:
             name = next(name for name in names if name in self.files)
             # a file that stays open keeps what was read of it in memory
             with safe_open(self.files[name], framework="pt") as file:
-                _local(target).copy_(file.get_slice(name)[_own_part(target)])
+                _set(target, file.get_slice(name)[_own_part(target)])
 
     def gathered(self) -> Iterator[tuple[Path, str, torch.Tensor]]:
         """Yield (source file, name, full tensor) in the order of the files. All processes exhaust it together."""
@@ -125,12 +125,30 @@ def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]
     return list(named.values())
 
 
+def _set(target: Any, part: torch.Tensor) -> None:
+    """Set this process's part of a tensor. part: under ZeRO-3 the full tensor."""
+    if not hasattr(target, "ds_id"):
+        _local(target).copy_(part)
+        return
+    import deepspeed
+    from deepspeed.utils import safe_set_local_fp32_param
+
+    with deepspeed.zero.GatheredParameters([target], modifier_rank=0):
+        target.data.copy_(part)
+    if target.requires_grad:  # the optimizer has its own float32 weights
+        safe_set_local_fp32_param(target, target.ds_tensor.detach().float())
+
+
 def _local(tensor: Any) -> torch.Tensor:
     """This process's part of a tensor, which may be written to."""
     return tensor.detach().to_local() if _is_sharded(tensor) else tensor.detach()
 
 
 def _full(tensor: Any) -> torch.Tensor:
+    if hasattr(tensor, "ds_id"):
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return safe_get_full_fp32_param(tensor).view(tensor.ds_shape)
     return tensor.detach().full_tensor() if _is_sharded(tensor) else tensor.detach()
 
 
@@ -145,7 +163,7 @@ def _own_part(tensor: Any) -> tuple[slice, ...]:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if not _is_sharded(tensor):
-        return tuple(slice(0, size) for size in tensor.shape)
+        return tuple(slice(0, size) for size in getattr(tensor, "ds_shape", tensor.shape))
     sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
@@ -174,12 +192,12 @@ def _send_from_main(checkpoint: Checkpoint, targets: list[tuple[list[str], torch
         if main:
             whole = next(state[name] for name in names if name in state).to(device)
         else:
-            whole = torch.empty(target.shape, dtype=torch.float32, device=device)
+            whole = torch.empty(getattr(target, "ds_shape", target.shape), dtype=torch.float32, device=device)
         if isinstance(target, torch.distributed.tensor.DTensor):
             whole = distribute_tensor(whole, target.device_mesh, target.placements).to_local()
         else:
             distributed.broadcast(whole, 0)
-        _local(target).copy_(whole)
+        _set(target, whole)
 
 
 def write_gathered(

@@ -33,7 +33,7 @@ def estimate_host(
 ) -> HostMemory:
     """estimate: of one GPU. world: number of GPUs, of which a machine has at most eight."""
     processes = min(world, GPUS_PER_HOST)
-    sharded = engine == "fsdp2" and not is_converted(estimator.model)
+    sharded = engine in ("fsdp2", "ulysses") and not is_converted(estimator.model)
     return HostMemory(
         loading=_loading(estimator, recipe, engine, processes, world, sharded=sharded),
         training=estimate.host * processes,
@@ -45,11 +45,11 @@ def _loading(
     estimator: MemoryEstimator, recipe: Recipe, engine: Engine, processes: int, world: int, *, sharded: bool
 ) -> int:
     largest = max(parameter.numel() for parameter in estimator.model.parameters())
-    if sharded:
+    if sharded and engine == "fsdp2":
         return 4 * largest * processes // world  # tensor by tensor, each process its own part
-    if recipe.adapter == "qlora":
-        return 4 * largest * processes  # tensor by tensor to the GPU
-    if engine == "fsdp2":
+    if sharded or recipe.adapter == "qlora":
+        return 4 * largest * processes  # tensor by tensor
+    if engine in ("fsdp2", "ulysses"):
         return 4 * estimator.shape.total  # the main process converts the tensors and sends them to the others
     return (4 if recipe.adapter == "none" else 2) * estimator.shape.total * processes
 
