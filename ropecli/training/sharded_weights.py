@@ -1,8 +1,9 @@
-"""Reads and writes the weights of a model that FSDP2 shards, without a whole copy on any process.
+"""Reads and writes the weights of a model that FSDP2 or ZeRO-3 shards, without a whole copy on any process.
 
-Each process builds the model without reading weights, lets FSDP2 shard it, and then reads its own part of each tensor
-from the weight files. The result is written file by file, as the source has it. Models whose tensors transformers
-renames or merges on loading (experts) are read by the main process, which sends the others their parts.
+Each process builds the model without reading weights and lets the engine shard it. Then it reads the weight files
+tensor by tensor: its own part under FSDP2, all of it under ZeRO-3, which keeps a part. The result is written file by
+file, as the source has it. Models whose tensors transformers renames or merges on loading (experts) are read by the main
+process, which sends them to the others, and written whole by it.
 """
 
 import shutil
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 
 from ropecli.attention import load_model
 from ropecli.attention.small_model import make_small_model
+from ropecli.checkpoint.files import is_own_file, read_json
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import CheckpointError, RopecliError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers, read_stock_config
@@ -72,7 +74,7 @@ def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadMode
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    paths = checkpoint.weight_files()
+    checkpoint.weight_files()
     config = read_stock_config(checkpoint.folder, checkpoint.name)
     attention = {} if attn == "auto" else {"attn_implementation": attn}
     try:
@@ -86,8 +88,17 @@ def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadMode
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if any(f".{part}." in f".{name}." for part in model._keep_in_fp32_modules_strict or ()):
             tensor.data = tensor.data.float()
-    files = {} if checkpoint.base else _readable_files(model, paths)  # an adapter has to be merged
+    files = {} if checkpoint.base else _readable_files(model, _files_in_use(checkpoint))  # an adapter has to be merged
     return UnreadModel(checkpoint, model.eval(), files)
+
+
+def _files_in_use(checkpoint: Checkpoint) -> list[Path]:
+    """The files that transformers reads; some folders have the same weights in another form as well."""
+    folder, name = checkpoint.folder, "model.safetensors"
+    index = folder / f"{name}.index.json"
+    if not (folder / name).is_file() and is_own_file(index):
+        return sorted(folder / file for file in set(read_json(index)["weight_map"].values()))
+    return [folder / name] if (folder / name).is_file() else checkpoint.weight_files()
 
 
 def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str, Path]:
@@ -152,7 +163,7 @@ def _full(tensor: Any) -> torch.Tensor:
     return tensor.detach().full_tensor() if _is_sharded(tensor) else tensor.detach()
 
 
-def _is_sharded(tensor: torch.Tensor) -> Any:
+def _is_sharded(tensor: torch.Tensor) -> bool:
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
@@ -221,5 +232,6 @@ def write_gathered(
             current = file
         pending[name] = tensor.to("cpu", dtypes[name]).contiguous()
     write()
-    for index in checkpoint.folder.glob("*.safetensors.index.json"):
+    index = checkpoint.folder / "model.safetensors.index.json"
+    if current and current.name != "model.safetensors" and index.is_file():
         shutil.copy(index, folder / index.name)  # the same tensors, dtypes and files

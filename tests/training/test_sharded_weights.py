@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from scripts_by_path import load
 
 from ropecli.attention import load_model
@@ -95,6 +96,15 @@ def test_a_small_model_tells_what_the_head_does(model_type, build):
     real = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
     told = NextTokenLoss(unread.model, like=NextTokenLoss(unread.small()))
     assert told._split.plain_head == real._split.plain_head
+
+
+def test_other_forms_of_the_weights_are_not_read(build, tmp_path):
+    """Mistral's folders have the weights under their own names as well."""
+    folder = in_several_files(build("mistral", head_dim=32), tmp_path / "files")
+    names = {path.name for path in folder.glob("*.safetensors")}
+    save_file({"layers.0.attention.wq.weight": torch.zeros(64, 64)}, folder / "consolidated.safetensors")
+    files = build_unread(open_checkpoint(folder, weights=True), dtype="float32", attn="auto").files
+    assert {path.name for path in files.values()} == names
 
 
 def test_experts_are_left_to_transformers(build):
