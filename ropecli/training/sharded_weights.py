@@ -2,8 +2,8 @@
 
 Each process builds the model without reading weights and lets the engine shard it. Then it reads the weight files
 tensor by tensor: its own part under FSDP2, all of it under ZeRO-3, which keeps a part. The result is written file by
-file, as the source has it. Models whose tensors transformers renames or merges on loading (experts) are read by the main
-process, which sends them to the others, and written whole by it.
+file, as the source has it. If transformers renames or merges tensors on loading (experts), the main process reads the
+model, sends each process its parts, and writes the result whole.
 """
 
 import shutil
