@@ -59,7 +59,7 @@ def _run_process(folder: Path, way: str) -> None:
     from transformers import LlamaForCausalLM  # noqa: F401  (imported before measuring)
 
     import ropecli.training.finetuning  # noqa: F401
-    from ropecli.live.peak_memory import peak_memory, reset_peak
+    from ropecli.live.devices import peak_memory, reset_peak
 
     distributed.init_process_group("gloo")
     tiny = torch.ones(2, 2)

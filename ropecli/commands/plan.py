@@ -55,7 +55,7 @@ def plan(
     import torch
 
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.live.peak_memory import total_memory
+    from ropecli.live.devices import total_memory
     from ropecli.training.memory_plan.estimate import GPUS
     from ropecli.training.memory_plan.setups import parse_size
     from ropecli.training.recipe import make_recipe

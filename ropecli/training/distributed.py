@@ -7,7 +7,6 @@ with cp_size.
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,14 +16,12 @@ import torch
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.errors import RecipeError, reason_of
-from ropecli.live.devices import total_memory
 from ropecli.training.refusals import is_launched_with, refuse_engine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ropecli.data.stream import Batch
-    from ropecli.training.memory_plan.estimate import Engine
 
 
 class LocalBatch(NamedTuple):
@@ -140,21 +137,6 @@ def shards_weights(accelerator: "Accelerator") -> bool:
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         return accelerator.state.deepspeed_plugin.zero_stage == 3
     return accelerator.distributed_type == DistributedType.FSDP
-
-
-def plan_engine(accelerator: "Accelerator") -> "Engine":
-    """The engine as the memory plan names it. ZeRO-3 shards like FSDP2; ZeRO-1 and 2 count as DDP, which needs more."""
-    if shards_weights(accelerator):
-        return "fsdp2"
-    return "one" if accelerator.num_processes == 1 else "ddp"
-
-
-def device_memory(accelerator: "Accelerator") -> int:
-    """Bytes of the smallest device; processes on CPUs share the machine's memory. All processes must call it."""
-    own = total_memory(accelerator.device)
-    if accelerator.device.type == "cpu":
-        own //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return int(accelerator.gather(torch.tensor([own], device=accelerator.device)).min())
 
 
 def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:

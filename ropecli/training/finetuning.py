@@ -3,7 +3,6 @@
 All processes run this code; only the main process prints and writes.
 """
 
-import copy
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -17,25 +16,21 @@ import torch
 from ropecli.attention import load_model
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.data.stream import Batch, Stream, open_stream
-from ropecli.errors import CheckpointError, RecipeError
+from ropecli.errors import RecipeError
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
 from ropecli.training.distributed import (
     data_ranks,
-    device_memory,
     make_accelerator,
-    plan_engine,
     prepare,
-    sequence_ranks,
     shards_weights,
     state_to_save,
 )
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import NextTokenLoss, enable_checkpointing, explain_out_of_memory, prove_positions
-from ropecli.training.memory_plan.estimate import MemoryEstimator
-from ropecli.training.memory_plan.setups import format_gb
+from ropecli.training.memory_plan.checkpointing import resolve_for_run
 from ropecli.training.recipe import Recipe
 from ropecli.training.refusals import refuse_unsuitable
 from ropecli.training.run_folder import (
@@ -96,7 +91,8 @@ def finetune_checkpoint(
     on_phase("loading")
     model, unread = _load(checkpoint, recipe, accelerator)
     refuse_unknown_ids(stream.largest_id, model)
-    recipe = _resolve_checkpointing(accelerator, model, recipe, length, output, say)
+    recorded = from_main(accelerator, lambda: recorded_recipe(output).get("gradient_checkpointing"))
+    recipe = resolve_for_run(accelerator, model.config, recipe, length, recorded, say)
     loss_of = _make_loss(model, recipe, stream.packed, unread)
     refuse_unsuitable(accelerator, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
@@ -250,36 +246,6 @@ def _load(
         return model, unread
     model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=quantized)
     return adapters.attach(model, recipe), None
-
-
-def _resolve_checkpointing(
-    accelerator: "Accelerator", model: "PreTrainedModel", recipe: Recipe, length: int, output: Path, say: Say
-) -> Recipe:
-    """Replace gradient_checkpointing: auto, the same on all processes. A resumed run keeps what it began with."""
-    if recipe.gradient_checkpointing != "auto":
-        return recipe
-    recorded = from_main(accelerator, lambda: recorded_recipe(output).get("gradient_checkpointing"))
-    if isinstance(recorded, bool):
-        return recipe.model_copy(update={"gradient_checkpointing": recorded})
-    memory, shared = device_memory(accelerator), sequence_ranks(accelerator)
-    config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # qlora is counted by the estimator
-    try:
-        resolved = MemoryEstimator(config).resolve_checkpointing(
-            recipe,
-            -(-length // shared),
-            plan_engine(accelerator),
-            accelerator.num_processes,
-            memory,
-            gpu=accelerator.device.type == "cuda",
-        )
-    except CheckpointError as error:
-        say(f"gradient_checkpointing: auto is on. {error}")
-        return recipe.model_copy(update={"gradient_checkpointing": True})
-    if resolved.gradient_checkpointing:
-        say(f"gradient_checkpointing: auto is on. Without it, a step may not fit in {format_gb(memory)}.")
-    return resolved
 
 
 def _make_loss(model: "PreTrainedModel", recipe: Recipe, packed: bool, unread: UnreadModel | None) -> NextTokenLoss:

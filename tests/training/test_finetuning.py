@@ -221,7 +221,7 @@ def on_device(monkeypatch):
             enabled.append(model)
             loss.enable_checkpointing(model)
 
-        monkeypatch.setattr("ropecli.training.distributed.total_memory", lambda device: memory)
+        monkeypatch.setattr("ropecli.training.memory_plan.checkpointing.total_memory", lambda device: memory)
         monkeypatch.setattr(finetuning, "enable_checkpointing", enable)
         return enabled
 

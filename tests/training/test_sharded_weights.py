@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from scripts_by_path import load
 
 from ropecli.attention import load_model
@@ -107,9 +107,12 @@ def test_other_forms_of_the_weights_are_not_read(build, tmp_path):
     assert {path.name for path in files.values()} == names
 
 
-def test_experts_are_left_to_transformers(build):
-    folder = build("mixtral", head_dim=32, num_local_experts=2)
-    assert build_unread(open_checkpoint(folder, weights=True), dtype="float32", attn="auto").files == {}
+def test_what_does_not_match_is_left_to_transformers(build, tmp_path):
+    experts = build("mixtral", head_dim=32, num_local_experts=2)
+    other = shutil.copytree(build("llama", head_dim=32), tmp_path / "other")
+    save_file({**load_file(other / "model.safetensors"), "other": torch.zeros(1)}, other / "model.safetensors")
+    for folder in (experts, other):
+        assert build_unread(open_checkpoint(folder, weights=True), dtype="float32", attn="auto").files == {}
 
 
 @pytest.mark.slow
