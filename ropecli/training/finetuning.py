@@ -20,13 +20,7 @@ from ropecli.errors import RecipeError
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
-from ropecli.training.distributed import (
-    data_ranks,
-    make_accelerator,
-    prepare,
-    shards_weights,
-    state_to_save,
-)
+from ropecli.training.distributed import data_ranks, make_accelerator, prepare, shards_weights, state_to_save
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import NextTokenLoss, enable_checkpointing, explain_out_of_memory, prove_positions

@@ -76,7 +76,8 @@ def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
 def recorded_recipe(output: Path) -> dict[str, Any]:
     """The recipe in run.yaml; empty for a new run."""
     path = output / RUN
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))["recipe"]) if path.exists() else {}
+    recorded = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return dict(recorded.get("recipe") or {}) if isinstance(recorded, dict) else {}
 
 
 def choose_tracker(name: str) -> str | None:
