@@ -88,6 +88,10 @@ FAULTS: list[tuple[str, str]] = [
     ('others["attention_mask"] = torch.ones_like(ids)', "pass"),
     ("now > self._best + self._max_rise:", "now > self._best + 10 * self._max_rise:"),
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),
+    ("length, engine, world, gpu).total <= _USABLE * memory", "length, engine, world, gpu).total <= memory"),
+    ("slice(start, start + size) for start, size", "slice(0, size) for start, size"),
+    ("exact = all(len(names) == 1 for names in found) and len(found) == len(files)", "exact = True"),
+    ("4 * largest * processes // world", "4 * largest * processes"),
     # tune
     ("changed[..., second_row] = sin * first + cos * second", "changed[..., second_row] = cos * second - sin * first"),
     ("changed = self._changed(layer, values + offset) - offset", "changed = self._changed(layer, values + offset)"),

@@ -29,8 +29,12 @@ def render(plan: "TrainingPlan") -> None:
         if name not in ("total", "host"):
             table.add_row(name, format_gb(size))
     table.add_row("on each GPU", format_gb(memory["total"]))
-    if memory["host"]:
-        table.add_row("CPU memory, per process", format_gb(memory["host"]))
+    table.add_section()
+    host = report["host_memory"]
+    table.add_row("main memory of a machine, at loading", format_gb(host["loading"]))
+    if host["training"]:
+        table.add_row("in training", format_gb(host["training"]))
+    table.add_row("at saving", format_gb(host["saving"]))
     table.add_section()
     table.add_row("KV cache of inference, bfloat16", format_gb(report["kv_cache"]))
     table.add_section()
@@ -40,11 +44,13 @@ def render(plan: "TrainingPlan") -> None:
     table.add_row(f"time per step, MFU {report['mfu']:g}", _time(report["seconds_per_step"]))
     table.add_row("total time", _time(report["seconds"]))
     out.print(table)
-    ways = Table("adapter", "engine", "changes", "memory", "fits")
+    ways = Table("adapter", "engine", "settings", "GPU", "machine", "fits")
     for row in report["options"]:
         size = "" if row["bytes"] is None else format_gb(row["bytes"])
-        changes = row["refused"] or ", ".join(short_changes(row["changes"])) or "none"
-        ways.add_row(row["adapter"], ENGINES[row["engine"]], changes, size, "yes" if row["fits"] else "no")
+        settings = short_changes(row["changes"], checkpointing=row["gradient_checkpointing"])
+        told = row["refused"] or ", ".join(settings) or "unchanged"
+        host = "" if row["host_memory"] is None else format_gb(max(row["host_memory"].values()))
+        ways.add_row(row["adapter"], ENGINES[row["engine"]], told, size, host, "yes" if row["fits"] else "no")
     out.print(ways)
     tell(f"{report['setting']}:\n{report['command']}")
 

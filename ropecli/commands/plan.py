@@ -1,7 +1,7 @@
 """`ropecli plan`: estimates the memory and time of fine-tuning."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +36,9 @@ def plan(
     ] = None,
     gpus: Annotated[int, Doc("Number of GPUs.")] = 1,
     gpu_memory: Annotated[str, Doc("Memory of one GPU, such as 80GB (10⁹ bytes) or 80GiB.")] = "80GB",
+    host_memory: Annotated[
+        str | None, Doc("Main memory of one machine with up to 8 of the GPUs. Default: this machine's.")
+    ] = None,
     recipe: RecipeFile = None,
     settings: Annotated[
         Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("A key of the recipe; repeatable.")
@@ -49,7 +52,10 @@ def plan(
 
     Reads only config.json. GB means 10⁹ bytes. For a recipe with stages, plans the stage with the longest sequences.
     """
+    import torch
+
     from ropecli.checkpoint.opening import open_checkpoint
+    from ropecli.live.devices import total_memory
     from ropecli.training.memory_plan.estimate import GPUS
     from ropecli.training.memory_plan.setups import parse_size
     from ropecli.training.recipe import make_recipe
@@ -57,6 +63,7 @@ def plan(
     from ropecli.training.stages import plan_stages
 
     memory = parse_size(gpu_memory, "--gpu-memory")
+    host = parse_size(host_memory, "--host-memory") if host_memory else total_memory(torch.device("cpu"))
     if not 1 <= gpus <= 65536:
         raise RecipeError(f"--gpus is {gpus}; expected 1 to 65536.")
     if not 0 < mfu <= 1:
@@ -77,7 +84,7 @@ def plan(
     stage = max(stages, key=lambda one: one.length)
     if stage.length > stage.reach:
         warn(f"{stage.length} tokens exceed the context length of {opened.name}, {stage.reach}: patch it first.")
-    return TrainingPlan(_make_report(opened, stage, gpus, memory, flops, mfu, recipe, given))
+    return TrainingPlan(_make_report(opened, stage, gpus, memory, host, flops, mfu, recipe, given))
 
 
 def _make_report(
@@ -85,6 +92,7 @@ def _make_report(
     stage: "Stage",
     gpus: int,
     memory: int,
+    host: int,
     flops: float,
     mfu: float,
     recipe_name: str | Path | None,
@@ -100,10 +108,18 @@ def _make_report(
     patch = stage.in_effect
     config = stock_config_of(patch.config, opened.name) if patch else read_stock_config(opened.folder, opened.name)
     estimator = MemoryEstimator(config)
-    found = setups.find_setups(estimator, recipe, length, gpus, memory)
+    found = setups.find_setups(estimator, recipe, length, gpus, memory, host)
     chosen = setups.best_setup(found)
     if chosen is None:
-        least = min((one for one in found if not one.refused), key=lambda one: one.estimate.total)
+        possible = [one for one in found if not one.refused]
+        least = min(possible, key=lambda one: (one.estimate.total > memory, one.host.most))
+        if least.estimate.total <= memory:
+            raise RecipeError(
+                f"Nothing fits: training takes at least {format_gb(least.host.most)} of main memory on one machine "
+                f"({_named(least)}); it has {format_gb(host)}. Use a machine with more memory, or plan for another one "
+                "with --host-memory."
+            )
+        least = min(possible, key=lambda one: one.estimate.total)
         raise RecipeError(
             f"Nothing fits: training at {length} tokens takes at least {format_gb(least.estimate.total)} on each of "
             f"{gpus} GPU{'s'[: gpus > 1]} ({_named(least)}); one has {format_gb(memory)}. "
@@ -118,6 +134,7 @@ def _make_report(
         "length": length,
         "gpus": gpus,
         "gpu_memory": memory,
+        "host_memory": {"machine": host, **asdict(chosen.host)},
         "parameters": {
             "total": estimator.shape.total,
             "trained": estimate.trained,
@@ -145,8 +162,10 @@ def _row(setup: "Setup") -> dict[str, Any]:
         "adapter": setup.changes.get("adapter", setup.recipe.adapter),
         "engine": setup.engine,
         "changes": setup.changes,
+        "gradient_checkpointing": setup.recipe.gradient_checkpointing is True,
         "bytes": None if setup.refused else setup.estimate.total,
         "host": None if setup.refused else setup.estimate.host,
+        "host_memory": None if setup.refused else asdict(setup.host),
         "fits": setup.fits,
         "refused": setup.refused,
     }
@@ -154,17 +173,17 @@ def _row(setup: "Setup") -> dict[str, Any]:
 
 def _named(setup: "Setup") -> str:
     ways = {"none": "all parameters", "lora": "LoRA", "lora-plus": "LoRA+", "qlora": "QLoRA"}
-    return ", ".join([ways[setup.recipe.adapter], ENGINES[setup.engine], *short_changes(setup.changes)])
+    settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
+    return ", ".join([ways[setup.recipe.adapter], ENGINES[setup.engine], *settings])
 
 
 ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "ulysses": "Ulysses"}
 
 
-def short_changes(changes: dict[str, Any]) -> list[str]:
-    """The changes of a setup, in a word or two each."""
+def short_changes(changes: dict[str, Any], *, checkpointing: bool) -> list[str]:
+    """The changes of a setup, in a word or two each. checkpointing: whether it recomputes layers, changed or not."""
     words = {
-        "gradient_checkpointing": "checkpointing",
         "offload_activations": "offload",
         "optimizer": "8-bit AdamW",
     }
-    return [words[key] for key in changes if key in words]
+    return ["checkpointing"] * checkpointing + [words[key] for key in changes if key in words]

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
 if TYPE_CHECKING:
@@ -32,6 +33,13 @@ def _places(model: "PreTrainedModel") -> list[str]:
     """The devices of a model spread by a device_map; empty if it was loaded without one."""
     places = getattr(model, "hf_device_map", {}).values()
     return list(dict.fromkeys(str(torch.device(one)) if one != "disk" else "disk" for one in places))
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of the GPU, or of this machine's main memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(psutil.virtual_memory().total)
 
 
 def reset_peak(device: torch.device) -> None:

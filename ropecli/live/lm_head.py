@@ -23,17 +23,18 @@ _FAR = 1e4
 class SplitModel:
     """A causal LM as decoder and head. Raises CheckpointError if their logits are not those of the whole model.
 
-    plain_head: whether logits are just hidden states times the head's weight.
+    like: one of the same architecture, proved already; then no weight of `model` is used. plain_head: whether logits
+    are just hidden states times the head's weight.
     """
 
-    def __init__(self, model: "PreTrainedModel") -> None:
+    def __init__(self, model: "PreTrainedModel", *, like: "SplitModel | None" = None) -> None:
         self.model = model
         self.decoder: Any = model.base_model if model.base_model is not model else getattr(model, "model", model)
         self.head: Any = model.get_output_embeddings()
         if self.decoder is model or self.head is None:
             raise self._cannot_split()
         self.vocabulary, _ = self.head.weight.shape
-        self.plain_head = self._probe()
+        self.plain_head: bool = like.plain_head if like else self._probe()
 
     def decode(self, ids: torch.Tensor, **others: torch.Tensor) -> Any:
         """Run the decoder. ids: shape (batch, tokens). Output last_hidden_state: shape (batch, tokens, width).

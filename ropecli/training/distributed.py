@@ -130,6 +130,15 @@ def averaged_over(accelerator: "Accelerator") -> int:
     return accelerator.num_processes // sizes.sp_size
 
 
+def shards_weights(accelerator: "Accelerator") -> bool:
+    """Return whether the engine is FSDP2 or ZeRO-3."""
+    from accelerate import DistributedType
+
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return accelerator.state.deepspeed_plugin.zero_stage == 3
+    return accelerator.distributed_type == DistributedType.FSDP
+
+
 def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
     """Call accelerator.prepare with the settings that Accelerate would read from a bare transformers model."""
     from accelerate import DistributedType
@@ -137,6 +146,7 @@ def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: tor
     model: Any = loss_of.model
     if accelerator.distributed_type == DistributedType.FSDP:
         plugin = accelerator.state.fsdp_plugin
+        plugin.cpu_ram_efficient_loading = False  # sharded_weights.py reads the weights after sharding
         if plugin.transformer_cls_names_to_wrap is None:
             plugin.transformer_cls_names_to_wrap = sorted(model._no_split_modules or ())
         if plugin.mixed_precision_policy is not None:
@@ -144,6 +154,11 @@ def prepare(accelerator: "Accelerator", loss_of: torch.nn.Module, optimizer: tor
 
             # Accelerate's default rounds the loss, a sum over many tokens, to bfloat16, and reduces gradients in it
             plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if shards_weights(accelerator) and accelerator.distributed_type == DistributedType.DEEPSPEED:
+        import deepspeed
+
+        # partition now: DeepSpeed would first move the whole model to each device
+        deepspeed.zero.Init(module=model, config_dict_or_path=accelerator.state.deepspeed_plugin.deepspeed_config)
     sizes = accelerator.parallelism_config
     if sizes and sizes.sp_enabled:
         sizes.sp_handler.sp_attn_implementation = model.config._attn_implementation
@@ -202,11 +217,20 @@ def clip_gradients(accelerator: "Accelerator", parameters: Sequence[torch.nn.Par
     return float(full() if full else norm)
 
 
-def state_to_save(accelerator: "Accelerator", wrapped: torch.nn.Module) -> dict[str, torch.Tensor] | None:
-    """The inner model's full state on the CPU, on the main process; None on others. All processes must call it."""
+def state_to_save(
+    accelerator: "Accelerator", wrapped: torch.nn.Module, *, only_trained: bool = False
+) -> dict[str, torch.Tensor] | None:
+    """The inner model's full state on the CPU, on the main process; None on others. All processes must call it.
+
+    only_trained: omit frozen parameters, if FSDP2 shards them.
+    """
     from accelerate import DistributedType
 
-    state = accelerator.get_state_dict(wrapped)
+    if only_trained and accelerator.distributed_type == DistributedType.FSDP:
+        trained = [(name, one) for name, one in wrapped.named_parameters() if one.requires_grad]
+        state: dict[str, Any] = {name: one.detach().full_tensor().cpu() for name, one in trained}  # type: ignore[attr-defined]
+    else:
+        state = accelerator.get_state_dict(wrapped)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         masters = _master_weights(wrapped, keep=accelerator.is_main_process)
         state = {**(state or {}), **masters}

@@ -4,6 +4,7 @@ All processes run this code; only the main process prints and writes.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
@@ -19,10 +20,11 @@ from ropecli.errors import RecipeError
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
-from ropecli.training.distributed import data_ranks, make_accelerator, prepare, state_to_save
+from ropecli.training.distributed import data_ranks, make_accelerator, prepare, shards_weights, state_to_save
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import NextTokenLoss, enable_checkpointing, explain_out_of_memory, prove_positions
+from ropecli.training.memory_plan.checkpointing import resolve_for_run
 from ropecli.training.recipe import Recipe
 from ropecli.training.refusals import refuse_unsuitable
 from ropecli.training.run_folder import (
@@ -35,7 +37,9 @@ from ropecli.training.run_folder import (
     from_main,
     lock_output,
     losses_until,
+    recorded_recipe,
 )
+from ropecli.training.sharded_weights import UnreadModel, build_unread
 from ropecli.training.validation import Validation, make_validation
 
 if TYPE_CHECKING:
@@ -79,9 +83,11 @@ def finetune_checkpoint(
     on_phase("tokenizing")
     stream = open_stream(recipe, tokenizer, length, reach, first=accelerator.local_main_process_first, say=say)
     on_phase("loading")
-    model = _load(checkpoint, recipe)
+    model, unread = _load(checkpoint, recipe, accelerator)
     refuse_unknown_ids(stream.largest_id, model)
-    loss_of = _make_loss(model, recipe, stream.packed)
+    recorded = from_main(accelerator, lambda: recorded_recipe(output).get("gradient_checkpointing"))
+    recipe = resolve_for_run(accelerator, model.config, recipe, length, recorded, say)
+    loss_of = _make_loss(model, recipe, stream.packed, unread)
     refuse_unsuitable(accelerator, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
     longest = length if recipe.positions == "full" else reach
@@ -109,11 +115,19 @@ def finetune_checkpoint(
                 clear_finished(output)
             return
         on_phase("fine-tuning")
-        run = _Run(accelerator, recipe, stream, validation, output, say, on_step)
+        run = _Run(accelerator, recipe, stream, validation, output, say, on_step, unread)
         wrapped = run.train(loss_of, optimizer, interrupt, settings)
-        state = state_to_save(accelerator, wrapped)
-        if state is not None:
-            write_result(checkpoint, model, output, settings, save=recipe.save, state=state)
+        if unread and unread.files and recipe.adapter == "none":
+            tensors = unread.gathered()
+            try:
+                if main:
+                    write_result(checkpoint, model, output, settings, gathered=tensors)
+            finally:
+                deque(tensors, maxlen=0)  # all processes gather every tensor, even if writing fails
+        else:
+            state = state_to_save(accelerator, wrapped, only_trained=recipe.adapter != "none")
+            if state is not None:
+                write_result(checkpoint, model, output, settings, save=recipe.save, state=state)
         accelerator.wait_for_everyone()
 
 
@@ -128,6 +142,7 @@ class _Run:
     output: Path
     say: Say
     on_step: Callable[[TrainingProgress], None]
+    unread: UnreadModel | None = None
 
     def train(
         self,
@@ -139,6 +154,8 @@ class _Run:
         """Train from the newest checkpoint, or from the start. Returns the loss module as prepared by Accelerate."""
         recipe = self.recipe
         self.wrapped, optimizer = prepare(self.accelerator, loss_of, optimizer)
+        if self.unread:
+            self.unread.read()
         if recipe.adapter != "none":
             adapters.save_only_trained(self.accelerator)
         checkpoints = Checkpoints(
@@ -204,17 +221,33 @@ class _Run:
         )
 
 
-def _load(checkpoint: Checkpoint, recipe: Recipe) -> "PreTrainedModel":
-    """Load the model: trained weights in float32, as autocast expects; frozen ones in the device's default dtype."""
+def _load(
+    checkpoint: Checkpoint, recipe: Recipe, accelerator: "Accelerator"
+) -> tuple["PreTrainedModel", UnreadModel | None]:
+    """Load the model: trained weights in float32, as autocast expects; frozen ones in the device's default dtype.
+
+    Under FSDP2 and ZeRO-3 its weights are read only after sharding, and it is also returned as an UnreadModel.
+    """
     dtype = "float32" if recipe.adapter == "none" else settle()[0]
-    model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=adapters.quantization(recipe))
-    return adapters.attach(model, recipe)
+    quantized = adapters.quantization(recipe)
+    if shards_weights(accelerator) and not (quantized or "quantization_config" in checkpoint.config):
+        # DeepSpeed's own dtype: its optimizer has float32 weights besides
+        half = accelerator.distributed_type == "DEEPSPEED" and recipe.mixed_precision == "bf16"
+        unread = build_unread(checkpoint, dtype="bfloat16" if half else dtype, attn=recipe.attn)
+        model = adapters.attach(unread.model, recipe)
+        for parameter in model.parameters() if half else ():
+            parameter.data = parameter.data.bfloat16()
+        return model, unread
+    model = load_model(checkpoint, dtype=dtype, device="cpu", attn=recipe.attn, options=quantized)
+    return adapters.attach(model, recipe), None
 
 
-def _make_loss(model: "PreTrainedModel", recipe: Recipe, packed: bool) -> NextTokenLoss:
-    loss_of = NextTokenLoss(model, offload=recipe.offload_activations)
+def _make_loss(model: "PreTrainedModel", recipe: Recipe, packed: bool, unread: UnreadModel | None) -> NextTokenLoss:
+    """Create the loss and check that it suits the model, on a small model of the architecture for an unread one."""
+    small = NextTokenLoss(unread.small()) if unread else None
+    loss_of = NextTokenLoss(model, offload=recipe.offload_activations, like=small)
     if packed or recipe.positions != "full":
-        prove_positions(loss_of, recipe.positions, packed)
+        prove_positions(small or loss_of, recipe.positions, packed)
     model.train()
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)

@@ -25,6 +25,7 @@ from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, other_bas
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import adapter_tensors, all_names, is_attached, lora_config, save_adapter
 from ropecli.training.run_folder import CHECKPOINTS
+from ropecli.training.sharded_weights import write_gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,14 +43,18 @@ def write_result(
     *,
     save: Literal["merged", "adapter"] = "merged",
     state: Tensors | None = None,
+    gathered: Iterable[tuple[Path, str, torch.Tensor]] = (),
 ) -> None:
     """Write a trained model as a whole checkpoint or as an adapter, then remove the run's training checkpoints.
 
     checkpoint: the source. settings: recorded in ropecli.yaml. state: full tensors on the CPU under the model's own
-    names, if the model holds shards. Raises OutputError; CheckpointError if the source no longer exists.
+    names, if the model holds shards. gathered: instead of state, (source file, name, full tensor) of all.
+    Raises OutputError; CheckpointError if the source no longer exists.
     """
     notes: dict[str, Any] = {_RECORD: settings}
-    if not is_attached(model):
+    if gathered:
+        write = partial(write_gathered, checkpoint, gathered, _source_dtypes(checkpoint))
+    elif not is_attached(model):
         write = partial(save_weights, checkpoint, model, state=state)
     elif save == "adapter":
         notes[ADAPTER_NOTE] = {"weights": weights_digest(checkpoint)}

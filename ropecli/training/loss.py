@@ -37,16 +37,17 @@ class NextTokenLoss(torch.nn.Module):
     backward pass.
 
     offload: keep the decoder's saved activations in CPU memory; with gradient checkpointing, one hidden state per
-    layer.
+    layer. like: the loss of a model of the same architecture, which tells what this model's head does, if its weights
+    are not read yet.
     """
 
     split_model = SplitModel
 
-    def __init__(self, model: "PreTrainedModel", *, offload: bool = False) -> None:
+    def __init__(self, model: "PreTrainedModel", *, offload: bool = False, like: "NextTokenLoss | None" = None) -> None:
         super().__init__()
         self.model = model
         self.offload = offload
-        self._split = self.split_model(model)
+        self._split: SplitModel = self.split_model(model, like=like._split if like else None)
         self._chunk = max(1, min(_CHUNK, _LOGITS // self._split.vocabulary))
 
     @property

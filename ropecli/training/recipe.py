@@ -112,7 +112,9 @@ class Recipe(_Text):
     # not "no" as in Accelerate: YAML 1.1 reads that as false
     mixed_precision: Literal["bf16", "none"] = Field("bf16", description="autocast dtype; weights stay in float32")
     attn: str = Field("auto", description="attention implementation of transformers")
-    gradient_checkpointing: bool = Field(True, description="recompute layers in the backward pass")
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        "auto", description="recompute layers in the backward pass. auto: only if memory would not suffice otherwise"
+    )
     offload_activations: bool = Field(False, description="keep checkpointed activations in CPU memory")
 
     save_every: int = Field(50, ge=1, description="steps between checkpoints")
@@ -139,8 +141,8 @@ class Recipe(_Text):
             raise ValueError("give either data or mixture")
         if self.mixture and (misplaced := sorted(self.model_fields_set & set(_Text.model_fields))):
             raise ValueError(f"set {misplaced[0]} in each source of the mixture instead")
-        if self.offload_activations and not self.gradient_checkpointing:
-            raise ValueError("offload_activations needs gradient_checkpointing: true")
+        if self.offload_activations and self.gradient_checkpointing is False:
+            raise ValueError("offload_activations needs gradient_checkpointing: true or auto")
         if self.save == "adapter" and self.adapter == "none":
             raise ValueError("save: adapter needs an adapter")
         if any(source.keep_short < 1 and source.long_from is None for source in self.sources):

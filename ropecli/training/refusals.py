@@ -37,14 +37,9 @@ def refuse_engine(accelerator: "Accelerator") -> None:
         raise RecipeError("FSDP and cp_size need a GPU. Without one, use data parallelism (torchrun) or DeepSpeed.")
     if sizes and sizes.sp_enabled and kind != DistributedType.DEEPSPEED:
         raise RecipeError(f"sp_size {sizes.sp_size} needs distributed_type: DEEPSPEED. With FSDP, use cp_size.")
-    if plugin := getattr(accelerator.state, "fsdp_plugin", None):
-        if plugin.fsdp_version != 2:
-            raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; expected 2. Set it in the Accelerate config.")
-        if plugin.cpu_ram_efficient_loading:
-            # transformers then loads weights on only one process, but the test of the head needs them on each
-            raise RecipeError(
-                "fsdp_cpu_ram_efficient_loading is true; expected false, because every process must read the weights."
-            )
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin and plugin.fsdp_version != 2:
+        raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; expected 2. Set it in the Accelerate config.")
 
 
 def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", recipe: Recipe, length: int) -> None:

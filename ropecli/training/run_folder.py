@@ -41,7 +41,7 @@ LOCK = ".lock"
 # Keys that may change on resume: where the source is (its digest may not), and what does not affect the weights.
 _MAY_CHANGE = (
     r"source\.(checkpoint|revision|commit)"
-    r"|(recipe\.)?(stages\.\d+\.)?(save_every|keep_checkpoints|tracker|max_loss_rise|eval_.+)"
+    r"|(recipe\.)?(stages\.\d+\.)?(save_every|keep_checkpoints|tracker|max_loss_rise|gradient_checkpointing|eval_.+)"
 )
 
 
@@ -71,6 +71,13 @@ def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
         return
     with new_file(path) as partial:
         partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+
+
+def recorded_recipe(output: Path) -> dict[str, Any]:
+    """The recipe in run.yaml; empty for a new run."""
+    path = output / RUN
+    recorded = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return dict(recorded.get("recipe") or {}) if isinstance(recorded, dict) else {}
 
 
 def choose_tracker(name: str) -> str | None:

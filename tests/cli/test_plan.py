@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+import psutil
 import pytest
 import typer
 
@@ -63,6 +64,8 @@ def test_numbers_from_a_config_alone(config_alone, plan):
     memory = report["memory"]
     parts = ("weights", "gradients", "optimizer", "activations", "working", "engine", "runtime")
     assert memory["total"] == sum(memory[name] for name in parts)
+    assert report["host_memory"]["machine"] == psutil.virtual_memory().total
+    assert report["host_memory"]["loading"] == 4 * report["parameters"]["total"]
     assert report["tokens_per_step"] == 4 * 64
     assert report["seconds"] == pytest.approx(report["flops"] / (report["mfu"] * report["gpu_flops"]))
 
@@ -150,6 +153,8 @@ def test_a_length_beyond_the_window_is_warned_of(config_alone, plan):
         (["--gpu", "abacus"], "--gpu 'abacus'"),
         (["--set", "nothing=1"], "nothing"),
         (["--gpu-memory", "1MB"], "Nothing fits"),
+        (["--host-memory", "512 bananas"], "--host-memory"),
+        (["--host-memory", "1kB"], "Nothing fits.*main memory"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_message(options, words, config_alone, plan):

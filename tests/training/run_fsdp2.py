@@ -18,7 +18,7 @@ def forced(*, mixed_precision, **options):
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
-        cpu_ram_efficient_loading=False,
+        cpu_ram_efficient_loading=True,
         state_dict_type="SHARDED_STATE_DICT",
     )
     if mixed_precision != "none":

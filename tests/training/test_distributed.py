@@ -122,8 +122,7 @@ def test_the_recipe_sets_precision_and_accumulation_whatever_the_launch_says(mon
     [
         (engine_of("MULTI_GPU", parallelism=sizes(sp_size=2)), "DEEPSPEED"),
         (engine_of("MULTI_CPU", parallelism=sizes(cp_size=2)), "cp_size need a GPU"),
-        (fsdp(fsdp_version=1, cpu_ram_efficient_loading=False), "fsdp_version"),
-        (fsdp(fsdp_version=2, cpu_ram_efficient_loading=True), "fsdp_cpu_ram_efficient_loading"),
+        (fsdp(fsdp_version=1), "fsdp_version"),
     ],
 )
 def test_engines_that_cannot_be_used_are_refused(accelerator, told):

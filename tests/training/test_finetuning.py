@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch.nn.functional import cross_entropy
 
 from ropecli.data.sequences import UNSCORED
@@ -206,3 +207,50 @@ def test_tokens_that_the_model_has_no_row_for_are_refused_before_training(tune, 
     with pytest.raises(DataError, match="do not match"):
         tune(build("llama", head_dim=32, vocab_size=200))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """on_device(bytes) -> a list that is filled when a run on a device of that size recomputes its layers."""
+    from ropecli.training import finetuning, loss
+
+    def of_size(memory):
+        enabled = []
+
+        def enable(model):
+            enabled.append(model)
+            loss.enable_checkpointing(model)
+
+        monkeypatch.setattr("ropecli.training.memory_plan.checkpointing.total_memory", lambda device: memory)
+        monkeypatch.setattr(finetuning, "enable_checkpointing", enable)
+        return enabled
+
+    return of_size
+
+
+@pytest.mark.parametrize(("memory", "short"), [(10**9, False), (10**6, True)])
+def test_auto_recomputes_where_memory_is_short_and_resuming_keeps_it(
+    tune, patched_llama, tmp_path, on_device, memory, short
+):
+    def stop(progress):
+        raise InterruptedError
+
+    recomputed = on_device(memory)
+    with pytest.raises(InterruptedError):
+        tune(patched_llama, steps=2, gradient_checkpointing="auto", on_step=stop)
+    assert bool(recomputed) is short
+    recomputed = on_device(10**9 if short else 10**6)  # another machine
+    run = tune(patched_llama, steps=2, gradient_checkpointing="auto", resume=True)
+    assert bool(recomputed) is short
+    assert yaml.safe_load((run / "run.yaml").read_text())["recipe"]["gradient_checkpointing"] is short
+
+
+def test_a_run_may_resume_with_checkpointing_when_memory_did_not_suffice(tune, patched_llama, on_device):
+    def stop(progress):
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        tune(patched_llama, steps=2, gradient_checkpointing=False, on_step=stop)
+    recomputed = on_device(10**11)
+    tune(patched_llama, steps=2, gradient_checkpointing=True, resume=True)
+    assert recomputed

@@ -121,6 +121,36 @@ def test_the_smallest_change_that_fits_is_found(estimator):
     assert best_setup(find_setups(estimator, recipe(adapter="qlora"), 4096, 1, 3 * 10**9)) is None
 
 
+def test_auto_recomputes_layers_only_where_a_step_would_not_fit(estimator):
+    asked = recipe()
+    assert asked.gradient_checkpointing == "auto"
+    without = estimator.estimate(recipe(gradient_checkpointing=False), 4096, "fsdp2", 8).total
+    for memory, checkpointing in ((1.2 * without, False), (1.05 * without, True)):
+        [chosen] = [one for one in find_setups(estimator, asked, 4096, 8, int(memory))[:2] if one.engine == "fsdp2"]
+        assert (chosen.recipe.gradient_checkpointing, chosen.changes) == (checkpointing, {})
+    resolved = estimator.resolve_checkpointing(recipe(offload_activations=True), 4096, "fsdp2", 8, 10**15)
+    assert resolved.gradient_checkpointing is True
+
+
+def test_main_memory_by_hand(estimator):
+    total = estimator.shape.total
+    found = find_setups(estimator, recipe(), 4096, 16, 80 * 10**9, host=64 * 10**9)
+    ddp, fsdp2 = ([one for one in found if one.engine == engine] for engine in ("ddp", "fsdp2"))
+    assert ddp[0].host.loading == 8 * 4 * total  # a machine has eight of the GPUs
+    assert ddp[0].host.saving == (4 + 2) * total  # in float32, then as the bfloat16 of the source
+    assert fsdp2[0].host.loading == 4 * 32000 * 4096 // 2  # an embedding, of which this machine reads half
+    assert fsdp2[0].host.saving == 5 * 10**9
+    assert (ddp[0].fits, fsdp2[0].fits) == (False, True)
+    offloaded = find_setups(estimator, recipe(offload_activations=True), 4096, 16, 80 * 10**9)[1]
+    assert offloaded.host.training == 8 * offloaded.estimate.host > 0
+
+
+def test_experts_are_read_by_one_process(config_of):
+    estimator = MemoryEstimator(config_of("mixtral", num_hidden_layers=2, vocab_size=512, hidden_size=64))
+    fsdp2 = find_setups(estimator, recipe(), 256, 2, 10**12)[1]
+    assert fsdp2.host.loading == 4 * estimator.shape.total
+
+
 @pytest.mark.parametrize(
     ("engine", "keys", "settings", "told"),
     [

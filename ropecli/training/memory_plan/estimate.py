@@ -28,6 +28,7 @@ GPUS = {
 """Dense bfloat16 operations per second, from the vendors' data sheets."""
 _CONTEXT = 2**30
 """Bytes that CUDA, cuBLAS and NCCL hold on a GPU in addition to tensors: an allowance, not a measurement."""
+_USABLE = 0.9
 _FOUR_BITS = 4.127 / 8
 """Bytes per value of NF4 with doubly quantised constants (arXiv:2305.14314, section 3)."""
 _EIGHT_BITS = 1 + 4 / 256
@@ -65,10 +66,13 @@ class MemoryEstimator:
     """Estimates the memory of training a model. Raises CheckpointError if it cannot.
 
     model: on the meta device. kinds: the layers of each kind. varies: whether rotary frequencies depend on the length.
+    item: bytes of a value in the weight files; as of bfloat16 if the config does not say.
     """
 
     def __init__(self, config: Any) -> None:
         self.config = config
+        dtype = config.get_text_config().dtype or config.dtype
+        self.item = (dtype or torch.bfloat16).itemsize  # building the model sets the config's dtype
         with torch.device("meta"):
             self.model = build(config)
             self.varies = _follows_length(self.model)
@@ -79,7 +83,10 @@ class MemoryEstimator:
     def estimate(
         self, recipe: Recipe, length: int, engine: Engine = "one", world: int = 1, gpu: bool = True
     ) -> MemoryEstimate:
-        """length: tokens of the whole sequence. gpu: whether an adapter's base is in bfloat16, as on a GPU."""
+        """length: tokens of the whole sequence. gpu: whether an adapter's base is in bfloat16, as on a GPU.
+
+        gradient_checkpointing: auto counts as true; see resolve_checkpointing.
+        """
         shards = _shards(engine, world)
         step = self._step(recipe, length, engine, world, gpu)
         moment = 4 if recipe.optimizer == "adamw" else _EIGHT_BITS
@@ -95,6 +102,21 @@ class MemoryEstimator:
             host=step.host,
             trained=step.trained,
         )
+
+    def resolve_checkpointing(
+        self, recipe: Recipe, length: int, engine: Engine, world: int, memory: int, gpu: bool = True
+    ) -> Recipe:
+        """Replace gradient_checkpointing: auto by false if a step without it takes at most 90% of `memory`, else true.
+
+        memory: bytes of one device. The rest is left for fragmentation and for errors of the estimate.
+        """
+        if recipe.gradient_checkpointing != "auto":
+            return recipe
+        without = recipe.model_copy(update={"gradient_checkpointing": False})
+        fits = not recipe.offload_activations and (
+            self.estimate(without, length, engine, world, gpu).total <= _USABLE * memory
+        )
+        return without if fits else recipe.model_copy(update={"gradient_checkpointing": True})
 
     def _step(self, recipe: Recipe, length: int, engine: Engine, world: int, gpu: bool = True) -> FakeStep:
         part = -(-length // world) if engine == "ulysses" else length

@@ -1,6 +1,7 @@
 """Finds training setups that fit in GPU memory with the fewest changes, and the command that runs one."""
 
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from ropecli.errors import RecipeError, shown
 from ropecli.training.memory_plan.estimate import Engine, MemoryEstimate, MemoryEstimator
+from ropecli.training.memory_plan.host_memory import HostMemory, estimate_host
 from ropecli.training.recipe import Recipe
 from ropecli.training.refusals import sharded_weight_faults, shared_sequence_faults
 
@@ -27,13 +29,18 @@ _BY_CONFIG: dict[Engine, str] = {"one": "1-gpu", "fsdp2": "8-gpu-fsdp2", "ulysse
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to train: engine, changes of the recipe, and memory. refused: why `finetune` would refuse it."""
+    """One way to train: engine, changes of the recipe, and memory of a GPU and of its host.
+
+    recipe: changed, with gradient_checkpointing: auto resolved; that is not a change. refused: why `finetune` would
+    refuse it.
+    """
 
     engine: Engine
     world: int
     changes: dict[str, Any]
     recipe: Recipe
     estimate: MemoryEstimate
+    host: HostMemory
     fits: bool
     refused: str = ""
 
@@ -42,14 +49,16 @@ class Setup:
         return 1 if self.engine == "ulysses" else self.world
 
 
-def find_setups(estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int) -> list[Setup]:
+def find_setups(
+    estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int, host: int = sys.maxsize
+) -> list[Setup]:
     """One setup per adapter and engine: the first change that fits, or else the one that needs the least memory.
 
-    memory: bytes of one GPU. Raises CheckpointError.
+    memory: bytes of one GPU. host: bytes of main memory of one machine. Raises CheckpointError.
     """
     engines: tuple[Engine, ...] = ("one",) if gpus == 1 else ("ddp", "fsdp2", "ulysses")
     return [
-        _smallest_change(estimator, recipe, adapter, engine, length, gpus, memory)
+        _smallest_change(estimator, recipe, adapter, engine, length, gpus, memory, host)
         for adapter in _adapters(recipe)
         for engine in engines
     ]
@@ -61,20 +70,30 @@ def best_setup(found: list[Setup]) -> Setup | None:
 
 
 def _smallest_change(
-    estimator: MemoryEstimator, recipe: Recipe, adapter: str, engine: Engine, length: int, gpus: int, memory: int
+    estimator: MemoryEstimator,
+    recipe: Recipe,
+    adapter: str,
+    engine: Engine,
+    length: int,
+    gpus: int,
+    memory: int,
+    host: int,
 ) -> Setup:
     own = recipe.model_copy(update={"adapter": adapter})
     if refused := next(refusals(estimator, own, length, engine, gpus), ""):
-        return Setup(engine, gpus, {}, own, MemoryEstimate(), False, refused)
+        return Setup(engine, gpus, {}, own, MemoryEstimate(), HostMemory(), False, refused)
+    own = estimator.resolve_checkpointing(own, length, engine, gpus, memory)
     tried = []
     for change in _CHANGES:
         if any(refusals(estimator, own.model_copy(update=change), length, engine, gpus)):
             continue
-        asked = {"adapter": adapter, **change}
-        changes = {key: value for key, value in asked.items() if getattr(recipe, key) != value}
-        changed = recipe.model_copy(update=changes)
+        changes = {} if adapter == recipe.adapter else {"adapter": adapter}
+        changes |= {key: value for key, value in change.items() if getattr(own, key) != value}
+        changed = own.model_copy(update=change)
         estimate = estimator.estimate(changed, length, engine, gpus)
-        setup = Setup(engine, gpus, changes, changed, estimate, estimate.total <= memory)
+        needed = estimate_host(estimator, estimate, changed, engine, gpus)
+        fits = estimate.total <= memory and needed.most <= host
+        setup = Setup(engine, gpus, changes, changed, estimate, needed, fits)
         if setup.fits:
             return setup
         tried.append(setup)

@@ -1,0 +1,237 @@
+"""Reads and writes the weights of a model that FSDP2 or ZeRO-3 shards, without a whole copy on any process.
+
+Each process builds the model without reading weights and lets the engine shard it. Then it reads the weight files
+tensor by tensor: its own part under FSDP2, all of it under ZeRO-3, which keeps a part. The result is written file by
+file, as the source has it. If transformers renames or merges tensors on loading (experts), the main process reads the
+model, sends each process its parts, and writes the result whole.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ropecli.attention import load_model
+from ropecli.attention.small_model import make_small_model
+from ropecli.checkpoint.files import is_own_file, read_json
+from ropecli.checkpoint.opening import Checkpoint
+from ropecli.errors import CheckpointError, RopecliError, reason_of
+from ropecli.live.stock_transformers import quiet_transformers, read_stock_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_BASE = ".base_layer."
+"""What peft inserts into the names of the layers that it wraps."""
+
+
+@dataclass
+class UnreadModel:
+    """A model whose parameters hold no values yet. files: by tensor; empty if transformers converts the tensors.
+
+    Memory that was never written takes no room, so processes can build it although the host cannot hold it once.
+    """
+
+    checkpoint: Checkpoint
+    model: "PreTrainedModel"
+    files: dict[str, Path] = field(default_factory=dict)
+
+    def small(self) -> "PreTrainedModel":
+        """A small model of the same architecture and attention, to test what needs values. Raises CheckpointError."""
+        small = make_small_model(self.model.config)
+        small.set_attn_implementation(self.model.config.get_text_config()._attn_implementation)
+        return small
+
+    def read(self) -> None:
+        """Fill this process's part of all tensors. All processes call it, after sharding. Raises CheckpointError."""
+        targets = _tensors_of(self.model)
+        if not self.files:
+            _send_from_main(self.checkpoint, targets)
+            return
+        for names, target in targets:
+            name = next(name for name in names if name in self.files)
+            # a file that stays open keeps what was read of it in memory
+            with safe_open(self.files[name], framework="pt") as file:
+                _set(target, file.get_slice(name)[_own_part(target)])
+
+    def gathered(self) -> Iterator[tuple[Path, str, torch.Tensor]]:
+        """Yield (source file, name, full tensor) in the order of the files. All processes exhaust it together."""
+        targets = {name: target for names, target in _tensors_of(self.model) for name in names}
+        for name, file in sorted(self.files.items(), key=lambda item: (item[1], item[0])):
+            yield file, name, _full(targets[name])
+
+
+def build_unread(checkpoint: Checkpoint, *, dtype: str, attn: str) -> UnreadModel:
+    """Build the model of a checkpoint without its weights, on the CPU. Buffers have their values.
+
+    Raises CheckpointError.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    checkpoint.weight_files()
+    config = read_stock_config(checkpoint.folder, checkpoint.name)
+    attention = {} if attn == "auto" else {"attn_implementation": attn}
+    try:
+        with quiet_transformers(), no_init_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=False, dtype=getattr(torch, dtype), **attention
+            )
+        model.tie_weights()
+    except Exception as error:  # config classes raise many kinds of errors
+        raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of(error)}") from error
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if any(f".{part}." in f".{name}." for part in model._keep_in_fp32_modules_strict or ()):
+            tensor.data = tensor.data.float()
+    files = {} if checkpoint.base else _readable_files(model, _files_in_use(checkpoint))  # an adapter has to be merged
+    return UnreadModel(checkpoint, model.eval(), files)
+
+
+def _files_in_use(checkpoint: Checkpoint) -> list[Path]:
+    """The files that transformers reads; some folders have the same weights in another form as well."""
+    folder, name = checkpoint.folder, "model.safetensors"
+    index = folder / f"{name}.index.json"
+    if not (folder / name).is_file() and is_own_file(index):
+        return sorted(folder / file for file in set(read_json(index)["weight_map"].values()))
+    return [folder / name] if (folder / name).is_file() else checkpoint.weight_files()
+
+
+def _readable_files(model: "PreTrainedModel", paths: Iterable[Path]) -> dict[str, Path]:
+    """The file of each tensor, if the files have exactly the model's tensors; otherwise empty."""
+    files: dict[str, Path] = {}
+    shapes: dict[str, list[int]] = {}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
+                files[name], shapes[name] = path, file.get_slice(name).get_shape()
+    targets = _tensors_of(model)
+    found = [[name for name in names if shapes.get(name) == list(target.shape)] for names, target in targets]
+    exact = all(len(names) == 1 for names in found) and len(found) == len(files)
+    return files if exact and not is_converted(model) else {}
+
+
+def is_converted(model: "PreTrainedModel") -> bool:
+    """Return whether transformers computes some of the model's tensors from several in the weight files."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    return any(isinstance(one, WeightConverter) for one in get_model_conversion_mapping(model))
+
+
+def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]]:
+    """(names in the checkpoint, tensor) of parameters and saved buffers. Tied ones have several names."""
+    unsaved = {name for name, _ in model.named_non_persistent_buffers()}
+    named: dict[int, tuple[list[str], torch.Tensor]] = {}
+    for name, tensor in [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]:
+        if name not in unsaved and ".lora_" not in name:
+            named.setdefault(id(tensor), ([], tensor))[0].append(name.replace(_BASE, "."))
+    return list(named.values())
+
+
+def _set(target: Any, part: torch.Tensor) -> None:
+    """Set this process's part of a tensor. part: under ZeRO-3 the full tensor."""
+    if not hasattr(target, "ds_id"):
+        _local(target).copy_(part)
+        return
+    import deepspeed
+    from deepspeed.utils import safe_set_local_fp32_param
+
+    with deepspeed.zero.GatheredParameters([target], modifier_rank=0):
+        target.data.copy_(part)
+    if target.requires_grad:  # the optimizer has its own float32 weights
+        safe_set_local_fp32_param(target, target.ds_tensor.detach().float())
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """This process's part of a tensor, which may be written to."""
+    return tensor.detach().to_local() if _is_sharded(tensor) else tensor.detach()
+
+
+def _full(tensor: Any) -> torch.Tensor:
+    if hasattr(tensor, "ds_id"):
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return safe_get_full_fp32_param(tensor).view(tensor.ds_shape)
+    return tensor.detach().full_tensor() if _is_sharded(tensor) else tensor.detach()
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def _own_part(tensor: Any) -> tuple[slice, ...]:
+    """Slices of the full tensor that this process holds."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if not _is_sharded(tensor):
+        return tuple(slice(0, size) for size in getattr(tensor, "ds_shape", tensor.shape))
+    sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def _send_from_main(checkpoint: Checkpoint, targets: list[tuple[list[str], torch.Tensor]]) -> None:
+    """Load the whole model on the main process, and give each process its parts."""
+    from torch import distributed
+    from torch.distributed.tensor import distribute_tensor
+
+    main = distributed.get_rank() == 0
+    state: dict[str, torch.Tensor] = {}
+    fault: list[str | None] = [None]
+    if main:
+        try:
+            state = load_model(checkpoint, dtype="float32", device="cpu").state_dict()
+            if untied := [names for names, _ in targets if len({state[name].data_ptr() for name in names}) > 1]:
+                tied = " and ".join(untied[0])
+                fault = [f"{checkpoint.name}: config.json ties {tied}, but their values differ in the weight files."]
+        except RopecliError as error:
+            fault = [str(error)]
+    distributed.broadcast_object_list(fault)
+    if fault[0]:
+        raise CheckpointError(fault[0])
+    for names, target in targets:
+        device = _local(target).device
+        if main:
+            whole = next(state[name] for name in names if name in state).to(device)
+        else:
+            whole = torch.empty(getattr(target, "ds_shape", target.shape), dtype=torch.float32, device=device)
+        if isinstance(target, torch.distributed.tensor.DTensor):
+            whole = distribute_tensor(whole, target.device_mesh, target.placements).to_local()
+        else:
+            distributed.broadcast(whole, 0)
+        _set(target, whole)
+
+
+def write_gathered(
+    checkpoint: Checkpoint,
+    gathered: Iterable[tuple[Path, str, torch.Tensor]],
+    dtypes: dict[str, torch.dtype],
+    folder: Path,
+) -> None:
+    """Write the tensors into files like the source's, with one file in memory at a time. Raises OSError."""
+    pending: dict[str, torch.Tensor] = {}
+    current: Path | None = None
+
+    def write() -> None:
+        if current is not None:
+            save_file(pending, folder / current.name, metadata={"format": "pt"})
+        pending.clear()
+
+    for file, name, tensor in gathered:
+        if file != current:
+            write()
+            current = file
+        pending[name] = tensor.to("cpu", dtypes[name]).contiguous()
+    write()
+    index = checkpoint.folder / "model.safetensors.index.json"
+    if current and current.name != "model.safetensors" and index.is_file():
+        shutil.copy(index, folder / index.name)  # the same tensors, dtypes and files

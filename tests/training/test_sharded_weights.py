@@ -1,0 +1,130 @@
+"""Each process reads its own part of the weights: that of a whole load. The result has the files of the source."""
+
+import shutil
+from contextlib import contextmanager
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scripts_by_path import load
+
+from ropecli.attention import load_model
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.training.adapters import attach
+from ropecli.training.loss import NextTokenLoss
+from ropecli.training.recipe import Recipe
+from ropecli.training.sharded_weights import build_unread, write_gathered
+
+
+@contextmanager
+def process(rank, count):
+    """Be one of several processes; the others only exist for what does not communicate."""
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=count)
+    try:
+        yield distributed.device_mesh.init_device_mesh("cpu", (count,))
+    finally:
+        distributed.destroy_process_group()
+
+
+def shard(model, mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def in_several_files(folder, target):
+    """The checkpoint in bfloat16, in several files."""
+    from transformers import AutoModelForCausalLM
+
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(target, max_shard_size="60KB")
+    assert len(list(target.glob("*.safetensors"))) > 1
+    return target
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "adapter"),
+    [
+        ("llama", {"vocab_size": 511}, "none"),  # the processes get different numbers of rows
+        ("gemma2", {"tie_word_embeddings": True}, "none"),  # a buffer next to the rotary table
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "lora-plus"),
+    ],
+    ids=["uneven", "tied", "adapter"],
+)
+def test_each_process_has_its_part_of_what_a_whole_load_gives(model_type, settings, adapter, build, tmp_path):
+    folder = in_several_files(build(model_type, head_dim=32, **settings), tmp_path / "files")
+    checkpoint, recipe = open_checkpoint(folder, weights=True), Recipe(data="none", adapter=adapter)
+    whole = attach(load_model(checkpoint, dtype="float32", device="cpu"), recipe)
+    for rank, count in ((0, 2), (1, 3)):  # torch caches where the parts are by mesh, whatever the rank
+        with process(rank, count) as mesh:
+            unread = build_unread(checkpoint, dtype="float32", attn="auto")
+            model = attach(unread.model, recipe)
+            shard(model, mesh)
+            unread.read()
+            parts = {name: parameter.to_local() for name, parameter in model.named_parameters(remove_duplicate=False)}
+        expected = dict(whole.named_parameters(remove_duplicate=False))
+        assert parts.keys() == expected.keys()
+        for name, part in parts.items():
+            chunks = expected[name].chunk(count)
+            assert torch.equal(part, chunks[rank] if rank < len(chunks) else part[:0]), name
+        buffers = dict(whole.named_buffers())
+        assert buffers.keys() == dict(model.named_buffers()).keys()
+        assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+
+
+def test_the_result_has_the_files_and_dtypes_of_the_source(build, tmp_path):
+    folder = in_several_files(build("llama", head_dim=32), tmp_path / "files")
+    checkpoint = open_checkpoint(folder, weights=True)
+    unread = build_unread(checkpoint, dtype="float32", attn="auto")
+    unread.read()
+    written = tmp_path / "written"
+    written.mkdir()
+    write_gathered(checkpoint, unread.gathered(), dict.fromkeys(unread.files, torch.bfloat16), written)
+    for file in folder.glob("*.safetensors*"):
+        assert (written / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "cohere"])
+def test_a_small_model_tells_what_the_head_does(model_type, build):
+    checkpoint = open_checkpoint(build(model_type, head_dim=32), weights=True)
+    unread = build_unread(checkpoint, dtype="float32", attn="auto")
+    real = NextTokenLoss(load_model(checkpoint, dtype="float32", device="cpu"))
+    told = NextTokenLoss(unread.model, like=NextTokenLoss(unread.small()))
+    assert told._split.plain_head == real._split.plain_head
+
+
+def test_other_forms_of_the_weights_are_not_read(build, tmp_path):
+    """Mistral's folders have the weights under their own names as well."""
+    folder = in_several_files(build("mistral", head_dim=32), tmp_path / "files")
+    names = {path.name for path in folder.glob("*.safetensors")}
+    save_file({"layers.0.attention.wq.weight": torch.zeros(64, 64)}, folder / "consolidated.safetensors")
+    files = build_unread(open_checkpoint(folder, weights=True), dtype="float32", attn="auto").files
+    assert {path.name for path in files.values()} == names
+
+
+def test_what_does_not_match_is_left_to_transformers(build, tmp_path):
+    experts = build("mixtral", head_dim=32, num_local_experts=2)
+    other = shutil.copytree(build("llama", head_dim=32), tmp_path / "other")
+    save_file({**load_file(other / "model.safetensors"), "other": torch.zeros(1)}, other / "model.safetensors")
+    for folder in (experts, other):
+        assert build_unread(open_checkpoint(folder, weights=True), dtype="float32", attn="auto").files == {}
+
+
+@pytest.mark.slow
+def test_two_processes_get_what_only_transformers_can_read(build):
+    folder = build("deepseek_v3", head_dim=32, n_routed_experts=4, n_group=1)  # its routers have saved buffers
+    bench = load("bench_load")
+    found = {digest for way in bench.WAYS for digest in bench.measure(folder, way)["digests"]}
+    assert len(found) == 1
+
+
+@pytest.mark.slow
+def test_loading_takes_at_most_two_thirds_of_the_memory():
+    found = load("bench_load").measure_all()
+    assert found["sharded"]["digests"] == found["whole"]["digests"]
+    assert found["sharded"]["bytes"] <= 0.65 * found["whole"]["bytes"]
