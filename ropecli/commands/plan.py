@@ -1,5 +1,6 @@
 """`ropecli plan`: estimates the memory and time of fine-tuning."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +38,10 @@ def plan(
     gpus: Annotated[int, Doc("Number of GPUs.")] = 1,
     gpu_memory: Annotated[str, Doc("Memory of one GPU, such as 80GB (10⁹ bytes) or 80GiB.")] = "80GB",
     host_memory: Annotated[
-        str | None, Doc("Main memory of one machine with up to 8 of the GPUs. Default: this machine's.")
+        str | None,
+        Doc(
+            "Main memory of one machine with up to 8 of the GPUs. Default: this machine's if it has a GPU, or no limit."
+        ),
     ] = None,
     recipe: RecipeFile = None,
     settings: Annotated[
@@ -63,7 +67,9 @@ def plan(
     from ropecli.training.stages import plan_stages
 
     memory = parse_size(gpu_memory, "--gpu-memory")
-    host = parse_size(host_memory, "--host-memory") if host_memory else total_memory(torch.device("cpu"))
+    host = parse_size(host_memory, "--host-memory") if host_memory else None
+    if host is None and torch.cuda.is_available():
+        host = total_memory(torch.device("cpu"))
     if not 1 <= gpus <= 65536:
         raise RecipeError(f"--gpus is {gpus}; expected 1 to 65536.")
     if not 0 < mfu <= 1:
@@ -92,7 +98,7 @@ def _make_report(
     stage: "Stage",
     gpus: int,
     memory: int,
-    host: int,
+    host: int | None,
     flops: float,
     mfu: float,
     recipe_name: str | Path | None,
@@ -108,12 +114,12 @@ def _make_report(
     patch = stage.in_effect
     config = stock_config_of(patch.config, opened.name) if patch else read_stock_config(opened.folder, opened.name)
     estimator = MemoryEstimator(config)
-    found = setups.find_setups(estimator, recipe, length, gpus, memory, host)
+    found = setups.find_setups(estimator, recipe, length, gpus, memory, host or sys.maxsize)
     chosen = setups.best_setup(found)
     if chosen is None:
         possible = [one for one in found if not one.refused]
         least = min(possible, key=lambda one: (one.estimate.total > memory, one.host.most))
-        if least.estimate.total <= memory:
+        if host and least.estimate.total <= memory:
             raise RecipeError(
                 f"Nothing fits: training takes at least {format_gb(least.host.most)} of main memory on one machine "
                 f"({_named(least)}); it has {format_gb(host)}. Use a machine with more memory, or plan for another one "

@@ -5,7 +5,6 @@ import re
 import shlex
 from pathlib import Path
 
-import psutil
 import pytest
 import typer
 
@@ -64,7 +63,7 @@ def test_numbers_from_a_config_alone(config_alone, plan):
     memory = report["memory"]
     parts = ("weights", "gradients", "optimizer", "activations", "working", "engine", "runtime")
     assert memory["total"] == sum(memory[name] for name in parts)
-    assert report["host_memory"]["machine"] == psutil.virtual_memory().total
+    assert report["host_memory"]["machine"] is None  # the plan is for another machine, which has a GPU
     assert report["host_memory"]["loading"] == 4 * report["parameters"]["total"]
     assert report["tokens_per_step"] == 4 * 64
     assert report["seconds"] == pytest.approx(report["flops"] / (report["mfu"] * report["gpu_flops"]))
