@@ -188,13 +188,35 @@ def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) 
         plan = with_layout(plan)
     for warning in plan.warnings:
         warn(warning)
-    proved = 0
-    if output is not None:
-        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn)
-    return PatchResult(plan, output, proved)
+    if not verify:
+        warn(_unproved(plan))
+    if output is None:
+        return PatchResult(plan, None, _prove_unwritten(plan) if verify else 0)
+    return PatchResult(plan, output, write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn))
 
 
-def _prove(folder: Path, ropes: "Mapping[str | None, ScaledRope]") -> int:
+def _prove(folder: Path, ropes: "Mapping[str | None, ScaledRope]", original: dict[str, Any]) -> int:
     from ropecli.live.proof import prove
 
-    return prove(folder, ropes)
+    return prove(folder, ropes, original)
+
+
+def _prove_unwritten(plan: "PatchPlan") -> int:
+    """The same proof for a dry run, so that it refuses what `patch` refuses."""
+    from ropecli.live.proof import prove
+    from ropecli.live.stock_transformers import stock_config_of
+
+    return prove(stock_config_of(plan.config, plan.source.name), plan.ropes, plan.original)
+
+
+def _unproved(plan: "PatchPlan") -> str:
+    """What --no-verify leaves open, for a warning."""
+    from ropecli.config.families import is_known
+
+    unproved = "not proved (--no-verify): that a model built from config.json has these frequencies"
+    if is_known(plan.config):
+        return f"{unproved}."
+    return (
+        f"{unproved}. ropecli does not know model_type {plan.config.get('model_type')!r}: it read the RoPE fields by "
+        "their usual names."
+    )
