@@ -62,7 +62,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
-    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "hunyuan_vl": {"text_config": {"head_dim": 128, "rope_parameters": {**_WHOLE, "mrope_section": [16] * 4}}},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},

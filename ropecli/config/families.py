@@ -35,6 +35,7 @@ _READS_MSCALE_ALL_DIM = {
     "hy_v4",
     "longcat_flash",
     "minicpm3",
+    "mistral4",
     "youtu",
 }
 # transformers 4 refuses any other key in rope_scaling.
