@@ -179,6 +179,7 @@ def _revert(reversal: "Reversal", output: Path | None, *, link: bool) -> RevertR
 
 def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) -> PatchResult:
     from ropecli.checkpoint.writing import write_patch
+    from ropecli.config.families import is_known
 
     if plan.unwritable:
         raise PatchError(plan.unwritable)
@@ -188,8 +189,11 @@ def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) 
         plan = with_layout(plan)
     for warning in plan.warnings:
         warn(warning)
-    if not verify:
-        warn(_unproved(plan))
+    if not verify and not is_known(plan.config):
+        warn(
+            f"not proved: that model_type {plan.config.get('model_type')!r}, which ropecli does not know, reads these "
+            "RoPE fields. They were read by their usual names."
+        )
     if output is None:
         return PatchResult(plan, None, _prove_unwritten(plan) if verify else 0)
     return PatchResult(plan, output, write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn))
@@ -207,16 +211,3 @@ def _prove_unwritten(plan: "PatchPlan") -> int:
     from ropecli.live.stock_transformers import stock_config_of
 
     return prove(stock_config_of(plan.config, plan.source.name), plan.ropes, plan.original)
-
-
-def _unproved(plan: "PatchPlan") -> str:
-    """What --no-verify leaves open, for a warning."""
-    from ropecli.config.families import is_known
-
-    unproved = "not proved (--no-verify): that a model built from config.json has these frequencies"
-    if is_known(plan.config):
-        return f"{unproved}."
-    return (
-        f"{unproved}. ropecli does not know model_type {plan.config.get('model_type')!r}: it read the RoPE fields by "
-        "their usual names."
-    )

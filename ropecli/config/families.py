@@ -36,6 +36,7 @@ _READS_MSCALE_ALL_DIM = {
     "longcat_flash",
     "minicpm3",
     "mistral4",
+    "mistral_large4_text",
     "youtu",
 }
 # transformers 4 refuses any other key in rope_scaling.

@@ -81,9 +81,14 @@ def auto_classes() -> tuple[Any, ...]:
     return AutoModelForMultimodalLM, AutoModelForCausalLM, AutoModelForMaskedLM
 
 
+def is_encoder(config: Any) -> bool:
+    """Return whether tokens see later tokens too. config: see auto_class_of."""
+    return auto_class_of(config) is auto_classes()[-1]
+
+
 def refuse_encoder(config: Any, name: str) -> None:
-    """Raise CheckpointError for a model that sees later tokens. config: see auto_class_of. name: the checkpoint."""
-    if auto_class_of(config) is auto_classes()[-1]:
+    """Raise CheckpointError for an encoder, which has no perplexity. config: see auto_class_of. name: the checkpoint."""
+    if is_encoder(config):
         raise CheckpointError(
             f"{name} is an encoder ({config.model_type}): it sees later tokens too, so it has no perplexity and cannot "
             "be trained on the next token. It can be inspected and patched."
