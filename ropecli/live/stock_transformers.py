@@ -87,7 +87,7 @@ def is_encoder(config: Any) -> bool:
 
 
 def refuse_encoder(config: Any, name: str) -> None:
-    """Raise CheckpointError for an encoder, which has no perplexity. config: see auto_class_of. name: the checkpoint."""
+    """Raise CheckpointError for an encoder. config: see auto_class_of. name: the checkpoint, for the message."""
     if is_encoder(config):
         raise CheckpointError(
             f"{name} is an encoder ({config.model_type}): it sees later tokens too, so it has no perplexity and cannot "
