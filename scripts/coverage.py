@@ -1,4 +1,4 @@
-"""Patches every causal-LM type of the installed transformers and prints which types work.
+"""Patches every causal, multimodal and encoder type of the installed transformers and prints which types work.
 
 For each type, a checkpoint with the default configuration is patched with several methods and loaded by stock
 transformers, and every rotary table is compared with ropecli's formulas. The models are built on the meta device,
@@ -163,7 +163,7 @@ def summary(results: list[Result]) -> str:
     without_rope = {name for name, reason in never.items() if "no rotary position embedding" in reason}
     rotary = len(worked) + len(never) - len(without_rope)
     return (
-        f"{len(worked) + len(never)} causal-LM types, {rotary} with RoPE set by config.json: ropecli patches "
+        f"{len(worked) + len(never)} language-model types, {rotary} with RoPE set by config.json: ropecli patches "
         f"{len(worked)} of them and refuses {rotary - len(worked)}. The other {len(without_rope)} have no such RoPE."
     )
 

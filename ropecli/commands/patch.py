@@ -99,7 +99,9 @@ def patch(
         SCALING,
     ] = None,
     weights: Weights = "link",
-    dry_run: Annotated[bool, Doc("Print the changes of config.json and write nothing."), OUTPUT] = False,
+    dry_run: Annotated[
+        bool, Doc("Prove the patch, print the changes of config.json and write nothing."), OUTPUT
+    ] = False,
     no_verify: Annotated[
         bool,
         Doc("Skip the proof that the model's rotary tables match. Distance methods are always proved."),

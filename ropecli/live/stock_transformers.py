@@ -39,13 +39,14 @@ def unknown_type(config: dict[str, Any]) -> str | None:
     model_type, saved = config.get("model_type"), config.get("transformers_version")
     if not isinstance(model_type, str) or model_type in CONFIG_MAPPING:
         return None
+    otherwise = "Without it, only patch --no-verify works."
     message = f"transformers {__version__} does not know model_type {shown(model_type)}. "
     with contextlib.suppress(InvalidVersion, TypeError):
         if Version(saved) > Version(__version__):  # type: ignore[arg-type]
-            return f"{message}config.json was written by transformers {saved}: install that, or use patch --no-verify."
+            return f"{message}config.json was written by transformers {saved}: install that. {otherwise}"
     if config.get("auto_map"):
-        return f"{message}Its own code (auto_map) is not run. Only patch --no-verify is possible."
-    return f"{message}Install a release that does, or use patch --no-verify."
+        return f"{message}Its own code (auto_map) is not run. Only patch --no-verify works."
+    return f"{message}Install a release that does. {otherwise}"
 
 
 def stock_config_of(config: dict[str, Any], name: str = "") -> Any:

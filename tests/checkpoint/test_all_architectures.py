@@ -16,6 +16,7 @@ import torch
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+import ropecli
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
@@ -189,6 +190,10 @@ def test_every_type_is_patched_or_refused(model_type, tmp_path):
         with pytest.raises(RopecliError) as caught:
             patch_to(make_plan(source, coverage.spec_of(method, source)), tmp_path / method)
         assert message in str(caught.value)
+        if method != "longrope":
+            with pytest.raises(RopecliError) as in_dry_run:
+                ropecli.patch(str(source.folder), method=method, factor=4.0, dry_run=True)
+            assert message in str(in_dry_run.value)
         assert not (tmp_path / method).exists()
     working = [method for method in METHODS if method not in refused]
     if not working:
