@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ropecli.config.families import family_of
-from ropecli.errors import PatchError
+from ropecli.errors import PatchError, reason_of
 from ropecli.scaling.scale import scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope
 
@@ -71,11 +71,14 @@ class RotaryTable:
         return torch.stack([part.flatten() for part in _tensors(given)]).double().numpy()
 
     def _cos_sin(self, position: int | torch.Tensor) -> Any:
-        """The cos and sin of one token at `position`, in the form that the module returns."""
+        """The cos and sin of one token at `position`, in the form that the module returns. Raises PatchError."""
         arguments = {"layer_type": self.layer_type} if self.layer_type else {}
         device = getattr(self.module, self._prefix + _TABLE).device
         positions = torch.tensor([[position]]) if isinstance(position, int) else position
-        return self.module(torch.zeros(1, 1, 1, device=device), positions.to(device), **arguments)
+        try:
+            return self.module(torch.zeros(1, 1, 1, device=device), positions.to(device), **arguments)
+        except (RuntimeError, TypeError) as error:  # mrope sections that do not fit the head, for example
+            raise PatchError(f"{self.name} cannot rotate with this config: {reason_of(error)}.") from error
 
     @torch.no_grad()
     def refuse_if_computed(self) -> None:

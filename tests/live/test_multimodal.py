@@ -12,7 +12,7 @@ from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.errors import ProofError
+from ropecli.errors import PatchError, ProofError
 from ropecli.live.rotary import rotary_tables
 from ropecli.live.stock_transformers import build_without_weights
 from ropecli.scaling.spec import make_spec
@@ -34,7 +34,7 @@ def test_a_patch_of_the_text_part_is_proved_and_the_vision_part_stays(model_type
 
 
 @pytest.mark.parametrize(
-    ("model_type", "method"), [("qwen2_vl", "yarn"), ("qwen3_vl", "yarn"), ("qwen3_vl", "dynamic")]
+    ("model_type", "method"), [("qwen2_vl", "yarn"), ("qwen3_vl", "nope"), ("qwen3_vl", "dynamic")]
 )
 def test_mrope_keeps_which_axis_rotates_which_pair(model_type, method, build, tmp_path):
     """A token of an image has a time, a height and a width. Each pair rotates by one of the three, as before."""
@@ -58,6 +58,14 @@ def test_other_mrope_sections_are_caught(sections, build, tmp_path):
     with pytest.raises(ProofError, match="rotate by the axes"):
         patch_to(wrong, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_mrope_sections_that_do_not_fit_the_head_are_a_fault_of_the_config(build, edited, config_of, tmp_path):
+    source = build("qwen2_vl")
+    text = config_of(source)["text_config"]
+    text["rope_parameters"]["mrope_section"] = [4, 6, 8]
+    with pytest.raises(PatchError, match="rotary_emb cannot rotate with this config"):
+        patch_to(plan(edited(source, text_config=text)), tmp_path / "out")
 
 
 @pytest.mark.parametrize("method", ["none", "yarn", "ntk"])
