@@ -1,4 +1,4 @@
-"""Patches every causal-LM type of the installed transformers and prints which types work.
+"""Patches every causal, multimodal and encoder type of the installed transformers and prints which types work.
 
 For each type, a checkpoint with the default configuration is patched with several methods and loaded by stock
 transformers, and every rotary table is compared with ropecli's formulas. The models are built on the meta device,
@@ -27,11 +27,20 @@ _SPARSE = {
     "indexer_budget": 64,
     "indexer_compress_ratio": 4,
 }
+_PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_WHOLE = {"rope_type": "default", "rope_theta": 10000.0}
 # Settings that a default configuration needs to build a model, or to use RoPE.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
+    "chameleon": {"vocabulary_map": {"<image>": 8711}},
+    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": _WHOLE}}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _WHOLE}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "deepseek_ocr2": {"text_config": {"num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"]}},
+    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "emu3": {"vocabulary_map": {"<image>": 151643}},
+    "esm": {"vocab_size": 33, "position_embedding_type": "rotary"},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gemma4_unified_assistant": {
         "text_config": {
@@ -40,7 +49,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "num_kv_shared_layers": 20,
         }
     },
+    "glm46v": {"text_config": {"model_type": "glm4v_text", "rope_parameters": _PARTIAL}},
     "glm4_moe": {"head_dim": 128},
+    "glm4v": {"text_config": {"rope_parameters": _PARTIAL}},
+    "glm4v_moe": {"text_config": {"head_dim": 128}},
+    "glmga": {"text_config": {"model_type": "glm4v_text", "rope_parameters": _PARTIAL}},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 1]], "downsample_rate": "1/2"},
     "granitemoehybrid": {
         "position_embedding_type": "rope",
         "num_hidden_layers": 2,
@@ -48,11 +62,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
+    "hunyuan_vl": {"text_config": {"head_dim": 128, "rope_parameters": {**_WHOLE, "mrope_section": [16] * 4}}},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
     "qwen4_exp": {"text_config": _SPARSE},
     "qwen4_exp_text": _SPARSE,
+    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}},
     "reformer": {"is_decoder": True},
     "zamba2": {"use_mem_rope": True},
 }
@@ -69,10 +85,10 @@ class Result:
 
 
 def all_types() -> list[str]:
-    """Every model_type that AutoModelForCausalLM knows."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """Every model_type of a causal, multimodal or masked language model."""
+    from ropecli.live.stock_transformers import auto_classes
 
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return sorted({name for auto_class in auto_classes() for name in auto_class._model_mapping._model_mapping})
 
 
 def config_of(model_type: str, **settings: Any) -> Any:
@@ -147,7 +163,7 @@ def summary(results: list[Result]) -> str:
     without_rope = {name for name, reason in never.items() if "no rotary position embedding" in reason}
     rotary = len(worked) + len(never) - len(without_rope)
     return (
-        f"{len(worked) + len(never)} causal-LM types, {rotary} with RoPE set by config.json: ropecli patches "
+        f"{len(worked) + len(never)} language-model types, {rotary} with RoPE set by config.json: ropecli patches "
         f"{len(worked)} of them and refuses {rotary - len(worked)}. The other {len(without_rope)} have no such RoPE."
     )
 

@@ -1,4 +1,4 @@
-"""Writes ropecli/config/families.json: the default of each RoPE key for every causal-LM type in transformers.
+"""Writes ropecli/config/families.json: the default of each RoPE key for every language-model type in transformers.
 
 With --check, writes nothing and exits with status 1 if the file differs.
 """
@@ -23,7 +23,7 @@ def make_table() -> dict[str, dict[str, Any]]:
         except (ValueError, AttributeError):  # part of a larger model, not a model by itself
             continue
         text = coverage.text_section(config)
-        entry = _describe(text) if _is_rotary(config) else {"rotary": False}
+        entry = _describe(text) if _is_rotary(config) and hasattr(text, "rope_parameters") else {"rotary": False}
         if text is not config:
             table.setdefault(text.model_type, entry)
             entry = {"text_type": text.model_type}
@@ -34,17 +34,17 @@ def make_table() -> dict[str, dict[str, Any]]:
 def _is_rotary(config: Any) -> bool:
     """Return whether the model that transformers builds from the config has rotary tables."""
     from torch import device
-    from transformers import AutoModelForCausalLM
 
-    from ropecli.errors import PatchError
+    from ropecli.errors import CheckpointError, PatchError
     from ropecli.live.rotary import rotary_tables
+    from ropecli.live.stock_transformers import auto_class_of
 
     try:
         with device("meta"):
-            return bool(rotary_tables(AutoModelForCausalLM.from_config(config)))
+            return bool(rotary_tables(auto_class_of(config).from_config(config)))
     except PatchError:
         return False
-    except (ImportError, AttributeError, ValueError):  # needs another library or an enclosing model
+    except (CheckpointError, ImportError, AttributeError, ValueError):  # needs another library or an enclosing model
         return bool(getattr(coverage.text_section(config), "rope_parameters", None))
 
 
@@ -57,14 +57,22 @@ def _describe(text: Any) -> dict[str, Any]:
         entry: dict[str, Any] = {"layers": layers}
     else:
         entry = _defaults(parameters)
+    head_dim = _fixed_head_dim(type(text))
+    sizes = () if head_dim else ("hidden_size", "num_attention_heads")
     fixed = {
-        "head_dim": _fixed_head_dim(type(text)),
+        **{key: value for key in sizes if isinstance(value := _own(text, key), int)},
+        "head_dim": head_dim,
         "fills_head_dim": _fills_head_dim(type(text)),
         "max_position_embeddings": getattr(text, "max_position_embeddings", None),
         "names": _names(text),
         "scaled": parameters.get("rope_type", "default") != "default",
     }
     return {**entry, **{key: value for key, value in fixed.items() if value}}
+
+
+def _own(text: Any, key: str) -> Any:
+    """The value of all layers; None if layers differ."""
+    return None if text.is_heterogeneous else getattr(text, key, None)
 
 
 def _names(text: Any) -> dict[str, list[str]]:
@@ -89,7 +97,10 @@ def _differing_heads(text: Any, labels: list[str]) -> dict[str, int]:
     """head_dim by layer type, if it differs between layer types."""
     if not text.is_heterogeneous:
         return {}
-    heads = {label: text.per_layer_config[label].head_dim for label in labels}
+    try:
+        heads = {label: text.per_layer_config[label].head_dim for label in labels}
+    except ValueError:  # layers of one type differ in something else
+        return {}
     return heads if len(set(heads.values())) > 1 else {}
 
 

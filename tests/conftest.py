@@ -1,5 +1,6 @@
 """Tiny models, built on disk once per session and really loaded; the command line, called as a user calls it."""
 
+import copy
 import importlib.metadata
 import json
 import os
@@ -13,7 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 from packaging.version import Version
-from tiny_settings import TINY
+from tiny_settings import MULTIMODAL, TINY
 
 WINDOW, VOCABULARY = TINY["max_position_embeddings"], TINY["vocab_size"]
 
@@ -132,17 +133,22 @@ def tokenizer(corpus):
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory, tokenizer):
-    """build("qwen2", head_dim=32, ...) -> folder of a two-layer checkpoint with random weights and a tokenizer."""
+    """build("qwen2", head_dim=32, ...) -> folder of a two-layer checkpoint with random weights and a tokenizer.
+
+    Multimodal types are built from their settings in tiny_settings.py.
+    """
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING
+
+    from ropecli.live.stock_transformers import auto_class_of
 
     def make(model_type: str, **settings: object) -> Path:
         if model_type not in CONFIG_MAPPING:
             pytest.skip(f"this release of transformers does not know {model_type}")
         folder = tmp_path_factory.mktemp(model_type)
         torch.manual_seed(0)
-        config = CONFIG_MAPPING[model_type](**{**TINY, **settings})
-        model = AutoModelForCausalLM.from_config(config)
+        config = CONFIG_MAPPING[model_type](**copy.deepcopy({**MULTIMODAL.get(model_type, TINY), **settings}))
+        model = auto_class_of(config).from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(3)  # the default initialisation attends almost evenly, whatever the positions

@@ -30,3 +30,38 @@ LATENT = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+_QWEN_VISION = {"depth": 1, "num_heads": 2, "patch_size": 4}
+_QWEN_IDS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
+_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
+_INTERLEAVED = {**_MROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+MULTIMODAL = {
+    "llava": {  # a language model under text_config
+        "text_config": {**TINY, "model_type": "llama"},
+        "vision_config": {"model_type": "clip_vision_model", **_VISION, "image_size": 8, "patch_size": 4},
+        "image_token_id": 5,
+    },
+    "qwen2_vl": {  # mrope: three positions per token
+        "text_config": {**TINY, "rope_parameters": _MROPE},
+        "vision_config": {**_QWEN_VISION, "embed_dim": 16, "hidden_size": 64},
+        **_QWEN_IDS,
+    },
+    "qwen3_vl": {  # interleaved mrope
+        "text_config": {**TINY, "head_dim": 32, "rope_parameters": _INTERLEAVED},
+        "vision_config": {
+            **_QWEN_VISION,
+            **{"hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 64},
+            **{"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        },
+        **_QWEN_IDS,
+    },
+    "llama4": {  # as a causal LM, transformers builds only its text part; the text part has a head of its own
+        "text_config": {**TINY, "head_dim": 32, **EXPERTS, "intermediate_size_mlp": 32, "interleave_moe_layer_step": 2},
+        "vision_config": {
+            **_VISION,
+            **{"intermediate_size": 64, "image_size": 8, "patch_size": 4},
+            **dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 64),
+        },
+        "image_token_index": 5,
+    },
+}

@@ -26,7 +26,7 @@ from ropecli.live.devices import input_device
 from ropecli.live.loading import is_quantized
 from ropecli.live.proof import prove
 from ropecli.live.rotary import rotary_tables, rotate_by, unpatched_after
-from ropecli.live.stock_transformers import quiet_transformers, stock_config_of
+from ropecli.live.stock_transformers import is_encoder, quiet_transformers, stock_config_of
 from ropecli.scaling.spec import ScaledRope
 
 if TYPE_CHECKING:
@@ -122,7 +122,16 @@ def _prove_on_small_model(config: Any, saved: SavedRemapping) -> SavedRemapping:
     """
     if config.get_text_config()._attn_implementation != saved.attention:
         raise ProofError("Stock transformers ignores the attention set in config.json.")
+    if is_encoder(config):
+        raise PatchError(
+            f"{saved.method} needs a model that sees only earlier tokens; {config.model_type} is an encoder."
+        )
     model = make_small_model(config)
+    if config.get_text_config() is not config and any(table.axes > 1 for table in rotary_tables(model)):
+        raise PatchError(
+            f"{saved.method} needs one position per token, but {config.model_type} gives the tokens of an image three "
+            "(mrope). Use a frequency method, such as yarn."
+        )
     _check_frequencies(model)
     return _set_remapping(model, saved, ropes={})
 

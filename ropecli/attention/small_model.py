@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.stock_transformers import auto_class_of, quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -119,11 +119,10 @@ def _cut(config: Any, kept: list[int], layers: int) -> Any:
 
 
 def _build(config: Any, device: str) -> "PreTrainedModel":
-    from transformers import AutoModelForCausalLM
-
+    auto_class = auto_class_of(config)
     try:
         with quiet_transformers(), torch.device(device):
-            return AutoModelForCausalLM.from_config(
+            return auto_class.from_config(
                 copy.deepcopy(config), trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
             ).eval()
     except Exception as error:  # config classes raise many kinds of errors

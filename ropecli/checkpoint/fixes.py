@@ -4,9 +4,11 @@ import shlex
 from typing import Any
 
 from ropecli.checkpoint.files import CONFIG
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.config.dialects import ORIGINAL_LENGTH, Parameters, rope_type_of
-from ropecli.errors import shown
+from ropecli.config.families import is_known
+from ropecli.errors import RopecliError, shown
 from ropecli.scaling.spec import ScalingSpec
 
 _FROM_PRETRAINING_LENGTH = ("yarn", "llama3", "longrope")
@@ -62,7 +64,7 @@ def unread_lengths(state: CheckpointState) -> list[int]:
 def fix_command(state: CheckpointState) -> str | None:
     """The patch command that writes the same scaling again, which fixes everything that a patch can fix.
 
-    None for a distance method without ropecli.yaml, which cannot be patched again.
+    None if `patch` would refuse it, for example a distance method without ropecli.yaml.
     """
     main, note = state.main, state.note
     if main.remapping is not None and note is None:
@@ -71,7 +73,19 @@ def fix_command(state: CheckpointState) -> str | None:
     if note and note.layer_types and main.geometry.layer_type not in note.layer_types:
         spec = note.spec()
         options["layer_types"] = ",".join(map(str, note.layer_types))
+    if _is_refused(state, spec, options):
+        return None
     return _patch_command(state, spec, by_length=falls_short(state), **options)
+
+
+def _is_refused(state: CheckpointState, spec: ScalingSpec, options: dict[str, Any]) -> bool:
+    lengths = {key: value for key, value in options.items() if isinstance(value, int)}
+    labels = options["layer_types"].split(",") if "layer_types" in options else None
+    try:
+        plan = make_plan(state.checkpoint, spec, layer_types=labels, choose_factor=falls_short(state), **lengths)
+    except RopecliError:
+        return True
+    return plan.unwritable is not None
 
 
 def _lengths(state: CheckpointState) -> dict[str, object]:
@@ -106,6 +120,8 @@ def _patch_command(state: CheckpointState, spec: ScalingSpec, *, by_length: bool
         words += _settings(spec)
     for key, value in options.items():
         words += [f"--{key.replace('_', '-')}", str(value)]
+    if not is_known(checkpoint.config):  # there is no model to compare with
+        words.append("--no-verify")
     return shlex.join([*words, "--output", "DIR"])
 
 

@@ -21,9 +21,9 @@ from ropecli.scaling.registry import scaling_methods
 from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
 
-Prove = Callable[[Path, Mapping[str | None, ScaledRope]], int]
-"""Compares the model that stock transformers builds from folder/config.json with the ropes; returns the number of
-tables that agree."""
+Prove = Callable[[Path, Mapping[str | None, ScaledRope], dict[str, Any]], int]
+"""Compares the model that stock transformers builds from folder/config.json with the ropes and the original config;
+returns the number of tables that agree."""
 Rewrite = Callable[[Path, Path], bool]
 """Writes a changed copy of a weight file, from the first path to the second; returns False if nothing changes."""
 
@@ -53,7 +53,7 @@ def write_patch(
         write_json(folder / CONFIG, plan.config)
         tokenizer_config, lengths = _raise_tokenizer(plan)
         write_record(folder, plan, lengths)
-        proved = prove(folder, plan.ropes) if prove else 0
+        proved = prove(folder, plan.ropes, plan.original) if prove else 0
         place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
         if notes:
             write_notes(folder, read_record(folder) | dict(notes))

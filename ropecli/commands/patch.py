@@ -99,7 +99,9 @@ def patch(
         SCALING,
     ] = None,
     weights: Weights = "link",
-    dry_run: Annotated[bool, Doc("Print the changes of config.json and write nothing."), OUTPUT] = False,
+    dry_run: Annotated[
+        bool, Doc("Prove the patch, print the changes of config.json and write nothing."), OUTPUT
+    ] = False,
     no_verify: Annotated[
         bool,
         Doc("Skip the proof that the model's rotary tables match. Distance methods are always proved."),
@@ -179,6 +181,7 @@ def _revert(reversal: "Reversal", output: Path | None, *, link: bool) -> RevertR
 
 def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) -> PatchResult:
     from ropecli.checkpoint.writing import write_patch
+    from ropecli.config.families import is_known
 
     if plan.unwritable:
         raise PatchError(plan.unwritable)
@@ -188,13 +191,25 @@ def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) 
         plan = with_layout(plan)
     for warning in plan.warnings:
         warn(warning)
-    proved = 0
-    if output is not None:
-        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn)
-    return PatchResult(plan, output, proved)
+    if not verify and not is_known(plan.config):
+        warn(
+            f"not proved: that model_type {plan.config.get('model_type')!r}, which ropecli does not know, reads these "
+            "RoPE fields. They were read by their usual names."
+        )
+    if output is None:
+        return PatchResult(plan, None, _prove_unwritten(plan) if verify else 0)
+    return PatchResult(plan, output, write_patch(plan, output, prove=_prove if verify else None, link=link, say=warn))
 
 
-def _prove(folder: Path, ropes: "Mapping[str | None, ScaledRope]") -> int:
+def _prove(folder: Path, ropes: "Mapping[str | None, ScaledRope]", original: dict[str, Any]) -> int:
     from ropecli.live.proof import prove
 
-    return prove(folder, ropes)
+    return prove(folder, ropes, original)
+
+
+def _prove_unwritten(plan: "PatchPlan") -> int:
+    """The same proof for a dry run, so that it refuses what `patch` refuses."""
+    from ropecli.live.proof import prove
+    from ropecli.live.stock_transformers import stock_config_of
+
+    return prove(stock_config_of(plan.config, plan.source.name), plan.ropes, plan.original)

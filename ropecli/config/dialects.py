@@ -49,7 +49,7 @@ KEPT_KEYS = (
     "attn_factor",  # vLLM's name for attention_factor
     "extrapolation_factor",
 )
-_OLD_NAMES = {"su": "longrope"}
+_OLD_NAMES = {"su": "longrope", "mrope": "default"}
 
 Parameters = dict[str, Any]
 

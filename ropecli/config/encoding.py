@@ -81,6 +81,11 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
             f"It can only be used in memory: eval-ppl --method {scaled.spec.method} --factor {scaled.spec.factor:g}, "
             f"or compare --methods {scaled.spec.method}."
         )
+    if "longrope" not in honoured:
+        raise PatchError(
+            f"{family.model_type} supports only rope_type {', '.join(honoured)}, which cannot express "
+            f"{scaled.spec.method}. Use abf or ntk."
+        )
     return "longrope"
 
 
@@ -196,7 +201,8 @@ def _write_legacy(section: dict[str, Any], family: Family, main: Parameters) -> 
         section["partial_rotary_factor"] = main["partial_rotary_factor"]
     # always written: in transformers 5 a stale rope_scaling takes precedence over rope_parameters
     scaling = {key: value for key, value in main.items() if key not in ("rope_theta", "partial_rotary_factor")}
-    section["rope_scaling"] = None if main["rope_type"] == "default" else {**scaling, "type": main["rope_type"]}
+    unscaled = main["rope_type"] == "default" and "mrope_section" not in main  # vLLM and transformers 4 read it there
+    section["rope_scaling"] = None if unscaled else {**scaling, "type": main["rope_type"]}
     if family.two_fields and main["rope_type"] in ("linear", "dynamic"):
         section["rope_scaling"] = {"type": main["rope_type"], "factor": float(main["factor"])}
     if main["rope_type"] == "longrope" and family.bare_longrope and MSCALES[0] not in main:

@@ -14,6 +14,7 @@ _DATA = Path(__file__).with_name("families.json")
 
 # Model types that support only these rope_types.
 _ROPE_TYPES = {
+    "cosmos3_edge_text": ("default",),
     "phi3": ("default", "longrope"),
     "phi4_multimodal": ("default", "longrope"),
     "phimoe": ("default", "longrope"),
@@ -34,6 +35,8 @@ _READS_MSCALE_ALL_DIM = {
     "hy_v4",
     "longcat_flash",
     "minicpm3",
+    "mistral4",
+    "mistral_large4_text",
     "youtu",
 }
 # transformers 4 refuses any other key in rope_scaling.
@@ -49,7 +52,10 @@ _LOCAL_LAYERS = {"deepseek_v4": ("main",)}
 # Layer types with compressors, which rotate by their own positions.
 _OWN_POSITIONS = {"deepseek_v4": ("compress",)}
 # (key, value) that enables rotary embeddings.
-_SWITCHES = {"zamba2": ("use_mem_rope", True), "granitemoehybrid": ("position_embedding_type", "rope")}
+_SWITCHES = {
+    "granitemoehybrid": ("position_embedding_type", "rope"),
+    "zamba2": ("use_mem_rope", True),
+}
 # With a sliding_window, all layers slide; other model types mix layers, or do not read it.
 _SLIDE_THROUGHOUT = {
     "doge",
@@ -69,6 +75,9 @@ _ONLY_SLIDING_TURN = {"afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe"
 _READS_ROTARY_DIM = {"minimax_m2"}
 _REFUSED = {
     "blt": "its config.json contains the configs of several transformers, each with its own positions",
+    "ernie4_5_vl_moe_text": "its rotary module sorts the frequencies by image axis and reads no scaling",
+    "qwen2_5_omni": "its language model is two levels deep, in thinker_config",
+    "qwen3_omni_moe": "its language model is two levels deep, in thinker_config",
     "recurrent_gemma": "attention is limited to the last attention_window_size tokens, so the context cannot be "
     "extended",
 }
@@ -93,7 +102,8 @@ class Family:
     """Properties of one model_type.
 
     known: listed in families.json. rotary: has rotary embeddings that config.json configures. rope_theta,
-    partial_rotary_factor, head_dim, max_position_embeddings: defaults of absent keys; None if derived or required.
+    partial_rotary_factor, head_dim, hidden_size, num_attention_heads, max_position_embeddings: defaults of absent keys;
+    None if derived or required.
     fills_head_dim: the default also replaces a head_dim of null. layers: defaults by layer type, if each has its own
     rope. names: keys with several names (transformers' attribute_map), the preferred one first. scaled: scaled by
     default, without RoPE fields. rope_types: supported rope_types; None for all. switch: (key, value) that enables
@@ -106,6 +116,8 @@ class Family:
     rope_theta: float | None = None
     partial_rotary_factor: float | None = None
     head_dim: int | None = None
+    hidden_size: int | None = None
+    num_attention_heads: int | None = None
     fills_head_dim: bool = False
     max_position_embeddings: int | None = None
     layers: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -144,6 +156,11 @@ def family_of(config: dict[str, Any]) -> Family:
     table = _table()
     name = inner or table.get(str(outer), {}).get("text_type") or outer
     return _family(name if isinstance(name, str) else None)
+
+
+def is_known(config: dict[str, Any]) -> bool:
+    """Return whether families.json lists the model_type of config.json."""
+    return str(config.get("model_type")) in _table()
 
 
 @cache

@@ -60,8 +60,15 @@ def head_dim(section: dict[str, Any], family: Family, layer_type: str | None = N
         return whole_number(own, names)
     if family.head_dim is not None and "head_dim" not in section:
         return family.head_dim
-    width = whole_number(section, family.names_of("hidden_size"))
-    return width // whole_number(section, family.names_of("num_attention_heads"))
+    return _size(section, family, "hidden_size") // _size(section, family, "num_attention_heads")
+
+
+def _size(section: dict[str, Any], family: Family, key: str) -> int:
+    """The number under `key`, or the model type's default: parts of multimodal models often name only what differs."""
+    names, default = family.names_of(key), getattr(family, key)
+    return (
+        default if default is not None and not any(name in section for name in names) else whole_number(section, names)
+    )
 
 
 def rotary_dim(section: dict[str, Any], head: int, share: Any) -> int:

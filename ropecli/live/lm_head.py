@@ -1,4 +1,4 @@
-"""Split a causal LM into decoder and head, so that [tokens × vocabulary] logits never exist at once.
+"""Split a language model into decoder and head, so that [tokens × vocabulary] logits never exist at once.
 
 The head runs in the model's own forward, which receives the decoder's output. So anything that an architecture does to
 its logits (soft caps, scales) is included.
@@ -21,7 +21,7 @@ _FAR = 1e4
 
 
 class SplitModel:
-    """A causal LM as decoder and head. Raises CheckpointError if their logits are not those of the whole model.
+    """A language model as decoder and head. Raises CheckpointError if their logits are not those of the whole model.
 
     like: one of the same architecture, proved already; then no weight of `model` is used. plain_head: whether logits
     are just hidden states times the head's weight.
@@ -29,7 +29,7 @@ class SplitModel:
 
     def __init__(self, model: "PreTrainedModel", *, like: "SplitModel | None" = None) -> None:
         self.model = model
-        self.decoder: Any = model.base_model if model.base_model is not model else getattr(model, "model", model)
+        self.decoder: Any = _decoder_of(model)
         self.head: Any = model.get_output_embeddings()
         if self.decoder is model or self.head is None:
             raise self._cannot_split()
@@ -99,3 +99,13 @@ class SplitModel:
         return CheckpointError(
             f"{type(self.model).__name__} is not supported: its LM head cannot run separately from its decoder."
         )
+
+
+def _decoder_of(model: "PreTrainedModel") -> Any:
+    """The part that the head runs after. In Llama 4, the text part is a causal LM of its own, with a decoder inside."""
+    if model.base_model is not model:
+        return model.base_model
+    if hasattr(model, "model"):
+        return model.model
+    text = model.get_decoder()
+    return model if text is model else _decoder_of(text)

@@ -12,7 +12,13 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock_transformers import quiet_transformers, reason_of_stock
+from ropecli.live.stock_transformers import (
+    auto_class_of,
+    quiet_transformers,
+    read_stock_config,
+    reason_of_stock,
+    refuse_encoder,
+)
 
 DTYPES = {
     "auto": "auto",
@@ -82,7 +88,7 @@ def load_model(
     options: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
 ):
-    """Load the causal LM in evaluation mode, each weight straight to its device. An adapter is merged into its base.
+    """Load the model with all of its parts in evaluation mode, each weight straight to its device. Merge an adapter.
 
     dtype: 'auto' is float32 on a CPU and bfloat16 elsewhere. The rotary tables always stay in float32, because the
     dtype is set at loading and not cast afterwards. attn: the attention implementation; 'auto' is the default of
@@ -91,12 +97,13 @@ def load_model(
     is read from disk when needed. bits: 8 or 4 to quantize with bitsandbytes. options: further arguments of
     from_pretrained; a device_map replaces `device`. say: called if the files contain tensors that config.json does not
     use; without `say` this is an error, because a checkpoint written from this model would lack them. Raises
-    CheckpointError, also for missing weights, which stock transformers would initialize randomly.
+    CheckpointError for an encoder, and for missing weights, which stock transformers would initialize randomly.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     checkpoint.weight_files()
+    config = read_stock_config(checkpoint.folder, checkpoint.name)
+    refuse_encoder(config, checkpoint.name)
     saved = read_saved_remapping(checkpoint.config)
     if saved is not None and attn != "auto":
         raise CheckpointError(
@@ -127,8 +134,8 @@ def load_model(
     try:
         with quiet_transformers():
             if checkpoint.base:
-                options["config"] = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                options["config"] = config
+            loaded: Any = auto_class_of(config).from_pretrained(
                 (checkpoint.base or checkpoint).folder,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ropecli.config.families import family_of
-from ropecli.errors import PatchError
+from ropecli.errors import PatchError, reason_of
 from ropecli.scaling.scale import scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TABLE = "inv_freq"
+_SECTIONS = "mrope_section"
 _HOOK = "_ropecli_follows_length"
 _CHANGED_IN_PLACE = ("_buffers", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 """Attributes of a module that hold its buffers and hooks."""
@@ -56,11 +57,28 @@ class RotaryTable:
         self._cos_sin(length - 1)
         return self.inv_freq, self.attention_factor
 
-    def _cos_sin(self, position: int) -> Any:
-        """The cos and sin of one token at `position`, in the form that the module returns."""
+    @property
+    def axes(self) -> int:
+        """Number of positions per token: 1; with mrope, one per section (time, height and width)."""
+        sections = getattr(self.module, _SECTIONS, None)
+        sections = sections.get(self.layer_type) if isinstance(sections, dict) else sections
+        return len(sections) if sections else 1
+
+    def angles_at(self, *positions: int) -> np.ndarray:
+        """cos, then sin, of a token with one position per axis, from stock transformers. Shape (2, rotary_dim)."""
+        reset_tables([self])
+        given = self._cos_sin(torch.tensor(positions).reshape(-1, 1, 1))
+        return torch.stack([part.flatten() for part in _tensors(given)]).double().numpy()
+
+    def _cos_sin(self, position: int | torch.Tensor) -> Any:
+        """The cos and sin of one token at `position`, in the form that the module returns. Raises PatchError."""
         arguments = {"layer_type": self.layer_type} if self.layer_type else {}
-        positions = torch.tensor([[position]], device=getattr(self.module, self._prefix + _TABLE).device)
-        return self.module(torch.zeros(1, 1, 1, device=positions.device), positions, **arguments)
+        device = getattr(self.module, self._prefix + _TABLE).device
+        positions = torch.tensor([[position]]) if isinstance(position, int) else position
+        try:
+            return self.module(torch.zeros(1, 1, 1, device=device), positions.to(device), **arguments)
+        except (RuntimeError, TypeError) as error:  # mrope sections that do not fit the head, for example
+            raise PatchError(f"{self.name} cannot rotate with this config: {reason_of(error)}.") from error
 
     @torch.no_grad()
     def refuse_if_computed(self) -> None:
@@ -93,10 +111,13 @@ class RotaryTable:
 
 
 def rotary_tables(model: "PreTrainedModel") -> list[RotaryTable]:
-    """Find the rotary tables of the text decoder. Raises PatchError if there are none."""
+    """Find the rotary tables of the text model, without those of vision and audio. Raises PatchError for none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     # some model types return their LM head from get_decoder
     tables = (list(_find(decoder)) if decoder is not None else []) or list(_find(model))
+    text = model.config.get_text_config()
+    if text is not model.config:
+        tables = [table for table in tables if type(getattr(table.module, "config", text)) is type(text)]
     if not tables:
         raise PatchError("The live model has no rotary table (inv_freq), so a patch would have no effect on it.")
     return tables

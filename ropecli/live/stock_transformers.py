@@ -10,20 +10,43 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ropecli.atomic import naming
-from ropecli.checkpoint.files import CONFIG
-from ropecli.errors import CheckpointError, OutputError, PatchError, reason_of
+from ropecli.checkpoint.files import CONFIG, read_json
+from ropecli.errors import CheckpointError, OutputError, PatchError, reason_of, shown
 
 
 def read_stock_config(folder: Path, name: str = "") -> Any:
     """Read folder/config.json with transformers. name: the checkpoint, for messages. Raises CheckpointError."""
     from transformers import AutoConfig
 
+    of = f"{name}: " if name else ""
     try:
         with quiet_transformers():
             return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # config classes raise many kinds of errors
-        of = f"{name}: " if name else ""
+        if (unknown := unknown_type(read_json(folder / CONFIG))) is not None:
+            raise CheckpointError(f"{of}{unknown}") from error
         raise CheckpointError(f"{of}transformers cannot read this config: {reason_of_stock(error)}") from error
+
+
+def unknown_type(config: dict[str, Any]) -> str | None:
+    """Explain a model_type that the installed transformers does not know. None if it knows the type.
+
+    Names the release that wrote config.json if that is newer.
+    """
+    from packaging.version import InvalidVersion, Version
+    from transformers import CONFIG_MAPPING, __version__
+
+    model_type, saved = config.get("model_type"), config.get("transformers_version")
+    if not isinstance(model_type, str) or model_type in CONFIG_MAPPING:
+        return None
+    otherwise = "Without it, only patch --no-verify works."
+    message = f"transformers {__version__} does not know model_type {shown(model_type)}. "
+    with contextlib.suppress(InvalidVersion, TypeError):
+        if Version(saved) > Version(__version__):  # type: ignore[arg-type]
+            return f"{message}config.json was written by transformers {saved}: install that. {otherwise}"
+    if config.get("auto_map"):
+        return f"{message}Its own code (auto_map) is not run. Only patch --no-verify works."
+    return f"{message}Install a release that does. {otherwise}"
 
 
 def stock_config_of(config: dict[str, Any], name: str = "") -> Any:
@@ -36,25 +59,63 @@ def stock_config_of(config: dict[str, Any], name: str = "") -> Any:
         raise OutputError(f"Cannot write a temporary folder: {error.strerror or error}") from error
 
 
-def build_without_weights(folder: Path):
-    """Build the causal LM of folder/config.json with stock transformers, parameters on the meta device.
+def auto_class_of(config: Any) -> Any:
+    """The auto class that builds every part of the model: multimodal LM, causal LM, or encoder (masked LM).
 
-    Its rotary modules are on the CPU, recreated from the config as from_pretrained does after loading the weights.
-    Raises CheckpointError, and PatchError if it has no rotary table.
+    config: as read by transformers. Raises CheckpointError if there is none.
+    """
+    for auto_class in auto_classes():
+        if type(config) in auto_class._model_mapping:
+            return auto_class
+    raise CheckpointError(
+        f"transformers has no causal, multimodal or masked language model for model_type {shown(config.model_type)}."
+    )
+
+
+def auto_classes() -> tuple[Any, ...]:
+    """The auto classes of models that can be patched. The first one that knows a config builds it.
+
+    Multimodal first: as a causal LM, transformers builds only the text part of Qwen3.5, Llama 4 and others.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForMultimodalLM
+
+    return AutoModelForMultimodalLM, AutoModelForCausalLM, AutoModelForMaskedLM
+
+
+def is_encoder(config: Any) -> bool:
+    """Return whether tokens see later tokens too. config: see auto_class_of."""
+    return auto_class_of(config) is auto_classes()[-1]
+
+
+def refuse_encoder(config: Any, name: str) -> None:
+    """Raise CheckpointError for an encoder. config: see auto_class_of. name: the checkpoint, for the message."""
+    if is_encoder(config):
+        raise CheckpointError(
+            f"{name} is an encoder ({config.model_type}): it sees later tokens too, so it has no perplexity and cannot "
+            "be trained on the next token. It can be inspected and patched."
+        )
+
+
+def build_without_weights(config: Any):
+    """Build the model of a config.json with stock transformers, parameters on the meta device.
+
+    config: a folder, or the config as read by transformers. The rotary modules are on the CPU, recreated from the
+    config as from_pretrained does after loading the weights. Raises CheckpointError, and PatchError if it has no rotary
+    table.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     from ropecli.live.rotary import remake_rotary_modules
 
+    config = read_stock_config(config) if isinstance(config, Path) else config
+    auto_class = auto_class_of(config)
     try:
         with quiet_transformers(), torch.device("meta"):
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model = auto_class.from_config(config, trust_remote_code=False)
         remake_rotary_modules(model)
     except PatchError:
         raise
-    except Exception as error:  # config classes raise many kinds of errors
+    except Exception as error:  # model classes raise many kinds of errors
         raise CheckpointError(
             f"transformers cannot build a model from this config: {reason_of_stock(error)}"
         ) from error

@@ -23,6 +23,7 @@ from ropecli.training.target_modules import (
     attention_projections,
     embeddings_and_norms,
     find_targets,
+    freeze_other_parts,
     linear_modules,
     list_names,
     matches_target,
@@ -39,13 +40,14 @@ ADAPTER = "default"
 
 
 def attach(model: "PreTrainedModel", recipe: Recipe) -> "PreTrainedModel":
-    """Freeze the model and inject the recipe's adapter, in place. Returns the model; unchanged for adapter: none.
+    """Freeze the model and inject the recipe's adapter, in place. Returns the model.
 
-    Trained parameters are float32, whatever the dtype of the base. peft's wrapper class is not used, so the model stays
-    a PreTrainedModel. Call this before the first forward pass. Raises RecipeError if a name in lora_targets matches no
-    module.
+    For adapter: none, freeze only vision and audio parts, which text does not train. Trained parameters are float32,
+    whatever the dtype of the base. peft's wrapper class is not used, so the model stays a PreTrainedModel. Call this
+    before the first forward pass. Raises RecipeError if a name in lora_targets matches no module.
     """
     if recipe.adapter == "none":
+        freeze_other_parts(model)
         return model
     from peft import inject_adapter_in_model
 

@@ -29,6 +29,7 @@ from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.data import sources
 from ropecli.data.gapped_positions import refuse_impossible_positions
 from ropecli.errors import DataError, MethodError, OutputError, PatchError, RecipeError, RopecliError
+from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
 from ropecli.scaling.spec import label_of, make_spec
 from ropecli.training.finetuning import finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step
@@ -73,6 +74,7 @@ def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
     is tested on a small model of the architecture. Raises the errors of make_plan and with_layout, DataError and
     RecipeError, naming the stage.
     """
+    refuse_encoder(read_stock_config(checkpoint.folder, checkpoint.name), checkpoint.name)
     runs = recipe.runs
     stages: list[Stage] = []
     in_effect: PatchPlan | None = None

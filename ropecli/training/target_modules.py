@@ -31,6 +31,16 @@ def _decoder_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if module in inside}
 
 
+def freeze_other_parts(model: "PreTrainedModel") -> None:
+    """Freeze the vision and audio parts of a multimodal model. DDP stops at parameters that never get a gradient."""
+    if model.config.get_text_config() is model.config:
+        return
+    text = [*_decoder_modules(model).values(), model.get_input_embeddings(), model.get_output_embeddings()]
+    trained = {id(parameter) for module in text for parameter in module.parameters(recurse=False)}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
 def linear_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
     """The decoder's linear modules by name, except the head: the loss uses its matrix without running it."""
     head = model.get_output_embeddings()
@@ -51,7 +61,7 @@ def _is_linear(module: nn.Module) -> bool:
         found, expected = module(probe), nn.functional.linear(probe, module.weight, module.bias)
         # without weights, compare only the shapes
         return found.shape == expected.shape and (found.is_meta or torch.allclose(found, expected, rtol=1e-2))
-    except (RuntimeError, TypeError):
+    except (AttributeError, RuntimeError, TypeError):  # AttributeError: a router returns several tensors
         return False
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import pytest
 import scripts_by_path
 from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropecli.attention.head_layout import HeadLayout, find_layout
 from ropecli.attention.patching import with_layout
@@ -36,7 +37,9 @@ LATER_START = {
     "glm4_moe_lite": 192,
     "minicpm3": 64,
 }
-WORKS, REFUSES = 100, 30
+# beyond the causal LMs: multimodal without and with mrope, an encoder
+OTHERS = ("eurobert", "llava", "qwen2_vl")
+WORKS, REFUSES = 99, 34
 NO_POSITIONS = "do not rotate by the rotary tables"
 SPARSE = "perhaps because it uses the mask itself, as sparse attention does"
 AFTERWARDS = "changes queries or keys after the rotation"
@@ -45,13 +48,15 @@ REFUSED = {
     **dict.fromkeys(("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe"), NO_POSITIONS),
     **dict.fromkeys(("flint", "kolibri1", "smollm3"), NO_POSITIONS),
     **dict.fromkeys(("axk2", "deepseek_v32", "doge", "dots3_note", "dots3_note_text", "glm_moe_dsa"), SPARSE),
-    **dict.fromkeys(("hy_v4", "qwen4_exp", "qwen4_exp_text"), SPARSE),
+    **dict.fromkeys(("hy_v4", "qwen4_exp_text"), SPARSE),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "nanochat"), AFTERWARDS),
     **dict.fromkeys(("falcon", "gpt_neox_japanese"), NO_FUNCTION),
     **dict.fromkeys(("llama4", "llama4_text"), "hides part of the context"),
+    **dict.fromkeys(("qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen4_exp"), "needs one position per token"),
     "beam": "no layer that sees the whole context has rotary positions",
     "blt": "contains the configs of several transformers",
     "deepseek_v4": "changes the attention mask",
+    "eurobert": "is an encoder",
     "gemma4_assistant": "cannot build a small model",
     "ministral": "a distance method has no effect",
     "recurrent_gemma": "the context cannot be extended",
@@ -59,12 +64,14 @@ REFUSED = {
 # All others take minutes together.
 AT_ONCE = {
     *("axk2", "bitnet", "doge", "ernie4_5", "gemma2", "glm", "got_ocr2", "granite_swa", "lfm2", "minicpm3"),
-    *("modernbert-decoder", "nanochat", "olmoe", "smollm3", "youtu", "zaya"),
+    *("eurobert", "llava", "modernbert-decoder", "nanochat", "qwen2_vl", "olmoe", "smollm3", "youtu", "zaya"),
 }
 
 
 def rotary_types():
-    return [name for name in coverage.all_types() if family_of({"model_type": name}).rotary]
+    """The causal-LM types, and one of each other kind."""
+    names = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *OTHERS]
+    return [name for name in sorted(names) if family_of({"model_type": name}).rotary]
 
 
 def config_of(model_type):

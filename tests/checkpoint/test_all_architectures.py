@@ -1,4 +1,4 @@
-"""Every causal-LM type of transformers: patched, or refused with a reason, and never left as it was in silence.
+"""Every language-model type of transformers (causal, multimodal, encoder): patched, or refused with a reason.
 
 Each type's default configuration is patched with four methods. What was written is then built by stock transformers
 alone: not ropecli's proof but this file finds the rotary tables, and holds them against the plan's mathematics.
@@ -6,19 +6,24 @@ alone: not ropecli's proof but this file finds the rotary tables, and holds them
 
 import importlib.metadata
 import importlib.util
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import scripts_by_path
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+import ropecli
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
+from ropecli.config.families import family_of
 from ropecli.errors import RopecliError
+from ropecli.live.stock_transformers import auto_class_of
 from ropecli.scaling.spec import ScaledRope
 
 PINNED = "5.23.0"
@@ -31,31 +36,31 @@ pytestmark = [
 ]
 
 # What the README says; the lists below must add up to it.
-TYPES, WORKS, REFUSES = 189, 125, 5
+TYPES, WORKS, REFUSES = 316, 207, 11
+
+# mrope, interleaved mrope, standard RoPE under text_config, an encoder, an encoder with layer types
+KINDS = {"qwen2_vl", "qwen3_vl", "llava", "eurobert", "modernbert", "ernie4_5_vl_moe", "cosmos3_edge"}
 
 POSITION = 3
 METHODS = ("yarn", "linear", "ntk", "longrope")
-# fmt: off
-NO_POSITIONS = {
-    "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "blenderbot", "blenderbot-small",
-    "bloom", "camembert", "codegen", "cpmant", "ctrl", "data2vec-text", "electra", "ernie", "falcon_mamba", "git",
-    "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "inkling2_text", "inkling_text", "jamba", "kimi_linear",
-    "mamba", "mamba2", "marian", "mbart", "megatron-bert", "mpt", "musicgen", "musicgen_melody", "mvp",
-    "nemotron_h", "openai-gpt", "opt", "pegasus", "plbart", "prophetnet", "reformer", "rembert", "roberta",
-    "roberta-prelayernorm", "roc_bert", "roformer", "rwkv", "trocr", "whisper", "xglm", "xlm", "xlm-roberta",
-    "xlm-roberta-xl", "xlnet", "xlstm", "xmod", "zamba",
-}
-# fmt: on
-# These two are made with their parts alone.
+# Have tables, but none that config.json controls: esm stores its table in the weights.
+NOT_BY_CONFIG = {"esm", "glm5_next", "inkling2", "nemo_speechlm", "pi0", "t5gemma2"}
+# These are made with their parts alone.
 NO_MODEL_BY_DEFAULT = {"musicgen", "musicgen_melody"}
+TIMM = "requires the timm library"
 MIXED_HEADS = "transformers does not support if layers differ in head_dim"
 # type -> method -> part of the message; a method that is not named works.
 REFUSED: dict[str, dict[str, str]] = {
     "beam": dict.fromkeys(METHODS, "no layer that sees the whole context has rotary positions"),
     "blt": dict.fromkeys(METHODS, "contains the configs of several transformers"),
+    "cosmos3_edge": dict.fromkeys(("yarn", "linear", "longrope"), "supports only rope_type default"),
+    "diffusion_gemma": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
     "dots3_note": {"longrope": MIXED_HEADS},
     "dots3_note_text": {"longrope": MIXED_HEADS},
-    "gemma3n": dict.fromkeys(METHODS, "requires the timm library"),
+    "ernie4_5_vl_moe": dict.fromkeys(METHODS, "sorts the frequencies by image axis"),
+    "evolla": dict.fromkeys(METHODS, "no causal, multimodal or masked language model"),
+    "fast_vlm": dict.fromkeys(METHODS, TIMM),
+    "gemma3n": dict.fromkeys(METHODS, TIMM),
     "gemma4": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
     "gemma4_assistant": {
         **dict.fromkeys(("yarn", "longrope"), MIXED_HEADS),
@@ -65,6 +70,10 @@ REFUSED: dict[str, dict[str, str]] = {
     "gemma4_unified": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
     "gemma4_unified_assistant": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
     "gemma4_unified_text": {"yarn": MIXED_HEADS, "longrope": MIXED_HEADS},
+    "mistral4": {"ntk": "has 64 rotary pairs, the patch 32"},
+    "perception_lm": dict.fromkeys(METHODS, TIMM),
+    "qwen2_5_omni": dict.fromkeys(METHODS, "two levels deep"),
+    "qwen3_omni_moe": dict.fromkeys(METHODS, "two levels deep"),
     "recurrent_gemma": dict.fromkeys(METHODS, "limited to the last attention_window_size tokens"),
 }
 
@@ -92,12 +101,14 @@ coverage = scripts_by_path.load("coverage")
 
 def build(config: Any) -> Live:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = auto_class_of(config).from_config(config)
+    text = config.get_text_config()
     tables: dict[str, Table] = {}
     turning: set[str] = set()
     for name, module in model.named_modules():
-        if any(part in name for part in ("vision", "visual", "audio")):
-            continue
+        own = getattr(module, "config", None)
+        if type(own) is not type(text) and (own is not None or text is not config):
+            continue  # of the vision or audio part
         buffers = [key for key, _ in module.named_buffers(recurse=False) if key.endswith("inv_freq")]
         if buffers:
             turning.add(name)
@@ -151,19 +162,27 @@ def assert_patched(before: Live, after: Live, plan: PatchPlan) -> None:
         else:
             np.testing.assert_array_equal(table.inv_freq, before.tables[name].inv_freq, err_msg=name)
             assert table.attention_factor == before.tables[name].attention_factor
-    # A temperature sits in the tables, or in the attention by DeepSeek's pair, which no default configuration has.
-    assert after.numbers == before.numbers
+    # A temperature sits in the tables, or in the attention by DeepSeek's pair, which only this type has by default.
+    if plan.source.config["model_type"] != "mistral4":
+        assert after.numbers == before.numbers
 
 
-@pytest.mark.parametrize("model_type", coverage.all_types())
+def selected() -> Iterator[Any]:
+    """Every type; of those that are not causal LMs, one of each kind in the default tests."""
+    for name in coverage.all_types():
+        usual = name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or name in KINDS
+        yield pytest.param(name, marks=() if usual else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("model_type", selected())
 def test_every_type_is_patched_or_refused(model_type, tmp_path):
-    if model_type == "gemma3n" and importlib.util.find_spec("timm"):
+    if TIMM in REFUSED.get(model_type, {}).values() and importlib.util.find_spec("timm"):
         pytest.skip("with timm, this type is built and patched")
     source = open_checkpoint(coverage.write_checkpoint(model_type, tmp_path / "source"))
-    if model_type in NO_POSITIONS:
+    if not family_of({"model_type": model_type}).rotary and model_type not in REFUSED:
         with pytest.raises(RopecliError, match="no rotary position embedding to configure"):
             make_plan(source, coverage.spec_of("yarn", source))
-        if model_type not in NO_MODEL_BY_DEFAULT:
+        if model_type not in NO_MODEL_BY_DEFAULT | NOT_BY_CONFIG:
             assert build(AutoConfig.from_pretrained(source.folder)).tables == {}
         return
     refused = REFUSED.get(model_type, {})
@@ -171,6 +190,10 @@ def test_every_type_is_patched_or_refused(model_type, tmp_path):
         with pytest.raises(RopecliError) as caught:
             patch_to(make_plan(source, coverage.spec_of(method, source)), tmp_path / method)
         assert message in str(caught.value)
+        if method != "longrope":
+            with pytest.raises(RopecliError) as in_dry_run:
+                ropecli.patch(str(source.folder), method=method, factor=4.0, dry_run=True)
+            assert message in str(in_dry_run.value)
         assert not (tmp_path / method).exists()
     working = [method for method in METHODS if method not in refused]
     if not working:
@@ -195,7 +218,6 @@ def assert_inspected(before: Live, source: Any) -> None:
 def test_the_counts_are_those_that_are_told():
     types = set(coverage.all_types())
     refused = {name for name, methods in REFUSED.items() if set(methods) == set(METHODS)}
-    assert NO_POSITIONS | set(REFUSED) <= types
-    assert len(types) == TYPES
-    assert len(refused) == REFUSES
-    assert len(types - NO_POSITIONS - refused) == WORKS
+    without = {name for name in types - refused if not family_of({"model_type": name}).rotary}
+    assert set(REFUSED) | KINDS <= types
+    assert (len(types), len(types - without - refused), len(refused)) == (TYPES, WORKS, REFUSES)

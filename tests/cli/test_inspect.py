@@ -171,8 +171,8 @@ def test_what_the_config_leaves_open_is_found(llama, edited, ropecli, inspected)
         ("{}", "no rotary position embedding"),
         ('{"rope_theta": 10000.0, "max_position_embeddings": 64}', "hidden_size"),
         (
-            '{"rope_theta": 1e4, "rope_scaling": {"type": "mrope"}, "max_position_embeddings": 64, "head_dim": 8}',
-            "mrope",
+            '{"rope_theta": 1e4, "rope_scaling": {"type": "xdrope"}, "max_position_embeddings": 64, "head_dim": 8}',
+            "xdrope",
         ),
     ],
 )

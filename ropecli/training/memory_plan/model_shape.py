@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock_transformers import quiet_transformers
+from ropecli.live.stock_transformers import auto_class_of, quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,12 +21,11 @@ _ITEM = 2
 
 
 def build(config: Any, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
-    """Build the causal LM of a config. Call it under torch.device("meta"). Raises CheckpointError."""
-    from transformers import AutoModelForCausalLM
-
+    """Build the model of a config. Call it under torch.device("meta"). Raises CheckpointError."""
+    auto_class = auto_class_of(config)
     try:
         with quiet_transformers():
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=dtype)
+            return auto_class.from_config(config, trust_remote_code=False, dtype=dtype)
     except Exception as error:  # config classes raise any type of error
         raise CheckpointError(f"transformers cannot build a model from this config: {reason_of(error)}") from error
 
