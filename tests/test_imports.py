@@ -73,7 +73,7 @@ def test_commands_that_ask_of_a_config_alone(loaded, llama, tmp_path):
         ["methods"],
         ["methods", "yarn"],
         ["methods", "yarn", "--json"],
-        [*patch, "--dry-run"],
+        [*patch, "--dry-run", "--no-verify"],
         [*patch, "--no-verify", "--output", tmp_path / "out"],
     )
     assert (tmp_path / "out" / "config.json").is_file()

@@ -123,8 +123,11 @@ def start_part(name: str, seconds: float, asked: argparse.Namespace) -> str:
     """Run a part; its rows are printed as they are measured. Returns why it failed, or ''."""
     command = [sys.executable, "-m", "gpu_parts", "--only", name, "--seconds", str(seconds)]
     command += ["--output", asked.output, "--work", asked.work, *(["--dry-run"] if asked.dry_run else [])]
+    # with several GPUs in sight, Trainer would use them all
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    environment = os.environ if name == "several" else {**os.environ, "CUDA_VISIBLE_DEVICES": first}
     with (asked.output / f"{name}.log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, stderr=log, env=environment, start_new_session=True)
         try:
             status = process.wait(seconds + _GRACE)
         except subprocess.TimeoutExpired:
