@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ropecli.commands.patch import PatchResult, RevertResult
     from ropecli.commands.recipe import RecipeList
     from ropecli.commands.report import DrawnFile
+    from ropecli.commands.ruler import RulerComparison
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
@@ -80,6 +81,13 @@ def show_retrieval(report: "RetrievalReport") -> None:
     from ropecli.reporting.tables import retrieval_tables
 
     out.print(retrieval_tables(report, verbose=out.verbose))
+
+
+def show_ruler(result: "RulerComparison") -> None:
+    from ropecli.reporting.tables import ruler_table
+
+    for report in result.reports:
+        out.print(ruler_table(report))
 
 
 def show_theory(theory: "Theory") -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ropecli.evaluation.eval_report import EvalReport, RetrievalCell, RetrievalReport
+from ropecli.evaluation.eval_report import EvalReport, RetrievalCell, RetrievalReport, RulerReport
 from ropecli.evaluation.results import LengthResult
 from ropecli.reporting.lines import (
     PPL,
@@ -159,7 +159,20 @@ def length_summary(report: RetrievalReport) -> TextTable:
     return TextTable([*heads, *(("mean rank", "margin (nats)") if ranked else ()), "pretraining length"], rows)
 
 
-def wilson(hits: int, trials: int) -> tuple[float, float]:
+def ruler_scores(report: RulerReport) -> TextTable:
+    """Scores of RULER in percent: one row per task, then the mean with its interval; one column per length."""
+    found = {(cell.task, cell.length): cell for cell in report.cells}
+    rows = [
+        [clean(task), *(f"{100 * found[task, length].score:.0f}" for length in report.lengths)] for task in report.tasks
+    ]
+    means = [report.mean(length) for length in report.lengths]
+    intervals = [wilson(mean * samples, samples) for mean, samples in means]
+    rows.append(["mean", *(f"{100 * mean:.1f}" for mean, _ in means)])
+    rows.append(["95% (Wilson)", *(f"{100 * low:.0f} to {100 * high:.0f}" for low, high in intervals)])
+    return TextTable(["task", *(f"{length}" for length in report.lengths)], rows)
+
+
+def wilson(hits: float, trials: int) -> tuple[float, float]:
     """Wilson score interval (95%) of a proportion; not empty even if all trials are hits (Wilson 1927)."""
     share, correction = hits / trials, _Z * _Z / trials
     middle = (share + correction / 2) / (1 + correction)
