@@ -70,9 +70,14 @@ def show_perplexity(report: "EvalReport") -> None:
 
 
 def show_comparison(comparison: "Comparison") -> None:
-    from ropecli.reporting.tables import comparison_table
+    from ropecli.evaluation.eval_report import EvalReport
+    from ropecli.reporting.tables import comparison_table, measure_table
 
-    out.print(comparison_table(comparison.reports))
+    reports = [report for report in comparison.reports if isinstance(report, EvalReport)]
+    if len(reports) == len(comparison.reports) and len({report.protocol for report in reports}) == 1:
+        out.print(comparison_table(reports))
+    else:
+        out.print(measure_table(comparison.reports))
     if comparison.plot:
         tell(f"plot: {comparison.plot}")
 

@@ -17,7 +17,7 @@ from ropecli.reporting.lines import (
     numbered,
     title_of,
 )
-from ropecli.reporting.wording import clean, distinct, duration, number, protocol_name, size
+from ropecli.reporting.wording import clean, distinct, duration, number, protocol_name, ruler_sentences, size
 from ropecli.tuning.tune_report import TRAINING, Score, TuneReport
 
 _Z = 1.959964
@@ -157,6 +157,41 @@ def length_summary(report: RetrievalReport) -> TextTable:
         rows.append([f"{length}", f"{100 * hits / trials:.0f}%", interval, f"{trials}", *means, place])
     heads = ["length", "found", "95% (Wilson)", "prompts"]
     return TextTable([*heads, *(("mean rank", "margin (nats)") if ranked else ()), "pretraining length"], rows)
+
+
+@dataclass(frozen=True)
+class MeasureTable:
+    """Several measures side by side. rows: one text per head. notes: sentences below the table."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def measures(reports: Sequence[EvalReport | RulerReport]) -> MeasureTable:
+    """Perplexities and scores of RULER at the longest length of each, with 95% intervals."""
+    columns: dict[str, dict[tuple[str, str], str]] = {}
+    for report in reports:
+        name = (clean(report.checkpoint, 40), clean(report.label))
+        if isinstance(report, RulerReport):
+            length = report.lengths[-1]
+            mean, samples = report.mean(length)
+            low, high = (100 * end for end in wilson(mean * samples, samples))
+            head, value = f"RULER (%) at {length}", f"{100 * mean:.0f} ({low:.0f} to {high:.0f})"
+        else:
+            row = report.rows[-1]
+            head, value = f"{protocol_name(report)} at {row.length}", f"{row.ppl:.2f}"
+            if row.ppl_low is not None and row.ppl_high is not None:
+                value += f" ({row.ppl_low:.2f} to {row.ppl_high:.2f})"
+        columns.setdefault(head, {})[name] = value
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    rows = [[*name, *(column.get(name, "–") for column in columns.values())] for name in names]
+    sources = " and ".join(dict.fromkeys(clean(report.source, 40) for report in reports))
+    notes = ["Perplexity: lower is better. RULER: higher. In brackets: 95% intervals."]
+    rulers = [report for report in reports if isinstance(report, RulerReport)]
+    notes += [f"RULER: {' '.join(ruler_sentences(rulers[0])[1:])}"] if rulers else []
+    return MeasureTable(f"measures by method, data {sources}", ["checkpoint", "method", *columns], rows, notes)
 
 
 def ruler_scores(report: RulerReport) -> TextTable:

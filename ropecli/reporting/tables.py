@@ -110,6 +110,16 @@ def comparison_table(reports: Sequence[EvalReport]) -> Group:
     return Group(Text(comparison.title), fitting, *map(Text, comparison.notes))
 
 
+def measure_table(reports: Sequence[EvalReport | RulerReport]) -> Group:
+    """One line per checkpoint and method, one column per measure at its longest length, with 95% intervals."""
+    measured = cells.measures(reports)
+    return Group(
+        Text(measured.title),
+        FittingTable(measured.heads[:2], measured.heads[2:], measured.rows),
+        *map(Text, measured.notes),
+    )
+
+
 def retrieval_tables(report: RetrievalReport, *, verbose: bool = True) -> Group:
     """Percentage of keys found by depth and length, and totals by length. verbose: show all columns."""
     patched = f", {clean(report.label)} in memory" if report.in_memory else ""

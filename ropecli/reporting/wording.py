@@ -73,8 +73,9 @@ def ruler_sentences(report: "RulerReport") -> list[str]:
     ]
     sentences = [f"Effective length: {found} (required: {needed})."]
     if report.mode == "rank":
-        chances = [cell.chance for cell in report.cells if cell.chance is not None]
-        sentences.append(f"Guessing scores {100 * sum(chances) / len(chances):.0f}%.")
+        longest = [cell for cell in report.cells if cell.length == report.lengths[-1]]
+        chances = [cell.chance for cell in longest if cell.chance is not None]
+        sentences.append(f"Guessing scores {100 * sum(chances) / len(chances):.0f}% at {report.lengths[-1]} tokens.")
     if reasons:
         sentences.append(f"Not comparable with published tables: {'; '.join(reasons)}.")
     return sentences

@@ -81,3 +81,44 @@ def test_wrong_input_gives_one_message(ask, options, message):
     outcome = ask(*options)
     assert outcome.code == 2
     assert message in " ".join(outcome.err.split())
+
+
+def test_compare_puts_measures_side_by_side(ropecli, tmp_path, monkeypatch):
+    report = tmp_path / "measures.json"
+    asked = [
+        "compare",
+        "demo",
+        "--data",
+        "demo",
+        "--methods",
+        "none,yarn",
+        "--measure",
+        "ppl,ruler",
+        "--lengths",
+        "512",
+    ]
+    asked += ["--samples", 2, "--tasks", "fwe", "--max-documents", 2, "--protocol", "tail", "--output", report]
+    outcome = ropecli(*asked)
+    assert outcome.code == 0, outcome.err
+    found = json.loads(report.read_text())
+    assert [(one["kind"], one["method"]) for one in found] == [
+        ("perplexity", "none"),
+        ("perplexity", "yarn"),
+        ("ruler", "none"),
+        ("ruler", "yarn"),
+    ]
+    alone = json.loads(
+        ropecli("ruler", "demo", "--lengths", "512", "--tasks", "fwe", "--samples", 2, "--mode", "rank", "--method",
+                "yarn", "--factor", 4, "--json").out
+    )  # fmt: skip
+    assert found[3]["cells"] == alone[0]["cells"]
+    assert found[3]["fingerprint"] == alone[0]["fingerprint"]
+    assert "RULER (%) at 512" in outcome.out
+    assert f"{found[1]['rows'][0]['ppl']:.2f}" in outcome.out
+
+
+def test_unsuitable_measures_are_refused(ropecli, tmp_path):
+    outcome = ropecli("compare", "demo", "--data", "demo", "--measure", "ppl,rule")
+    assert "Unknown measure 'rule'" in outcome.err
+    outcome = ropecli("compare", "demo", "--data", "demo", "--measure", "ppl,ruler", "--plot", tmp_path / "x.png")
+    assert "--plot draws one measure" in outcome.err
