@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from ropecli.commands.plot import plot as plot
     from ropecli.commands.recipe import recipe as recipe
     from ropecli.commands.report import report as report
+    from ropecli.commands.ruler import ruler as ruler
     from ropecli.commands.theory import theory as theory
     from ropecli.commands.tune import tune as tune
     from ropecli.errors import RopecliError as RopecliError
     from ropecli.evaluation.eval_report import EvalReport as EvalReport
     from ropecli.evaluation.eval_report import RetrievalReport as RetrievalReport
+    from ropecli.evaluation.eval_report import RulerReport as RulerReport
     from ropecli.live.loading import load_tokenizer as load_tokenizer
     from ropecli.live.rotary import rotary_tables as rotary_tables
     from ropecli.live.rotary import unpatched_after as unpatched_after
@@ -48,14 +50,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ropecli.commands": (
-        "compare eval_ppl export finetune inspect merge methods needle passkey patch plan plot recipe report theory "
-        "tune"
+        "compare eval_ppl export finetune inspect merge methods needle passkey patch plan plot recipe report ruler "
+        "theory tune"
     ),
     # what they take and return
     "ropecli.checkpoint.state": "CheckpointState read_state",
     "ropecli.checkpoint.patch_plan": "PatchPlan make_plan",
     "ropecli.errors": "RopecliError",
-    "ropecli.evaluation.eval_report": "EvalReport RetrievalReport",
+    "ropecli.evaluation.eval_report": "EvalReport RetrievalReport RulerReport",
     "ropecli.rope": "RopeGeometry",
     "ropecli.scaling.spec": "ScaledRope ScalingSpec make_spec",
     "ropecli.tuning.tune_report": "TuneReport",

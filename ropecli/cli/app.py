@@ -42,6 +42,7 @@ _COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
         (commands.compare, render.show_comparison),
         (commands.passkey, render.show_retrieval),
         (commands.needle, render.show_retrieval),
+        (commands.ruler, render.show_ruler),
     ],
     "Train": [
         (commands.recipe, render.show_recipes),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ropecli.commands.patch import PatchResult, RevertResult
     from ropecli.commands.recipe import RecipeList
     from ropecli.commands.report import DrawnFile
+    from ropecli.commands.ruler import RulerComparison
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
@@ -69,9 +70,14 @@ def show_perplexity(report: "EvalReport") -> None:
 
 
 def show_comparison(comparison: "Comparison") -> None:
-    from ropecli.reporting.tables import comparison_table
+    from ropecli.evaluation.eval_report import EvalReport
+    from ropecli.reporting.tables import comparison_table, measure_table
 
-    out.print(comparison_table(comparison.reports))
+    reports = [report for report in comparison.reports if isinstance(report, EvalReport)]
+    if len(reports) == len(comparison.reports) and len({report.protocol for report in reports}) == 1:
+        out.print(comparison_table(reports))
+    else:
+        out.print(measure_table(comparison.reports))
     if comparison.plot:
         tell(f"plot: {comparison.plot}")
 
@@ -80,6 +86,13 @@ def show_retrieval(report: "RetrievalReport") -> None:
     from ropecli.reporting.tables import retrieval_tables
 
     out.print(retrieval_tables(report, verbose=out.verbose))
+
+
+def show_ruler(result: "RulerComparison") -> None:
+    from ropecli.reporting.tables import ruler_table
+
+    for report in result.reports:
+        out.print(ruler_table(report))
 
 
 def show_theory(theory: "Theory") -> None:

@@ -18,6 +18,7 @@ from ropecli.commands.plan import plan
 from ropecli.commands.plot import plot
 from ropecli.commands.recipe import recipe
 from ropecli.commands.report import report
+from ropecli.commands.ruler import ruler
 from ropecli.commands.theory import theory
 from ropecli.commands.tune import tune
 
@@ -36,6 +37,7 @@ __all__ = [
     "plot",
     "recipe",
     "report",
+    "ruler",
     "theory",
     "tune",
 ]

@@ -1,33 +1,41 @@
 """`ropecli compare`: compares methods, factors and checkpoints."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
+from annotated_types import Ge
 
 from ropecli.commands import options
 from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
 from ropecli.commands.outputs import refuse_outputs
-from ropecli.errors import MethodError
+from ropecli.errors import MethodError, did_you_mean
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
     from ropecli.checkpoint.patch_plan import PatchPlan
     from ropecli.commands.measuring import PerplexityRun
-    from ropecli.evaluation.eval_report import EvalReport
+    from ropecli.commands.ruler_run import RulerRun
+    from ropecli.commands.subject import Subject
+    from ropecli.evaluation.eval_report import EvalReport, RulerReport
+    from ropecli.evaluation.processes import Workers
+    from ropecli.evaluation.ruler.measure import RulerScores
     from ropecli.evaluation.saved_progress import EvalProgress
 
     Plans = Sequence[PatchPlan | None]
+RULER = "ruler"
+MEASURES = ("ppl", RULER)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """reports: sorted by checkpoint, then method and factor. plot: the drawn file."""
+    """reports: sorted by checkpoint and measure, then method and factor; those of ruler last. plot: the drawn file."""
 
-    reports: "list[EvalReport]"
+    reports: "list[EvalReport | RulerReport]"
     plot: Path | None = None
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -54,11 +62,21 @@ def compare(
     factors: Annotated[
         Sequence[float], Flag("--factors", "-f"), Doc("Factors, separated by commas."), options.SCALING
     ] = (4,),
+    measure: Annotated[
+        Sequence[str],
+        Flag("--measure", metavar="MEASURE,..."),
+        Doc("ppl: perplexity by --protocol. ruler: the mean score of RULER's tasks."),
+    ] = ("ppl",),
     lengths: options.Lengths = None,
     settings: options.SeveralSettings = None,
     protocol: options.ProtocolName = "prefix",
     stride: options.Stride = None,
     targets: options.Targets = None,
+    tasks: Annotated[
+        Sequence[str] | None, Flag("--tasks", metavar="TASK,..."), Doc("ruler: tasks. Default: all whose prompts fit.")
+    ] = None,
+    samples: Annotated[int, Ge(1), Doc("ruler: prompts per task and length.")] = 20,
+    mode: Annotated[str, Doc("ruler: rank, which works for base models, or generate.")] = "rank",
     max_documents: options.MaxDocuments = None,
     min_tokens: options.MinTokens = None,
     max_tokens: options.MaxTokens = None,
@@ -87,16 +105,18 @@ def compare(
     """
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.measuring import DataChoice, interruptible, prepare_run
+    from ropecli.commands.ruler_run import RulerChoice, prepare_ruler
     from ropecli.commands.scalings import method_specs
     from ropecli.commands.subject import reach_of, refuse_attention
     from ropecli.evaluation.comparison import plan_comparison
-    from ropecli.evaluation.eval_report import write_report
+    from ropecli.evaluation.eval_report import RulerReport, write_report
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.saved_progress import open_progress
+    from ropecli.evaluation.ruler.measure import RulerScores
+    from ropecli.evaluation.saved_progress import EvalProgress
     from ropecli.reporting.figures.style import refuse_unknown_ending
     from ropecli.reporting.plot_kinds import draw_reports
-    from ropecli.resume import refuse_interrupted, remove_state
+    from ropecli.resume import open_state, refuse_interrupted, remove_state
 
     report_file, picture = options.optional_path(output), options.optional_path(plot)
     refuse_unknown_ending(picture)
@@ -104,6 +124,24 @@ def compare(
     refuse_interrupted(report_file, resume)
     loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
     asked = Protocol(protocol, stride, targets)
+    measures = _measures(measure, picture)
+    ruler = RulerChoice(
+        options.with_config(data, dataset_config),
+        None if lengths is None else options.sorted_numbers(lengths, "--lengths"),
+        None if tasks is None else options.listed(tasks),
+        {},
+        samples,
+        mode,
+        "auto",
+        None,
+        0,
+        chunk,
+        batch_size,
+        text_column,
+        split,
+        loading,
+    )
+    ruler.check()
     names = list(dict.fromkeys(options.listed(checkpoints)))
     if revision and len(names) > 1:
         raise MethodError("--revision works with one checkpoint only.")
@@ -117,28 +155,39 @@ def compare(
     reaches = [reach_of(one, plan) for one, own in zip(opened, plans, strict=True) for plan in own]
     reach = min(shortest for shortest, _ in reaches), max(longest for _, longest in reaches)
     workers = join_workers()
-    runs: list[PerplexityRun] = []
-    for one in opened:
-        run = prepare_run(
-            one,
-            DataChoice(
-                options.with_config(data, dataset_config), text_column, split, max_documents, min_tokens, max_tokens
-            ),
-            lengths,
-            asked,
-            reach=reach,
-            chunk=chunk,
-            batch_size=batch_size,
-            loading=loading,
-            workers=workers,
-            before=runs,
-        )
-        runs.append(run)
-    request = _request(opened, plans, runs)
-    reports: list[EvalReport] = []
-    with interruptible(report_file), open_progress(report_file, request, workers.rank) as progress:
-        for index, (one, own, run) in enumerate(zip(opened, plans, runs, strict=True)):
-            reports += _measure(one, own, run, progress, f"{index}: ")
+    choice = DataChoice(
+        options.with_config(data, dataset_config), text_column, split, max_documents, min_tokens, max_tokens
+    )
+    runs: list[list[PerplexityRun]] = [[] for _ in opened]
+    for name in measures:
+        before: list[PerplexityRun] = []
+        for one, own in zip(opened, runs, strict=True):
+            if name == RULER:
+                continue
+            run = prepare_run(
+                one,
+                choice,
+                lengths,
+                asked,
+                reach=reach,
+                chunk=chunk,
+                batch_size=batch_size,
+                loading=loading,
+                workers=workers,
+                before=before,
+            )
+            before.append(run)
+            own.append(run)
+    rulers = [prepare_ruler(one, reach, ruler) if RULER in measures else None for one in opened]
+    request = _request(opened, plans, runs, rulers)
+    state = open_state(report_file, request, workers.rank) if report_file else nullcontext()
+    reports: list[EvalReport | RulerReport] = []
+    with interruptible(report_file), state as folder:
+        progress, scores = EvalProgress(folder, workers.rank), RulerScores(folder, workers.rank)
+        for index, (one, own_plans) in enumerate(zip(opened, plans, strict=True)):
+            measurement = _Measurement(one, own_plans, runs[index], rulers[index], workers, f"{index}: ")
+            reports += measurement.reports(loading, progress, scores)
+    reports.sort(key=lambda report: isinstance(report, RulerReport))
     if workers.first:
         if picture:
             draw_reports(reports, picture)
@@ -146,6 +195,17 @@ def compare(
             write_report(report_file, [report.as_json() for report in reports])
         remove_state(report_file)
     return Comparison(reports, picture)
+
+
+def _measures(names: Sequence[str], picture: Path | None) -> list[str]:
+    """Raises MethodError for an unknown measure, or a plot of several."""
+    found = list(dict.fromkeys(options.listed(names)))
+    for name in found:
+        if name not in MEASURES:
+            raise MethodError(f"Unknown measure {name!r}. Known: {', '.join(MEASURES)}.{did_you_mean(name, MEASURES)}")
+    if picture and len(found) > 1:
+        raise MethodError("--plot draws one measure. For several, write them with --output, and `ropecli report`.")
+    return found
 
 
 def _warnings(checkpoint: "Checkpoint", plans: "Plans") -> list[str]:
@@ -163,31 +223,63 @@ def _warnings(checkpoint: "Checkpoint", plans: "Plans") -> list[str]:
     return own
 
 
-def _measure(
-    checkpoint: "Checkpoint",
-    plans: "Plans",
-    run: "PerplexityRun",
-    progress: "EvalProgress",
-    part: str,
-) -> "list[EvalReport]":
-    """Measure one checkpoint with every plan."""
-    from ropecli.commands.subject import Subject, load, subject_as_is
-    from ropecli.evaluation.comparison import compare_methods, plan_varies_with_length
-    from ropecli.live.rotary import follows_length
+@dataclass(frozen=True)
+class _Measurement:
+    """One checkpoint, which is loaded once. part: begins the names under which its results are saved."""
 
-    model = load(checkpoint, run.tokenizer, **run.loading)
-    follows = [plan_varies_with_length(plan) if plan else follows_length(model, run.lengths[-1]) for plan in plans]
-    with run.scoring(progress, follows) as scoring:
-        results = compare_methods(model, plans, run.documents, run.lengths, part=part, **scoring)
-    subjects = [
-        Subject(checkpoint, plan.spec, plan.ropes[plan.scaled[0]], plan, ()) if plan else subject_as_is(checkpoint)
-        for plan in plans
-    ]
-    return [run.report(subject, model, rows) for subject, rows in zip(subjects, results, strict=True)]
+    checkpoint: "Checkpoint"
+    plans: "Plans"
+    runs: "list[PerplexityRun]"
+    ruler: "RulerRun | None"
+    workers: "Workers"
+    part: str
+
+    def reports(
+        self, loading: dict[str, Any], progress: "EvalProgress", scores: "RulerScores"
+    ) -> "list[EvalReport | RulerReport]":
+        """Measure every plan, one measure after the other."""
+        from ropecli.commands.subject import Subject, load, subject_as_is
+        from ropecli.live.rotary import unpatched_after
+
+        tokenizer = self.runs[0].tokenizer if self.runs else self.ruler.maker.tokenizer.tokenizer  # type: ignore[union-attr]
+        model = load(self.checkpoint, tokenizer, **loading)
+        subjects = [
+            Subject(self.checkpoint, plan.spec, plan.ropes[plan.scaled[0]], plan, ())
+            if plan
+            else subject_as_is(self.checkpoint)
+            for plan in self.plans
+        ]
+        found: list[EvalReport | RulerReport] = []
+        for run in self.runs:
+            found += self._perplexity(run, model, subjects, progress)
+        if self.ruler:
+            for index, subject in enumerate(subjects):
+                with unpatched_after(model):
+                    switching = subject.patch(model)
+                    part = f"{self.part}{index}"
+                    found.append(self.ruler.measure(subject, model, scores, part, self.workers, switching=switching))
+        return found
+
+    def _perplexity(
+        self, run: "PerplexityRun", model: Any, subjects: "list[Subject]", progress: "EvalProgress"
+    ) -> "list[EvalReport]":
+        from ropecli.evaluation.comparison import compare_methods, plan_varies_with_length
+        from ropecli.live.rotary import follows_length
+
+        follows = [
+            plan_varies_with_length(plan) if plan else follows_length(model, run.lengths[-1]) for plan in self.plans
+        ]
+        part = self.part if run is self.runs[0] else f"{self.part}{run.protocol.name} "
+        with run.scoring(progress, follows) as scoring:
+            results = compare_methods(model, self.plans, run.documents, run.lengths, part=part, **scoring)
+        return [run.report(subject, model, rows) for subject, rows in zip(subjects, results, strict=True)]
 
 
 def _request(
-    opened: "Sequence[Checkpoint]", plans: "Sequence[Plans]", runs: "Sequence[PerplexityRun]"
+    opened: "Sequence[Checkpoint]",
+    plans: "Sequence[Plans]",
+    runs: "Sequence[list[PerplexityRun]]",
+    rulers: "Sequence[RulerRun | None]",
 ) -> dict[str, Any]:
     """Everything that the numbers depend on."""
     from ropecli.commands.subject import fingerprint
@@ -195,6 +287,6 @@ def _request(
     return {
         "checkpoints": [one.digest() for one in opened],
         "scalings": [[fingerprint(plan) for plan in own] for own in plans],
-        "data": [run.fingerprint for run in runs],
-        **{key: value for key, value in runs[0].request().items() if key != "data"},
+        "runs": [run.request() for own in runs for run in own],
+        "ruler": [run.request() for run in rulers if run],
     }

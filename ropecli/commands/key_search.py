@@ -151,6 +151,7 @@ class KeySearch:
                 "trials": self.trials,
                 "seed": task.seed,
                 "chunk": chunk_size(self.chunk, self.lengths[-1]),
+                "chat_template": task.frame is not None,
                 "prompts_read_once": result.once,
                 **settings,
             },

@@ -52,6 +52,7 @@ def needle(
     ] = 1,
     mode: options.Mode = "rank",
     candidates: options.Candidates = None,
+    chat_template: options.ChatTemplate = "auto",
     seed: options.Seed = 0,
     method: options.InMemory = None,
     factor: options.Factor = None,
@@ -81,6 +82,7 @@ def needle(
     """
     from ropecli.commands.subject import open_subject
     from ropecli.data.sources import read_texts
+    from ropecli.evaluation.chat_frame import find_frame
     from ropecli.evaluation.retrieval.haystack import read_haystack
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
     from ropecli.evaluation.retrieval.templates import choose_templates
@@ -111,7 +113,16 @@ def needle(
             haystack = read_haystack(texts, pieces, step)
         if len(haystack.ids) < search.lengths[-1]:
             warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {search.lengths[-1]}.")
-        return RetrievalTask("needle", templates, haystack, pieces, keys=keys, candidates=search.candidates, seed=seed)
+        return RetrievalTask(
+            "needle",
+            templates,
+            haystack,
+            pieces,
+            keys=keys,
+            candidates=search.candidates,
+            seed=seed,
+            frame=find_frame(pieces.tokenizer, chat_template),
+        )
 
     own = {"style": (style or default) if needle is None else None, "text_column": text_column, "split": split}
     return search.run(subject, data, make_task, own, **loading)

@@ -177,6 +177,7 @@ Candidates = Annotated[
     Doc("rank: number of candidates: the key, those of other needles, and random ones. Default: 10, at most 1000."),
 ]
 Seed = Annotated[int, Ge(0), Doc("Random seed of keys and texts.")]
+ChatTemplate = Annotated[str, Doc("auto: ask through the tokenizer's chat template, if it has one. none: plain text.")]
 PlotFile = Annotated[
     str | Path | None, Flag("--plot", metavar="FILE"), Doc("Plot to draw: .png, .svg or .pdf."), OUTPUT
 ]

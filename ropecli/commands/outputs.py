@@ -7,7 +7,7 @@ from pathlib import Path
 from ropecli.atomic import refuse_unwritable
 from ropecli.errors import OutputError
 
-_REPORTS = ("perplexity", "retrieval")
+_REPORTS = ("perplexity", "retrieval", "ruler")
 _LARGEST_REPORT = 256 * 2**20
 _BEGINNINGS = {
     ".png": b"\x89png",

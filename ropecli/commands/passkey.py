@@ -19,6 +19,7 @@ def passkey(
     trials: options.Trials = 5,
     mode: options.Mode = "rank",
     candidates: options.Candidates = None,
+    chat_template: options.ChatTemplate = "auto",
     seed: options.Seed = 0,
     method: options.InMemory = None,
     factor: options.Factor = None,
@@ -44,6 +45,7 @@ def passkey(
     Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
     from ropecli.commands.subject import open_subject
+    from ropecli.evaluation.chat_frame import find_frame
     from ropecli.evaluation.retrieval.haystack import repeat_sentences
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
     from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER
@@ -65,7 +67,8 @@ def passkey(
 
     def make_task(pieces: "PieceTokenizer") -> "RetrievalTask":
         haystack = repeat_sentences(PASSKEY_FILLER, pieces, search.lengths[-1])
-        return RetrievalTask("passkey", PASSKEY, haystack, pieces, candidates=search.candidates, seed=seed)
+        frame = find_frame(pieces.tokenizer, chat_template)
+        return RetrievalTask("passkey", PASSKEY, haystack, pieces, candidates=search.candidates, seed=seed, frame=frame)
 
     filler = {"filler": PASSKEY_FILLER}
     return search.run(subject, "repeated sentences", make_task, filler, **loading)

@@ -119,6 +119,54 @@ class RetrievalReport(BaseReport):
     schema_version: int = SCHEMA_VERSION
 
 
+@dataclass(frozen=True)
+class RulerCell:
+    """One task at one length. scores: of each sample, 0 to 1. chance: mean score of guessing in the mode rank."""
+
+    task: str
+    length: TokenCount
+    scores: Annotated[tuple[Fraction, ...], Len(1, 100_000)]
+    chance: Fraction | None = None
+
+    @property
+    def score(self) -> float:
+        return sum(self.scores) / len(self.scores)
+
+
+@dataclass(frozen=True)
+class RulerReport(BaseReport):
+    """Scores of RULER's tasks by length. mode: generate or rank. source: the text of the essay.
+
+    threshold: mean score that the effective length requires. relative: whether it follows from the score at the
+    shortest length. effective_length: tokens; None if no length reaches it. settings: samples, seed, chat template.
+    fingerprint: sha256 of all prompts.
+    """
+
+    mode: str
+    settings: dict[str, Any]
+    fingerprint: str
+    threshold: Fraction
+    relative: bool
+    effective_length: TokenCount | None
+    cells: Annotated[list[RulerCell], Len(1, 10_000)]
+    environment: dict[str, str] = field(default_factory=environment)
+    kind: str = "ruler"
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({cell.length for cell in self.cells})
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(cell.task for cell in self.cells))
+
+    def mean(self, length: int) -> tuple[float, int]:
+        """Mean over tasks at a length, and the number of samples."""
+        cells = [cell for cell in self.cells if cell.length == length]
+        return sum(cell.score for cell in cells) / len(cells), sum(len(cell.scores) for cell in cells)
+
+
 def write_report(path: Path, value: Any) -> None:
     """Write JSON atomically. Raises OutputError."""
     with new_file(path) as partial:

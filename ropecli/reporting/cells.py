@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ropecli.evaluation.eval_report import EvalReport, RetrievalCell, RetrievalReport
+from ropecli.evaluation.eval_report import EvalReport, RetrievalCell, RetrievalReport, RulerReport
 from ropecli.evaluation.results import LengthResult
 from ropecli.reporting.lines import (
     PPL,
@@ -17,7 +17,7 @@ from ropecli.reporting.lines import (
     numbered,
     title_of,
 )
-from ropecli.reporting.wording import clean, distinct, duration, number, protocol_name, size
+from ropecli.reporting.wording import clean, distinct, duration, number, protocol_name, ruler_sentences, size
 from ropecli.tuning.tune_report import TRAINING, Score, TuneReport
 
 _Z = 1.959964
@@ -159,7 +159,55 @@ def length_summary(report: RetrievalReport) -> TextTable:
     return TextTable([*heads, *(("mean rank", "margin (nats)") if ranked else ()), "pretraining length"], rows)
 
 
-def wilson(hits: int, trials: int) -> tuple[float, float]:
+@dataclass(frozen=True)
+class MeasureTable:
+    """Several measures side by side. rows: one text per head. notes: sentences below the table."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def measures(reports: Sequence[EvalReport | RulerReport]) -> MeasureTable:
+    """Perplexities and scores of RULER at the longest length of each, with 95% intervals."""
+    columns: dict[str, dict[tuple[str, str], str]] = {}
+    for report in reports:
+        name = (clean(report.checkpoint, 40), clean(report.label))
+        if isinstance(report, RulerReport):
+            length = report.lengths[-1]
+            mean, samples = report.mean(length)
+            low, high = (100 * end for end in wilson(mean * samples, samples))
+            head, value = f"RULER (%) at {length}", f"{100 * mean:.0f} ({low:.0f} to {high:.0f})"
+        else:
+            row = report.rows[-1]
+            head, value = f"{protocol_name(report)} at {row.length}", f"{row.ppl:.2f}"
+            if row.ppl_low is not None and row.ppl_high is not None:
+                value += f" ({row.ppl_low:.2f} to {row.ppl_high:.2f})"
+        columns.setdefault(head, {})[name] = value
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    rows = [[*name, *(column.get(name, "–") for column in columns.values())] for name in names]
+    sources = " and ".join(dict.fromkeys(clean(report.source, 40) for report in reports))
+    notes = ["Perplexity: lower is better. RULER: higher. In brackets: 95% intervals."]
+    rulers = [report for report in reports if isinstance(report, RulerReport)]
+    notes += [f"RULER: {' '.join(ruler_sentences(rulers[0])[1:])}"] if rulers else []
+    return MeasureTable(f"measures by method, data {sources}", ["checkpoint", "method", *columns], rows, notes)
+
+
+def ruler_scores(report: RulerReport) -> TextTable:
+    """Scores of RULER in percent: one row per task, then the mean with its interval; one column per length."""
+    found = {(cell.task, cell.length): cell for cell in report.cells}
+    rows = [
+        [clean(task), *(f"{100 * found[task, length].score:.0f}" for length in report.lengths)] for task in report.tasks
+    ]
+    means = [report.mean(length) for length in report.lengths]
+    intervals = [wilson(mean * samples, samples) for mean, samples in means]
+    rows.append(["mean", *(f"{100 * mean:.1f}" for mean, _ in means)])
+    rows.append(["95% (Wilson)", *(f"{100 * low:.0f} to {100 * high:.0f}" for low, high in intervals)])
+    return TextTable(["task", *(f"{length}" for length in report.lengths)], rows)
+
+
+def wilson(hits: float, trials: int) -> tuple[float, float]:
     """Wilson score interval (95%) of a proportion; not empty even if all trials are hits (Wilson 1927)."""
     share, correction = hits / trials, _Z * _Z / trials
     middle = (share + correction / 2) / (1 + correction)

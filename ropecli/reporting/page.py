@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli.atomic import new_file
 from ropecli.errors import DataError
-from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
+from ropecli.evaluation.eval_report import EvalReport, RetrievalReport, RulerReport
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.reporting import cells
 from ropecli.reporting.lines import METRICS, PPL, data_note, named_lines
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import Report
-from ropecli.reporting.wording import HEADLINES_NOTE, clean, headline_sentence, protocol_name
+from ropecli.reporting.wording import HEADLINES_NOTE, clean, headline_sentence, protocol_name, ruler_sentences
 from ropecli.tuning.tune_report import TuneReport
 
 if TYPE_CHECKING:
@@ -66,9 +66,11 @@ def render_page(reports: Sequence[Report]) -> str:
     environment.globals.update(
         measured_rows=cells.measured_rows, pivot=cells.pivot, length_summary=cells.length_summary
     )
+    environment.globals.update(ruler_scores=cells.ruler_scores, ruler_sentences=ruler_sentences)
     template = environment.from_string(resources.files("ropecli.reporting").joinpath("page.html").read_text("utf-8"))
     measured = [report for report in reports if isinstance(report, EvalReport)]
     retrieved = [report for report in reports if isinstance(report, RetrievalReport)]
+    ruled = [report for report in reports if isinstance(report, RulerReport)]
     tuned = [report for report in reports if isinstance(report, TuneReport)]
     tasks = dict.fromkeys((report.task, report.mode) for report in retrieved)
     return template.render(
@@ -83,6 +85,8 @@ def render_page(reports: Sequence[Report]) -> str:
             _picture(KINDS["retrieval"].figure([one for one in retrieved if (one.task, one.mode) == task]))
             for task in tasks
         ],
+        ruled=ruled,
+        rulers=[_picture(KINDS["ruler"].figure(ruled))] if ruled else [],
         tunings=[*([_tuning_runs(tuned)] if len(tuned) > 1 else []), *map(_tuning, tuned)],
     )
 
@@ -174,6 +178,8 @@ def _kind_details(report: Report) -> list[tuple[str, str]]:
         ]
     if isinstance(report, RetrievalReport):
         return [("task", f"{report.task} ({report.mode})"), ("chance level", f"{100 * report.chance:.3g}%")]
+    if isinstance(report, RulerReport):
+        return [("mode", report.mode)]
     return [
         ("target", f"{report.target_length} tokens"),
         ("attention factor", f"{report.attention_factor:.6g}"),

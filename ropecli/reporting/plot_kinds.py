@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, did_you_mean
-from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
+from ropecli.evaluation.eval_report import EvalReport, RetrievalReport, RulerReport
 from ropecli.reporting.lines import PPL, Metric
 from ropecli.reporting.report_files import Report
 from ropecli.tuning.tune_report import TuneReport
@@ -40,6 +40,7 @@ KINDS = {
     "context": PlotKind(EvalReport, "perplexity_plot", "draw_context"),
     "comparison": PlotKind(EvalReport, "perplexity_plot", "draw_comparison", metrics=True),
     "retrieval": PlotKind(RetrievalReport, "retrieval_plot", "draw_retrieval"),
+    "ruler": PlotKind(RulerReport, "retrieval_plot", "draw_ruler"),
     "tuning": PlotKind(TuneReport, "tuning_plot", "draw_tuning"),
     "gains": PlotKind(TuneReport, "tuning_plot", "draw_gains"),
     "tuned-frequencies": PlotKind(TuneReport, "frequencies_plot", "draw_tuned_frequencies"),
@@ -109,6 +110,8 @@ def choose_kind(reports: Sequence[Report], name: str | None = None) -> PlotKind:
 def _default_kind(reports: Sequence[Report]) -> str:
     if isinstance(reports[0], RetrievalReport):
         return "retrieval"
+    if isinstance(reports[0], RulerReport):
+        return "ruler"
     if isinstance(reports[0], TuneReport):
         return "tuning"
     checkpoints = {report.digest for report in reports}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, reason_of, shown
-from ropecli.evaluation.eval_report import SCHEMA_VERSION, EvalReport, RetrievalReport
+from ropecli.evaluation.eval_report import SCHEMA_VERSION, EvalReport, RetrievalReport, RulerReport
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 from ropecli.reporting.cells import OVERFLOW
 from ropecli.tuning.tune_report import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
@@ -17,11 +17,12 @@ from ropecli.tuning.tune_report import LayerGains, TuneReport
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-Report = EvalReport | RetrievalReport | TuneReport
+Report = EvalReport | RetrievalReport | RulerReport | TuneReport
 
 _KINDS: dict[str, tuple[type, int]] = {
     "perplexity": (EvalReport, SCHEMA_VERSION),
     "retrieval": (RetrievalReport, SCHEMA_VERSION),
+    "ruler": (RulerReport, SCHEMA_VERSION),
     "tune": (TuneReport, TUNE_SCHEMA_VERSION),
 }
 """Class and supported schema version of each kind."""
@@ -84,7 +85,7 @@ def _read_one(where: str, value: Any) -> Report:
     if not isinstance(kind, str) or kind not in _KINDS or version is None:
         raise DataError(
             f"{where} is not a report: its kind is {shown(kind)} and its schema_version {shown(version)}. "
-            "Reports are written by `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle` and `tune`."
+            "Reports are written by `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle`, `ruler`, `tune`."
         )
     for one in (about, about.get("baseline")):
         # the default would be this machine's versions
@@ -121,6 +122,9 @@ def _faults(report: Report) -> Iterator[str]:
     elif isinstance(report, RetrievalReport):
         if any(cell.hits > cell.trials for cell in report.cells):
             yield "cells: more hits than trials"
+    elif isinstance(report, RulerReport):
+        if len({(cell.task, cell.length) for cell in report.cells}) < len(report.cells):
+            yield "cells: a task appears twice at one length"
     else:
         if max(report.score.target, report.score.window, report.score.objective) >= OVERFLOW:
             yield "score: the result overflowed"

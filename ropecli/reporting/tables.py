@@ -8,9 +8,16 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
+from ropecli.evaluation.eval_report import EvalReport, RetrievalReport, RulerReport
 from ropecli.reporting import cells
-from ropecli.reporting.wording import HEADLINES_NOTE, clean, headline_sentence, protocol_name
+from ropecli.reporting.wording import (
+    HEADLINES_NOTE,
+    clean,
+    headline_sentence,
+    protocol_name,
+    ruler_mode,
+    ruler_sentences,
+)
 from ropecli.tuning.tune_report import TRAINING, TuneReport
 
 _UNBOUNDED = 10**4
@@ -103,6 +110,16 @@ def comparison_table(reports: Sequence[EvalReport]) -> Group:
     return Group(Text(comparison.title), fitting, *map(Text, comparison.notes))
 
 
+def measure_table(reports: Sequence[EvalReport | RulerReport]) -> Group:
+    """One line per checkpoint and method, one column per measure at its longest length, with 95% intervals."""
+    measured = cells.measures(reports)
+    return Group(
+        Text(measured.title),
+        FittingTable(measured.heads[:2], measured.heads[2:], measured.rows),
+        *map(Text, measured.notes),
+    )
+
+
 def retrieval_tables(report: RetrievalReport, *, verbose: bool = True) -> Group:
     """Percentage of keys found by depth and length, and totals by length. verbose: show all columns."""
     patched = f", {clean(report.label)} in memory" if report.in_memory else ""
@@ -121,6 +138,18 @@ def retrieval_tables(report: RetrievalReport, *, verbose: bool = True) -> Group:
     if not verbose:
         summary = summary.only("length", "found", "95% (Wilson)", "prompts", "pretraining length")
     return Group(Text(title), note, _numbers(cells.TextTable(heads, rows)), _numbers(summary))
+
+
+def ruler_table(report: RulerReport) -> Group:
+    """The effective length, and scores in percent by task and length."""
+    patched = f", {clean(report.label)} in memory" if report.in_memory else ""
+    title = f"{clean(report.checkpoint)}{patched}: RULER, {ruler_mode(report)}, essay {clean(report.source)}"
+    scores = cells.ruler_scores(report)
+    return Group(Text(title), _numbers_by_name(scores), *map(Text, ruler_sentences(report)))
+
+
+def _numbers_by_name(table: cells.TextTable) -> FittingTable:
+    return FittingTable(table.heads[:1], table.heads[1:], table.rows, sections=[len(table.rows) - 2])
 
 
 def tuning_table(report: TuneReport) -> Group:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ropecli.evaluation.protocol_descriptions import YARN_NOTE
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.eval_report import EvalReport
+    from ropecli.evaluation.eval_report import EvalReport, RulerReport
     from ropecli.evaluation.results import Headline
 
 LONGEST_NAME = 80
@@ -52,6 +52,33 @@ def headline_sentence(headline: "Headline") -> str:
     else:
         where = f": {headline.length} tokens against the baseline's {headline.baseline_length}"
     return f"{clean(headline.name)}: {_percent(change.change, sign='+')}%{interval}{where}"
+
+
+def ruler_mode(report: "RulerReport") -> str:
+    return "answers generated" if report.mode == "generate" else "answers ranked among candidates"
+
+
+def ruler_sentences(report: "RulerReport") -> list[str]:
+    """The effective length, and why the scores are not those of published tables."""
+    needed = f"{100 * report.threshold:.1f}% on average"
+    if report.relative:
+        needed += f", 85.6% of the score at {report.lengths[0]} tokens"
+    found = f"{report.effective_length} tokens" if report.effective_length else f"below {report.lengths[0]} tokens"
+    if report.effective_length == report.lengths[-1]:
+        found = f"at least {report.effective_length} tokens, the longest length"
+    reasons = [
+        *(["the essay is the demo's text"] if report.source == "demo" else []),
+        *(["answers were ranked"] if report.mode == "rank" else []),
+        *([f"{len(report.tasks)} of 13 tasks"] if len(report.tasks) < 13 else []),
+    ]
+    sentences = [f"Effective length: {found} (required: {needed})."]
+    if report.mode == "rank":
+        longest = [cell for cell in report.cells if cell.length == report.lengths[-1]]
+        chances = [cell.chance for cell in longest if cell.chance is not None]
+        sentences.append(f"Guessing scores {100 * sum(chances) / len(chances):.0f}% at {report.lengths[-1]} tokens.")
+    if reasons:
+        sentences.append(f"Not comparable with published tables: {'; '.join(reasons)}.")
+    return sentences
 
 
 def _percent(share: float | None, sign: str = "") -> str:

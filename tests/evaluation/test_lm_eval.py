@@ -99,3 +99,51 @@ def test_by_default_that_tool_reads_the_beginning_of_text_twice(rolling, rows, d
     the second <s> as well."""
     assert demo_tokenizer("a")["input_ids"][0] == demo_tokenizer.bos_token_id
     assert np.abs(rolling[4] / -np.array(rows[256].document_nll) - 1).max() > 1e-3
+
+
+RULER = """
+import ast, importlib.util, json, pathlib, sys
+home = pathlib.Path(importlib.util.find_spec("lm_eval").origin).parent / "tasks" / "ruler"
+found = {}
+for name, wanted in (("niah", "TEMPLATE"), ("cwe", "CONFIG"), ("fwe", "CONFIG"), ("vt", "CONFIG")):
+    # importing these files reads nltk's data from the network
+    for node in ast.parse((home / f"{name}_utils.py").read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == wanted:
+            found[name] = ast.literal_eval(node.value)
+from lm_eval.tasks.ruler.common_utils import postprocess_pred, string_match_all
+answers = json.loads(sys.argv[1])
+found["scores"] = [string_match_all(postprocess_pred([answer]), [references]) for answer, references in answers]
+print(json.dumps(found))
+"""
+ANSWERS = [
+    ["The numbers are 1234567 and 7654321.", ["1234567", "7654321", "1111111", "2222222"]],
+    ["  ABCDE\x07fghij", ["abcde", "FGHIJ"]],
+    ["", ["word"]],
+]
+
+
+def test_rulers_wording_and_scores_are_lm_evals(python):
+    from ropecli.evaluation.ruler.answers import score_of
+    from ropecli.evaluation.ruler.definitions import TASKS
+
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    command = [python, "-c", RULER, json.dumps(ANSWERS)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["scores"] == pytest.approx([score_of(*answer) for answer in ANSWERS])
+    several, one = TASKS["niah_multiquery"].wording, TASKS["niah_single_1"].wording
+    theirs = found["niah"].replace("{type_needle_v}", "{values}").replace("{query}", "{asked}")
+    assert theirs == f"{several.head}{{context}}{several.tail}"
+    singular = theirs.replace("Some", "A").replace("are all", "is").replace("are", "is")
+    assert singular == f"{one.head}{{context}}{one.tail}"
+    found["vt"] = found["vt"]["variable_tracking"]
+    for name in ("cwe", "fwe", "vt"):
+        wording = TASKS[name].wording
+        template = found[name]["template"].replace("{query}", "{value}")
+        answer = found[name]["answer_prefix"].replace("{query}", "{value}").replace("{num_v}", "{count}")
+        assert template == f"{wording.head}{{context}}{wording.tail}"
+        assert answer.rstrip().replace("assgined", "assigned") == wording.answer
+    assert {name: found[name]["tokens_to_generate"] for name in ("cwe", "fwe", "vt")} == {
+        name: TASKS[name].generated for name in ("cwe", "fwe", "vt")
+    }

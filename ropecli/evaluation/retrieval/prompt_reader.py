@@ -28,7 +28,7 @@ _TOKENS_AT_ONCE = 2**14
 
 
 class _Read(NamedTuple):
-    """logits: shape (vocabulary,), for the next token. cache: KV cache of all tokens read."""
+    """logits: shape (batch, vocabulary), for the next token. cache: KV cache of all tokens read."""
 
     logits: torch.Tensor
     cache: Any
@@ -74,15 +74,23 @@ class PromptReader:
             values[members] = found.cpu().double().numpy()
         return values
 
-    @torch.inference_mode()
     def greedy(self, ids: np.ndarray) -> Iterator[int]:
-        """Yield greedily decoded tokens, without end."""
-        tokens = self._tensor(ids)
+        """Yield greedily decoded tokens, without end. ids: shape (tokens,)."""
+        for chosen in self.greedy_batch(ids[None]):
+            yield int(chosen[0])
+
+    @torch.inference_mode()
+    def greedy_batch(self, ids: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield greedily decoded tokens of prompts of the same length, without end.
+
+        ids: shape (batch, tokens). Yields shape (batch,).
+        """
+        tokens = torch.from_numpy(ids).to(self.device)
         read = self._read(tokens) if self.once else None
         while True:
             logits = read.logits if read else self._last_logits(tokens)
-            chosen = logits.argmax().view(1, 1).to(self.device)
-            yield int(chosen)
+            chosen = logits.argmax(-1, keepdim=True).to(self.device)
+            yield chosen[:, 0].cpu().numpy()
             if read:
                 read = self._continue(chosen, read.cache)
             else:
@@ -99,12 +107,12 @@ class PromptReader:
 
     def _continue(self, tokens: torch.Tensor, cache: Any) -> _Read:
         outputs = self.split.decode_on(tokens, cache)
-        return _Read(self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[0, 0], outputs.past_key_values)
+        return _Read(self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[:, 0], outputs.past_key_values)
 
     def _on_cache(self, read: _Read, rows: torch.Tensor) -> torch.Tensor:
         """rows: shape (answers, tokens). Log-probabilities, shape (answers,)."""
         rows = rows.to(read.logits.device)
-        values = read.logits.log_softmax(-1)[rows[:, 0]]
+        values = read.logits[0].log_softmax(-1)[rows[:, 0]]
         if rows.shape[1] == 1:
             return values
         parts = []
@@ -126,7 +134,7 @@ class PromptReader:
     def _last_logits(self, tokens: torch.Tensor) -> torch.Tensor:
         reset_tables(self.dynamic_tables)
         outputs = self.split.decode(tokens)
-        return self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[0, 0]
+        return self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[:, 0]
 
     def _continues_exactly(self, ids: np.ndarray) -> bool:
         tokens = self._tensor(ids)

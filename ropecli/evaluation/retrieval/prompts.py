@@ -15,6 +15,7 @@ from itertools import chain, islice
 import numpy as np
 
 from ropecli.errors import DataError
+from ropecli.evaluation.chat_frame import Frame
 from ropecli.evaluation.retrieval.haystack import Haystack, PieceTokenizer, TokenIds, common_beginning
 from ropecli.evaluation.retrieval.templates import Templates
 
@@ -31,7 +32,7 @@ _NUMBER = re.compile("(?=([1-9][0-9]{4}))")
 @dataclass(frozen=True)
 class RetrievalTask:
     """name: passkey or needle. keys: number of needles in a prompt; the question asks for one. candidates: number of
-    answers to rank, including the keys of all needles.
+    answers to rank, including the keys of all needles. frame: of the chat template, if the model is asked through one.
     """
 
     name: str
@@ -41,6 +42,7 @@ class RetrievalTask:
     keys: int = 1
     candidates: int = 10
     seed: int = 0
+    frame: Frame | None = None
 
     def __post_init__(self) -> None:
         self.templates.check_keys(self.keys)
@@ -117,9 +119,13 @@ class _Draft:
         pieces, templates = task.pieces, task.templates
         order = rng.permutation(len(templates.names))[: task.keys]
         self.names = [templates.names[index] for index in order]
-        self.line = templates.question_line(self.names[0])
         introduction = f"{templates.introduction}\n" if templates.introduction else ""
-        self.head = pieces.prefix + pieces.opening(introduction)
+        self.line = templates.question_line(self.names[0])
+        if task.frame:
+            self.line = _answered_in(task.frame, self.line)
+            self.head = pieces.opening(task.frame.before + introduction)
+        else:
+            self.head = pieces.prefix + pieces.opening(introduction)
         self.asked = pieces.inside(self.line)
         # before it is cut to size, so that keys missing in it are missing in every part of it
         self.text = task.haystack.stretch(length, rng)
@@ -175,6 +181,12 @@ class _Draft:
             ids += needle
         ids += text[read:].tolist()
         return np.array(ids, dtype=np.int64), at
+
+
+def _answered_in(frame: Frame, line: str) -> str:
+    """The question, with what follows its question mark as the beginning of the assistant's answer."""
+    asked = line.rfind("?") + 1
+    return f"{line[:asked]}{frame.after}{line[asked:].lstrip()}"
 
 
 def numbers_in(text: str) -> set[str]:

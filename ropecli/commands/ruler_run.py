@@ -1,0 +1,195 @@
+"""A RULER run: makes the prompts of a checkpoint, asks its model, makes the report. Imports torch when it runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.commands.messages import progress_bar, warn
+from ropecli.errors import DataError, MethodError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ropecli.checkpoint.opening import Checkpoint
+    from ropecli.commands.subject import Subject
+    from ropecli.evaluation.eval_report import RulerReport
+    from ropecli.evaluation.processes import Workers
+    from ropecli.evaluation.ruler.definitions import RulerTask
+    from ropecli.evaluation.ruler.measure import RulerScores
+    from ropecli.evaluation.ruler.prompts import PromptMaker
+
+_LONGEST = 2**24
+
+
+@dataclass(frozen=True)
+class RulerChoice:
+    """The options of a run. tasks: None for all that fit. questions: file by task."""
+
+    data: str
+    lengths: list[int] | None
+    tasks: Sequence[str] | None
+    questions: dict[str, Path]
+    samples: int
+    mode: str
+    chat_template: str
+    threshold: float | None
+    seed: int
+    chunk: int | None
+    batch_size: int
+    text_column: str
+    split: str | None
+    loading: dict[str, Any]
+
+    def check(self) -> None:
+        """Raise MethodError for options that do not fit."""
+        from ropecli.evaluation.retrieval.accuracy import check_mode
+        from ropecli.evaluation.ruler.definitions import choose_tasks
+
+        check_mode(self.mode)
+        if self.lengths and self.lengths[-1] > _LONGEST:
+            raise MethodError(f"--lengths has {self.lengths[-1]}; expected at most {_LONGEST} tokens.")
+        choose_tasks(self.tasks, self.mode, list(self.questions))
+
+
+@dataclass(frozen=True)
+class RulerRun:
+    """The prompts for one checkpoint. chat: whether they use its chat template."""
+
+    asked: RulerChoice
+    maker: "PromptMaker"
+    tasks: "list[RulerTask]"
+    lengths: list[int]
+    chat: bool
+
+    def request(self) -> dict[str, Any]:
+        """Everything that the scores depend on, next to the checkpoint and its scaling."""
+        return {
+            "prompts": self._fingerprint(),
+            "tasks": [task.name for task in self.tasks],
+            "lengths": self.lengths,
+            "samples": self.asked.samples,
+            "mode": self.asked.mode,
+            "seed": self.asked.seed,
+        }
+
+    def _fingerprint(self) -> str:
+        """Hash of the first prompt of each task at the longest length."""
+        import hashlib
+
+        sha = hashlib.sha256()
+        for task in self.tasks:
+            sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
+        return sha.hexdigest()
+
+    def measure(
+        self,
+        subject: "Subject",
+        model: "PreTrainedModel",
+        scores: "RulerScores",
+        part: str,
+        workers: "Workers",
+        *,
+        switching: bool,
+    ) -> "RulerReport":
+        """Ask the model. part: names the subject in `scores`. switching: whether frequencies depend on the length."""
+        from ropecli.commands.measuring import chunk_size
+        from ropecli.commands.subject import base_report, weight_settings
+        from ropecli.evaluation.eval_report import RulerReport
+        from ropecli.evaluation.ruler.answers import PUBLISHED, effective_length
+        from ropecli.evaluation.ruler.measure import measure_ruler
+
+        chunk = chunk_size(self.asked.chunk, self.lengths[-1])
+        total = len(self.tasks) * len(self.lengths) * len(workers.share(range(self.asked.samples)))
+        with progress_bar("asking", total) as step:
+            result = measure_ruler(
+                model,
+                self.maker,
+                self.tasks,
+                self.lengths,
+                samples=self.asked.samples,
+                mode=self.asked.mode,
+                batch_size=self.asked.batch_size,
+                switching=switching,
+                chunk=chunk,
+                scores=scores,
+                part=part,
+                workers=workers,
+                advance=step,
+                say=warn,
+            )
+        by_length: dict[int, list[float]] = {length: [] for length in self.lengths}
+        for cell in result.cells:
+            by_length[cell.length].append(cell.score)
+        means = {length: sum(found) / len(found) for length, found in by_length.items()}
+        threshold = PUBLISHED * means[self.lengths[0]] if self.asked.threshold is None else self.asked.threshold
+        return RulerReport(
+            **base_report(subject, self.asked.data, model),
+            mode=self.asked.mode,
+            settings={
+                "samples": self.asked.samples,
+                "seed": self.asked.seed,
+                "chat_template": self.chat,
+                "squad": str(self.asked.questions.get("qa_1") or "") or None,
+                "hotpotqa": str(self.asked.questions.get("qa_2") or "") or None,
+                "text_column": self.asked.text_column,
+                "split": self.asked.split,
+                "chunk": chunk,
+                "batch_size": self.asked.batch_size,
+                "attn": self.asked.loading["attn"],
+                "prompts_read_once": result.once,
+                "processes": workers.count,
+                **weight_settings(self.asked.loading),
+            },
+            fingerprint=result.fingerprint,
+            threshold=threshold,
+            relative=self.asked.threshold is None,
+            effective_length=effective_length(means, threshold) if max(means.values()) > 0 else None,
+            cells=result.cells,
+        )
+
+
+def prepare_ruler(checkpoint: "Checkpoint", reach: tuple[int, int], asked: RulerChoice) -> "RulerRun":
+    """Make a checkpoint's prompts, before its weights are loaded. reach: pretraining length and context length."""
+    from ropecli.commands.measuring import default_lengths
+    from ropecli.data.sources import read_texts
+    from ropecli.evaluation.chat_frame import find_frame
+    from ropecli.evaluation.retrieval.haystack import PieceTokenizer
+    from ropecli.evaluation.ruler.definitions import Needles, Questions, choose_tasks
+    from ropecli.evaluation.ruler.haystacks import Pieces, read_essay, read_questions
+    from ropecli.evaluation.ruler.measure import fitting_tasks
+    from ropecli.evaluation.ruler.prompts import PromptMaker
+    from ropecli.live.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint)
+    pieces = PieceTokenizer(tokenizer)
+    frame = find_frame(tokenizer, asked.chat_template)
+    tasks = choose_tasks(asked.tasks, asked.mode, list(asked.questions))
+    lengths = asked.lengths or default_lengths(*reach)
+    essay = None
+    if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
+        with progress_bar("reading the essay", None):
+            texts = read_texts(asked.data, text_column=asked.text_column, split=asked.split)
+            essay = read_essay(texts, Pieces(pieces), lengths[-1])
+    questions = {
+        task.name: read_questions(asked.questions[task.name], task.source)
+        for task in tasks
+        if isinstance(task, Questions)
+    }
+    maker = PromptMaker(pieces, frame, essay, questions, asked.seed)
+    if asked.lengths is None:
+        lengths = [length for length in lengths if _fits(maker, tasks, length)] or lengths[-1:]
+    fitting = fitting_tasks(maker, tasks, lengths, required=asked.tasks is not None)
+    if missing := [task.name for task in tasks if task not in fitting]:
+        warn(f"Not measured, since {lengths[0]} tokens are too short for them: {', '.join(missing)}.")
+    return RulerRun(asked, maker, fitting, lengths, frame is not None)
+
+
+def _fits(maker: "PromptMaker", tasks: "list[RulerTask]", length: int) -> bool:
+    """Return whether any task fits this length."""
+    from ropecli.evaluation.ruler.measure import fitting_tasks
+
+    try:
+        return bool(fitting_tasks(maker, tasks, [length], required=False))
+    except DataError:
+        return False

@@ -1,0 +1,356 @@
+"""Prompts of RULER's tasks with exactly N tokens, counting the tokens that the model may generate.
+
+Each piece of text is tokenized once, and a prompt is put together from token ids. So no search is needed, and the
+length is exact: an essay and noise are cut to it; what remains of lists is filled with line breaks, after the
+introduction.
+The same seed, task, length and index give the same prompt for every model with the same tokenizer.
+"""
+
+import uuid
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+
+from ropecli.errors import DataError
+from ropecli.evaluation.chat_frame import Frame
+from ropecli.evaluation.retrieval.haystack import PieceTokenizer, TokenIds
+from ropecli.evaluation.ruler.definitions import (
+    NEEDLE,
+    NOISE,
+    SMALL,
+    CommonWords,
+    FrequentWords,
+    ListSize,
+    Needles,
+    Questions,
+    RulerTask,
+    Variables,
+    Wording,
+)
+from ropecli.evaluation.ruler.haystacks import Essay, Pieces, QuestionSet, word_list
+
+CANDIDATES = 10
+"""Candidates per true answer in the mode rank, so that guessing scores 1/10."""
+_DEPTHS = np.round(np.linspace(0, 100, 40)).astype(int)
+"""Depths of needles in an essay, percent."""
+_EXAMPLE_LINES, _EXAMPLE_TOKENS = 5, 500
+"""Lines of noise in the example of variable tracking, at least, and its tokens, at most."""
+_ZETA_2 = np.pi**2 / 6
+_UPPER, _LOWER = np.array(list("ABCDEFGHIJKLMNOPQRSTUVWXYZ")), np.array(list("abcdefghijklmnopqrstuvwxyz"))
+Generator = np.random.Generator
+
+
+@dataclass(frozen=True)
+class RulerPrompt:
+    """ids: shape (tokens,), int64; with the tokens to generate, they have the asked length.
+
+    references: the right answers. others: wrong candidates for the mode rank.
+    """
+
+    ids: np.ndarray
+    references: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PromptMaker:
+    """Makes prompts. frame: of the chat template. essay: for the tasks that need one. questions: by task."""
+
+    tokenizer: PieceTokenizer
+    frame: Frame | None = None
+    essay: Essay | None = None
+    questions: Mapping[str, QuestionSet] = field(default_factory=dict)
+    seed: int = 0
+    pieces: Pieces = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pieces", Pieces(self.tokenizer))
+
+    def make(self, task: RulerTask, length: int, index: int) -> RulerPrompt:
+        """Raises DataError for a length that is too short for the task."""
+        rng = np.random.default_rng((self.seed, zlib.crc32(task.name.encode()), length, index))
+        draft = _Draft(self, task, length, rng)
+        if isinstance(task, Needles):
+            return _needles(draft, task)
+        if isinstance(task, Variables):
+            return _variables(draft, task)
+        if isinstance(task, CommonWords):
+            return _common_words(draft, task)
+        if isinstance(task, FrequentWords):
+            return _frequent_words(draft, task)
+        assert isinstance(task, Questions)
+        return _question(draft, self.questions[task.name], index)
+
+
+class _Draft:
+    """A prompt under construction: everything but its context."""
+
+    def __init__(self, maker: PromptMaker, task: RulerTask, length: int, rng: Generator) -> None:
+        self.maker, self.task, self.length, self.rng = maker, task, length, rng
+        self.pieces = maker.pieces
+
+    def words(self, **values: object) -> Wording:
+        wording = self.task.wording
+        return Wording(*(text.format(**values) for text in (wording.head, wording.tail, wording.answer)))
+
+    def frame(self, wording: Wording, *, lines: bool = False) -> int:
+        """Set the text around the context. Returns the tokens that are left for it.
+
+        lines: whether each piece of the context begins with a line break, the first one with the introduction's last.
+        """
+        frame, tokenizer = self.maker.frame, self.maker.tokenizer
+        if lines:
+            wording = replace(wording, head=wording.head.removesuffix("\n"))
+        if frame is None:
+            self.head = tokenizer.prefix + tokenizer.opening(wording.head)
+            self.tail = self.pieces.one(wording.tail + wording.answer)
+        else:
+            self.head = tokenizer.opening(frame.before + wording.head)
+            self.tail = self.pieces.one(wording.tail + frame.after + wording.answer.lstrip())
+        return self.length - self.task.generated - len(self.head) - len(self.tail)
+
+    def finish(self, context: Sequence[TokenIds], references: Sequence[str], others: Sequence[str] = ()) -> RulerPrompt:
+        """Fill what the context leaves with line breaks, before it."""
+        body = [token for piece in context for token in piece]
+        free = self.length - self.task.generated - len(self.head) - len(self.tail) - len(body)
+        if free < 0:
+            raise self.too_short()
+        ids = [*self.head, *[self.pieces.line_break] * free, *body, *self.tail]
+        return RulerPrompt(np.array(ids, dtype=np.int64), tuple(references), tuple(others))
+
+    def too_short(self) -> DataError:
+        return DataError(
+            f"A prompt of {self.length} tokens is too short for {self.task.name}. Set --lengths to more, or leave the "
+            "task out of --tasks."
+        )
+
+    def fresh(self, make: Callable[[], str], count: int, taken: Sequence[str]) -> list[str]:
+        """`count` different texts that are not taken."""
+        found: dict[str, None] = {}
+        while len(found) < count:
+            text = make()
+            if text not in taken:
+                found[text] = None
+        return list(found)
+
+    def sample(self, population: int, count: int) -> np.ndarray:
+        """Sorted sample of range(population) without replacement."""
+        if count > population:
+            raise self.too_short()
+        return np.sort(self.rng.choice(population, count, replace=False))
+
+
+def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
+    rng, pieces = draft.rng, draft.pieces
+    keys = draft.fresh(lambda: _text_of(task.key, rng), task.keys, ())
+    values = [draft.fresh(lambda: _text_of(task.value, rng), task.values, ()) for _ in keys]
+    needles = [(key, value) for key, own in zip(keys, values, strict=True) for value in own]
+    needles = [needles[index] for index in rng.permutation(len(needles))]
+    asked = rng.permutation(task.keys)[: task.asked]
+    names = [keys[index] for index in asked]
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
+    form = task.value[:-1] if task.one_answer else task.value
+    essay = task.haystack == "essay"
+    lines = pieces.several([_needle(task, " " if essay else "\n", *pair) for pair in needles])
+    room = draft.frame(draft.words(values=form, asked=listed), lines=not essay) - sum(map(len, lines))
+    if room < 0:
+        raise draft.too_short()
+    hidden: list[str] = []
+    if essay:
+        assert draft.maker.essay, "the essay was read for this task"
+        context = draft.maker.essay.read(room)
+        at = np.sort(len(context) * rng.choice(_DEPTHS, len(lines), replace=False) // 100)
+    elif task.haystack == "noise":
+        context = _repeat(pieces.noise, room)
+        at = draft.sample(len(context), len(lines))
+    else:
+        context, hidden = _other_needles(draft, task, room)
+        at = draft.sample(len(context), len(lines))
+    for place, line in sorted(zip(at, lines, strict=True), key=lambda pair: -pair[0]):
+        context.insert(place, line)
+    references = [value for index in asked for value in values[index]]
+    wrong = [value for own in values for value in own if value not in references]
+    rng.shuffle(hidden)
+    wrong = list(dict.fromkeys([*wrong, *hidden]))[: (CANDIDATES - 1) * len(references)]
+    more = (CANDIDATES - 1) * len(references) - len(wrong)
+    wrong += draft.fresh(lambda: _text_of(task.value, rng), more, [*references, *wrong])
+    return draft.finish(context, references, wrong)
+
+
+def _needle(task: Needles, before: str, key: str, value: str) -> str:
+    return before + NEEDLE.format(values=task.value, key=key, value=value)
+
+
+def _other_needles(draft: _Draft, task: Needles, room: int) -> tuple[list[TokenIds], list[str]]:
+    """Lines with other needles that fill `room` tokens, and their values."""
+    lines: list[TokenIds] = []
+    values: list[str] = []
+    free = room
+    while True:
+        count = max(8, free // 20)
+        pairs = [(_text_of(task.key, draft.rng), _text_of(task.value, draft.rng)) for _ in range(count)]
+        for line, pair in zip(draft.pieces.several([_needle(task, "\n", *pair) for pair in pairs]), pairs, strict=True):
+            if len(line) > free:
+                return lines, values
+            lines.append(line)
+            values.append(pair[1])
+            free -= len(line)
+
+
+def _text_of(kind: str, rng: Generator) -> str:
+    """A key or value: a number of seven digits, an adjective and a noun, or a UUID."""
+    if kind == "numbers":
+        return str(rng.integers(10**6, 10**7))
+    if kind == "uuids":
+        return str(uuid.UUID(bytes=rng.bytes(16), version=4))
+    adjectives, nouns = word_list("adjectives"), word_list("nouns")
+    return f"{adjectives[rng.integers(len(adjectives))]}-{nouns[rng.integers(len(nouns))]}"
+
+
+def _repeat(line: TokenIds, room: int) -> list[TokenIds]:
+    """The line, repeated to `room` tokens; the last one is cut."""
+    return [line[: room - start] for start in range(0, room, len(line))]
+
+
+def _variables(draft: _Draft, task: Variables) -> RulerPrompt:
+    rng, pieces = draft.rng, draft.pieces
+    count = task.hops + 1
+    names = draft.fresh(lambda: "".join(rng.choice(_UPPER, 5)), count, ())
+    value = str(rng.integers(10_000, 99_999))
+    wording = draft.words(value=value, count=count)
+    example = _solved_example(draft, task)
+    room = draft.frame(Wording(example + wording.head, wording.tail, wording.answer), lines=True)
+    chain = pieces.several(_chain(names, value))
+    context = _repeat(pieces.noise, room - sum(map(len, chain)))
+    at = draft.sample(len(context), count)
+    for place, line in reversed(list(zip(at, chain, strict=True))):
+        context.insert(place, line)
+    others = draft.fresh(lambda: "".join(rng.choice(_UPPER, 5)), (CANDIDATES - 1) * count, names)
+    return draft.finish(context, names, others)
+
+
+def _chain(names: Sequence[str], value: str) -> list[str]:
+    later = [f"\nVAR {name} = VAR {before} " for before, name in pairwise(names)]
+    return [f"\nVAR {names[0]} = {value}", *later]
+
+
+def _solved_example(draft: _Draft, task: Variables) -> str:
+    """An example with its answer: variables of three letters in five lines of noise, or up to 500 tokens in RULER."""
+    rng = draft.rng
+    names = draft.fresh(lambda: "".join(rng.choice(_UPPER, 3)), task.hops + 1, ())
+    value = str(rng.integers(10_000, 99_999))
+    most = min(_EXAMPLE_TOKENS, draft.length // 8)
+    wording = draft.words(value=value, count=task.hops + 1)
+    fixed = draft.pieces.one("".join((wording.head, wording.tail, wording.answer, *_chain(names, value))))
+    lines = [NOISE] * max(_EXAMPLE_LINES, (most - len(fixed)) // len(draft.pieces.noise))
+    for place, line in reversed(list(zip(draft.sample(len(lines), len(names)), _chain(names, value), strict=True))):
+        lines.insert(place, line.removeprefix("\n"))
+    return f"{wording.head}{chr(10).join(lines)}{wording.tail}{wording.answer} {' '.join(names)}\n\n"
+
+
+def _common_words(draft: _Draft, task: CommonWords) -> RulerPrompt:
+    """The larger of RULER's two sizes that fits."""
+    for size in task.sizes if draft.length >= SMALL else task.sizes[-1:]:
+        if found := _words_of_size(draft, task, size):
+            return found
+    raise draft.too_short()
+
+
+def _words_of_size(draft: _Draft, task: CommonWords, size: ListSize) -> RulerPrompt | None:
+    rng, pieces = draft.rng, draft.pieces
+    words = pieces.words
+    order = rng.permutation(len(words))
+    shown, order = order[: size.example], order[size.example :]
+    listed, common = _list_of_words(rng, [words[index] for index in shown], task.common, *size.in_example)
+    wording = task.wording
+    solved = "".join((wording.head, _numbered(listed), wording.tail, wording.answer, f" {_numbered(common)}\n"))
+    room = draft.frame(Wording(solved + wording.head, wording.tail, wording.answer))
+    count = _most_words(draft, order, task.common, size, room)
+    if count < 2 * task.common:
+        return None
+    used = [words[index] for index in order[:count]]
+    listed, common = _list_of_words(rng, used, task.common, *size.in_list)
+    context = pieces.of([piece for number, word in enumerate(listed, 1) for piece in (f" {number}.", f" {word}")])
+    return draft.finish(context, common, used[task.common :][: (CANDIDATES - 1) * task.common])
+
+
+def _most_words(draft: _Draft, order: np.ndarray, common: int, size: ListSize, room: int) -> int:
+    """How many of the words, in this order, make a list that fits."""
+    often, seldom = size.in_list
+    repeats = np.array([often] * common + [seldom] * (len(order) - common))
+    of_words = (repeats * draft.pieces.word_tokens[order]).cumsum()
+    entries = repeats.cumsum()
+    entries = entries[entries <= max(0, room)]  # an entry has at least one token
+    numbers = draft.pieces.of([f" {number}." for number in range(1, int(entries.max(initial=0)) + 1)])
+    of_numbers = np.array([len(ids) for ids in numbers]).cumsum()
+    return int((of_words[: len(entries)] + of_numbers[entries - 1] <= room).sum()) if len(entries) else 0
+
+
+def _list_of_words(
+    rng: Generator, words: list[str], common: int, often: int, seldom: int
+) -> tuple[list[str], list[str]]:
+    """The words in random order, the first `common` more often. Returns the list and the common words."""
+    repeated = words[:common] * often + words[common:] * seldom
+    return [repeated[index] for index in rng.permutation(len(repeated))], words[:common]
+
+
+def _numbered(words: Sequence[str]) -> str:
+    return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
+
+
+def _frequent_words(draft: _Draft, task: FrequentWords) -> RulerPrompt:
+    rng, pieces = draft.rng, draft.pieces
+    size = max(10, (draft.length - task.generated) // 50)
+    coded = draft.fresh(lambda: "".join(rng.choice(_LOWER, task.letters)), size - 1, ())
+    words = ["...", *coded]  # the most frequent is noise
+    room = draft.frame(task.wording)
+    ids = pieces.several([f" {word}" for word in words])
+    tokens = np.array([len(one) for one in ids])
+    shares = np.arange(1, size + 1) ** -task.alpha / _ZETA_2
+    low, high = 0, 2 * room
+    while low < high:  # the most words that fit
+        middle = (low + high + 1) // 2
+        fits = ((middle * shares).astype(int) * tokens).sum() <= room
+        low, high = (middle, high) if fits else (low, middle - 1)
+    counts = (low * shares).astype(int)
+    if counts[task.asked] <= counts[task.asked + 1]:
+        raise draft.too_short()
+    which = rng.permutation(np.repeat(np.arange(size), counts))
+    context = [ids[index] for index in which]
+    noise = (room - sum(map(len, context))) // len(ids[0])
+    return draft.finish(
+        [*context, *[ids[0]] * noise],
+        words[1 : 1 + task.asked],
+        words[1 + task.asked :][: (CANDIDATES - 1) * task.asked],
+    )
+
+
+def _question(draft: _Draft, source: QuestionSet, index: int) -> RulerPrompt:
+    """The documents with the answer among others; of these, the last is cut to the length."""
+    rng, pieces = draft.rng, draft.pieces
+    question = source.questions[index % len(source.questions)]
+    room = draft.frame(draft.words(question=question.text))
+    needed = list(question.documents)
+    used = {*needed, *question.near}
+    others = [other for other in rng.permutation(len(source.documents)) if other not in used]
+    order = [*needed, *rng.permutation(np.array(question.near, dtype=int)), *others]
+    chosen: list[TokenIds] = []
+    for count, document in enumerate(order, 1):
+        heading, text = pieces.of([_heading(count), source.documents[document]])
+        free = room - sum(map(len, chosen)) - sum(map(len, pieces.of([_heading(number) for number in range(1, count)])))
+        if len(heading) + len(text) > free and count <= len(needed):
+            raise draft.too_short()
+        if len(heading) >= free:
+            break
+        chosen.append(text[: free - len(heading)])
+    headings = pieces.of([_heading(number) for number in range(1, len(chosen) + 1)])
+    shuffled = [chosen[place] for place in rng.permutation(len(chosen))]
+    context = [part for pair in zip(headings, shuffled, strict=True) for part in pair]
+    return draft.finish(context, question.answers)
+
+
+def _heading(number: int) -> str:
+    return f"{chr(10) * 2 if number > 1 else ''}Document {number}:\n"

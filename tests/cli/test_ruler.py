@@ -1,0 +1,124 @@
+"""ropecli ruler: reports, several checkpoints, resuming, messages."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from ropecli.evaluation.ruler.measure import RulerScores
+
+
+@pytest.fixture
+def ask(ropecli):
+    def call(*options, checkpoints=("demo",)):
+        return ropecli(
+            "ruler", *checkpoints, "--tasks", "fwe,niah_single_1", "--mode", "rank", "--samples", 2, *options
+        )
+
+    return call
+
+
+def test_two_checkpoints_side_by_side(ask, ropecli, tmp_path):
+    assert ropecli("patch", "demo", "--method", "yarn", "--factor", 4, "--output", tmp_path / "patched").code == 0
+    report, picture = tmp_path / "ruler.json", tmp_path / "ruler.png"
+    outcome = ask(
+        "--lengths", "512,600", "--output", report, "--plot", picture, checkpoints=("demo", tmp_path / "patched")
+    )
+    assert outcome.code == 0, outcome.err
+    first, second = json.loads(report.read_text())
+    assert first["fingerprint"] == second["fingerprint"]
+    assert {(cell["task"], cell["length"], len(cell["scores"])) for cell in first["cells"]} == {
+        (task, length, 2) for task in ("niah_single_1", "fwe") for length in (512, 600)
+    }
+    mean = sum(sum(cell["scores"]) for cell in second["cells"] if cell["length"] == 512) / 4
+    assert second["threshold"] == pytest.approx(0.856 * mean)
+    assert "Effective length: " in outcome.out
+    assert "Not comparable with published tables: the essay is the demo's text; answers were ranked" in " ".join(
+        outcome.out.split()
+    )
+    assert picture.stat().st_size > 1000
+    page = tmp_path / "page.html"
+    assert ropecli("report", report, "--output", page).code == 0
+    assert "niah_single_1" in page.read_text()
+
+
+def test_an_interrupted_run_resumes(ask, tmp_path, monkeypatch):
+    whole, report = tmp_path / "whole.json", tmp_path / "ruler.json"
+    options = ["--lengths", "512", "--seed", 3]
+    assert ask(*options, "--output", whole).code == 0
+    add, asked = RulerScores.add, []
+
+    def adding(self, *values):
+        add(self, *values)
+        asked.append(values)
+        if len(asked) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(RulerScores, "add", adding)
+    assert ask(*options, "--output", report).code == 130
+    assert ask(*options[:-1], 4, "--output", report, "--resume").code == 2
+    assert ask(*options, "--output", report, "--resume").code == 0
+    assert len(asked) == 4
+    kept = [json.loads(path.read_text())[0]["cells"] for path in (whole, report)]
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lengths", "100"], "A prompt of 100 tokens is too short for niah_single_1."),
+        (["--lengths", "512", "--tasks", "niah"], "Unknown task 'niah'."),
+        (["--lengths", "512", "--tasks", "qa_1", "--mode", "generate"], "--squad FILE"),
+        (["--lengths", "512", "--chat-template", "llama"], "expected auto or none"),
+        (
+            ["--lengths", "512", "--tasks", "niah_single_2", "--data", "nothing/here"],
+            "nothing/here is not a local file",
+        ),
+    ],
+)
+def test_wrong_input_gives_one_message(ask, options, message):
+    outcome = ask(*options)
+    assert outcome.code == 2
+    assert message in " ".join(outcome.err.split())
+
+
+def test_compare_puts_measures_side_by_side(ropecli, tmp_path, monkeypatch):
+    report = tmp_path / "measures.json"
+    asked = [
+        "compare",
+        "demo",
+        "--data",
+        "demo",
+        "--methods",
+        "none,yarn",
+        "--measure",
+        "ppl,ruler",
+        "--lengths",
+        "512",
+    ]
+    asked += ["--samples", 2, "--tasks", "fwe", "--max-documents", 2, "--protocol", "tail", "--output", report]
+    outcome = ropecli(*asked)
+    assert outcome.code == 0, outcome.err
+    found = json.loads(report.read_text())
+    assert [(one["kind"], one["method"]) for one in found] == [
+        ("perplexity", "none"),
+        ("perplexity", "yarn"),
+        ("ruler", "none"),
+        ("ruler", "yarn"),
+    ]
+    alone = json.loads(
+        ropecli("ruler", "demo", "--lengths", "512", "--tasks", "fwe", "--samples", 2, "--mode", "rank", "--method",
+                "yarn", "--factor", 4, "--json").out
+    )  # fmt: skip
+    assert found[3]["cells"] == alone[0]["cells"]
+    assert found[3]["fingerprint"] == alone[0]["fingerprint"]
+    assert "RULER (%) at 512" in outcome.out
+    assert f"{found[1]['rows'][0]['ppl']:.2f}" in outcome.out
+
+
+def test_unsuitable_measures_are_refused(ropecli, tmp_path):
+    outcome = ropecli("compare", "demo", "--data", "demo", "--measure", "ppl,rule")
+    assert "Unknown measure 'rule'" in outcome.err
+    outcome = ropecli("compare", "demo", "--data", "demo", "--measure", "ppl,ruler", "--plot", tmp_path / "x.png")
+    assert "--plot draws one measure" in outcome.err

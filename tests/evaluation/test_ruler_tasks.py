@@ -1,0 +1,328 @@
+"""RULER: prompts of exact length for any tokenizer, tasks as published, scores, and the command."""
+
+import json
+import re
+from collections import Counter
+from functools import cache
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+import ropecli
+from ropecli.errors import DataError, MethodError
+from ropecli.evaluation.chat_frame import Frame, find_frame
+from ropecli.evaluation.retrieval.haystack import PieceTokenizer
+from ropecli.evaluation.ruler.answers import effective_length, score_of, score_of_ranks
+from ropecli.evaluation.ruler.definitions import NOISE, SYNTHETIC, TASKS, choose_tasks
+from ropecli.evaluation.ruler.haystacks import Pieces, read_essay, read_questions
+from ropecli.evaluation.ruler.measure import measure_ruler
+from ropecli.evaluation.ruler.prompts import PromptMaker
+
+TEXT = "It was a bright cold day. The clocks were striking thirteen! Was it so? A wind blew along the street. " * 40
+KINDS = ("byte-level BPE", "SentencePiece BPE", "Unigram", "WordPiece", "characters")
+
+
+@cache
+def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of this kind, trained on a few words."""
+    special = ["<s>", "<unk>"]
+    if kind == "byte-level BPE":
+        one, trainer = Tokenizer(models.BPE()), trainers.BpeTrainer(
+            vocab_size=800, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        )  # fmt: skip
+        one.pre_tokenizer, one.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    elif kind == "SentencePiece BPE":  # as Llama 2's: a space before the text, bytes for unknown characters
+        one = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+        one.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        one.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        letters = [chr(code) for code in range(33, 127)]
+        trainer = trainers.BpeTrainer(
+            vocab_size=900, special_tokens=[*special, *(f"<0x{code:02X}>" for code in range(256))],
+            initial_alphabet=[*letters, "▁"], max_token_length=12,
+        )  # fmt: skip
+    elif kind == "Unigram":  # as T5's
+        one = Tokenizer(models.Unigram())
+        one.pre_tokenizer, one.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=600, special_tokens=special, unk_token="<unk>",
+            initial_alphabet=[chr(code) for code in range(33, 127)],
+        )  # fmt: skip
+    elif kind == "WordPiece":
+        one, trainer = Tokenizer(models.WordPiece(unk_token="<unk>")), trainers.WordPieceTrainer(
+            vocab_size=600, special_tokens=special
+        )  # fmt: skip
+        one.pre_tokenizer, one.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    else:
+        one = Tokenizer(models.WordLevel({chr(code): code for code in range(256)} | {"<s>": 256}, unk_token="\x00"))
+        one.pre_tokenizer, one.decoder, trainer = pre_tokenizers.Split("", "isolated"), decoders.Fuse(), None
+    if trainer:
+        one.train_from_iterator([TEXT, NOISE, *(task.wording.tail for task in TASKS.values())], trainer)
+    if kind != "WordPiece":
+        one.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", one.token_to_id("<s>"))]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=one, bos_token="<s>")
+
+
+def maker_of(tokenizer, **options) -> PromptMaker:
+    pieces = PieceTokenizer(tokenizer)
+    essay = read_essay([("essay", TEXT)], Pieces(pieces), 8192)
+    return PromptMaker(pieces, essay=essay, **options)
+
+
+@pytest.fixture(scope="module")
+def maker() -> PromptMaker:
+    return maker_of(tokenizer_of("byte-level BPE"))
+
+
+def text_of(maker, name, length, index=0) -> tuple[str, tuple[str, ...]]:
+    prompt = maker.make(TASKS[name], length, index)
+    return maker.tokenizer.text(prompt.ids), prompt.references
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_have_the_asked_length(kind):
+    maker = maker_of(tokenizer_of(kind))
+    for name, length in product(SYNTHETIC, (6000, 8191)):
+        prompt = maker.make(TASKS[name], length, 0)
+        assert len(prompt.ids) + TASKS[name].generated == length
+        text = maker.tokenizer.text(prompt.ids)
+        if kind != "WordPiece":  # it has no white space
+            assert text.startswith("<s>")
+            assert text.rstrip().endswith(TASKS[name].wording.answer.format(
+                values=_form(name), asked="", count=5, value=""
+            ).split()[-1])  # fmt: skip
+            assert all(reference in text for reference in prompt.references)
+
+
+def _form(name) -> str:
+    return getattr(TASKS[name], "value", "")
+
+
+def test_a_prompt_depends_only_on_seed_task_length_and_index(maker):
+    again = maker_of(tokenizer_of("byte-level BPE"))
+    again.make(TASKS["cwe"], 4000, 1)
+    other = maker_of(tokenizer_of("byte-level BPE"), seed=1)
+    for name in SYNTHETIC:
+        ids = maker.make(TASKS[name], 4000, 2).ids
+        assert np.array_equal(again.make(TASKS[name], 4000, 2).ids, ids)
+        for different in (other.make(TASKS[name], 4000, 2), maker.make(TASKS[name], 4000, 3)):
+            assert len(different.ids) == len(ids)
+            assert not np.array_equal(different.ids, ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "needles", "key", "value", "answers"),
+    [
+        ("niah_single_1", 1, "words", "numbers", 1),
+        ("niah_single_2", 1, "words", "numbers", 1),
+        ("niah_single_3", 1, "words", "uuids", 1),
+        ("niah_multikey_1", 4, "words", "numbers", 1),
+        ("niah_multikey_2", None, "words", "numbers", 1),
+        ("niah_multikey_3", None, "uuids", "uuids", 1),
+        ("niah_multivalue", 4, "words", "numbers", 4),
+        ("niah_multiquery", 4, "words", "numbers", 4),
+    ],
+)
+def test_needles_are_those_of_ruler(maker, name, needles, key, value, answers):
+    text, references = text_of(maker, name, 6000)
+    form = {"words": r"[a-z-]+", "numbers": r"\d{7}", "uuids": r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"}
+    pattern = rf"One of the special magic {value} for ({form[key]}) is: ({form[value]})\."
+    found = re.findall(pattern, text)
+    assert len(references) == answers
+    assert len(found) == needles if needles else len(found) > 30
+    question = text[text.rindex("\nWhat ") :]
+    asked = [one for one in found if one[0] in question]
+    assert sorted(found_value for _, found_value in asked) == sorted(references)
+    if answers == 1:
+        assert text.startswith(f"<s>A special magic {value[:-1]} is hidden within the following text.")
+        assert re.fullmatch(
+            rf"\nWhat is the special magic {value[:-1]} for ({form[key]}) mentioned in the provided text\? The special "
+            rf"magic {value[:-1]} for \1 mentioned in the provided text is",
+            question,
+        )
+    else:
+        assert text.startswith(f"<s>Some special magic {value} are hidden within the following text.")
+        assert question.startswith(f"\nWhat are all the special magic {value} for ")
+        assert (", and " in question) == (name == "niah_multiquery")
+    if name == "niah_single_1":
+        lines = text[: text.rindex("\nWhat ")].split("\n")[1:]
+        assert Counter(lines[:-1])[NOISE] >= len(lines) - 2
+        assert NOISE.startswith(lines[-1])
+
+
+def test_variables_are_assigned_in_a_chain_after_a_solved_example(maker):
+    text, references = text_of(maker, "vt", 6000)
+    example, own = text.split("Memorize and track the chain(s)")[1:]
+    assert len(re.findall(r"VAR [A-Z]{3} =", example)) == 5
+    solved = re.findall(r"VAR ([A-Z]{3}) =", example)
+    assert example.strip().endswith(" ".join(solved))
+    chain = re.findall(r"\nVAR ([A-Z]{5}) = (?:VAR )?([A-Z]{5}|\d{5})", own)
+    assert [name for name, _ in chain] == list(references)
+    assert [value for _, value in chain[1:]] == list(references[:-1])
+    value = chain[0][1]
+    assert own.endswith(
+        f"Question: Find all variables that are assigned the value {value} in the text above. Answer: According to the "
+        f"chain(s) of variable assignment in the text above, 5 variables are assigned the value {value}, they are:"
+    )
+
+
+@pytest.mark.parametrize(("length", "often", "seldom"), [(8192, 30, 3), (4095, 6, 1)])
+def test_common_words_appear_as_often_as_in_ruler(maker, length, often, seldom):
+    text, references = text_of(maker, "cwe", length)
+    listed = re.findall(r"(\d+)\. ([\w-]+)", text[text.rindex("Below is a numbered list") :])
+    assert [int(number) for number, _ in listed] == list(range(1, len(listed) + 1))
+    counts = Counter(word for _, word in listed)
+    assert {word for word, count in counts.items() if count == often} == set(references)
+    assert set(counts.values()) == {often, seldom}
+    assert len(references) == 10
+
+
+def test_coded_words_follow_a_zeta_distribution(maker):
+    text, references = text_of(maker, "fwe", 8192)
+    coded = text[text.index("coded words. ") + len("coded words. ") : text.index("\nQuestion:")].split()
+    counts = Counter(coded)
+    ranked = [word for word, _ in counts.most_common(4)]
+    assert ranked[0] == "..."
+    assert tuple(ranked[1:]) == references
+    # ranks 2, 3 and 4 of a zeta distribution with α = 2: shares of 1/4, 1/9 and 1/16
+    shares = np.array([counts[word] for word in references])
+    np.testing.assert_allclose(shares / shares[0], np.array([1, 4 / 9, 1 / 4]), atol=0.05)
+
+
+def test_questions_are_asked_among_documents(tmp_path):
+    squad = {"data": [
+        {"paragraphs": [
+            {"context": f"Article {article}, paragraph {number}. " + "Something else. " * 20, "qas": [
+                {"question": f"What is {article}-{number}?", "answers": [{"text": f"answer {article}-{number}"}],
+                 "is_impossible": number == 1},
+            ]}
+            for number in range(3)
+        ]}
+        for article in range(8)
+    ]}  # fmt: skip
+    hotpotqa = [
+        {"question": f"Which {one}?", "answer": f"that {one}",
+         "context": [[f"Title {one} {part}", ["A sentence. ", "Another one. " * 20]] for part in range(2)]}
+        for one in range(9)
+    ]  # fmt: skip
+    for name, value in (("squad", squad), ("hotpotqa", hotpotqa)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    questions = {"qa_1": read_questions(tmp_path / "squad.json", "squad"),
+                 "qa_2": read_questions(tmp_path / "hotpotqa.json", "hotpotqa")}  # fmt: skip
+    assert len(questions["qa_1"].questions) == 16
+    maker = maker_of(tokenizer_of("byte-level BPE"), questions=questions)
+    text, references = text_of(maker, "qa_1", 1500, index=3)
+    assert references == ("answer 1-2",)
+    assert "Article 1, paragraph 2." in text
+    assert text.rstrip().endswith("Question: What is 1-2? Answer:")
+    assert re.findall(r"Document (\d+):\n", text) == [f"{n}" for n in range(1, 1 + text.count("Document "))]
+    text, _ = text_of(maker, "qa_2", 1200, index=4)
+    assert "Title 4 0" in text
+    assert "Title 4 1" in text
+    for faulty in ("[]", "{}", "not JSON"):
+        (tmp_path / "faulty.json").write_text(faulty)
+        with pytest.raises(DataError, match=r"faulty\.json"):
+            read_questions(tmp_path / "faulty.json", "squad")
+
+
+def test_an_instruct_model_is_asked_through_its_template():
+    tokenizer = tokenizer_of("byte-level BPE")
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}[assistant]"
+    tokenizer.chat_template = template
+    try:
+        frame = find_frame(tokenizer, "auto")
+        assert frame == Frame("<s>[user]", "[assistant]")
+        assert find_frame(tokenizer, "none") is None
+        tokenizer.chat_template = "no message"
+        with pytest.raises(DataError, match="does not contain the message"):
+            find_frame(tokenizer, "auto")
+    finally:
+        tokenizer.chat_template = None
+    assert find_frame(tokenizer, "auto") is None
+    text, _ = text_of(maker_of(tokenizer, frame=frame), "vt", 4000)
+    assert text.startswith("<s>[user]Memorize")
+    assert re.search(r"in the text above\.\[assistant\]Answer: According to .* they are:$", text)
+
+
+def test_scores_are_those_of_ruler():
+    assert score_of("The numbers are 12 and 34.", ["12", "34", "56", "78"]) == 0.5
+    assert score_of("paris\x00LONDON", ["Paris", "london"]) == 1
+    assert score_of("It is Paris.", ["Rome", "paris"], any_of=True) == 1
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        true, values = 3, rng.integers(0, 6, 12)
+        order = sorted(range(12), key=lambda one: (-values[one], one < true))  # a tie counts against the true ones
+        assert score_of_ranks(values, true) == pytest.approx(sum(one < true for one in order[:true]) / true)
+
+
+def test_the_effective_length_ends_where_the_mean_falls():
+    means = {256: 0.9, 512: 0.86, 1024: 0.5, 2048: 0.9}
+    assert effective_length(means, 0.856) == 512
+    assert effective_length(means, 0.95) is None
+
+
+class _Scripted:
+    """A reader that answers prompts with given texts. Token 0 ends an answer."""
+
+    split = SimpleNamespace(model=None)
+
+    def __init__(self, tokenizer, answers):
+        self.tokens = [list(tokenizer.opening(answer)) for answer in answers]
+        self.read = 0
+
+    def greedy_batch(self, ids):
+        for step in range(10**6):
+            self.read += 1
+            yield np.array([tokens[step] if step < len(tokens) else 0 for tokens in self.tokens])
+
+
+def test_answers_end_once_nothing_can_change(maker, monkeypatch):
+    from ropecli.evaluation.ruler import measure
+
+    monkeypatch.setattr(measure, "_end_tokens", lambda model: {0})
+    task = TASKS["niah_multivalue"]
+    prompts = [maker.make(task, 2000, index) for index in range(2)]
+    first, second = (prompt.references for prompt in prompts)
+    answers = [f"{first[0]} {first[1]} {first[2]} {first[3]} and more", f"{second[1]}, that is all"]
+    reader = _Scripted(maker.tokenizer, answers)
+    assert measure.generate(reader, maker, task, prompts) == [1.0, 0.25]
+    assert reader.read < task.generated
+
+
+@pytest.mark.parametrize("mode", ["rank", "generate"])
+def test_batches_give_the_same_scores(demo_model, demo_maker, mode):
+    tasks = [TASKS["fwe"]]
+    runs = [
+        measure_ruler(demo_model, demo_maker, tasks, [500, 600], samples=3, mode=mode, batch_size=size)
+        for size in (1, 3)
+    ]
+    assert runs[0].fingerprint == runs[1].fingerprint
+    assert [cell.scores for cell in runs[0].cells] == [cell.scores for cell in runs[1].cells]
+    assert [(cell.task, cell.length) for cell in runs[0].cells] == [("fwe", 500), ("fwe", 600)]
+
+
+@pytest.fixture(scope="module")
+def demo_model():
+    return ropecli.load_model(ropecli.open_checkpoint("demo"))
+
+
+@pytest.fixture(scope="module")
+def demo_maker() -> PromptMaker:
+    return maker_of(ropecli.load_tokenizer(ropecli.open_checkpoint("demo")))
+
+
+def test_unsuitable_tasks_are_named():
+    with pytest.raises(MethodError, match=r"Unknown task 'niah_single_4'.*Did you mean"):
+        choose_tasks(["niah_single_4"], "generate", [])
+    with pytest.raises(MethodError, match="qa_1 needs a file of questions: --squad FILE"):
+        choose_tasks(["qa_1"], "generate", [])
+    with pytest.raises(MethodError, match="qa_2 has no candidates"):
+        choose_tasks(["qa_2"], "rank", ["qa_2"])
+    assert [task.name for task in choose_tasks(None, "generate", ["qa_2"])] == [*SYNTHETIC, "qa_2"]
