@@ -59,6 +59,8 @@ def compare(
     protocol: options.ProtocolName = "prefix",
     stride: options.Stride = None,
     targets: options.Targets = None,
+    evaluator: options.Evaluator = None,
+    keys: options.KeysFile = None,
     max_documents: options.MaxDocuments = None,
     min_tokens: options.MinTokens = None,
     max_tokens: options.MaxTokens = None,
@@ -132,6 +134,8 @@ def compare(
             loading=loading,
             workers=workers,
             before=runs,
+            evaluator=evaluator,
+            key_file=keys,
         )
         runs.append(run)
     request = _request(opened, plans, runs)
