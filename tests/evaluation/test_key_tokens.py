@@ -12,8 +12,9 @@ from ropecli.data.sources import read_texts
 from ropecli.errors import DataError
 from ropecli.evaluation import longppl
 from ropecli.evaluation.longppl import KeyDocument, Keys, find_keys, fingerprint, positions_within
-from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.protocols import Protocol, ShortContext
+from ropecli.evaluation.perplexity import evaluate_perplexity, window_losses
+from ropecli.evaluation.processes import Workers
+from ropecli.evaluation.protocols import Protocol, ShortContext, Window
 
 LENGTH = 150
 SHORT = ShortContext(32, 8)
@@ -154,3 +155,25 @@ def test_a_file_of_keys_is_read_as_written(tmp_path):
     longppl.write_keys(tmp_path / "keys.json", keys)
     assert longppl.read_keys(tmp_path / "keys.json") == keys
     assert json.loads((tmp_path / "keys.json").read_text())["documents"][0]["intervals"] == [[1, 3], [7, 20]]
+
+
+@pytest.mark.usefixtures("thresholds")
+def test_processes_share_the_evaluators_documents(llama, loaded, texts, tokenizer):
+    class Pair(Workers):
+        """The first of two processes; it reads the other's share when it gathers."""
+
+        def gather(self, items):
+            assert sorted(items) == [0, 2]
+            return {**items, **{1: other[1]}}
+
+    other = {}
+    documents = read_documents(texts.items(), tokenizer, LENGTH, cut=LENGTH)
+
+    def windows(document):
+        yield Window(document.ids, LENGTH - 1, LENGTH)
+
+    model = loaded(llama)
+    other.update(window_losses(model, documents, LENGTH, windows))
+    shared = window_losses(model, documents, LENGTH, windows, workers=Pair(0, 2))
+    assert sorted(shared) == [0, 1, 2]
+    assert all(np.array_equal(shared[index][0], other[index][0]) for index in other)
