@@ -106,10 +106,10 @@ def _find(
     documents, lengths = data.read(
         tokenizer, lengths, Protocol("longppl"), drop_rare=drop_rare, texts=hashed(), keep_spans=True
     )
-    if lengths[-1] <= context.tokens:
+    if lengths[-1] <= context.first:
         raise DataError(
-            f"The longest length is {lengths[-1]} tokens; longppl needs more than {context.tokens}, the short context "
-            f"of the evaluator {checkpoint.name}."
+            f"The longest length is {lengths[-1]} tokens; longppl needs more than {context.first}, because the "
+            f"evaluator {checkpoint.name} has a short context of {context.tokens}."
         )
     if lengths[-1] > context_length:
         warn(

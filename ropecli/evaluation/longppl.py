@@ -122,10 +122,10 @@ def find_keys(
     losses = window_losses(model, documents, length, windows, **options)
     found = []
     for index, document in enumerate(documents.kept):
-        spans, long = _spans_of(document), losses[index][0][context.tokens - 1 :]
+        spans, long = _spans_of(document), losses[index][0][context.first - 1 :]
         short = np.concatenate(losses[index][1:])
         is_key = (short - long > MIN_GAIN) & (long < MAX_LOSS)
-        intervals = _merged(spans[context.tokens :][is_key])
+        intervals = _merged(spans[context.first :][is_key])
         found.append(KeyDocument(document.name, hashes[document.name], int(spans.max()), intervals))
     return tuple(found)
 

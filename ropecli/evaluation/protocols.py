@@ -165,10 +165,15 @@ class ShortContext:
     tokens: int
     stride: int
 
+    @property
+    def first(self) -> int:
+        """Position of the first scored token. The context of earlier ones is short anyway."""
+        return self.tokens + self.stride
+
     def windows(self, length: int) -> Iterator[tuple[int, int]]:
         """(start, stop) of each window over `length` tokens. Scored are the tokens from start + self.tokens on."""
-        for start in range(0, length - self.tokens, self.stride):
-            yield start, min(start + self.tokens + self.stride, length)
+        for start in range(self.stride, length - self.tokens, self.stride):
+            yield start, min(start + self.first, length)
 
 
 def short_context(pretraining_length: int) -> ShortContext:

@@ -94,7 +94,7 @@ def test_wrong_keys_are_one_message(evaluate, ropecli, llama, edited, corpus, tm
     keys = tmp_path / "keys.json"
     is_one_message(evaluate(), "needs --evaluator CHECKPOINT")
     is_one_message(evaluate("--keys", keys), "To find key tokens and write them there, add --evaluator")
-    is_one_message(evaluate("--evaluator", llama, lengths=("--lengths", "64")), "needs more than 64, the short context")
+    is_one_message(evaluate("--evaluator", llama, lengths=("--lengths", "64")), "needs more than 80, because")
     is_one_message(evaluate("--evaluator", llama, "--min-tokens", 9), "apply to whole documents")
     is_one_message(
         ropecli("eval-ppl", llama, "--data", corpus, "--evaluator", llama), "apply only to the protocol longppl"
