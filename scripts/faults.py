@@ -71,6 +71,9 @@ FAULTS: list[tuple[str, str]] = [
     ("difference = np.array(row.document_nll) - np.array(base.document_nll)", "difference = np.array(base.document_nll) - np.array(row.document_nll)"),
     ("length for length in own if length <= original_length", "length for length in own if length < original_length"),
     ("cache = outputs.past_key_values", "cache = None"),
+    ("(short - long > MIN_GAIN) & (long < MAX_LOSS)", "short - long > MIN_GAIN"),
+    ("spans[:, 1] <= stops[interval]", "spans[:, 0] < stops[interval]"),
+    ("range(self.stride, length - self.tokens, self.stride)", "range(self.stride, length - self.first, self.stride)"),
     ("rank = 1 + int((others >= true).sum())", "rank = 1 + int((others > true).sum())"),
     # data
     ("text[ahead], text[ahead + 1], positions", "text[ahead], text[ahead], positions"),
@@ -80,6 +83,8 @@ FAULTS: list[tuple[str, str]] = [
     ("(lengths >= long_from) | (chances < keep_short)", "(lengths >= long_from) | (chances > keep_short)"),
     ("draw.integers(bias, context_length - length, endpoint=True)", "draw.integers(0, context_length - length, endpoint=True)"),
     # finetune
+    ("clamp(max=math.log(LARGEST_WEIGHT)).exp()", "exp()"),
+    ("short[:, chunk] - loss.detach()", "short[:, chunk] - loss"),
     ("scale = averaged_over(self.accelerator) * len(batches) / targets", "scale = averaged_over(self.accelerator) / targets"),
     ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),
     ("if found[name] != listed[name]]", "if False]"),

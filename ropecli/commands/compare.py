@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from ropecli.commands.subject import Subject
     from ropecli.evaluation.eval_report import EvalReport, RulerReport
     from ropecli.evaluation.processes import Workers
+    from ropecli.evaluation.protocols import Protocol
     from ropecli.evaluation.ruler.measure import RulerScores
     from ropecli.evaluation.saved_progress import EvalProgress
 
     Plans = Sequence[PatchPlan | None]
-RULER = "ruler"
-MEASURES = ("ppl", RULER)
+LONGPPL, RULER = "longppl", "ruler"
+MEASURES = ("ppl", LONGPPL, RULER)
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,18 @@ def compare(
     measure: Annotated[
         Sequence[str],
         Flag("--measure", metavar="MEASURE,..."),
-        Doc("ppl: perplexity by --protocol. ruler: the mean score of RULER's tasks."),
+        Doc(
+            "ppl: perplexity by --protocol. longppl: perplexity of key tokens, see --evaluator and --keys. ruler: the "
+            "mean score of RULER's tasks."
+        ),
     ] = ("ppl",),
     lengths: options.Lengths = None,
     settings: options.SeveralSettings = None,
     protocol: options.ProtocolName = "prefix",
     stride: options.Stride = None,
     targets: options.Targets = None,
+    evaluator: options.Evaluator = None,
+    keys: options.KeysFile = None,
     tasks: Annotated[
         Sequence[str] | None, Flag("--tasks", metavar="TASK,..."), Doc("ruler: tasks. Default: all whose prompts fit.")
     ] = None,
@@ -159,22 +165,22 @@ def compare(
         options.with_config(data, dataset_config), text_column, split, max_documents, min_tokens, max_tokens
     )
     runs: list[list[PerplexityRun]] = [[] for _ in opened]
-    for name in measures:
+    for wanted in _protocols(measures, asked, evaluator, keys):
         before: list[PerplexityRun] = []
+        of_keys: dict[str, Any] = {"evaluator": evaluator, "key_file": keys} if wanted.name == LONGPPL else {}
         for one, own in zip(opened, runs, strict=True):
-            if name == RULER:
-                continue
             run = prepare_run(
                 one,
                 choice,
                 lengths,
-                asked,
+                wanted,
                 reach=reach,
                 chunk=chunk,
                 batch_size=batch_size,
                 loading=loading,
                 workers=workers,
                 before=before,
+                **of_keys,
             )
             before.append(run)
             own.append(run)
@@ -205,6 +211,19 @@ def _measures(names: Sequence[str], picture: Path | None) -> list[str]:
             raise MethodError(f"Unknown measure {name!r}. Known: {', '.join(MEASURES)}.{did_you_mean(name, MEASURES)}")
     if picture and len(found) > 1:
         raise MethodError("--plot draws one measure. For several, write them with --output, and `ropecli report`.")
+    return found
+
+
+def _protocols(
+    measures: Sequence[str], asked: "Protocol", evaluator: str | None, keys: str | Path | None
+) -> "list[Protocol]":
+    """The protocols of the perplexities. Raises MethodError for key tokens that none of them takes."""
+    from ropecli.commands.longppl import refuse_key_options
+    from ropecli.evaluation.protocols import Protocol
+
+    found = [Protocol(LONGPPL) if name == LONGPPL else asked for name in measures if name != RULER]
+    if not any(one.name == LONGPPL for one in found):
+        refuse_key_options(asked, evaluator, keys)
     return found
 
 

@@ -26,6 +26,8 @@ def eval_ppl(
     protocol: options.ProtocolName = "prefix",
     stride: options.Stride = None,
     targets: options.Targets = None,
+    evaluator: options.Evaluator = None,
+    keys: options.KeysFile = None,
     baseline: Annotated[
         str | None, Doc("Second checkpoint to measure on the same tokens. Adds cost and gain with intervals.")
     ] = None,
@@ -87,6 +89,8 @@ def eval_ppl(
         batch_size=batch_size,
         loading=loading,
         workers=join_workers(),
+        evaluator=evaluator,
+        key_file=keys,
     )
     if base:
         _refuse_another_vocabulary(run, base)

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.checkpoint.opening import Checkpoint
+from ropecli.commands.longppl import get_keys, read_marked, refuse_key_options
 from ropecli.commands.messages import progress_bar, say, warn
 from ropecli.commands.options import sorted_numbers
 from ropecli.commands.subject import Subject, base_report, weight_settings
 from ropecli.data.documents import Documents, read_documents, special_tokens
-from ropecli.data.sources import HUB_DOCUMENTS, is_hub_dataset, read_texts
+from ropecli.data.sources import HUB_DOCUMENTS, Texts, is_hub_dataset, read_texts
 from ropecli.errors import DataError
 from ropecli.evaluation.eval_report import EvalReport, environment
+from ropecli.evaluation.longppl import Keys
 from ropecli.evaluation.perplexity import count_passes
 from ropecli.evaluation.processes import Workers, among_processes
 from ropecli.evaluation.protocols import Protocol
@@ -58,12 +60,25 @@ class DataChoice:
     min_tokens: int | None = None
     max_tokens: int | None = None
 
+    def texts(self, *, whole: bool | None = None) -> Texts:
+        """whole: read all of a Hub dataset; default: only with --max-documents."""
+        whole = reads_everything(self.source, self.max_documents) if whole is None else whole
+        return read_texts(self.source, text_column=self.text_column, split=self.split, whole=whole)
+
     def read(
-        self, tokenizer: "PreTrainedTokenizerBase", lengths: list[int], protocol: Protocol, *, drop_rare: bool = False
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        lengths: list[int],
+        protocol: Protocol,
+        *,
+        drop_rare: bool = False,
+        texts: Texts | None = None,
+        keep_spans: bool = False,
     ) -> tuple[Documents, list[int]]:
         """Reads the documents that `protocol` can score at these lengths; warns about those that it skips.
 
-        drop_rare: drop the longest lengths that fewer than 8 documents have. Returns the remaining lengths too.
+        drop_rare: drop the longest lengths that fewer than 8 documents have. texts: default: all. keep_spans: see
+        read_documents. Returns the remaining lengths too.
         """
         whole = protocol.reads_whole_documents
         if not whole and (self.min_tokens or self.max_tokens):
@@ -74,16 +89,15 @@ class DataChoice:
         least = lengths[0] if drop_rare else lengths[-1]
         if whole:
             least = self.min_tokens or special.first_scored + 1 + len(special.suffix)
-        everything = reads_everything(self.source, self.max_documents)
-        texts = read_texts(self.source, text_column=self.text_column, split=self.split, whole=everything)
         with progress_bar("reading documents", None) as step:
             documents = read_documents(
-                texts,
+                texts or self.texts(),
                 tokenizer,
                 least,
                 most=self.max_documents,
                 cut=self.max_tokens if whole else lengths[-1],
                 count_bytes=True,
+                keep_spans=keep_spans,
                 advance=step,
             )
         if drop_rare:
@@ -127,7 +141,8 @@ def count_documents(count: int) -> str:
 class PerplexityRun:
     """Documents and settings of a measurement, the same for every model of a command.
 
-    protocol: resolved for the lengths. chunk: tokens, None for all at once. loading: see load_model.
+    protocol: resolved for the lengths. chunk: tokens, None for all at once. loading: see load_model. keys: for the
+    protocol longppl.
     """
 
     tokenizer: Any
@@ -140,6 +155,7 @@ class PerplexityRun:
     batch_size: int
     loading: dict[str, Any]
     workers: Workers
+    keys: Keys | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -151,6 +167,7 @@ class PerplexityRun:
             "attn": self.loading["attn"],
             "processes": self.workers.count,
             **weight_settings(self.loading),
+            **({"keys": self.keys.settings} if self.keys else {}),
         }
 
     def request(self) -> dict[str, Any]:
@@ -213,13 +230,16 @@ def prepare_run(
     loading: dict[str, Any],
     workers: Workers,
     before: Sequence[PerplexityRun] = (),
+    evaluator: str | None = None,
+    key_file: str | Path | None = None,
 ) -> PerplexityRun:
     """A run on the documents of `data`, read with the checkpoint's tokenizer.
 
     lengths: None for the default lengths, which follow from `reach`: pretraining length and context length. before:
     other checkpoints' runs of the same request, whose lengths are taken. Sizes of one model share a tokenizer, and so
-    the documents.
+    the documents. evaluator, key_file: for the protocol longppl.
     """
+    refuse_key_options(protocol, evaluator, key_file)
     tokenizer = load_tokenizer(checkpoint)
     for run in before:
         if tokenizer.is_fast and _is_the_same(tokenizer, run.tokenizer):
@@ -227,7 +247,23 @@ def prepare_run(
     if lengths is None and before:
         lengths = before[0].lengths
     wanted = default_lengths(*reach) if lengths is None else sorted_numbers(lengths, "--lengths")
-    documents, wanted = data.read(tokenizer, wanted, protocol, drop_rare=lengths is None)
+    keys = before[0].keys if before else None
+    if protocol.name == "longppl":
+        if keys is None:
+            passes = {"chunk": chunk_size(chunk, wanted[-1]), "batch_size": batch_size}
+            keys, wanted = get_keys(
+                evaluator,
+                key_file,
+                data,
+                wanted,
+                drop_rare=lengths is None,
+                loading=loading,
+                workers=workers,
+                **passes,
+            )
+        documents = read_marked(data, tokenizer, keys)
+    else:
+        documents, wanted = data.read(tokenizer, wanted, protocol, drop_rare=lengths is None)
     protocol = protocol.settled(wanted, documents.special)
     chunk = chunk_size(chunk, wanted[-1])
     return PerplexityRun(
@@ -241,6 +277,7 @@ def prepare_run(
         batch_size,
         loading,
         workers,
+        keys,
     )
 
 

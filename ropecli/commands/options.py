@@ -94,6 +94,14 @@ Stride = Annotated[int | None, Ge(1), TOKENS, Doc("sliding: distance between win
 Targets = Annotated[
     int | None, Ge(1), TOKENS, Doc("tail: tokens to score per document. Default: half the shortest length.")
 ]
+Evaluator = Annotated[
+    str | None, Doc("longppl: checkpoint that finds the key tokens. Compare models only with the same evaluator.")
+]
+KeysFile = Annotated[
+    str | Path | None,
+    Flag("--keys", metavar="FILE"),
+    Doc("longppl: file of key tokens to read; with --evaluator, to write if it does not exist."),
+]
 MaxDocuments = Annotated[
     int | None,
     Ge(1),

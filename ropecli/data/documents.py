@@ -19,18 +19,26 @@ _CHARACTERS = 8
 class Document:
     """name: file or row. ids: shape (tokens,), int64.
 
-    ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown.
+    ends: shape (tokens,), int64, UTF-8 bytes of text up to each token's end; None where unknown. spans: shape (tokens,
+    2), int64, first character of each token and the one after its last; None if not asked for. keys: shape (keys,),
+    int64, positions of the tokens that the protocol longppl scores.
     """
 
     name: str
     ids: np.ndarray
     ends: np.ndarray | None = None
+    spans: np.ndarray | None = None
+    keys: np.ndarray | None = None
 
     def bytes_of(self, start: int, stop: int) -> int | None:
         """Bytes of text in the tokens start ≤ i < stop."""
         if self.ends is None:
             return None
         return int(self.ends[stop - 1] - (self.ends[start - 1] if start else 0)) if start < stop else 0
+
+    def bytes_at(self, positions: np.ndarray) -> int | None:
+        """Bytes of text in the tokens at these positions."""
+        return None if self.ends is None else int(np.diff(self.ends, prepend=0)[positions].sum())
 
 
 @dataclass(frozen=True)
@@ -75,12 +83,14 @@ class Documents:
         return replace(self, kept=kept, too_short=self.count - len(kept))
 
     def fingerprint(self, length: int | None = None) -> str:
-        """sha256 over the first `length` token ids of every document, or over all of them."""
+        """sha256 over the first `length` token ids of every document, or over all of them, and over the key tokens."""
         sha = hashlib.sha256()
         for document in self.kept:
             ids = document.ids[:length]
             sha.update(len(ids).to_bytes(8, "little"))
             sha.update(ids.astype("<i8").tobytes())
+            if document.keys is not None:
+                sha.update(document.keys.astype("<i8").tobytes())
         return sha.hexdigest()
 
 
@@ -92,17 +102,18 @@ def read_documents(
     most: int | None = None,
     cut: int | None = None,
     count_bytes: bool = False,
+    keep_spans: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> Documents:
     """Tokenize (name, text) pairs with special tokens until `most` documents have at least `least` tokens.
 
     cut: keep this many tokens of each document; where the tokenizer allows, tokenize no more than that. count_bytes:
-    fill in Document.ends, if the tokenizer reports character offsets. advance: called after each document. Raises
-    DataError if no document has `least` tokens.
+    fill in Document.ends, if the tokenizer reports character offsets. keep_spans: the same for Document.spans. advance:
+    called after each document. Raises DataError if no document has `least` tokens.
     """
     kept: list[Document] = []
     lengths = [0]
-    for document in tokenize(texts, tokenizer, count_bytes, enough=max(cut, least) if cut else None):
+    for document in tokenize(texts, tokenizer, count_bytes, keep_spans, enough=max(cut, least) if cut else None):
         lengths.append(len(document.ids))
         advance()
         if len(document.ids) >= least:
@@ -121,8 +132,8 @@ def read_documents(
 
 def _cut(document: Document, tokens: int) -> Document:
     # copy: a view would keep the whole document in memory
-    ends = None if document.ends is None else document.ends[:tokens].copy()
-    return Document(document.name, document.ids[:tokens].copy(), ends)
+    ends, spans = (None if part is None else part[:tokens].copy() for part in (document.ends, document.spans))
+    return Document(document.name, document.ids[:tokens].copy(), ends, spans)
 
 
 def special_tokens(tokenizer) -> SpecialTokens:
@@ -138,7 +149,11 @@ def special_tokens(tokenizer) -> SpecialTokens:
 
 
 def tokenize(
-    texts: Iterable[tuple[str, str]], tokenizer, count_bytes: bool = False, enough: int | None = None
+    texts: Iterable[tuple[str, str]],
+    tokenizer,
+    count_bytes: bool = False,
+    keep_spans: bool = False,
+    enough: int | None = None,
 ) -> Iterator[Document]:
     """Tokenize texts in batches, which fast tokenizers spread over the cores. See read_documents.
 
@@ -155,8 +170,10 @@ def tokenize(
                 yield Document(name, np.array(ids, dtype=np.int64))
             continue
         for name, body, (encoding, count) in zip(names, bodies, _encode(bodies, tokenizer, enough), strict=True):
-            ends = _byte_ends(body, encoding.offsets[:count]) if count_bytes else None
-            yield Document(name, np.array(encoding.ids[:count], dtype=np.int64), ends)
+            offsets = encoding.offsets[:count] if count_bytes or keep_spans else []
+            ends = _byte_ends(body, offsets) if count_bytes else None
+            spans = np.array(offsets, dtype=np.int64).reshape(-1, 2) if keep_spans else None
+            yield Document(name, np.array(encoding.ids[:count], dtype=np.int64), ends, spans)
 
 
 def _encode(texts: Sequence[str], tokenizer, enough: int | None) -> list[tuple[Any, int]]:

@@ -85,6 +85,37 @@ def count_passes(lengths: Sequence[int], documents: int, protocol: Protocol, swi
     return documents * (1 if protocol.name == "prefix" and not switching else len(set(lengths)))
 
 
+def window_losses(
+    model: "PreTrainedModel",
+    documents: Documents,
+    length: int,
+    windows_of: Callable[[Document], Iterable[Window]],
+    *,
+    chunk: int | None = None,
+    batch_size: int = 1,
+    workers: Workers | None = None,
+    advance: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> dict[int, list[np.ndarray]]:
+    """Losses of each document's windows, by document: shape (targets,) each, nats, float64.
+
+    length: tokens of the longest window; each document has as many. advance: called after each document. Other
+    arguments as in evaluate_perplexity.
+    """
+    protocol = Protocol("prefix")
+    _check_documents(model, documents, length, protocol)
+    meter = _Meter(model, documents, [length], protocol, switching=False, batch_size=batch_size)
+    if chunk is not None:
+        meter.read_by_chunks(chunk, say)
+    workers, found = workers or Workers(), {}
+    for index in workers.share(range(len(documents.kept))):
+        windows = ((index, window) for window in windows_of(documents.kept[index]))
+        groups = _alike(windows, batch_size)
+        found[index] = [nll for group in groups for nll in meter._score([window for _, window in group])]
+        advance()
+    return workers.gather(found)
+
+
 class _Meter:
     """Measures documents with one model and one set of settings."""
 
@@ -167,11 +198,17 @@ class _Meter:
 def _enter(tallies: Tallies, window: Window, nll: np.ndarray, document: Document) -> None:
     """Add one window's losses to its document's tallies; a window may serve several lengths."""
     first = len(window.ids) - window.targets
+    if window.picked is not None:
+        [tally] = tallies.values()
+        text = document.bytes_at(window.stop - window.targets + window.picked)
+        tally.add(nll[window.picked], first + window.picked, text)
+        tally.read += window.read
+        return
     for length, tally in tallies.items():
         # a window that serves several lengths begins at the document's beginning
         own = nll if len(tallies) == 1 else nll[: length - first]
         stop = window.stop if len(tallies) == 1 else length
-        tally.add(own, first, document.bytes_of(stop - len(own), stop))
+        tally.add(own, first + np.arange(len(own)), document.bytes_of(stop - len(own), stop))
         tally.read += window.read
 
 
@@ -184,9 +221,10 @@ def _alike(windows: Iterable[tuple[int, Window]], size: int) -> Iterator[list[tu
 
 def _check_documents(model: "PreTrainedModel", documents: Documents, longest: int, protocol: Protocol) -> None:
     shortest = min(len(document.ids) for document in documents.kept)
-    if shortest < longest and not protocol.reads_whole_documents:
+    whole = protocol.reads_whole_documents or protocol.name == "longppl"
+    if shortest < longest and not whole:
         raise DataError(f"A document has {shortest} tokens, but the longest length is {longest}.")
-    cut = None if protocol.reads_whole_documents else longest
+    cut = None if whole else longest
     largest = max(int(document.ids[:cut].max(initial=0)) for document in documents.kept)
     if (inserted := protocol.inserted(documents.special)) is not None:
         largest = max(largest, inserted)

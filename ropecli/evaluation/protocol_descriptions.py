@@ -49,4 +49,12 @@ PROTOCOLS = {
         "ppl = exp(mean over windows of each window's mean nll), however many tokens a window scores. The same as "
         "eval/perplexity.py of github.com/jquesnelle/yarn.",
     ),
+    "longppl": ProtocolDescription(
+        "only the tokens that need a long context, found by --evaluator or read from --keys",
+        "LongPPL: only key tokens are scored, the same ones at every length. An evaluator model found them: a long "
+        "context instead of a short one raises their log-probability by more than 2 nats, and their loss with the long "
+        "context is below 2 nats. Windows of N tokens, N/2 apart: the model reads all tokens before a key token, or "
+        "the last N/2 to N − 1. ppl = exp(Σ nll / Σ key tokens). Shows whether a model uses its long context. "
+        "Comparable only with the same evaluator. Fang et al. 2025 (arXiv:2410.23771), section 3.",
+    ),
 }

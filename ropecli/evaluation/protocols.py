@@ -4,7 +4,7 @@ protocol_descriptions.py describes each and gives its formula.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,13 +20,15 @@ class Window:
     """One span of a document.
 
     ids: shape (tokens,), int64. targets: number of scored tokens, the last ones. stop: position in the document after
-    the last scored token. reads_last: whether the model also reads the last token, which no target depends on.
+    the last scored token. reads_last: whether the model also reads the last token, which no target depends on. picked:
+    indices of the only targets that count; None for all.
     """
 
     ids: np.ndarray
     targets: int
     stop: int
     reads_last: bool = True
+    picked: np.ndarray | None = None
 
     @property
     def read(self) -> int:
@@ -61,7 +63,7 @@ class Protocol:
     @property
     def scores_the_same_tokens(self) -> bool:
         """Whether every length scores the same tokens, so that lengths can be compared with each other."""
-        return self.name in ("tail", "sliding", "disjoint")
+        return self.name in ("tail", "sliding", "disjoint", "longppl")
 
     def inserted(self, special: SpecialTokens) -> int | None:
         """The token that the protocol puts before a text; None if it adds none or the tokenizer has none."""
@@ -101,6 +103,8 @@ class Protocol:
                 yield from _disjoint(special, document.ids, length, self.inserted(special))
             case "yarn":
                 yield from _yarn(special, document.ids, length, self.inserted(special))
+            case "longppl":
+                yield from _longppl(document, special, length)
 
 
 def _sliding(ids: np.ndarray, special: SpecialTokens, length: int, stride: int) -> Iterator[Window]:
@@ -138,6 +142,44 @@ def _yarn(special: SpecialTokens, ids: np.ndarray, length: int, first: int | Non
         scored = stop
         if stop == len(text):
             return
+
+
+def _longppl(document: Document, special: SpecialTokens, length: int) -> Iterator[Window]:
+    if document.keys is None:
+        raise DataError("The protocol longppl needs documents with key tokens.")
+    for window in _sliding(special.ended(document.ids), special, length, length // 2):
+        scored = document.keys - (window.stop - window.targets)
+        picked = scored[(scored >= 0) & (scored < window.targets)]
+        if len(picked):
+            yield replace(window, picked=picked)
+
+
+@dataclass(frozen=True)
+class ShortContext:
+    """How LongPPL and LongCE read tokens with a short context (Fang et al. 2025, arXiv:2410.23771).
+
+    tokens: minimum number of tokens before a scored one. stride: number of tokens that one window scores, the last
+    ones.
+    """
+
+    tokens: int
+    stride: int
+
+    @property
+    def first(self) -> int:
+        """Position of the first scored token. The context of earlier ones is short anyway."""
+        return self.tokens + self.stride
+
+    def windows(self, length: int) -> Iterator[tuple[int, int]]:
+        """(start, stop) of each window over `length` tokens. Scored are the tokens from start + self.tokens on."""
+        for start in range(self.stride, length - self.tokens, self.stride):
+            yield start, min(start + self.first, length)
+
+
+def short_context(pretraining_length: int) -> ShortContext:
+    """The paper's 4,096 tokens, a quarter of it apart; the pretraining length of a model with a shorter one."""
+    tokens = min(4096, pretraining_length)
+    return ShortContext(tokens, max(1, tokens // 4))
 
 
 def _begun(prefix: tuple[int, ...], ids: np.ndarray) -> np.ndarray:

@@ -46,8 +46,8 @@ class Tally:
     def is_finite(self) -> bool:
         return math.isfinite(self.nll)
 
-    def add(self, nll: np.ndarray, first_context: int, scored_bytes: int | None) -> None:
-        """Add one window. nll: shape (targets,), nats. first_context: number of tokens before the first target."""
+    def add(self, nll: np.ndarray, contexts: np.ndarray, scored_bytes: int | None) -> None:
+        """Add one window. nll: nats. contexts: number of tokens before each target. Both have shape (targets,)."""
         if not len(nll):
             return
         self.nll += float(nll.sum())
@@ -55,7 +55,7 @@ class Tally:
         self.bytes = None if self.bytes is None or scored_bytes is None else self.bytes + scored_bytes
         self.window_means += float(nll.mean())
         self.windows += 1
-        buckets = np.searchsorted(_EDGES, np.arange(first_context, first_context + len(nll)), side="right") - 1
+        buckets = np.searchsorted(_EDGES, contexts, side="right") - 1
         self.context_nll = _add(self.context_nll, np.bincount(buckets, weights=nll).tolist())
         self.context_tokens = _add(self.context_tokens, np.bincount(buckets).tolist())
 

@@ -84,7 +84,8 @@ def perplexity_table(report: EvalReport, *, verbose: bool = True) -> Group:
     title += f"data {clean(report.source)}"
     measured = cells.measured_rows(report)
     if not verbose:
-        measured = measured.only("length", "ppl", "baseline ppl", "95% interval", "bits/byte", "documents")
+        few = ["tokens"] if report.protocol == "longppl" else []  # the number of key tokens
+        measured = measured.only("length", "ppl", "baseline ppl", "95% interval", "bits/byte", *few, "documents")
     below = []
     if report.baseline is not None:
         base = report.baseline

@@ -15,13 +15,16 @@ import torch
 
 from ropecli.attention import load_model
 from ropecli.checkpoint.opening import Checkpoint
+from ropecli.checkpoint.state import read_state
 from ropecli.data.stream import Batch, Stream, open_stream
 from ropecli.errors import RecipeError
+from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.scoring import refuse_unknown_ids
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
 from ropecli.training.distributed import data_ranks, make_accelerator, prepare, shards_weights, state_to_save
 from ropecli.training.finished_weights import clear_finished, finished_step, write_result
+from ropecli.training.longce import LongContextLoss
 from ropecli.training.loop import Divergence, Interrupt, TrainingLoop, TrainingProgress, stop_on_signals
 from ropecli.training.loss import NextTokenLoss, enable_checkpointing, explain_out_of_memory, prove_positions
 from ropecli.training.memory_plan.checkpointing import resolve_for_run
@@ -87,7 +90,7 @@ def finetune_checkpoint(
     refuse_unknown_ids(stream.largest_id, model)
     recorded = from_main(accelerator, lambda: recorded_recipe(output).get("gradient_checkpointing"))
     recipe = resolve_for_run(accelerator, model.config, recipe, length, recorded, say)
-    loss_of = _make_loss(model, recipe, stream.packed, unread)
+    loss_of = _make_loss(model, recipe, stream.packed, unread, read_state(checkpoint).pretraining_length)
     refuse_unsuitable(accelerator, model, recipe, length)
     optimizer = make_optimizer(adapters.trainable(loss_of), recipe)
     longest = length if recipe.positions == "full" else reach
@@ -242,10 +245,16 @@ def _load(
     return adapters.attach(model, recipe), None
 
 
-def _make_loss(model: "PreTrainedModel", recipe: Recipe, packed: bool, unread: UnreadModel | None) -> NextTokenLoss:
+def _make_loss(
+    model: "PreTrainedModel", recipe: Recipe, packed: bool, unread: UnreadModel | None, pretraining_length: int
+) -> NextTokenLoss:
     """Create the loss and check that it suits the model, on a small model of the architecture for an unread one."""
     small = NextTokenLoss(unread.small()) if unread else None
-    loss_of = NextTokenLoss(model, offload=recipe.offload_activations, like=small)
+    options: dict[str, Any] = {"offload": recipe.offload_activations, "like": small}
+    if recipe.loss == "longce":
+        loss_of: NextTokenLoss = LongContextLoss(model, short_context(pretraining_length), **options)
+    else:
+        loss_of = NextTokenLoss(model, **options)
     if packed or recipe.positions != "full":
         prove_positions(small or loss_of, recipe.positions, packed)
     model.train()

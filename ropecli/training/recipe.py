@@ -88,6 +88,10 @@ class Recipe(_Text):
     steps: int = Field(100, ge=1, le=_MOST, description="updates of the weights")
     batch_size: int = Field(1, ge=1, le=_MOST, description="sequences per process and forward pass")
     gradient_accumulation: int = Field(4, ge=1, le=_MOST, description="passes per step")
+    loss: Literal["next-token", "longce"] = Field(
+        "next-token",
+        description="longce: more weight on tokens that need a long context, up to 5; a step takes about twice as long",
+    )
     learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False, description="peak learning rate")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="after the warm-up; cosine ends at a tenth of the peak"
@@ -149,6 +153,11 @@ class Recipe(_Text):
             raise ValueError("keep_short needs long_from, the minimum length of long documents")
         if self.positions != "full" and any(source.sequences == "packed" for source in self.sources):
             raise ValueError(f"positions: {self.positions} and sequences: packed cannot be combined")
+        if self.loss == "longce":
+            if self.positions != "full":
+                raise ValueError(f"loss: longce needs positions: full, not {self.positions}")
+            if any(source.sequences == "packed" for source in self.sources):
+                raise ValueError("loss: longce needs sequences: long or concat, not packed")
         return self
 
     @property

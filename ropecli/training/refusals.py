@@ -47,6 +47,11 @@ def refuse_unsuitable(accelerator: "Accelerator", model: "PreTrainedModel", reci
     from accelerate import DistributedType
 
     kind, sizes = accelerator.distributed_type, accelerator.parallelism_config
+    if recipe.loss == "longce" and follows_length(model, length):
+        raise RecipeError(
+            "loss: longce compares contexts of different lengths, but the model's rotary frequencies depend on the "
+            "length. Use loss: next-token."
+        )
     integers = any(not parameter.is_floating_point() for parameter in model.parameters())
     faults: list[str] = []
     if kind == DistributedType.FSDP:
@@ -96,6 +101,8 @@ def shared_sequence_faults(
     if any(source.sequences == "packed" for source in recipe.sources):
         # both drop the mask that separates packed documents (ulysses_sp.py; accelerate/big_modeling.py)
         yield f"sequences: packed needs a mask, which {name} {size} drops. Use long or concat."
+    if recipe.loss == "longce":
+        yield f"loss: longce needs whole sequences on each process, but {name} {size} splits them. {other}"
     if varies:
         # every process would use the largest position of its own part
         yield f"the model's rotary frequencies depend on the length, which {name} {size} splits over processes. {other}"

@@ -29,6 +29,7 @@ from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.data import sources
 from ropecli.data.gapped_positions import refuse_impossible_positions
 from ropecli.errors import DataError, MethodError, OutputError, PatchError, RecipeError, RopecliError
+from ropecli.evaluation.protocols import short_context
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
 from ropecli.scaling.spec import label_of, make_spec
 from ropecli.training.finetuning import finetune_checkpoint
@@ -118,6 +119,10 @@ def _plan_stage(
     reach = recipe.window or context_length
     length = recipe.length or (context_length if recipe.positions == "full" else pretraining_length)
     refuse_impossible_positions(recipe.positions, length, reach, recipe.pose_chunks)
+    if recipe.loss == "longce" and length <= (first := short_context(pretraining_length).first):
+        raise RecipeError(
+            f"length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
+        )
     method = read_saved_remapping(in_effect.config if in_effect else checkpoint.config)
     refuse_method_conflicts(recipe, method)
     longest = length if recipe.positions == "full" else reach

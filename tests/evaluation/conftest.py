@@ -33,7 +33,10 @@ def precise():
 
 @pytest.fixture(scope="session")
 def uneven(corpus, tokenizer):
-    """uneven(tokens, ..., prefix=(0,)) -> documents of so many tokens, begun as a tokenizer with <s> begins them."""
+    """uneven(tokens, ..., prefix=(0,)) -> documents of so many tokens, begun as a tokenizer with <s> begins them.
+
+    Every seventh token is a key token.
+    """
     from ropecli.data.documents import Document, Documents, SpecialTokens, read_documents
     from ropecli.data.sources import read_texts
 
@@ -44,7 +47,7 @@ def uneven(corpus, tokenizer):
         for one, count in zip(whole, tokens, strict=False):
             ids = np.concatenate([prefix, one.ids]).astype(np.int64)[:count]
             ends = np.concatenate([np.zeros(len(prefix), dtype=np.int64), one.ends])[:count]
-            kept.append(Document(one.name, ids, ends))
+            kept.append(Document(one.name, ids, ends, keys=np.arange(7, count, 7)))
         assert [len(one.ids) for one in kept] == list(tokens)
         return Documents(tuple(kept), 0, SpecialTokens(tuple(prefix), 0, 0))
 

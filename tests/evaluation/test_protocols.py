@@ -1,5 +1,7 @@
 """The windows of each protocol, as numbers alone: against its source, written a second time in windows_by_hand.py."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import windows_by_hand
@@ -102,8 +104,10 @@ def test_lengths_may_be_compared_where_they_score_the_same_tokens(name):
     scored = []
     for length in (24, 64, 300):
         settled = Protocol(name).settled([24, 64, 300], special)
-        windows = settled.windows(document(700, special), special, length, 300)
-        scored.append([index for one in windows for index in range(one.stop - one.targets, one.stop)])
+        keyed = replace(document(700, special), keys=np.array([1, 30, 31, 299, 650]))
+        windows = settled.windows(keyed, special, length, 300)
+        targets = [(np.arange(one.stop - one.targets, one.stop), one.picked) for one in windows]
+        scored.append([int(one) for own, picked in targets for one in (own if picked is None else own[picked])])
     assert (scored[0] == scored[1] == scored[2]) == Protocol(name).scores_the_same_tokens
 
 

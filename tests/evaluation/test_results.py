@@ -19,7 +19,7 @@ EDGES = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
 def tally_of(*windows, scored_bytes=7):
     tally = Tally()
     for nll, first_context in windows:
-        tally.add(np.array(nll, dtype=np.float64), first_context, scored_bytes)
+        tally.add(np.array(nll, dtype=np.float64), first_context + np.arange(len(nll)), scored_bytes)
     return tally
 
 

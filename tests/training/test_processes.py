@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from safetensors.torch import load_file
 
 KEYS = {"steps": 8, "batch_size": 1, "gradient_accumulation": 2, "learning_rate": 5e-4, "save_every": 3}
@@ -17,9 +18,14 @@ def start(arguments):
     )
 
 
-def test_two_processes_stopped_and_resumed_equal_one(stop_and_resume, patched_llama, corpus, tune, metrics, tmp_path):
+@pytest.mark.parametrize(
+    "own", [{}, pytest.param({"loss": "longce", "length": 96}, marks=pytest.mark.slow)], ids=["next-token", "longce"]
+)
+def test_two_processes_stopped_and_resumed_equal_one(
+    stop_and_resume, patched_llama, corpus, tune, metrics, tmp_path, own
+):
     """The documents that measure the run are shared by both as well."""
-    keys = {**KEYS, "eval_data": str(corpus), "eval_every": 4, "eval_documents": 4}
+    keys = {**KEYS, **own, "eval_data": str(corpus), "eval_every": 4, "eval_documents": 4}
     two = stop_and_resume(start, **keys)
     one = tune(patched_llama, tmp_path / "one", **{**keys, "gradient_accumulation": 4})
     assert "processes: 2" in (two / "run.yaml").read_text()

@@ -1,0 +1,128 @@
+"""eval-ppl and compare --protocol longppl: an evaluator finds key tokens once, and every model is scored on them."""
+
+import json
+
+import pytest
+
+from ropecli.evaluation import longppl
+
+
+@pytest.fixture(scope="module")
+def repeating(tmp_path_factory):
+    """Three texts of more than 640 tokens, which repeat their beginning after some 350 others."""
+    from ropecli.demo import corpus
+
+    folder = tmp_path_factory.mktemp("repeating")
+    files = [text for _, text in sorted(corpus.held_out_files().items()) if len(text) > 20_000]
+    for index in range(3):
+        passage = files[index][4000:4900]
+        (folder / f"text{index}.txt").write_text(passage + files[index + 3][5000:6000] + passage, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def yarn(tmp_path_factory):
+    """The demo patched with yarn ×4: it reads 1,024 tokens."""
+    from ropecli import patch
+
+    output = tmp_path_factory.mktemp("patched") / "yarn"
+    patch("demo", method="yarn", factor=4, output=output)
+    return output
+
+
+def test_keys_are_found_once_and_read_for_other_models(ropecli, repeating, yarn, tmp_path):
+    keys, report = tmp_path / "keys.json", tmp_path / "report.json"
+    fixed = ["--data", repeating, "--protocol", "longppl", "--lengths", "256,640"]
+    found = ropecli(
+        "eval-ppl", yarn, "--evaluator", yarn, "--keys", keys, "--baseline", "demo", "--output", report, *fixed
+    )
+    assert found.code == 0, found.err
+    first = json.loads(report.read_text())
+    count = first["rows"][0]["tokens"]
+    assert count >= 5
+    assert [row["tokens"] for one in (first, first["baseline"]) for row in one["rows"]] == [count] * 4
+    assert f"\n{count} of 1,9" in found.err
+    assert f"{count} key tokens give wide intervals" in found.err
+    assert "┃ tokens ┃" in found.out
+    assert first["settings"]["keys"] == {
+        "evaluator": str(yarn),
+        "digest": first["digest"],
+        "length": 640,
+        "short_context": 256,
+        "stride": 64,
+        "min_gain": 2.0,
+        "max_loss": 2.0,
+    }
+    # the evaluator uses more than the demo's 256 tokens
+    assert first["baseline"]["rows"][1]["nll"] > 2 > first["rows"][1]["nll"]
+    assert [one["name"] for one in first["headlines"]] == ["short-context cost", "long-context gain"]
+
+    compared = ropecli("compare", yarn, "--methods", "none,as-is", "--keys", keys, "--json", *fixed)
+    assert compared.code == 0, compared.err
+    reports = {one["method"]: one for one in json.loads(compared.out)}
+    assert "finding key tokens" not in compared.err
+    for method, earlier in (("yarn", first), ("none", first["baseline"])):
+        assert reports[method]["fingerprint"] == earlier["fingerprint"]
+        nll = [row["nll"] for row in earlier["rows"]]
+        assert [row["nll"] for row in reports[method]["rows"]] == pytest.approx(nll, rel=1e-4)
+
+
+@pytest.fixture
+def evaluate(ropecli, llama, corpus, monkeypatch):
+    """Random weights have no loss below 2 nats."""
+    from ropecli.commands import longppl as command
+
+    for module in (longppl, command):
+        monkeypatch.setattr(module, "MIN_GAIN", 0.5)
+        monkeypatch.setattr(module, "MAX_LOSS", 8.0)
+
+    def call(*options, checkpoint=llama, lengths=("--lengths", "64,128")):
+        fixed = ["--data", corpus, "--protocol", "longppl", "--max-documents", 3]
+        return ropecli("eval-ppl", checkpoint, *fixed, *lengths, *options)
+
+    return call
+
+
+def is_one_message(outcome, expected):
+    assert (outcome.code, outcome.out) == (2, "")
+    assert expected in " ".join(outcome.err.split())
+    assert outcome.err.count("error:") == 1
+    assert "Traceback" not in outcome.err
+
+
+def test_wrong_keys_are_one_message(evaluate, ropecli, llama, edited, corpus, tmp_path):
+    keys = tmp_path / "keys.json"
+    is_one_message(evaluate(), "needs --evaluator CHECKPOINT")
+    is_one_message(evaluate("--keys", keys), "To find key tokens and write them there, add --evaluator")
+    is_one_message(evaluate("--evaluator", llama, lengths=("--lengths", "64")), "needs more than 80, because")
+    is_one_message(evaluate("--evaluator", llama, "--min-tokens", 9), "apply to whole documents")
+    is_one_message(
+        ropecli("eval-ppl", llama, "--data", corpus, "--evaluator", llama), "apply only to the protocol longppl"
+    )
+    assert not keys.exists()
+    assert evaluate("--evaluator", llama, "--keys", keys).code == 0
+    other = edited(llama, rms_norm_eps=1e-3)
+    is_one_message(evaluate("--evaluator", other, "--keys", keys), "has the key tokens of another evaluator")
+    is_one_message(evaluate("--keys", keys, lengths=("--lengths", "64,256")), "--lengths asks for 256")
+    longppl.MAX_LOSS = 0.0
+    is_one_message(evaluate("--evaluator", llama), "found no key tokens in 3 documents")
+
+
+def test_default_lengths_end_with_those_of_the_keys(evaluate, llama, patched, tmp_path):
+    keys, four = tmp_path / "keys.json", patched(llama, "yarn", 4.0)
+    assert evaluate("--evaluator", llama, "--keys", keys).code == 0
+    report = json.loads(evaluate("--keys", keys, "--json", checkpoint=four, lengths=()).out)
+    assert [row["length"] for row in report["rows"]] == [16, 32, 64, 128]
+
+
+def test_a_stopped_run_resumes(evaluate, llama, stopping, tmp_path):
+    """The key tokens are read from the file that the first run wrote."""
+    output, keys = tmp_path / "report.json", tmp_path / "keys.json"
+    options = ["--evaluator", llama, "--keys", keys, "--output", output]
+    with stopping(2):
+        assert evaluate(*options).code == 130
+    resumed = evaluate(*options, "--resume")
+    assert resumed.code == 0, resumed.err
+    assert "finding key tokens" not in resumed.err
+    whole = json.loads(evaluate("--keys", keys, "--json").out)
+    assert [row["nll"] for row in json.loads(output.read_text())["rows"]] == [row["nll"] for row in whole["rows"]]

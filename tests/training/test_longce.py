@@ -1,0 +1,106 @@
+"""LongCE against a computation that reads every token twice on its own; which runs can use it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from ropecli.data.sequences import UNSCORED
+from ropecli.errors import RecipeError, RopecliError
+from ropecli.evaluation.protocols import ShortContext
+from ropecli.training import loss as loss_module
+from ropecli.training.longce import LongContextLoss
+from ropecli.training.loss import NextTokenLoss
+
+IDS = torch.from_numpy(np.random.default_rng(0).integers(0, 512, (2, 61)))
+SHORT = ShortContext(5, 3)
+
+
+@pytest.fixture(scope="module")
+def model(build):
+    """Its head caps the logits."""
+    from transformers import AutoModelForCausalLM
+
+    folder = build("gemma2", head_dim=32, final_logit_softcapping=20.0)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").train()
+
+
+def brute_force(model, ids, labels):
+    """(plain loss, weighted loss, weights): one short pass for every token."""
+
+    def losses(ids, labels):
+        logits = model(input_ids=ids).logits
+        return cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=UNSCORED)
+
+    plain = losses(ids, labels)
+    weights = torch.ones_like(plain)
+    for position in range(SHORT.tokens, ids.shape[1]):
+        start = (position - SHORT.tokens) // SHORT.stride * SHORT.stride
+        with torch.no_grad():
+            short = losses(ids[:, start:position], labels[:, start:position])[:, -1]
+        gain = short - plain[:, position - 1].detach()
+        weights[:, position - 1] = gain.exp().clamp(max=5)
+    return plain.sum(), (weights * plain).sum(), weights
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+def test_value_and_gradient_are_those_of_brute_force(model, monkeypatch):
+    monkeypatch.setattr(loss_module, "_CHUNK", 14)
+    labels = torch.nn.functional.pad(IDS[:, 1:], (0, 1), value=UNSCORED)
+    labels[0, 40:45] = UNSCORED
+    plain, weighted, weights = brute_force(model, IDS, labels)
+    assert weights.max() == 5 > 1 > weights.min()
+    model.zero_grad()
+    weighted.backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    loss_of = LongContextLoss(model, SHORT)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    try:
+        loss = loss_of(IDS, labels)
+        loss.backward()
+    finally:
+        model.gradient_checkpointing_disable()
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
+    for name, parameter in model.named_parameters():
+        # logits are float32
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-5)
+        assert expected[name].abs().max() > 1e-3
+    with torch.no_grad():
+        assert loss_of(IDS, labels).item() == NextTokenLoss(model)(IDS, labels).item()
+
+
+def test_passes_and_rows_of_a_step_count_alike(tune, patched_llama, metrics, weights_of, tmp_path):
+    """The log shows the plain loss. The same sequences in one pass or two give the same step; the weights change it."""
+    keys = {"length": 96, "steps": 2, "loss": "longce"}
+    one = tune(patched_llama, tmp_path / "one", batch_size=4, gradient_accumulation=1, **keys)
+    four = tune(patched_llama, tmp_path / "four", batch_size=1, gradient_accumulation=4, **keys)
+    plain = tune(
+        patched_llama, tmp_path / "plain", batch_size=4, gradient_accumulation=1, **{**keys, "loss": "next-token"}
+    )
+    logs = [metrics(run) for run in (one, four, plain)]
+    assert [line["loss"] for line in logs[0]] == pytest.approx([line["loss"] for line in logs[1]], rel=1e-5)
+    assert [line["grad_norm"] for line in logs[0]] == pytest.approx([line["grad_norm"] for line in logs[1]], rel=1e-4)
+    assert logs[0][0]["loss"] == pytest.approx(logs[2][0]["loss"], rel=1e-5)
+    assert not math.isclose(logs[0][0]["grad_norm"], logs[2][0]["grad_norm"], rel_tol=1e-2)
+    assert weights_of(one) != weights_of(plain)
+
+
+WRONG = {
+    "gaps": ({"positions": "pose"}, "needs positions: full, not pose"),
+    "packed": ({"sequences": "packed"}, "needs sequences: long or concat, not packed"),
+    "short sequences": ({"length": 80}, "length is 80; loss: longce needs more than 80"),
+}
+
+
+@pytest.mark.parametrize(("keys", "message"), WRONG.values(), ids=WRONG)
+def test_what_longce_cannot_weigh_is_refused(tune, patched_llama, keys, message):
+    with pytest.raises(RopecliError, match=message):
+        tune(patched_llama, **{"length": 96, "loss": "longce", **keys})
+
+
+def test_frequencies_that_follow_the_length_are_refused(tune, patched, llama):
+    with pytest.raises(RecipeError, match="rotary frequencies depend on the length"):
+        tune(patched(llama, "dynamic", 2.0), length=96, loss="longce")
