@@ -146,6 +146,7 @@ def compare(
         text_column,
         split,
         loading,
+        skip_short=True,
     )
     ruler.check()
     names = list(dict.fromkeys(options.listed(checkpoints)))

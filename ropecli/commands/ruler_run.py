@@ -24,7 +24,10 @@ _LONGEST = 2**24
 
 @dataclass(frozen=True)
 class RulerChoice:
-    """The options of a run. tasks: None for all that fit. questions: file by task."""
+    """The options of a run. tasks: None for all that fit. questions: file by task.
+
+    skip_short: skip lengths that are too short for every task, as without `lengths`.
+    """
 
     data: str
     lengths: list[int] | None
@@ -40,6 +43,7 @@ class RulerChoice:
     text_column: str
     split: str | None
     loading: dict[str, Any]
+    skip_short: bool = False
 
     def check(self) -> None:
         """Raise MethodError for options that do not fit."""
@@ -177,7 +181,7 @@ def prepare_ruler(checkpoint: "Checkpoint", reach: tuple[int, int], asked: Ruler
         if isinstance(task, Questions)
     }
     maker = PromptMaker(pieces, frame, essay, questions, asked.seed)
-    if asked.lengths is None:
+    if asked.lengths is None or asked.skip_short:
         lengths = [length for length in lengths if _fits(maker, tasks, length)] or lengths[-1:]
     fitting = fitting_tasks(maker, tasks, lengths, required=asked.tasks is not None)
     if missing := [task.name for task in tasks if task not in fitting]:
