@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.head_layout import layer_label
-from ropecli.attention.rotation import Rotation
+from ropecli.attention.rotation import RotatedKeys, Rotation
 from ropecli.attention.row_padding import RowPadding, describe_padding, read_padding, refuse_other_positions
 from ropecli.config.saved_remapping import KEY, PREFIX, SavedRemapping, method_of, parse_saved_remapping
 from ropecli.errors import CheckpointError, PatchError
@@ -70,13 +70,17 @@ def remapped_attention(
     }
     rows = read_padding(attention_mask)
     refuse_other_positions(position_ids, rows, query.shape[2])
+    earlier = _ROTATED.pop(module, {})  # removed while in use, so that no other thread writes to them
+    kept = {row.padding: earlier.get(row.padding) for row in rows}
     if len(set(rows)) == 1:
-        return _attend_alike(kernel, rows[0], query, key, value, options).transpose(1, 2).contiguous(), None
-    output = query.new_zeros(*query.shape[:-1], value.shape[-1])
-    for row in dict.fromkeys(rows):
-        alike = torch.tensor([index for index, one in enumerate(rows) if one == row], device=query.device)
-        own = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options)
-        output = output.index_copy(0, alike, own)
+        output = _attend_alike(kernel, rows[0], query, key, value, options, kept)
+    else:
+        output = query.new_zeros(*query.shape[:-1], value.shape[-1])
+        for row in dict.fromkeys(rows):
+            alike = torch.tensor([index for index, one in enumerate(rows) if one == row], device=query.device)
+            own = _attend_alike(kernel, row, query[alike], key[alike], value[alike], options, kept)
+            output = output.index_copy(0, alike, own)
+    _ROTATED[module] = kept
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -87,22 +91,41 @@ def _attend_alike(
     key: Tensor,
     value: Tensor,
     options: dict[str, Any],
+    kept: dict[int, RotatedKeys | None],
 ) -> Tensor:
-    """Attend in rows with equal padding: cut off the padding and count positions from the first token."""
+    """Attend in rows with equal padding: cut off the padding and count positions from the first token.
+
+    kept: the rotated keys of earlier passes by padding; None for a pass without a KV cache.
+    """
     padding, first_query, first_key = row
     padded = min(max(padding - first_query, 0), query.shape[2])
     low, high = max(padding - first_key, 0), first_query + query.shape[2] - first_key  # a static cache is longer
     if padded == query.shape[2]:
         return query.new_zeros(*query.shape[:-1], value.shape[-1])
+    query, key, value = query[:, :, padded:], key[:, :, low:high], value[:, :, low:high]
+    kept[padding] = (kept[padding] or RotatedKeys()) if _reads_cache(query, key) else None
     result = kernel(
-        query[:, :, padded:],
-        key[:, :, low:high],
-        value[:, :, low:high],
+        query,
+        key,
+        value,
         first_query=first_query + padded - padding,
         first_key=first_key + low - padding,
+        kept=kept[padding],
         **options,
     )
     return torch.nn.functional.pad(result, (0, 0, padded, 0)) if padded else result
+
+
+_ROTATED: "WeakKeyDictionary[torch.nn.Module, dict[int, RotatedKeys | None]]" = WeakKeyDictionary()
+
+
+def _reads_cache(query: Tensor, key: Tensor) -> bool:
+    """Return whether to keep the rotated keys for the next pass: when generating with a KV cache on a CPU.
+
+    On a GPU they are rotated again: kept keys need half as much memory as the KV cache, in bfloat16 as much again.
+    """
+    cached = key.shape[2] > query.shape[2] and not torch.is_grad_enabled()
+    return cached and key.device.type == "cpu" and RotatedKeys.suits(key)
 
 
 _KERNELS: "WeakKeyDictionary[torch.nn.Module, tuple[Any, BlockAttention]]" = WeakKeyDictionary()

@@ -4,7 +4,7 @@ Does not depend on methods, configs or models, and expects no padding.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from ropecli.attention.block_loop import BlockLoop
 from ropecli.attention.flex_kernels import attend_by_flex, is_failed_compilation, make_block_masks, suits_flex
 from ropecli.attention.key_ranges import KeyRange, find_ranges
-from ropecli.attention.rotation import Rotation, RotationTable, computing_dtype
+from ropecli.attention.rotation import RotatedKeys, Rotation, RotationTable, computing_dtype
 from ropecli.rope import Positions, Remapping
 
 _SCORES_ON_CPU, _SCORES_ELSEWHERE = 2**20, 2**25
@@ -52,18 +52,21 @@ class BlockAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         last_block_alone: bool = False,
+        kept: RotatedKeys | None = None,
     ) -> Tensor:
         """query: shape (batch, heads, queries, head_dim); key: (batch, kv heads, keys, head_dim); value: (batch, kv
         heads, keys, width), all on one device. Query i is at position first_query + i, key j at first_key + j.
 
         scaling: multiplies the scores. softcap: scores become softcap·tanh(score/softcap). sinks: shape (heads,), extra
         scores in the softmax, without values. Scores and sums are float32, or float64 for float64 inputs.
-        last_block_alone: see BlockLoop. Returns shape (batch, heads, queries, width), in value's dtype.
+        last_block_alone: see BlockLoop. kept: the layer's rotated keys of earlier passes; not for training. Returns
+        shape (batch, heads, queries, width), in value's dtype.
         """
         places = (first_query, query.shape[2], first_key, key.shape[2])
         ranges = find_ranges(self.remapping, *places)
         if suits_flex(query, key, value):
-            rotated = self._rotate(ranges, query, key, first_query, first_key)
+            every_key = {one.branch.key: key.shape[2] for one in ranges if one.branch.key}  # as the masks count them
+            rotated = self._rotate(ranges, query, key, first_query, self._rotate_keys(every_key, key, first_key))
             masks = self._masks(*places, query.device)
             try:
                 return attend_by_flex(rotated, value, masks, scaling=scaling, softcap=softcap, sinks=sinks)
@@ -72,32 +75,57 @@ class BlockAttention:
                     raise
                 warnings.warn(f"Attention runs without fused kernels, which is slower: {error}", stacklevel=2)
         batch, heads, queries, head_dim = query.shape
-        kv_heads, keys = key.shape[1:3]
+        kv_heads = key.shape[1]
         group = heads // kv_heads
+        seen = _seen_keys(ranges)
+        earlier = {} if kept is None else self._rotate_keys(seen, key, first_key, kept)
         limit = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
         scores = group * int(sum(one.stop - one.first for one in ranges).max())
         rows = min(queries, max(_MIN_QUERIES, min(_MAX_QUERIES, limit // scores)))
-        units = max(1, limit // max(rows * scores, keys * head_dim))  # with one query, the rotated keys are larger
+        rotated_now = 0 if earlier else sum(seen.values()) * head_dim  # with one query, larger than the scores
+        units = max(1, limit // max(rows * scores, rotated_now))
         loop = BlockLoop(ranges, rows, scaling, softcap, last_block_alone)
         states = [query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)]
         if sinks is not None:
             states.append(sinks.view(kv_heads, group).repeat(batch, 1))
         results, dtype = [], computing_dtype(query)
-        for own in zip(*(one.split(units) for one in states), strict=True):
-            queries_of_units, keys_of_units, *others = (one.to(dtype) for one in own)
-            rotated = self._rotate(ranges, queries_of_units, keys_of_units, first_query, first_key)
+        for begin in range(0, batch * kv_heads, units):
+            part = slice(begin, begin + units)
+            own_query, own_key, *others = (one[part].to(dtype) for one in states)
+            own_keys = {positions: one.flatten(0, 1)[part] for positions, one in earlier.items()}
+            own_keys = own_keys or self._rotate_keys(seen, own_key, first_key)
+            rotated = self._rotate(ranges, own_query, own_key, first_query, own_keys)
             results.append(loop.run(rotated, *others).to(value.dtype))
         return torch.cat(results).view(batch, heads, queries, -1)
 
     def _rotate(
-        self, ranges: Sequence[KeyRange], query: Tensor, key: Tensor, first_query: int, first_key: int
+        self,
+        ranges: Sequence[KeyRange],
+        query: Tensor,
+        key: Tensor,
+        first_query: int,
+        rotated_keys: Mapping[Positions, Tensor],
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the queries and keys rotated for each branch. query, key: shape (..., tokens, head_dim)."""
+        """Yield the queries and keys of each branch. query, key: at their own positions, (..., tokens, head_dim)."""
         for one in ranges:
-            yield (
-                self._rotate_to(one.branch.query, query, first_query),
-                self._rotate_to(one.branch.key, key, first_key),
-            )
+            to = one.branch.query
+            rotated = self._tables[to].rotate(query, first_query) if to else query
+            yield rotated, rotated_keys[one.branch.key] if one.branch.key else key
 
-    def _rotate_to(self, positions: Positions | None, states: Tensor, first: int) -> Tensor:
-        return states if positions is None else self._tables[positions].rotate(states, first)
+    def _rotate_keys(
+        self, seen: Mapping[Positions, int], key: Tensor, first: int, kept: RotatedKeys | None = None
+    ) -> dict[Positions, Tensor]:
+        """The first keys at other positions. seen: number of keys. kept: the rotated keys of earlier passes."""
+        tables = {positions: (self._tables[positions], key[..., :keys, :]) for positions, keys in seen.items()}
+        if kept is None:
+            return {positions: table.rotate(states, first) for positions, (table, states) in tables.items()}
+        return {positions: kept.rotate(table, states, first) for positions, (table, states) in tables.items()}
+
+
+def _seen_keys(ranges: Sequence[KeyRange]) -> dict[Positions, int]:
+    """Number of first keys up to the last one that a query sees, for all positions that branches rotate keys to."""
+    seen: dict[Positions, int] = {}
+    for one in ranges:
+        if one.branch.key:
+            seen[one.branch.key] = max(seen.get(one.branch.key, 0), int(one.stop[-1]))
+    return seen

@@ -219,7 +219,8 @@ def fused(kernel, rotation, query, key, value, first_query=0, first_key=0, **opt
     masks = make_block_masks(kernel.remapping, *places, query.device)
     query, key = rotate(rotation, query, first_query), rotate(rotation, key, first_key)
     options = {"softcap": None, "sinks": None, **options}
-    rotated = kernel._rotate(ranges, query, key, first_query, first_key)
+    keys = {one.branch.key: key.shape[2] for one in ranges if one.branch.key}
+    rotated = kernel._rotate(ranges, query, key, first_query, kernel._rotate_keys(keys, key, first_key))
     return attend_by_flex(rotated, value, masks, scaling=0.4, **options)
 
 
