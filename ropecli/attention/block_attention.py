@@ -19,7 +19,7 @@ from ropecli.rope import Positions, Remapping
 _SCORES_ON_CPU, _SCORES_ELSEWHERE = 2**20, 2**25
 """Scores per block. On a CPU they should fit into its cache."""
 
-_MIN_QUERIES, _MAX_QUERIES = 16, 256
+_MIN_QUERIES, _MAX_QUERIES = 16, 128
 """Queries per block: fewer are slow; more compute more scores that are masked anyway."""
 
 

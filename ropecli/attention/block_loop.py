@@ -60,27 +60,40 @@ class BlockLoop(NamedTuple):
         count = len(self.ranges)
         queries, keys, values, sinks = (pieces[first : first + count] for first in range(0, 4 * count, count))
         units, group, rows, _ = queries[0].shape
+        widths = [key.shape[1] for key in keys] + [1] * len(sinks)
+        # without gradients, the branches write into one matrix instead of being copied into it
+        one = None if torch.is_grad_enabled() else queries[0].new_empty(units, group * rows, sum(widths))
+        parts: Any = [None] * len(widths) if one is None else one.split(widths, -1)
         with torch.autocast(
             queries[0].device.type, enabled=False
         ):  # autocast would compute the scores in half precision
-            columns = [self._scores(block, *one) for one in zip(self.ranges, queries, keys, strict=True)]
-            columns += [one[..., None, None].expand(-1, -1, rows, 1) for one in sinks]
-            scores = torch.cat(columns, -1)
+            columns = [
+                self._scores(block, *of_branch) for of_branch in zip(self.ranges, queries, keys, parts, strict=False)
+            ]
+            columns += [sink[..., None, None].expand(-1, -1, rows, 1).flatten(1, 2) for sink in sinks]
+            if one is None:
+                scores = torch.cat(columns, -1)
+            else:
+                scores = one
+                for part, column in zip(parts[count:], columns[count:], strict=True):
+                    part.copy_(column)
             del columns
-            scores = torch.softmax(scores, -1).flatten(1, 2)
-            shares = scores.split([key.shape[1] for key in keys] + [1] * len(sinks), -1)[:count]
-            results = [torch.bmm(share, value) for share, value in zip(shares, values, strict=True)]
-        return torch.stack(results).sum(0).view(units, group, rows, -1)
+            shares = torch.softmax(scores, -1).split(widths, -1)[:count]
+            result = torch.bmm(shares[0], values[0])
+            for share, value in zip(shares[1:], values[1:], strict=True):
+                result = torch.baddbmm(result, share, value)
+        return result.view(units, group, rows, -1)
 
-    def _scores(self, block: slice, keys_of_branch: KeyRange, query: Tensor, key: Tensor) -> Tensor:
-        """Shape (units, group, rows, keys)."""
-        units, group, rows, _ = query.shape
-        scores = torch.bmm(query.flatten(1, 2) * self.scaling, key.mT).view(units, group, rows, -1)
+    def _scores(self, block: slice, keys_of_branch: KeyRange, query: Tensor, key: Tensor, out: Tensor | None) -> Tensor:
+        """Shape (units, group · rows, keys). out: to write them to."""
+        rows = query.shape[2]
+        scores = torch.bmm(query.flatten(1, 2) * self.scaling, key.mT, out=out)
         if self.softcap:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
+            scores = torch.mul(torch.tanh(scores / self.softcap), self.softcap, out=out)
         lowest = torch.finfo(scores.dtype).min  # not -inf: rows without visible keys, and their gradients, would be NaN
         for places, hidden in keys_of_branch.hidden(block):
-            scores[..., places].masked_fill_(torch.tensor(hidden, device=scores.device), lowest)
+            by_head = scores.unflatten(1, (-1, rows))
+            by_head[..., places].masked_fill_(torch.tensor(hidden, device=scores.device), lowest)
         return scores
 
 

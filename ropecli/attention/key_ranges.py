@@ -24,8 +24,10 @@ class KeyRange:
         """Parts of keys(rows) that some queries do not see: (columns, mask (rows, columns), true if hidden)."""
         keys, firsts, stops = self.keys(rows), self.first[rows], self.stop[rows]
         begin, end = min(int(firsts[-1]), keys.stop), max(int(stops[0]), keys.start)
-        yield slice(0, begin - keys.start), np.arange(keys.start, begin) < firsts[:, None]
-        yield slice(end - keys.start, None), np.arange(end, keys.stop) >= stops[:, None]
+        if begin > keys.start:
+            yield slice(0, begin - keys.start), np.arange(keys.start, begin) < firsts[:, None]
+        if end < keys.stop:
+            yield slice(end - keys.start, None), np.arange(end, keys.stop) >= stops[:, None]
 
 
 def find_ranges(remapping: Remapping, first_query: int, queries: int, first_key: int, keys: int) -> list[KeyRange]:

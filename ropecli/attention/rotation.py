@@ -106,8 +106,10 @@ class RotatedKeys:
         kind = (first, keys.dtype, keys.device, batch, heads, head_dim)
         sums = keys.view(torch.int64).sum(-1)
         known, earlier, rotated = self._known.get(table, (None, sums, keys))
-        done = _equal_tokens(earlier, sums) if known == kind else 0
-        if known != kind or rotated.shape[2] < stop:
+        if known != kind:
+            earlier, rotated = sums[:, :, :0], keys[:, :, :0]
+        done = _equal_tokens(earlier, sums)
+        if rotated.shape[2] < stop:
             kept, size = rotated[:, :, :done], -(-stop // _PIECE) * _PIECE
             with torch.inference_mode(False):  # tensors made in inference mode could not be written to later
                 rotated = torch.empty(batch, heads, size, head_dim, device=keys.device, dtype=computing_dtype(keys))
@@ -122,5 +124,7 @@ class RotatedKeys:
 def _equal_tokens(one: Tensor, other: Tensor) -> int:
     """Number of first tokens that are equal in all rows and heads. Shapes: (batch, heads, tokens)."""
     tokens = min(one.shape[2], other.shape[2])
-    differs = (one[:, :, :tokens] != other[:, :, :tokens]).flatten(0, 1).any(0)
-    return int(differs.int().argmax()) if bool(differs.any()) else tokens
+    one, other = one[:, :, :tokens], other[:, :, :tokens]
+    if torch.equal(one, other):
+        return tokens
+    return int((one != other).flatten(0, 1).any(0).int().argmax())

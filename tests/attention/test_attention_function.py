@@ -7,7 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ropecli.attention import attention_function
 from ropecli.attention.patching import live_patch
+from ropecli.attention.rotation import RotationTable
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import PatchError
@@ -135,6 +137,28 @@ def test_caches_that_are_reordered_and_cropped(model, llama):
     assert torch.equal(*(generate(model, num_beams=3, use_cache=cached)[0] for cached in (True, False)))
     helped = {"assistant_model": AutoModelForCausalLM.from_pretrained(llama)}
     assert torch.equal(*(generate(model, ROW[:, :60], **options)[0] for options in (helped, {})))
+
+
+def test_a_generated_token_rotates_no_key_again(model, monkeypatch):
+    """Of 60 keys and more, the one that leaves the window, in rows of either padding; the queries are single too."""
+    mask = torch.ones_like(IDS)
+    mask[1:, :23] = 0
+    cache = model(IDS[:, :60], attention_mask=mask[:, :60]).past_key_values
+    rotated, rotate = [], RotationTable.rotate
+    monkeypatch.setattr(
+        RotationTable, "rotate", lambda self, states, first: rotated.append(states.shape) or rotate(self, states, first)
+    )
+    longest = []
+    for last in range(60, 64):
+        rotated.clear()
+        model(IDS[:, last : last + 1], attention_mask=mask[:, : last + 1], past_key_values=cache)
+        longest.append(max(shape[2] for shape in rotated))
+    assert longest[0] > 20, "the first token after the prompt rotates the keys of the prompt"
+    assert longest[1:] == [1, 1, 1]
+    layer = model.model.layers[0].self_attn
+    assert all(attention_function._ROTATED[layer].values())
+    model(IDS)
+    assert not any(attention_function._ROTATED[layer].values()), "a new text frees them"
 
 
 # copies, and all that wraps a model

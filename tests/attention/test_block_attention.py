@@ -8,7 +8,7 @@ from ropecli.attention import block_attention
 from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.flex_kernels import attend_by_flex, make_block_masks
 from ropecli.attention.key_ranges import find_ranges
-from ropecli.attention.rotation import Rotation
+from ropecli.attention.rotation import RotatedKeys, Rotation
 from ropecli.rope import Branch, Remapping
 
 TOKENS = 45
@@ -144,6 +144,36 @@ def test_chunks_with_a_cache_equal_one_pass(remapping):
             for n in range(0, TOKENS, step)
         ]
         torch.testing.assert_close(torch.cat(pieces, 2), whole, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("remapping", ["far at one distance", "far in fractions", "far in groups", "only keys rotated"])
+def test_kept_keys_are_used_only_for_equal_keys(remapping, monkeypatch):
+    """A KV cache that grows, whose rows change places, that is cropped, repeated, or of another text or place."""
+    monkeypatch.setattr("ropecli.attention.rotation._PIECE", 4)
+    kernel, kept = BlockAttention(REMAPPINGS[remapping], HALVES), RotatedKeys()
+    query, key, value = make_heads(head_dim=8)
+    other = make_heads(head_dim=8, seed=1)[1]
+    swapped, forked = key.flip(0), torch.cat([key[:, :, :22], other[:, :, 22:]], 2)
+    one_head = torch.cat([forked[:, :1], other[:, 1:]], 1)
+    calls = [
+        *((key, first, 0) for first in (20, 21, 22, 37)),
+        *((swapped, first, 0) for first in (37, 30, 38)),
+        *((forked, first, 0) for first in (38, 24, 44)),
+        *(
+            (one_head, 44, 0),
+            (one_head[:1], 44, 0),
+            (one_head[:1], 44, 3),
+            (forked[:1], 44, 0),
+            (forked.float(), 44, 0),
+        ),
+    ]
+    for number, (keys, first, first_key) in enumerate(calls):
+        part = [one[: len(keys)].to(keys.dtype) for one in (query[:, :, first : first + 1], value)]
+        heads = part[0], keys[:, :, first_key : first + 1], part[1][:, :, first_key : first + 1]
+        expected = brute_force(kernel.remapping, HALVES, *heads, first, first_key, 0.4)
+        with torch.inference_mode() if number % 2 else torch.no_grad():
+            found = attend(kernel, HALVES, *heads, first, first_key, kept=kept)
+        torch.testing.assert_close(found.double(), expected, atol=1e-11 if keys.dtype == key.dtype else 1e-5, rtol=0)
 
 
 def test_softcap_and_sinks():
