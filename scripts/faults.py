@@ -57,6 +57,8 @@ FAULTS: list[tuple[str, str]] = [
     ("last = sinks + window - 1", "last = sinks + window"),
     ("(one * cos - two * sin, two * cos + one * sin)", "(one * cos + two * sin, two * cos - one * sin)"),
     ("query.flatten(1, 2) * self.scaling", "query.flatten(1, 2)"),
+    ("done = _equal_tokens(earlier, sums)", "done = min(earlier.shape[2], stop)"),
+    ("(kept[padding] or RotatedKeys()) if _reads_cache(query, key) else None", "None"),
     # evaluate
     ('ids = _begun(special.prefix, document.ids[longest - length : longest])', 'ids = _begun(special.prefix, document.ids[:length])'),
     ('yield Window(document.ids[:length], length - special.first_scored, length)', 'yield Window(document.ids[:length], length - special.first_scored - 1, length)'),

@@ -61,22 +61,20 @@ class BlockLoop(NamedTuple):
         queries, keys, values, sinks = (pieces[first : first + count] for first in range(0, 4 * count, count))
         units, group, rows, _ = queries[0].shape
         widths = [key.shape[1] for key in keys] + [1] * len(sinks)
-        # without gradients, the branches write into one matrix instead of being copied into it
-        one = None if torch.is_grad_enabled() else queries[0].new_empty(units, group * rows, sum(widths))
-        parts: Any = [None] * len(widths) if one is None else one.split(widths, -1)
+        # without gradients the branches write into one matrix, and need not be copied together
+        matrix = None if torch.is_grad_enabled() else queries[0].new_empty(units, group * rows, sum(widths))
+        parts: Any = [None] * count if matrix is None else matrix.split(widths, -1)[:count]
         with torch.autocast(
             queries[0].device.type, enabled=False
         ):  # autocast would compute the scores in half precision
-            columns = [
-                self._scores(block, *of_branch) for of_branch in zip(self.ranges, queries, keys, parts, strict=False)
-            ]
-            columns += [sink[..., None, None].expand(-1, -1, rows, 1).flatten(1, 2) for sink in sinks]
-            if one is None:
+            columns = [self._scores(block, *one) for one in zip(self.ranges, queries, keys, parts, strict=True)]
+            columns += [one[..., None, None].expand(-1, -1, rows, 1).flatten(1, 2) for one in sinks]
+            if matrix is None:
                 scores = torch.cat(columns, -1)
             else:
-                scores = one
-                for part, column in zip(parts[count:], columns[count:], strict=True):
-                    part.copy_(column)
+                scores = matrix
+                if sinks:
+                    matrix[..., -1:] = columns[-1]
             del columns
             shares = torch.softmax(scores, -1).split(widths, -1)[:count]
             result = torch.bmm(shares[0], values[0])
