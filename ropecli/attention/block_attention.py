@@ -74,7 +74,7 @@ class BlockAttention:
                 if not is_failed_compilation(error):
                     raise
                 warnings.warn(f"Attention runs without fused kernels, which is slower: {error}", stacklevel=2)
-        batch, heads, queries, head_dim = query.shape
+        (batch, heads, queries, head_dim), dtype = query.shape, computing_dtype(query)
         kv_heads = key.shape[1]
         group = heads // kv_heads
         seen = _seen_keys(ranges)
@@ -82,13 +82,14 @@ class BlockAttention:
         limit = _SCORES_ON_CPU if query.device.type == "cpu" else _SCORES_ELSEWHERE
         scores = group * int(sum(one.stop - one.first for one in ranges).max())
         rows = min(queries, max(_MIN_QUERIES, min(_MAX_QUERIES, limit // scores)))
-        rotated_now = 0 if earlier else sum(seen.values()) * head_dim  # with one query, larger than the scores
-        units = max(1, limit // max(rows * scores, rotated_now))
+        # with one query, keys that are converted or rotated here are larger than the scores
+        copied = key.shape[2] if key.dtype != dtype else 0 if earlier else sum(seen.values())
+        units = max(1, limit // max(rows * scores, copied * head_dim))
         loop = BlockLoop(ranges, rows, scaling, softcap, last_block_alone)
         states = [query.reshape(-1, group, queries, head_dim), key.flatten(0, 1), value.flatten(0, 1)]
         if sinks is not None:
             states.append(sinks.view(kv_heads, group).repeat(batch, 1))
-        results, dtype = [], computing_dtype(query)
+        results = []
         for begin in range(0, batch * kv_heads, units):
             part = slice(begin, begin + units)
             own_query, own_key, *others = (one[part].to(dtype) for one in states)
