@@ -11,8 +11,6 @@ from ropecli.config.settings import RopeSettings
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
-_SET_THE_LENGTH_ALONE = ("none", "abf", "p-rope", "nope", "custom", "longrope", "dynamic-yarn")
-
 
 def of_scaling(
     config: dict[str, Any],
@@ -64,7 +62,7 @@ def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, max_
 
 def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
     original = rope.geometry.original_max_position_embeddings
-    if spec.method.name in _SET_THE_LENGTH_ALONE or rope.scaled_length >= target:
+    if not spec.method.uses_factor or rope.scaled_length >= target:
         return []
     return [
         f"factor {spec.factor:g} reaches {rope.scaled_length} tokens; {target} tokens require factor "

@@ -65,7 +65,8 @@ class SavedRemapping:
         """The remapping of a plan's ropes; None if they have none."""
         for rope in ropes:
             if (remapping := rope.remapping) is not None:
-                return cls(rope.spec.method.name, dict(remapping.params), remapping.pretrained, remapping.target)
+                method = rope.spec.method.distance or rope.spec.method
+                return cls(method.name, dict(remapping.params), remapping.pretrained, remapping.target)
         return None
 
     def as_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ropecli.scaling.spec import make_spec
 GEOMETRY = RopeGeometry(32, 32, 1e4, 64)
 ONES = [1.0] * 16
 NATIVE = {"default", "linear", "dynamic", "yarn", "llama3", "longrope"}
-WITHOUT_A_TYPE = {"custom", "dynamic-yarn", "nope", "p-rope"}
+WITHOUT_A_TYPE = {"cope", "custom", "dynamic-yarn", "nope", "p-rope", "resonance"}
 REMAPPING = {"dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming"}
 TRAINING = {
     "no",
@@ -60,8 +60,8 @@ def test_methods_of_other_distances_settle_every_parameter():
 
 def test_all_the_methods_are_found():
     assert list(scaling_methods()) == [
-        "abf", "custom", "dynamic", "dynamic-yarn", "linear", "llama3", "longrope", "none", "nope", "ntk",
-        "ntk-by-parts", "p-rope", "yarn",
+        "abf", "cope", "custom", "dynamic", "dynamic-yarn", "linear", "llama3", "longrope", "none", "nope", "ntk",
+        "ntk-by-parts", "p-rope", "resonance", "yarn",
         "dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming",
     ]  # fmt: skip
 
