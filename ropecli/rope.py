@@ -88,13 +88,15 @@ class Remapping:
     """Which keys a query attends to, and at which distance ρ(n, m). Standard causal attention: n - m for all m <= n.
 
     branches: disjoint for every query; keys in no branch are masked. params: the method's parameters, all resolved.
-    pretrained: the pretraining length; target: the length to extend to, tokens.
+    pretrained: the pretraining length; target: the length to extend to, tokens. score_factor: multiplies the scores of
+    the query at each position; None for no change.
     """
 
     branches: tuple[Branch, ...]
     params: Mapping[str, object] = field(default_factory=dict)
     pretrained: int = 0
     target: int = 0
+    score_factor: Positions | None = None
 
     def distances(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """ρ(n, m), tokens, for every query position n and key position m; NaN where m is masked.

@@ -134,7 +134,7 @@ def main(only: str = "", tokens: int = TARGET, kv_heads: int = 0, rounds: int = 
             measure_memory(only, tokens, kv_heads, training)
         return
     console = Console(width=110)
-    names = [UNMAPPED, *(method.name for method in scaling_methods().values() if method.remaps)]
+    names = [UNMAPPED, *(method.name for method in scaling_methods().values() if method.remaps and method.uses_factor)]
     for heads in [kv_heads] if kv_heads else [HEADS, 2]:
         console.print(compare(names, heads, tokens, rounds))
     trained = [extra_memory(TRAINED, size, TRAINED_HEADS, "--training") for size in TRAINED_TOKENS]

@@ -55,6 +55,10 @@ def dual_chunk(n: int, m: int, chunk: int, local_window: int) -> float | None:
     return chunk - m % stride
 
 
+def string(n: int, m: int, shift: int, local_window: int) -> float | None:
+    return n - m if n - m < shift else n - m - shift + local_window
+
+
 NAIVE = {
     "rerope": rerope,
     "leaky-rerope": leaky_rerope,
@@ -62,11 +66,15 @@ NAIVE = {
     "lm-infinite": lm_infinite,
     "streaming": streaming,
     "dual-chunk": dual_chunk,
+    "string": string,
 }
+OF_SCORES = {"score_factor", "log_n"}
+"""Parameters that change no distance."""
 
 
 def distances(method: str, tokens: int, params: dict) -> np.ndarray:
     """ρ of every query and key, shape (tokens, tokens); NaN where a query does not see a key."""
+    params = {key: value for key, value in params.items() if key not in OF_SCORES}
     table = np.full((tokens, tokens), np.nan)
     for n in range(tokens):
         for m in range(n + 1):
@@ -74,6 +82,12 @@ def distances(method: str, tokens: int, params: dict) -> np.ndarray:
             if seen is not None:
                 table[n, m] = seen
     return table
+
+
+def score_factors(tokens: int, trained: int, score_factor: float = 1.0, log_n: bool = False, **_: object) -> np.ndarray:
+    """What multiplies the scores of each query, shape (tokens,)."""
+    grown = [max(1.0, math.log(n) / math.log(trained)) if log_n else 1.0 for n in range(1, tokens + 1)]
+    return score_factor * np.array(grown)
 
 
 def plain(tokens: int) -> np.ndarray:

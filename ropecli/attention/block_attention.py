@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,6 +61,7 @@ class BlockAttention:
         scores in the softmax, without values. Scores and sums are float32, or float64 for float64 inputs.
         last_block_alone: see BlockLoop. Returns shape (batch, heads, queries, width), in value's dtype.
         """
+        query = self._multiply(query, first_query)
         places = (first_query, query.shape[2], first_key, key.shape[2])
         ranges = find_ranges(self.remapping, *places)
         if suits_flex(query, key, value):
@@ -88,6 +90,15 @@ class BlockAttention:
             rotated = self._rotate(ranges, queries_of_units, keys_of_units, first_query, first_key)
             results.append(loop.run(rotated, *others).to(value.dtype))
         return torch.cat(results).view(batch, heads, queries, -1)
+
+    def _multiply(self, query: Tensor, first: int) -> Tensor:
+        """Multiply the queries by the remapping's score factors."""
+        if self.remapping.score_factor is None:
+            return query
+        factors = self.remapping.score_factor(np.arange(first, first + query.shape[2]))
+        return (query * torch.tensor(factors, device=query.device, dtype=computing_dtype(query))[:, None]).to(
+            query.dtype
+        )
 
     def _rotate(
         self, ranges: Sequence[KeyRange], query: Tensor, key: Tensor, first_query: int, first_key: int

@@ -85,6 +85,13 @@ def _of_shipped_length(settings: RopeSettings, scaled: Mapping[str | None, Scale
 def _of_remapping(rope: ScaledRope, target: int) -> list[str]:
     if rope.remapping is None or target > rope.remapping.pretrained:
         return []
+    if not (rope.spec.method.distance or rope.spec.method).uses_factor:  # made for the trained context length
+        return []
+    if rope.spec.frequency is not None:
+        return [
+            f"{rope.spec.frequency.method} already reaches {rope.remapping.pretrained} tokens; target {target} does "
+            "not extend it. Use a smaller frequency_factor."
+        ]
     return [
         f"the checkpoint reads {rope.remapping.pretrained} tokens as shipped; target {target} does not extend it. "
         f"Use --factor above {rope.remapping.pretrained / rope.geometry.original_max_position_embeddings:g}."

@@ -59,8 +59,8 @@ def example(method: "ScalingMethod") -> str:
         return f"ropecli eval-ppl CHECKPOINT --data SOURCE {use}"
     if any(parameter.kind == LIST for parameter in method.parameters):
         use += " --factors-file FILE.json"
-    elif method.name in _SETTINGS:
-        use += f" --set {_SETTINGS[method.name]}"
+    else:
+        use += "".join(f" --set {_SETTINGS[part]}" for part in method.name.split("+") if part in _SETTINGS)
     return f"ropecli patch CHECKPOINT {use} --output DIR"
 
 

@@ -5,7 +5,7 @@ Without `import ropecli.attention`, transformers refuses the unknown name instea
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
@@ -13,6 +13,7 @@ from annotated_types import Ge
 from ropecli.config.fields import section_of
 from ropecli.errors import CheckpointError, RopecliError, shown
 from ropecli.rope import Remapping
+from ropecli.scaling.log_n import LOG_N
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.scale import remapping_of
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
@@ -59,6 +60,11 @@ class SavedRemapping:
         spec = self.spec
         spec.method.check(self.params)
         return remapping_of(spec, self.pretrained, self.target)
+
+    def without_score_factors(self) -> "SavedRemapping":
+        """The same distances, with the scores of standard attention."""
+        standard = {"score_factor": 1.0, LOG_N: False}
+        return replace(self, params={key: standard.get(key, value) for key, value in self.params.items()})
 
     @classmethod
     def of(cls, ropes: Iterable[ScaledRope]) -> "SavedRemapping | None":

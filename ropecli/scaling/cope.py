@@ -21,13 +21,13 @@ from ropecli.scaling.registry import scaling_method
 def cope(rope: RopeGeometry, s: float, *, clipped_pairs: int | None = None) -> Frequencies:
     """CoPE (clipped RoPE): slow down the slowest n pairs by a cosine, the last one to a standstill.
 
-    clipped_pairs: n. Default: the pairs with a wavelength beyond the pretraining length, which are 29 of Llama 3's 64
-    pairs. The authors' code always takes 20. The first of the n pairs keeps its frequency. The authors train with abf:
-    --method abf+cope. The factor only sets the context length.
+    clipped_pairs: n. Default: the pairs whose wavelength 2π·b^(2d/|D|) exceeds the pretraining length, which are 29 of
+    Llama 3's 64 pairs. The authors' code always takes 20. The first of the n pairs keeps its frequency. The authors
+    train with abf: --method abf+cope. The factor only sets the context length.
     """
     inv_freq = rope.inv_freq()
     if clipped_pairs is None:
-        clipped_pairs = int((inv_freq * rope.original_max_position_embeddings < 2 * math.pi).sum())
+        clipped_pairs = int((rope.powers() * rope.original_max_position_embeddings < 2 * math.pi).sum())
     elif clipped_pairs > rope.pairs:
         raise MethodError(f"cope: clipped_pairs is {clipped_pairs}; this model has {rope.pairs} rotary pairs.")
     fade = (1 + np.cos(np.linspace(0, math.pi, clipped_pairs))) / 2

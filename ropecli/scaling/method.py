@@ -48,8 +48,8 @@ class ScalingMethod:
     remaps: a distance method; the frequencies stay unchanged. other_names: aliases. g, h: the functions of the
     position m and of a pair's frequency θ_d in YaRN's general form (eq. 12), with the current length l and |D|/2
     rotating pairs; empty for distance methods. targeted: h depends on a pair's wavelength relative to the pretraining
-    length; YaRN calls the others blind. uses_factor: the factor changes the frequencies or distances; otherwise it only
-    sets the context length. frequency, distance: the two parts of a combination that ends with a distance method.
+    length; YaRN calls the others blind. uses_factor: the method extends the context by the factor; otherwise the factor
+    only sets the context length. frequency, distance: the two parts of a combination that ends with a distance method.
     """
 
     name: str

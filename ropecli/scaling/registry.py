@@ -15,6 +15,7 @@ from functools import cache
 from ropecli.errors import MethodError, did_you_mean
 from ropecli.rope import Frequencies, Remapping
 from ropecli.scaling.composition import combine
+from ropecli.scaling.log_n import with_log_n
 from ropecli.scaling.method import AS_IT_IS, UNCHANGED, ScalingMethod
 
 _PACKAGES = (__package__, "ropecli.remapping")
@@ -57,12 +58,22 @@ def scaling_method(
 
 
 def remapping_method(
-    name: str, *, source: str, training: str, other_names: tuple[str, ...] = ()
+    name: str, *, source: str, training: str, other_names: tuple[str, ...] = (), uses_factor: bool = True
 ) -> Callable[[Callable[..., Remapping]], Callable[..., Remapping]]:
-    """Register the decorated function as a distance method."""
+    """Register the decorated function as a distance method, and add the option log_n to it."""
 
     def register(function: Callable[..., Remapping]) -> Callable[..., Remapping]:
-        _METHODS[name] = ScalingMethod(name, function, source, training, None, False, other_names, remaps=True)
+        _METHODS[name] = ScalingMethod(
+            name,
+            with_log_n(function),
+            source,
+            training,
+            None,
+            False,
+            other_names,
+            remaps=True,
+            uses_factor=uses_factor,
+        )
         return function
 
     return register

@@ -34,6 +34,7 @@ KEYS = {
 }
 WRITTEN = {
     "abf": "default",
+    "cope": "longrope",
     "custom": "longrope",
     "dynamic": "dynamic",
     "dynamic-yarn": "live only",
@@ -45,9 +46,10 @@ WRITTEN = {
     "ntk": "default",
     "ntk-by-parts": "yarn",
     "p-rope": "longrope",
+    "resonance": "longrope",
     "yarn": "yarn",
     **dict.fromkeys(
-        ("dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming"),
+        ("dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming", "string"),
         "attention",
     ),
 }
