@@ -54,7 +54,7 @@ def example(method: "ScalingMethod") -> str:
     """Return a command that uses the method."""
     from ropecli.scaling.method import LIST
 
-    use = f"--method {method.name} --factor 4"
+    use = f"--method {method.name} --factor {1 if method.remaps and not method.uses_factor else 4}"
     if written_as(method) == "live only":
         return f"ropecli eval-ppl CHECKPOINT --data SOURCE {use}"
     if any(parameter.kind == LIST for parameter in method.parameters):

@@ -89,13 +89,17 @@ def scaling_methods() -> dict[str, ScalingMethod]:
 
 
 @cache
+def _combined(parts: tuple[ScalingMethod, ...]) -> ScalingMethod:
+    return combine(parts, scaling_methods().values())
+
+
 def find_method(name: str) -> ScalingMethod:
     """Look up a method by name or alias, ignoring case, or combine several: yarn+resonance.
 
     Raises MethodError for an unknown name and for methods that cannot be combined.
     """
     if "+" in name:
-        return combine([find_method(part) for part in name.split("+")], scaling_methods().values())
+        return _combined(tuple(find_method(part) for part in name.split("+")))
     methods, asked = scaling_methods(), name.lower().replace("_", "-")
     for method in methods.values():
         if asked == method.name or asked in method.other_names:

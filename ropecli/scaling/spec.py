@@ -28,12 +28,13 @@ class ScalingSpec:
     @property
     def frequency(self) -> "ScalingSpec | None":
         """The scaling of the frequencies; None for a distance method alone."""
-        part = self.method.frequency
-        if part is None:
+        part, distance = self.method.frequency, self.method.distance
+        if part is None or distance is None:
             return None if self.method.remaps else self
-        usual = math.sqrt(self.factor) if part.uses_factor else 1.0
-        factor: Any = self.params.get(FREQUENCY_FACTOR) or usual
-        return ScalingSpec(part, factor, own_params(part, self.params))
+        factor: Any = self.params.get(FREQUENCY_FACTOR)
+        if factor is None and distance.uses_factor:
+            factor = math.sqrt(self.factor) if part.uses_factor else 1.0
+        return ScalingSpec(part, factor or self.factor, own_params(part, self.params))
 
     def checked(self) -> "ScalingSpec":
         """Return self. Raises MethodError for a factor out of range or invalid parameters."""
