@@ -193,6 +193,8 @@ def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Seque
     Other methods do not get it, because the pair would still multiply the softmax scale.
     """
     frequency = spec.method.frequency or spec.method
+    if frequency.rope_type is None and MSCALE_PAIR[0] in spec.params:
+        raise MethodError(f"{spec.method}: mscale is only possible with yarn alone or abf+yarn. Set attention_factor.")
     written_as_yarn = frequency.rope_type == "yarn" and MSCALE_PAIR[0] in frequency.signature
     if not written_as_yarn or any(key in spec.params for key in (*MSCALE_PAIR, "attention_factor")):
         return spec

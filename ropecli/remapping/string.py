@@ -41,8 +41,8 @@ def string(
     if target > shift and largest > pretrained:
         raise MethodError(
             f"string: shift is {shift} and local_window is {local_window}, so distances at {target} tokens reach "
-            f"{largest}, beyond the trained context length, {pretrained}. Extend the context by a frequency method, such "
-            "as --method yarn+string."
+            f"{largest}, beyond the trained context length, {pretrained}. Extend the context by a frequency method: "
+            "--method yarn+string."
         )
     far = near_and_far(shift, lambda n: n - shift + local_window, lambda m: m)
     params = {"shift": shift, "local_window": local_window, "score_factor": score_factor}

@@ -18,8 +18,8 @@ FREQUENCY_FACTOR = "frequency_factor"
 _ABOUT_FREQUENCY_FACTOR = (
     f"{FREQUENCY_FACTOR}: the factor of the frequency methods. The distance method then extends from the pretraining "
     "length × this factor to the target length. Set it to the factor that the model was fine-tuned with. Default: the "
-    "square root of the factor; 1 if no frequency method divides by the factor; the whole factor for string, which does "
-    "not extend."
+    "square root of the factor; 1 if no frequency method divides by the factor; for string, which does not extend, the "
+    "whole factor."
 )
 _TRAINING = ("no", "a little", "advised", "needed")
 """From the least to the most demanding."""
