@@ -85,6 +85,30 @@ def test_static(method, factor, params, inv_freq, attention_factor):
     assert params.items() <= ours.spec.params.items()
 
 
+@pytest.mark.parametrize("method", ["cope", "yarn+cope"])
+def test_cope_clips_the_pairs_that_do_not_rotate_whole_in_pretraining(method):
+    """Llama 3: 2π·500000^(i/64) > 8192 from i = 64·log(8192/2π)/log(500000) = 34.98 on, so for 35 to 63."""
+    assert scale(RopeGeometry(128, 128, 5e5, 8192), make_spec(method, 4)).spec.params["clipped_pairs"] == 29
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "reached"),
+    [
+        ("yarn+rerope", {}, 2 * WINDOW),
+        ("yarn+rerope", {"frequency_factor": 4}, 4 * WINDOW),
+        ("abf+rerope", {"beta": 16}, WINDOW),
+        ("yarn+string", {}, 4 * WINDOW),
+    ],
+)
+def test_where_distances_begin_to_extend(method, params, reached):
+    """At ×4, yarn's own factor is 2 unless it is given, and the distance method goes on from there."""
+    ours = scale(GEOMETRY, make_spec(method, 4, params))
+    assert (ours.remapping.pretrained, ours.remapping.target) == (reached, 4 * WINDOW)
+    frequencies = make_spec(method.split("+")[0], reached / WINDOW, {"beta": 16} if "beta" in params else {})
+    np.testing.assert_array_equal(ours.inv_freq, scale(GEOMETRY, frequencies).inv_freq)
+    assert ours.attention_factor == scale(GEOMETRY, frequencies).attention_factor
+
+
 def test_every_method_is_here():
     elsewhere = {"dynamic", "dynamic-yarn", "llama3"}
     of_frequencies = {name for name, method in scaling_methods().items() if not method.remaps}
