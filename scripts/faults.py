@@ -54,7 +54,7 @@ FAULTS: list[tuple[str, str]] = [
     ("attention_factor *= found.attention_factor", "attention_factor = found.attention_factor"),
     ("theta = math.nan if rope_type is None else rope.rope_theta", "theta = rope.rope_theta"),
     ("factor = math.sqrt(self.factor) if part.uses_factor else 1.0", "factor = self.factor if part.uses_factor else 1.0"),
-    ("np.log(n + 1.0) / math.log(pretrained)", "np.log(n + 2.0) / math.log(pretrained)"),
+    ("np.maximum(1.0, form(n + 1.0, pretrained))", "np.maximum(1.0, form(n + 2.0, pretrained))"),
     # remapping
     ("near_and_far(shift, lambda n: n - shift + local_window, lambda m: m)", "near_and_far(shift, lambda n: n - shift, lambda m: m)"),
     ("trained = ropes[label].scaled_length if own else _trained_length(settings, rope)", "trained = _trained_length(settings, rope)"),

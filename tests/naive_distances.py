@@ -68,7 +68,7 @@ NAIVE = {
     "dual-chunk": dual_chunk,
     "string": string,
 }
-OF_SCORES = {"score_factor", "log_n"}
+OF_SCORES = {"score_factor", "log_n", "yarn_temperature"}
 """Parameters that change no distance."""
 
 
@@ -84,10 +84,17 @@ def distances(method: str, tokens: int, params: dict) -> np.ndarray:
     return table
 
 
-def score_factors(tokens: int, trained: int, score_factor: float = 1.0, log_n: bool = False, **_: object) -> np.ndarray:
+def score_factors(tokens: int, params: dict, trained: int) -> np.ndarray:
     """What multiplies the scores of each query, shape (tokens,)."""
-    grown = [max(1.0, math.log(n) / math.log(trained)) if log_n else 1.0 for n in range(1, tokens + 1)]
-    return score_factor * np.array(grown)
+    factors = []
+    for n in range(1, tokens + 1):
+        factor = params.get("score_factor", 1.0)
+        if params.get("log_n"):
+            factor *= max(1.0, math.log(n) / math.log(trained))
+        if params.get("yarn_temperature"):
+            factor *= max(1.0, 0.1 * math.log(n / trained) + 1)
+        factors.append(factor)
+    return np.array(factors)
 
 
 def plain(tokens: int) -> np.ndarray:

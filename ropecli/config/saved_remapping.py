@@ -13,10 +13,10 @@ from annotated_types import Ge
 from ropecli.config.fields import section_of
 from ropecli.errors import CheckpointError, RopecliError, shown
 from ropecli.rope import Remapping
-from ropecli.scaling.log_n import LOG_N
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.scale import remapping_of
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
+from ropecli.scaling.temperature import TEMPERATURES
 
 PREFIX = "ropecli:"
 """Prefix of the attention's name, before the method's name."""
@@ -63,7 +63,7 @@ class SavedRemapping:
 
     def without_score_factors(self) -> "SavedRemapping":
         """The same distances, with the scores of standard attention."""
-        standard = {"score_factor": 1.0, LOG_N: False}
+        standard = {"score_factor": 1.0, **dict.fromkeys(TEMPERATURES, False)}
         return replace(self, params={key: standard.get(key, value) for key, value in self.params.items()})
 
     @classmethod

@@ -15,8 +15,8 @@ from functools import cache
 from ropecli.errors import MethodError, did_you_mean
 from ropecli.rope import Frequencies, Remapping
 from ropecli.scaling.composition import combine
-from ropecli.scaling.log_n import with_log_n
 from ropecli.scaling.method import AS_IT_IS, UNCHANGED, ScalingMethod
+from ropecli.scaling.temperature import with_temperatures
 
 _PACKAGES = (__package__, "ropecli.remapping")
 """Packages with methods. All their modules are imported, which registers the methods."""
@@ -60,12 +60,12 @@ def scaling_method(
 def remapping_method(
     name: str, *, source: str, training: str, other_names: tuple[str, ...] = (), uses_factor: bool = True
 ) -> Callable[[Callable[..., Remapping]], Callable[..., Remapping]]:
-    """Register the decorated function as a distance method, and add the option log_n to it."""
+    """Register the decorated function as a distance method, and add the temperatures to its options."""
 
     def register(function: Callable[..., Remapping]) -> Callable[..., Remapping]:
         _METHODS[name] = ScalingMethod(
             name,
-            with_log_n(function),
+            with_temperatures(function),
             source,
             training,
             None,

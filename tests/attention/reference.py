@@ -42,7 +42,7 @@ class Reference:
         Returns shape (n, vocabulary), float64.
         """
         self._distances = distances(method, len(tokens), params or {}) if method else plain(len(tokens))
-        self._factors = score_factors(len(tokens), trained, **(params or {}))
+        self._factors = score_factors(len(tokens), params or {}, trained)
         return self.model(input_ids=tokens[None], use_cache=False).logits[0]
 
     def _attend(self, module, query, key, value, attention_mask, scaling, **others) -> tuple[Tensor, None]:

@@ -22,7 +22,7 @@ WITHIN = 1e-4
 """Of the largest logit."""
 
 METHODS = {
-    "rerope": {"window": 24},
+    "rerope": {"window": 24, "yarn_temperature": True},
     "leaky-rerope": {"window": 20, "slope": 7.0},
     "self-extend": {"window": 15, "group": 6},
     "lm-infinite": {"window": 30, "global_tokens": 5},

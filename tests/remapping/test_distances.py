@@ -208,6 +208,7 @@ REFUSED = {
     "cache": ("streaming", {"window": 61}, "streaming: window is 61; expected at most 60 with 4 sinks"),
     "chunk-is-local": ("dual-chunk", {"chunk": 8}, "chunk is 8; expected more than local_window, 8."),
     "local-too-large": ("dual-chunk", {"chunk": 20, "local_window": 11}, "expected at most 10, half of chunk"),
+    "two-temperatures": ("rerope", {"log_n": True, "yarn_temperature": True}, "Set only one of them"),
     "string-local": ("string", {"shift": 20, "local_window": 21}, "expected at most shift, 20"),
     "string-reach": ("string", {}, "distances at 256 tokens reach 244, beyond the trained context length, 64. Extend"),
     "unknown": ("dual-chunk", {"chunks": 20}, "Did you mean 'chunk'?"),
