@@ -12,7 +12,7 @@ import pytest
 
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import scaling_methods
-from ropecli.scaling.scale import scale
+from ropecli.scaling.scale import remapping_of, scale
 from ropecli.scaling.spec import ScaledRope, make_spec
 
 WINDOW = 6283
@@ -107,6 +107,14 @@ def test_where_distances_begin_to_extend(method, params, reached):
     frequencies = make_spec(method.split("+")[0], reached / WINDOW, {"beta": 16} if "beta" in params else {})
     np.testing.assert_array_equal(ours.inv_freq, scale(GEOMETRY, frequencies).inv_freq)
     assert ours.attention_factor == scale(GEOMETRY, frequencies).attention_factor
+
+
+@pytest.mark.parametrize(("option", "last"), [("log_n", 2), ("yarn_temperature", 0.1 * math.log(64) + 1)])
+def test_temperatures_of_a_model_that_was_trained_on_64_tokens(option, last):
+    """The first, the 64th and the 4,096th token: ln 4096 is 2·ln 64, and 4096 is 64·64."""
+    found = remapping_of(make_spec("rerope", 4, {option: True}), 64, 256)
+    np.testing.assert_allclose(found.score_factor(np.array([0, 63, 4095])), [1, 1, last], rtol=1e-12)
+    assert found.params[option] is True
 
 
 def test_every_method_is_here():
