@@ -17,7 +17,8 @@ class RopeGeometry:
     head_dim: width of a head. rotary_dim: width of the rotary part of a head, even.
     rope_theta: the base b. original_max_position_embeddings: the pretraining length, tokens.
     layer_type: None if all layers share one geometry. still_pairs: number of the slowest pairs that were
-    pretrained without rotation (p-RoPE; `proportional` in transformers).
+    pretrained without rotation (p-RoPE; `proportional` in transformers). scaled_inv_freq: the frequencies of an earlier
+    method, for the next one in a combination.
     """
 
     head_dim: int
@@ -26,16 +27,19 @@ class RopeGeometry:
     original_max_position_embeddings: int
     layer_type: str | None = None
     still_pairs: int = 0
+    scaled_inv_freq: tuple[float, ...] | None = field(default=None, repr=False)
 
     @property
     def pairs(self) -> int:
         return self.rotary_dim // 2
 
     def inv_freq(self, rope_theta: float | None = None) -> np.ndarray:
-        """Pretrained frequencies: b^(-2i/d), and 0 for pairs that do not rotate.
+        """Pretrained frequencies, or those of an earlier method: b^(-2i/d), and 0 for pairs that do not rotate.
 
         Shape (rotary_dim/2,), float64, radians per token, fastest first. rope_theta: use this base instead.
         """
+        if self.scaled_inv_freq is not None:
+            return np.array(self.scaled_inv_freq)
         frequencies = self.powers(rope_theta)
         frequencies[self.pairs - self.still_pairs :] = 0.0
         return frequencies
@@ -84,13 +88,15 @@ class Remapping:
     """Which keys a query attends to, and at which distance ρ(n, m). Standard causal attention: n - m for all m <= n.
 
     branches: disjoint for every query; keys in no branch are masked. params: the method's parameters, all resolved.
-    pretrained: the pretraining length; target: the length to extend to, tokens.
+    pretrained: the pretraining length; target: the length to extend to, tokens. score_factor: multiplies the scores of
+    the query at each position; None for no change.
     """
 
     branches: tuple[Branch, ...]
     params: Mapping[str, object] = field(default_factory=dict)
     pretrained: int = 0
     target: int = 0
+    score_factor: Positions | None = None
 
     def distances(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """ρ(n, m), tokens, for every query position n and key position m; NaN where m is masked.

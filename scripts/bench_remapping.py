@@ -228,7 +228,7 @@ def main(
             measure_memory(only, tokens, kv_heads, training)
         return
     console = Console(width=140)
-    methods = [method.name for method in scaling_methods().values() if method.remaps]
+    methods = [method.name for method in scaling_methods().values() if method.remaps and method.uses_factor]
     with torch.inference_mode():
         for heads in [kv_heads] if kv_heads else [HEADS, 2]:
             console.print(compare_decoding(methods, heads, 4 * rounds))

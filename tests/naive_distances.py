@@ -55,6 +55,10 @@ def dual_chunk(n: int, m: int, chunk: int, local_window: int) -> float | None:
     return chunk - m % stride
 
 
+def string(n: int, m: int, shift: int, local_window: int) -> float | None:
+    return n - m if n - m < shift else n - m - shift + local_window
+
+
 NAIVE = {
     "rerope": rerope,
     "leaky-rerope": leaky_rerope,
@@ -62,11 +66,15 @@ NAIVE = {
     "lm-infinite": lm_infinite,
     "streaming": streaming,
     "dual-chunk": dual_chunk,
+    "string": string,
 }
+OF_SCORES = {"score_factor", "log_n", "yarn_temperature"}
+"""Parameters that change no distance."""
 
 
 def distances(method: str, tokens: int, params: dict) -> np.ndarray:
     """ρ of every query and key, shape (tokens, tokens); NaN where a query does not see a key."""
+    params = {key: value for key, value in params.items() if key not in OF_SCORES}
     table = np.full((tokens, tokens), np.nan)
     for n in range(tokens):
         for m in range(n + 1):
@@ -74,6 +82,19 @@ def distances(method: str, tokens: int, params: dict) -> np.ndarray:
             if seen is not None:
                 table[n, m] = seen
     return table
+
+
+def score_factors(tokens: int, params: dict, trained: int) -> np.ndarray:
+    """What multiplies the scores of each query, shape (tokens,)."""
+    factors = []
+    for n in range(1, tokens + 1):
+        factor = params.get("score_factor", 1.0)
+        if params.get("log_n"):
+            factor *= max(1.0, math.log(n) / math.log(trained))
+        if params.get("yarn_temperature"):
+            factor *= max(1.0, 0.1 * math.log(n / trained) + 1)
+        factors.append(factor)
+    return np.array(factors)
 
 
 def plain(tokens: int) -> np.ndarray:

@@ -36,6 +36,17 @@ LLAMA_3_8B = {
     "rope_theta": 500000.0,
     "vocab_size": 128256,
 }
+LLAMA_3_1_8B = {
+    **LLAMA_3_8B,
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
 QWEN_2_5_7B_INSTRUCT = {
     "model_type": "qwen2",
     "hidden_size": 3584,
@@ -78,6 +89,7 @@ EXPECTED = {
             ("abf", 64, 128e6, 512 * K, 512 * K, 2500, 8 * K * K),
         ],
     ),
+    "ultralong-1m": (LLAMA_3_1_8B, 1, [("yarn", 128, 5e5, K * K, K * K, 120, 8 * K * K)]),
     "easycontext-1m": (
         LLAMA_2_7B,
         1,  # eight GPUs share each sequence

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +63,7 @@ class BlockAttention:
         last_block_alone: see BlockLoop. kept: the layer's rotated keys of earlier passes; not for training. Returns
         shape (batch, heads, queries, width), in value's dtype.
         """
+        query = self._multiply(query, first_query)
         places = (first_query, query.shape[2], first_key, key.shape[2])
         ranges = find_ranges(self.remapping, *places)
         if suits_flex(query, key, value):
@@ -98,6 +100,15 @@ class BlockAttention:
             rotated = self._rotate(ranges, own_query, own_key, first_query, own_keys)
             results.append(loop.run(rotated, *others).to(value.dtype))
         return torch.cat(results).view(batch, heads, queries, -1)
+
+    def _multiply(self, query: Tensor, first: int) -> Tensor:
+        """Multiply the queries by the remapping's score factors."""
+        if self.remapping.score_factor is None:
+            return query
+        factors = self.remapping.score_factor(np.arange(first, first + query.shape[2]))
+        return (query * torch.tensor(factors, device=query.device, dtype=computing_dtype(query))[:, None]).to(
+            query.dtype
+        )
 
     def _rotate(
         self,

@@ -89,7 +89,7 @@ def _describe(rope: ScaledRope, context_length: int) -> dict[str, Any]:
         "original_max_position_embeddings": original,
         "method": rope.spec.method.name,
         "factor": rope.spec.factor,
-        "params": dict(rope.remapping.params if rope.remapping else rope.spec.params),
+        "params": {**rope.spec.params, **(rope.remapping.params if rope.remapping else {})},
         "attention_factor": rope.attention_factor,
         "shortest_wavelength": float(finite.min()) if finite.size else None,
         "longest_wavelength": float(finite.max()) if finite.size else None,

@@ -182,9 +182,9 @@ def _with_factor(
 
 
 def _as_written(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope]) -> dict[str | None, ScaledRope]:
-    """The ropes for the RoPE fields; for distance methods, the scaling that the checkpoint shipped with."""
+    """The ropes for the RoPE fields; for distance methods alone, the scaling that the checkpoint shipped with."""
     shipped = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
-    return {label: replace(rope, spec=shipped[label]) if rope.remapping else rope for label, rope in scaled.items()}
+    return {label: replace(rope, spec=rope.spec.frequency or shipped[label]) for label, rope in scaled.items()}
 
 
 def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Sequence[str | None]) -> ScalingSpec:
@@ -192,7 +192,11 @@ def _with_softmax_scale(spec: ScalingSpec, settings: RopeSettings, labels: Seque
 
     Other methods do not get it, because the pair would still multiply the softmax scale.
     """
-    if spec.method.name != "yarn" or any(key in spec.params for key in (*MSCALE_PAIR, "attention_factor")):
+    frequency = spec.method.frequency or spec.method
+    if frequency.rope_type is None and MSCALE_PAIR[0] in spec.params:
+        raise MethodError(f"{spec.method}: mscale is only possible with yarn alone or abf+yarn. Set attention_factor.")
+    written_as_yarn = frequency.rope_type == "yarn" and MSCALE_PAIR[0] in frequency.signature
+    if not written_as_yarn or any(key in spec.params for key in (*MSCALE_PAIR, "attention_factor")):
         return spec
     before = next(rope.spec.params for rope in settings.ropes if rope.geometry.layer_type in labels)
     return replace(spec, params={**spec.params, **{key: before[key] for key in MSCALE_PAIR if key in before}})
@@ -243,7 +247,7 @@ def _refuse_remapped(checkpoint: Checkpoint, provenance: Provenance | None) -> N
 
 
 def _refuse_unknown_base(name: str, provenance: Provenance | None) -> None:
-    if provenance and provenance.method in ("ntk", "abf"):
+    if provenance and {"ntk", "abf"} & set(provenance.method.split("+")):
         raise PatchError(
             f"{name} was patched with {provenance.method}, which changed the base, and its config.json was edited "
             f"afterwards ({', '.join(provenance.edited)}), so the pretrained base is unknown. Undo the edit, or set "

@@ -11,8 +11,6 @@ from ropecli.config.settings import RopeSettings
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
-_SET_THE_LENGTH_ALONE = ("none", "abf", "p-rope", "nope", "custom", "longrope", "dynamic-yarn")
-
 
 def of_scaling(
     config: dict[str, Any],
@@ -64,7 +62,7 @@ def of_writing(config: dict[str, Any], spec: ScalingSpec, rope: ScaledRope, max_
 
 def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
     original = rope.geometry.original_max_position_embeddings
-    if spec.method.name in _SET_THE_LENGTH_ALONE or rope.scaled_length >= target:
+    if not spec.method.uses_factor or rope.scaled_length >= target:
         return []
     return [
         f"factor {spec.factor:g} reaches {rope.scaled_length} tokens; {target} tokens require factor "
@@ -87,6 +85,13 @@ def _of_shipped_length(settings: RopeSettings, scaled: Mapping[str | None, Scale
 def _of_remapping(rope: ScaledRope, target: int) -> list[str]:
     if rope.remapping is None or target > rope.remapping.pretrained:
         return []
+    if not (rope.spec.method.distance or rope.spec.method).uses_factor:  # made for the trained context length
+        return []
+    if rope.spec.frequency is not None:
+        return [
+            f"{rope.spec.frequency.method} already reaches {rope.remapping.pretrained} tokens; target {target} does "
+            "not extend it. Use a smaller frequency_factor."
+        ]
     return [
         f"the checkpoint reads {rope.remapping.pretrained} tokens as shipped; target {target} does not extend it. "
         f"Use --factor above {rope.remapping.pretrained / rope.geometry.original_max_position_embeddings:g}."

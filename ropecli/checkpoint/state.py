@@ -135,16 +135,17 @@ def scale_layers(
 ) -> dict[str | None, ScaledRope]:
     """Scale the layer types in `labels`; others stay unchanged. target_length: tokens.
 
-    Distance methods keep the frequencies that the checkpoint shipped with. Raises MethodError, PatchError.
+    Distance methods alone keep the frequencies that the checkpoint shipped with. Raises MethodError, PatchError.
     """
-    remaps = spec.method.remaps
+    own = spec.frequency.checked() if spec.frequency else None
     ropes = {}
     for rope in settings.ropes:
         label = rope.geometry.layer_type
-        ropes[label] = scale(rope.geometry, rope.spec.checked() if remaps or label not in labels else spec)
-        if remaps and label in labels:
+        ropes[label] = scale(rope.geometry, own if own and label in labels else rope.spec.checked())
+        if spec.method.remaps and label in labels:
             _refuse_varying(ropes[label])
-            ropes[label] = remap(ropes[label], spec, _trained_length(settings, rope), target_length)
+            trained = ropes[label].scaled_length if own else _trained_length(settings, rope)
+            ropes[label] = remap(ropes[label], spec, trained, target_length)
     return ropes
 
 

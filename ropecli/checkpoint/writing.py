@@ -17,7 +17,7 @@ from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import PROVENANCE, other_notes, read_provenance, read_record
 from ropecli.config.changes import diff, key_orders, undo
 from ropecli.errors import CheckpointError, PatchError
-from ropecli.scaling.registry import scaling_methods
+from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
 
@@ -98,8 +98,8 @@ def write_record(folder: Path, plan: PatchPlan, tokenizer_lengths: tuple[Any, ..
 
 def write_notes(folder: Path, record: dict[str, Any]) -> None:
     header = "# Record of what ropecli did to this checkpoint. Needed to patch it again or to revert it.\n"
-    method = scaling_methods().get(record.get("scaling", {}).get("method"))
-    if method is not None and method.remaps:
+    scaling = record.get("scaling")
+    if scaling and find_method(scaling["method"]).remaps:
         header += "# transformers can load this checkpoint only after `import ropecli.attention`.\n"
     text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
     (folder / PROVENANCE).write_text(header + text, encoding="utf-8")

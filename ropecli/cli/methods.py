@@ -73,8 +73,8 @@ def _details(method: "ScalingMethod") -> dict[str, str]:
     written = f"rope_type {written_as(method)!r} in config.json"
     if method.remaps:
         written = (
-            f"the attention 'ropecli:{method.name}' in config.json; transformers needs `import ropecli.attention` to "
-            "load it"
+            f"the attention 'ropecli:{method.distance or method}' in config.json; transformers needs "
+            "`import ropecli.attention` to load it"
         )
     elif written_as(method) == "live only":
         written = "nothing: config.json cannot express it; it works only in memory"

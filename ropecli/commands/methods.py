@@ -54,13 +54,13 @@ def example(method: "ScalingMethod") -> str:
     """Return a command that uses the method."""
     from ropecli.scaling.method import LIST
 
-    use = f"--method {method.name} --factor 4"
+    use = f"--method {method.name} --factor {1 if method.remaps and not method.uses_factor else 4}"
     if written_as(method) == "live only":
         return f"ropecli eval-ppl CHECKPOINT --data SOURCE {use}"
     if any(parameter.kind == LIST for parameter in method.parameters):
         use += " --factors-file FILE.json"
-    elif method.name in _SETTINGS:
-        use += f" --set {_SETTINGS[method.name]}"
+    else:
+        use += "".join(f" --set {_SETTINGS[part]}" for part in method.name.split("+") if part in _SETTINGS)
     return f"ropecli patch CHECKPOINT {use} --output DIR"
 
 

@@ -75,8 +75,9 @@ def patch(
     method: Annotated[
         str | None,
         Doc(
-            "One of `ropecli methods`: none, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, longrope, p-rope, "
-            "nope, custom; rerope, leaky-rerope, self-extend, dual-chunk, lm-infinite, streaming."
+            "One of `ropecli methods`: none, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, longrope, cope, "
+            "resonance, p-rope, nope, custom; rerope, leaky-rerope, self-extend, dual-chunk, string, lm-infinite, "
+            "streaming. Join several with +, such as yarn+resonance."
         ),
         SCALING,
     ] = None,

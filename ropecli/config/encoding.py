@@ -111,7 +111,7 @@ def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
 
 def _universal_values(scaled: ScaledRope) -> Parameters:
     with np.errstate(divide="ignore"):
-        factors = scaled.geometry.powers() / scaled.inv_freq
+        factors = scaled.geometry.powers(scaled.rope_theta) / scaled.inv_freq
     factors = np.minimum(factors, _FACTOR_OF_ZERO_FREQUENCY).tolist()
     return {
         "factor": scaled.spec.factor,

@@ -5,7 +5,7 @@ Without `import ropecli.attention`, transformers refuses the unknown name instea
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
@@ -16,6 +16,7 @@ from ropecli.rope import Remapping
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.scale import remapping_of
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
+from ropecli.scaling.temperature import TEMPERATURES
 
 PREFIX = "ropecli:"
 """Prefix of the attention's name, before the method's name."""
@@ -60,12 +61,18 @@ class SavedRemapping:
         spec.method.check(self.params)
         return remapping_of(spec, self.pretrained, self.target)
 
+    def without_score_factors(self) -> "SavedRemapping":
+        """The same distances, with the scores of standard attention."""
+        standard = {"score_factor": 1.0, **dict.fromkeys(TEMPERATURES, False)}
+        return replace(self, params={key: standard.get(key, value) for key, value in self.params.items()})
+
     @classmethod
     def of(cls, ropes: Iterable[ScaledRope]) -> "SavedRemapping | None":
         """The remapping of a plan's ropes; None if they have none."""
         for rope in ropes:
             if (remapping := rope.remapping) is not None:
-                return cls(rope.spec.method.name, dict(remapping.params), remapping.pretrained, remapping.target)
+                method = rope.spec.method.distance or rope.spec.method
+                return cls(method.name, dict(remapping.params), remapping.pretrained, remapping.target)
         return None
 
     def as_json(self) -> dict[str, Any]:

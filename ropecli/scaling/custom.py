@@ -14,6 +14,7 @@ from ropecli.scaling.registry import scaling_method
     "custom",
     source="user-supplied values",
     training="depends on the values",
+    uses_factor=False,
     h="inv_freq_d, or θ_d/factors_d",
     other_names=("file",),
 )

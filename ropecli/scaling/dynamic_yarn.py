@@ -9,6 +9,7 @@ from ropecli.scaling.yarn import by_parts, yarn_attention_factor
     "dynamic-yarn",
     source="Peng et al. 2023, arXiv:2309.00071, 'Dynamic Scaling', with YaRN instead of NTK",
     training="no",
+    uses_factor=False,
     h="(1 - γ)·θ_d/max(1, l/L) + γ·θ_d, γ from 0 at beta_slow rotations to 1 at beta_fast",
     targeted=True,
 )

@@ -27,6 +27,7 @@ def check_length(name: str, numbers: Sequence[float], rope: RopeGeometry) -> Non
     "longrope",
     source="Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3",
     training="depends on the factors",
+    uses_factor=False,
     h="θ_d/long_factor_d, or θ_d/short_factor_d up to L",
     rope_type="longrope",
     other_names=("su",),

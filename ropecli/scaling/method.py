@@ -48,7 +48,8 @@ class ScalingMethod:
     remaps: a distance method; the frequencies stay unchanged. other_names: aliases. g, h: the functions of the
     position m and of a pair's frequency θ_d in YaRN's general form (eq. 12), with the current length l and |D|/2
     rotating pairs; empty for distance methods. targeted: h depends on a pair's wavelength relative to the pretraining
-    length; YaRN calls the others blind.
+    length; YaRN calls the others blind. uses_factor: the method extends the context by the factor; otherwise the factor
+    only sets the context length. frequency, distance: the two parts of a combination that ends with a distance method.
     """
 
     name: str
@@ -62,6 +63,9 @@ class ScalingMethod:
     g: str = ""
     h: str = ""
     targeted: bool = False
+    uses_factor: bool = True
+    frequency: "ScalingMethod | None" = None
+    distance: "ScalingMethod | None" = None
 
     def __str__(self) -> str:
         return self.name
@@ -83,11 +87,17 @@ class ScalingMethod:
     @property
     def interpolation(self) -> str:
         """YaRN's class of the method: none, blind, targeted, or as given."""
-        if self.remaps or (self.g, self.h) == (AS_IT_IS, UNCHANGED):
+        if not self.h or (self.g, self.h) == (AS_IT_IS, UNCHANGED):
             return "none"
         if any(parameter.kind == LIST for parameter in self.parameters):
             return "as given"
         return "targeted" if self.targeted else "blind"
+
+    @property
+    def combines(self) -> bool:
+        """Whether the method can be part of a combination."""
+        changes = self.interpolation in ("blind", "targeted") and self.h != "0"
+        return self.remaps or (changes and not self.depends_on_length)
 
     @cached_property
     def signature(self) -> dict[str, inspect.Parameter]:

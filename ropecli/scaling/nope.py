@@ -10,6 +10,7 @@ from ropecli.scaling.registry import scaling_method
     "nope",
     source="DroPE, Gelberg et al. 2025, arXiv:2512.12167; Kazemnejad et al. 2023, arXiv:2305.19466",
     training="needed",
+    uses_factor=False,
     h="0",
     other_names=("drope",),
 )

@@ -9,6 +9,7 @@ from ropecli.scaling.registry import scaling_method
     "p-rope",
     source="Barbero et al. 2024, arXiv:2410.06205, section 6",
     training="needed",
+    uses_factor=False,
     h="θ_d of the fastest ⌊p·|D|/2⌋ pairs, 0 of the others",
 )
 def p_rope(rope: RopeGeometry, s: float, *, p: float = 0.75) -> Frequencies:

@@ -2,7 +2,8 @@
 
 A frequency method is a function `(rope, s, *, parameters) -> Frequencies`, or `(rope, s, length, *, parameters)` if
 it depends on the current sequence length. A distance method is a function `(pretrained, target, *, parameters) ->
-Remapping` of two lengths. The keyword-only parameters are the method's schema.
+Remapping` of two lengths. The keyword-only parameters are the method's schema. Names joined by + are a combination, see
+composition.py.
 """
 
 import importlib
@@ -13,7 +14,9 @@ from functools import cache
 
 from ropecli.errors import MethodError, did_you_mean
 from ropecli.rope import Frequencies, Remapping
+from ropecli.scaling.composition import combine
 from ropecli.scaling.method import AS_IT_IS, UNCHANGED, ScalingMethod
+from ropecli.scaling.temperature import with_temperatures
 
 _PACKAGES = (__package__, "ropecli.remapping")
 """Packages with methods. All their modules are imported, which registers the methods."""
@@ -30,13 +33,24 @@ def scaling_method(
     targeted: bool = False,
     rope_type: str | None = None,
     other_names: tuple[str, ...] = (),
+    uses_factor: bool = True,
 ) -> Callable[[Callable[..., Frequencies]], Callable[..., Frequencies]]:
     """Register the decorated function as a frequency method."""
 
     def register(function: Callable[..., Frequencies]) -> Callable[..., Frequencies]:
         depends_on_length = "length" in inspect.signature(function).parameters
         _METHODS[name] = ScalingMethod(
-            name, function, source, training, rope_type, depends_on_length, other_names, g=g, h=h, targeted=targeted
+            name,
+            function,
+            source,
+            training,
+            rope_type,
+            depends_on_length,
+            other_names,
+            g=g,
+            h=h,
+            targeted=targeted,
+            uses_factor=uses_factor,
         )
         return function
 
@@ -44,12 +58,22 @@ def scaling_method(
 
 
 def remapping_method(
-    name: str, *, source: str, training: str, other_names: tuple[str, ...] = ()
+    name: str, *, source: str, training: str, other_names: tuple[str, ...] = (), uses_factor: bool = True
 ) -> Callable[[Callable[..., Remapping]], Callable[..., Remapping]]:
-    """Register the decorated function as a distance method."""
+    """Register the decorated function as a distance method, and add the temperatures to its options."""
 
     def register(function: Callable[..., Remapping]) -> Callable[..., Remapping]:
-        _METHODS[name] = ScalingMethod(name, function, source, training, None, False, other_names, remaps=True)
+        _METHODS[name] = ScalingMethod(
+            name,
+            with_temperatures(function),
+            source,
+            training,
+            None,
+            False,
+            other_names,
+            remaps=True,
+            uses_factor=uses_factor,
+        )
         return function
 
     return register
@@ -64,8 +88,18 @@ def scaling_methods() -> dict[str, ScalingMethod]:
     return {method.name: method for method in sorted(_METHODS.values(), key=lambda one: (one.remaps, one.name))}
 
 
+@cache
+def _combined(parts: tuple[ScalingMethod, ...]) -> ScalingMethod:
+    return combine(parts, scaling_methods().values())
+
+
 def find_method(name: str) -> ScalingMethod:
-    """Look up a method by name or alias, ignoring case. Raises MethodError for an unknown name."""
+    """Look up a method by name or alias, ignoring case, or combine several: yarn+resonance.
+
+    Raises MethodError for an unknown name and for methods that cannot be combined.
+    """
+    if "+" in name:
+        return _combined(tuple(find_method(part) for part in name.split("+")))
     methods, asked = scaling_methods(), name.lower().replace("_", "-")
     for method in methods.values():
         if asked == method.name or asked in method.other_names:

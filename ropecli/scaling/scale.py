@@ -6,6 +6,7 @@ import numpy as np
 
 from ropecli.errors import MethodError
 from ropecli.rope import Remapping, RopeGeometry
+from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
 
 
@@ -17,8 +18,8 @@ def scale(geometry: RopeGeometry, spec: ScalingSpec, length: int | None = None) 
     """
     method, target = spec.method, round(geometry.original_max_position_embeddings * spec.factor)
     if method.remaps:
-        unscaled = ScaledRope(geometry, spec, geometry.inv_freq())
-        return remap(unscaled, spec, geometry.original_max_position_embeddings, target)
+        rope = scale(geometry, spec.frequency or ScalingSpec(find_method("none")))
+        return remap(rope, spec, rope.scaled_length, target)
     current = [length or target] if method.depends_on_length else []
     found = method.function(geometry, spec.factor, *current, **spec.params)
     if not (np.isfinite(found.inv_freq).all() and (found.inv_freq >= 0).all()):
@@ -38,7 +39,10 @@ def remapping_of(spec: ScalingSpec, pretrained: int, target: int) -> Remapping:
 
 def remap(rope: ScaledRope, spec: ScalingSpec, pretrained: int, target: int) -> ScaledRope:
     """`rope` with the remapping of `spec` (see remapping_of) and unchanged frequencies. Raises MethodError."""
-    return replace(rope, spec=spec, remapping=remapping_of(spec, pretrained, target))
+    remapping = remapping_of(spec, pretrained, target)
+    if spec.frequency is not None:
+        spec = replace(spec, params={**rope.spec.params, **spec.params})
+    return replace(rope, spec=spec, remapping=remapping)
 
 
 def varies_with_length(rope: ScaledRope) -> bool:

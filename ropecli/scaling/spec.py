@@ -10,8 +10,9 @@ import numpy as np
 
 from ropecli.errors import MethodError
 from ropecli.rope import Remapping, RopeGeometry
+from ropecli.scaling.composition import FREQUENCY_FACTOR, own_params
 from ropecli.scaling.method import ScalingMethod
-from ropecli.scaling.registry import find_method, scaling_methods
+from ropecli.scaling.registry import find_method
 
 _LARGEST_FACTOR = 10**6
 
@@ -23,6 +24,17 @@ class ScalingSpec:
     method: ScalingMethod
     factor: float = 1.0
     params: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def frequency(self) -> "ScalingSpec | None":
+        """The scaling of the frequencies; None for a distance method alone."""
+        part, distance = self.method.frequency, self.method.distance
+        if part is None or distance is None:
+            return None if self.method.remaps else self
+        factor: Any = self.params.get(FREQUENCY_FACTOR)
+        if factor is None and distance.uses_factor:
+            factor = math.sqrt(self.factor) if part.uses_factor else 1.0
+        return ScalingSpec(part, factor or self.factor, own_params(part, self.params))
 
     def checked(self) -> "ScalingSpec":
         """Return self. Raises MethodError for a factor out of range or invalid parameters."""
@@ -77,8 +89,10 @@ def check_factor(factor: float) -> None:
 
 def label_of(method: str, factor: float, params: Mapping[str, object]) -> str:
     """A one-line label: method, factor, and the numeric parameters that differ from the method's defaults."""
-    registered = scaling_methods().get(method)
-    known = registered.signature if registered else {}
+    try:
+        known = find_method(method).signature
+    except MethodError:  # a report of another release
+        known = {}
     numbers = {key: value for key, value in params.items() if key in known and isinstance(value, int | float)}
     own = [f"{key} {value:g}" for key, value in numbers.items() if value != known[key].default]
     return f"{method} ×{factor:g}" + (f" ({', '.join(own)})" if own else "")

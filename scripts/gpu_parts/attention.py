@@ -61,7 +61,7 @@ def ways(rotation: Rotation, tensors: list[Tensor], pretrained: int, target: int
         first = key.shape[2] - query.shape[2]
         return lambda: kernel(query, key, value, first_query=first, first_key=0, scaling=query.shape[-1] ** -0.5)
 
-    methods = {name: method for name, method in scaling_methods().items() if method.remaps}
+    methods = {name: method for name, method in scaling_methods().items() if method.remaps and method.uses_factor}
     return {
         "SDPA": sdpa,
         "SDPA, flash only": flash,

@@ -30,7 +30,7 @@ def run(part: Part) -> None:
     part.measure("tests", {"check": "tests marked gpu"}, lambda: gpu_tests(part), needs=20)
     perplexity(part)
     for name, method in scaling_methods().items():
-        if method.remaps:
+        if method.remaps and method.uses_factor:
             for dtype in _HEADS:
                 labels = {"method": name, "dtype": str(dtype).removeprefix("torch.")}
                 part.measure(

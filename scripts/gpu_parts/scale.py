@@ -183,7 +183,7 @@ def write_texts(folder: Path, texts: dict[Any, str]) -> None:
 def run_b(part: Part) -> None:
     """Methods at ×4 and ×8, in memory, and the same on the demo. Changes are against yarn."""
     for factor in (4, 8):
-        distance = [method.name for method in scaling_methods().values() if method.remaps]
+        distance = [method.name for method in scaling_methods().values() if method.remaps and method.uses_factor]
         methods = ["yarn", "rerope"] if part.toy else [*METHODS, *distance]
         own: list[LengthResult] = []
         demo: list[LengthResult] = []

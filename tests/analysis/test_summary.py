@@ -33,7 +33,7 @@ def printed(summary: dict, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("method", scaling_methods())
+@pytest.mark.parametrize("method", [name for name in scaling_methods() if name != "string"])  # which reaches no further
 @pytest.mark.filterwarnings("error")
 def test_of_every_method(method, capsys):
     geometry = DEMO

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from naive_distances import distances, plain
+from naive_distances import distances, plain, score_factors
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
@@ -25,29 +25,36 @@ class Reference:
         (table,) = rotary_tables(self.model)
         self._inv_freq = torch.from_numpy(table.inv_freq)
         table.module.inv_freq.zero_()
+        table.module.rope_type = "default"  # longrope computes its table again
         self._neighbours = neighbours
-        self._distances = np.zeros((0, 0))
+        self._distances, self._factors = np.zeros((0, 0)), np.ones(0)
         name = f"brute-force-{folder.name}"
         AttentionInterface.register(name, self._attend)
         AttentionMaskInterface.register(name, lambda **_: None)
         self.model.set_attn_implementation(name)
 
     @torch.no_grad()
-    def logits(self, tokens: Tensor, method: str | None = None, params: dict | None = None) -> Tensor:
-        """tokens: shape (n,). method: None for plain attention. Returns shape (n, vocabulary), float64."""
+    def logits(
+        self, tokens: Tensor, method: str | None = None, params: dict | None = None, trained: int = 64
+    ) -> Tensor:
+        """tokens: shape (n,). method: None for plain attention. trained: the trained context length.
+
+        Returns shape (n, vocabulary), float64.
+        """
         self._distances = distances(method, len(tokens), params or {}) if method else plain(len(tokens))
+        self._factors = score_factors(len(tokens), params or {}, trained)
         return self.model(input_ids=tokens[None], use_cache=False).logits[0]
 
     def _attend(self, module, query, key, value, attention_mask, scaling, **others) -> tuple[Tensor, None]:
         """As transformers calls an attention function."""
         assert query.dtype == key.dtype == torch.float64
-        rho = self._distances
+        rho, factors = self._distances, torch.from_numpy(self._factors)[:, None]
         if (window := others.get("sliding_window")) is not None:
             near = plain(len(rho))
-            rho = np.where(near < window, near, np.nan)
+            rho, factors = np.where(near < window, near, np.nan), 1
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = self._scores(query, key, torch.from_numpy(np.nan_to_num(rho))) * scaling
+        scores = self._scores(query, key, torch.from_numpy(np.nan_to_num(rho))) * scaling * factors
         if (cap := others.get("softcap")) is not None:
             scores = cap * torch.tanh(scores / cap)
         scores = scores.masked_fill(torch.from_numpy(np.isnan(rho)), -torch.inf)

@@ -22,12 +22,13 @@ WITHIN = 1e-4
 """Of the largest logit."""
 
 METHODS = {
-    "rerope": {"window": 24},
+    "rerope": {"window": 24, "yarn_temperature": True},
     "leaky-rerope": {"window": 20, "slope": 7.0},
     "self-extend": {"window": 15, "group": 6},
     "lm-infinite": {"window": 30, "global_tokens": 5},
     "streaming": {"window": 30, "sinks": 3},
-    "dual-chunk": {"chunk": 40, "local_window": 9},
+    "dual-chunk": {"chunk": 40, "local_window": 9, "log_n": True},
+    "string": {"shift": 24, "local_window": 6, "score_factor": 1.3},
 }
 # One rope for all layers, and one whose near layers slide: the caches differ, whatever else an architecture does.
 BATCHED = ["llama", "gemma2"]
@@ -39,6 +40,7 @@ IDENTITIES = {
     "lm-infinite": {"window": 64},
     "streaming": {},
     "dual-chunk": {"chunk": 64},
+    "string": {"shift": 64, "score_factor": 1.0},
 }
 
 
@@ -61,7 +63,8 @@ class Case(NamedTuple):
 
 
 def ropes_of(subject: Any, method: str, params: dict[str, Any]) -> dict:
-    return make_plan(open_checkpoint(subject.folder), make_spec(method, 4.0, params)).ropes
+    factor = 1.0 if method == "string" else 4.0
+    return make_plan(open_checkpoint(subject.folder), make_spec(method, factor, params)).ropes
 
 
 @pytest.fixture(scope="session", params=METHODS)

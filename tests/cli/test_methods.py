@@ -34,6 +34,7 @@ KEYS = {
 }
 WRITTEN = {
     "abf": "default",
+    "cope": "longrope",
     "custom": "longrope",
     "dynamic": "dynamic",
     "dynamic-yarn": "live only",
@@ -45,9 +46,10 @@ WRITTEN = {
     "ntk": "default",
     "ntk-by-parts": "yarn",
     "p-rope": "longrope",
+    "resonance": "longrope",
     "yarn": "yarn",
     **dict.fromkeys(
-        ("dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming"),
+        ("dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming", "string"),
         "attention",
     ),
 }
@@ -115,11 +117,12 @@ def test_an_example_is_understood_and_does_something():
         _, command, *words = shlex.split(example(find_method(name)))
         parsed = typer.main.get_command(app).commands[command].make_context(command, words).params
         assert parsed["checkpoint"] == "CHECKPOINT"
-        assert {name, 4.0} <= {value for value in parsed.values() if isinstance(value, str | float)}
+        factor = 1.0 if name == "string" else 4.0
+        assert {name, factor} <= {value for value in parsed.values() if isinstance(value, str | float)}
         set_params = terminal.parse_settings(parsed.get("settings"))
         assert bool(parsed.get("factors_file")) == (name in NUMBERS)
         rope = RopeGeometry(32, 32, 1e4, 4096)
-        ours = scale(rope, make_spec(name, 4.0, {**NUMBERS.get(name, {}), **set_params}))
+        ours = scale(rope, make_spec(name, factor, {**NUMBERS.get(name, {}), **set_params}))
         if set_params and name != "abf":  # which does not run without
             assert (ours.inv_freq != scale(rope, make_spec(name, 4.0)).inv_freq).any()
 

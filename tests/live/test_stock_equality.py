@@ -40,6 +40,11 @@ CASES = {
     "custom-factors": ("custom", {"factors": LONG, "attention_factor": 0.9}),
     "custom-frequencies": ("custom", {"inv_freq": [0.5**index for index in range(15)] + [0.0]}),
     "yarn": ("yarn", {}),
+    "cope": ("cope", {}),
+    "resonance": ("resonance", {}),
+    "yarn+resonance": ("yarn+resonance", {}),
+    "abf+cope": ("abf+cope", {"beta": 5.0, "clipped_pairs": 4}),
+    "abf+yarn": ("abf+yarn", {"beta": 5.0}),
     "yarn-attention-factor": ("yarn", {"attention_factor": 1.4}),
     "yarn-whole-ramp": ("yarn", {"truncate": False, "beta_fast": 8.0, "beta_slow": 0.5}),
 }
@@ -105,7 +110,7 @@ def test_every_method_has_a_case():
         for name, method in scaling_methods().items()
         if (not method.rope_type and method.depends_on_length) or method.remaps
     }
-    assert {method for method, _ in CASES.values()} == set(scaling_methods()) - others
+    assert {method for method, _ in CASES.values() if "+" not in method} == set(scaling_methods()) - others
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,12 +12,13 @@ import pytest
 
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import scaling_methods
-from ropecli.scaling.scale import scale
+from ropecli.scaling.scale import remapping_of, scale
 from ropecli.scaling.spec import ScaledRope, make_spec
 
 WINDOW = 6283
 GEOMETRY = RopeGeometry(8, 8, 10_000.0, WINDOW)
 BASE = [1, 0.1, 0.01, 0.001]
+TURN = 2 * math.pi
 ROOT = math.sqrt(math.sqrt(16))  # of a base 16 times as large
 RAISED = [1, 0.1 / ROOT, 0.01 / ROOT**2, 0.001 / ROOT**3]  # 1, 1/20, 1/400, 1/8000
 
@@ -51,6 +52,21 @@ STATIC = {
     "p-rope-whole": ("p-rope", 4, {"p": 1}, BASE, 1),
     "p-rope-near-nope": ("p-rope", 4, {"p": 0.01}, [0, 0, 0, 0], 1),
     "nope": ("nope", 4, {}, [0, 0, 0, 0], 1),
+    # the slowest pair alone has a wavelength beyond the window, and the first of the clipped pairs is kept
+    "cope": ("cope", 4, {}, BASE, 1),
+    "cope-three": ("cope", 4, {"clipped_pairs": 3}, [1, 0.1, 0.005, 0], 1),  # (1 + cos φ)/2 is 1, 1/2, 0
+    "resonance": ("resonance", 4, {}, [TURN / 6, TURN / 63, TURN / 628, TURN / 6283], 1),
+    "yarn+resonance": (
+        "yarn+resonance",
+        4,
+        {},
+        [TURN / 6, TURN / 63, TURN / 1005, TURN / 25133],
+        1.1386294361119891,
+    ),
+    "yarn+cope": ("yarn+cope", 4, {"clipped_pairs": 3}, [1, 0.1, 0.003125, 0], 1.1386294361119891),
+    "abf+cope": ("abf+cope", 4, {"beta": 16.0, "clipped_pairs": 3}, [1, 0.05, 0.00125, 0], 1),
+    # with base 160000 the ramp still goes from pair 1 to pair 3, 4·log(31.25) and 4·log(1000) of log(160000)
+    "abf+yarn": ("abf+yarn", 4, {"beta": 16.0}, [1, 0.05, 0.0015625, 0.00003125], 1.1386294361119891),
     "custom-frequencies": ("custom", 4, {"inv_freq": [2, 0.5, 0.7, 0], "attention_factor": 1.1}, [2, 0.5, 0.7, 0], 1.1),
     "custom-factors": ("custom", 4, {"factors": [1, 2, 4, 8]}, RAISED, 1),
 }
@@ -69,23 +85,65 @@ def test_static(method, factor, params, inv_freq, attention_factor):
     assert params.items() <= ours.spec.params.items()
 
 
+@pytest.mark.parametrize("method", ["cope", "yarn+cope"])
+def test_cope_clips_the_pairs_that_do_not_rotate_whole_in_pretraining(method):
+    """Llama 3: 2π·500000^(i/64) > 8192 from i = 64·log(8192/2π)/log(500000) = 34.98 on, so for 35 to 63."""
+    assert scale(RopeGeometry(128, 128, 5e5, 8192), make_spec(method, 4)).spec.params["clipped_pairs"] == 29
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "reached"),
+    [
+        ("yarn+rerope", {}, 2 * WINDOW),
+        ("yarn+rerope", {"frequency_factor": 4}, 4 * WINDOW),
+        ("abf+rerope", {"beta": 16}, WINDOW),
+        ("yarn+string", {}, 4 * WINDOW),
+    ],
+)
+def test_where_distances_begin_to_extend(method, params, reached):
+    """At ×4, yarn's own factor is 2 unless it is given, and the distance method goes on from there."""
+    ours = scale(GEOMETRY, make_spec(method, 4, params))
+    assert (ours.remapping.pretrained, ours.remapping.target) == (reached, 4 * WINDOW)
+    frequencies = make_spec(method.split("+")[0], reached / WINDOW, {"beta": 16} if "beta" in params else {})
+    np.testing.assert_array_equal(ours.inv_freq, scale(GEOMETRY, frequencies).inv_freq)
+    assert ours.attention_factor == scale(GEOMETRY, frequencies).attention_factor
+
+
+@pytest.mark.parametrize(("option", "last"), [("log_n", 2), ("yarn_temperature", 0.1 * math.log(64) + 1)])
+def test_temperatures_of_a_model_that_was_trained_on_64_tokens(option, last):
+    """The first, the 64th and the 4,096th token: ln 4096 is 2·ln 64, and 4096 is 64·64."""
+    found = remapping_of(make_spec("rerope", 4, {option: True}), 64, 256)
+    np.testing.assert_allclose(found.score_factor(np.array([0, 63, 4095])), [1, 1, last], rtol=1e-12)
+    assert found.params[option] is True
+
+
 def test_every_method_is_here():
     elsewhere = {"dynamic", "dynamic-yarn", "llama3"}
     of_frequencies = {name for name, method in scaling_methods().items() if not method.remaps}
-    assert {row[0] for row in STATIC.values()} | elsewhere == of_frequencies
+    single = {row[0] for row in STATIC.values() if "+" not in row[0]}
+    assert single | elsewhere == of_frequencies
 
 
 def test_methods_of_other_distances_leave_the_frequencies():
-    for method in (name for name, method in scaling_methods().items() if method.remaps):
+    for method in (name for name, method in scaling_methods().items() if method.remaps and method.uses_factor):
         ours = scale(replace(GEOMETRY, still_pairs=1), make_spec(method, 4))
         assert_is(ours, [1, 0.1, 0.01, 0], 1)
         assert ours.rope_theta == 10_000
         assert (ours.remapping.pretrained, ours.remapping.target) == (WINDOW, 4 * WINDOW)
 
 
-@pytest.mark.parametrize(("method", "written"), [("ntk", 160_000), ("linear", 10_000), ("p-rope", 10_000)])
-def test_only_another_base_is_written_as_one(method, written):
-    assert scale(GEOMETRY, make_spec(method, 8)).rope_theta == pytest.approx(written, rel=1e-12)
+@pytest.mark.parametrize(
+    ("method", "params", "written"),
+    [
+        ("ntk", {}, 160_000),
+        ("linear", {}, 10_000),
+        ("p-rope", {}, 10_000),
+        ("abf+yarn", {"beta": 16}, 160_000),
+        ("abf+yarn+cope", {"beta": 16}, 10_000),
+    ],
+)
+def test_only_another_base_is_written_as_one(method, params, written):
+    assert scale(GEOMETRY, make_spec(method, 8, params)).rope_theta == pytest.approx(written, rel=1e-12)
 
 
 def test_llama3():
@@ -140,6 +198,9 @@ STILL = {
     "p-rope-fewer": ("p-rope", 4, {"p": 0.5}, [1, 0.1, 0, 0]),
     "p-rope-as-many": ("p-rope", 4, {"p": 1}, [1, 0.1, 0.01, 0]),
     "nope": ("nope", 4, {}, [0, 0, 0, 0]),
+    "cope": ("cope", 4, {"clipped_pairs": 2}, [1, 0.1, 0.01, 0]),
+    "resonance": ("resonance", 4, {}, [TURN / 6, TURN / 63, TURN / 628, 0]),
+    "abf+yarn+resonance": ("abf+yarn+resonance", 4, {"beta": 16}, [TURN / 6, TURN / 126, TURN / 4021, 0]),
     "custom-factors": ("custom", 4, {"factors": [1, 2, 4, 8]}, [1, 0.05, 0.0025, 0]),
     "custom-frequencies": ("custom", 4, {"inv_freq": [1, 1, 1, 1]}, [1, 1, 1, 1]),
 }

@@ -23,15 +23,23 @@ PARAMETERS = {
 FREQUENCY_METHODS = [name for name, method in scaling_methods().items() if not method.remaps]
 
 SIGNS = {"·": "*", "^": "**", "θ_d": "θ", "|D|": "D", "2d": "2*d", "long_factor_d": "listed", "b'": "new"}
-SIGNS |= {"factors_d": "listed", "⌊": "floor(", "⌋": ")"}
+SIGNS |= {"factors_d": "listed", "2π": "2*π", "⌊": "floor(", "⌋": ")"}
 """From the notation of the texts to Python's; 2d is two by d."""
 
 
 def value(text: str, **names: object) -> np.ndarray:
     for sign, plain in SIGNS.items():
         text = text.replace(sign, plain)
-    known = {"b": 10_000.0, "D": 64, "d": PAIRS, "θ": 10_000.0 ** (-2 * PAIRS / 64), "L": 2048, "max": max}
-    return eval(text, {"floor": math.floor, **known, "listed": LISTED, **names})
+    known = {
+        "b": 10_000.0,
+        "D": 64,
+        "d": PAIRS,
+        "θ": 10_000.0 ** (-2 * PAIRS / 64),
+        "L": 2048,
+        "max": max,
+        "π": math.pi,
+    }
+    return eval(text, {"floor": math.floor, "round": np.round, **known, "listed": LISTED, **names})
 
 
 def turned(method: str, length: int, **names: object) -> np.ndarray:
@@ -41,7 +49,7 @@ def turned(method: str, length: int, **names: object) -> np.ndarray:
     return value(form.g, m=100.0, s=s) * value(h, s=s, l=length, **names) * np.ones(32) / 100
 
 
-@pytest.mark.parametrize("method", ["none", "linear", "ntk", "nope", "longrope", "dynamic", "abf"])
+@pytest.mark.parametrize("method", ["none", "linear", "ntk", "nope", "longrope", "dynamic", "abf", "resonance"])
 def test_a_formula_gives_the_frequencies(method):
     for length in (3000, 8192):
         ours = scale(GEOMETRY, make_spec(method, 4.0, PARAMETERS.get(method, {})), length)
@@ -82,10 +90,10 @@ def test_what_is_targeted_goes_by_the_window():
 def test_every_method_has_its_word():
     words = {name: method.interpolation for name, method in scaling_methods().items()}
     assert {name for name, word in words.items() if word == "targeted"} == {
-        "yarn", "ntk-by-parts", "dynamic-yarn", "llama3",
+        "yarn", "ntk-by-parts", "dynamic-yarn", "llama3", "cope",
     }  # fmt: skip
     assert {name for name, word in words.items() if word == "as given"} == {"longrope", "custom"}
     assert {name for name, word in words.items() if word == "none"} == {"none"} | (set(words) - set(FREQUENCY_METHODS))
     assert {name for name, word in words.items() if word == "blind"} == {
-        "linear", "ntk", "abf", "dynamic", "p-rope", "nope",
+        "linear", "ntk", "abf", "dynamic", "p-rope", "nope", "resonance",
     }  # fmt: skip

@@ -14,16 +14,22 @@ from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 
 # A factor of one changes nothing. Exempt are the methods whose factor sets the context length alone: what they do, they
-# do at every factor. Three of those change nothing by parameters that say so; nope has no such.
+# do at every factor. Some of those change nothing by parameters that say so; nope and resonance have no such.
 IDENTITIES = ["none", "linear", "ntk", "dynamic", "dynamic-yarn", "ntk-by-parts", "yarn", "llama3"]
 EXEMPT = {
     "abf": lambda rope: {"beta": 1.0},
     "p-rope": lambda rope: {"p": 1.0},
+    "cope": lambda rope: {"clipped_pairs": 1},
     "custom": lambda rope: {"factors": [1.0] * rope.pairs},
     "longrope": lambda rope: {"long_factor": [1.0] * rope.pairs},
 }
 WITH_A_RAMP = {"yarn", "ntk-by-parts", "dynamic-yarn"}
-MONOTONE = [*((method, {}) for method in IDENTITIES), ("abf", {"beta": 50.0}), ("p-rope", {"p": 0.6}), ("nope", {})]
+MONOTONE = [
+    *((method, {}) for method in IDENTITIES),
+    ("abf", {"beta": 50.0}),
+    ("p-rope", {"p": 0.6}),
+    ("nope", {}),
+]
 
 few = settings(max_examples=25, deadline=None)
 factors = st.floats(1.0, 1000.0)
@@ -54,7 +60,7 @@ def assume_a_ramp(geometry: RopeGeometry, fast: float = 32.0, slow: float = 1.0)
 
 def test_every_method_is_the_identity_or_exempt():
     of_frequencies = {name for name, method in scaling_methods().items() if not method.remaps}
-    assert {*IDENTITIES, *EXEMPT, "nope"} == of_frequencies
+    assert {*IDENTITIES, *EXEMPT, "nope", "resonance"} == of_frequencies
 
 
 @pytest.mark.parametrize("method", IDENTITIES)

@@ -16,8 +16,8 @@ from ropecli.scaling.spec import make_spec
 GEOMETRY = RopeGeometry(32, 32, 1e4, 64)
 ONES = [1.0] * 16
 NATIVE = {"default", "linear", "dynamic", "yarn", "llama3", "longrope"}
-WITHOUT_A_TYPE = {"custom", "dynamic-yarn", "nope", "p-rope"}
-REMAPPING = {"dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming"}
+WITHOUT_A_TYPE = {"cope", "custom", "dynamic-yarn", "nope", "p-rope", "resonance"}
+REMAPPING = {"dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming", "string"}
 TRAINING = {
     "no",
     "a little",
@@ -54,15 +54,16 @@ def test_a_method_has_a_native_type_or_is_known_to_have_none():
 def test_methods_of_other_distances_settle_every_parameter():
     assert {name for name, method in scaling_methods().items() if method.remaps} == REMAPPING
     for name in REMAPPING:
-        settled = scale(GEOMETRY, make_spec(name, 4.0)).remapping.params
-        assert settled.keys() == find_method(name).signature.keys()
+        factor = 4.0 if find_method(name).uses_factor else 1.0
+        settled = scale(GEOMETRY, make_spec(name, factor)).remapping.params
+        assert settled.keys() == find_method(name).signature.keys() - {"log_n", "yarn_temperature"}
 
 
 def test_all_the_methods_are_found():
     assert list(scaling_methods()) == [
-        "abf", "custom", "dynamic", "dynamic-yarn", "linear", "llama3", "longrope", "none", "nope", "ntk",
-        "ntk-by-parts", "p-rope", "yarn",
-        "dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming",
+        "abf", "cope", "custom", "dynamic", "dynamic-yarn", "linear", "llama3", "longrope", "none", "nope", "ntk",
+        "ntk-by-parts", "p-rope", "resonance", "yarn",
+        "dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming", "string",
     ]  # fmt: skip
 
 
@@ -110,6 +111,53 @@ def test_an_unknown_method_is_refused_with_ours(typed):
     assert NAMES[typed] in refusal(typed)
 
 
+COMBINED = ["yarn+resonance", "abf+cope", "abf+yarn", "yarn+dual-chunk", "abf+yarn+cope+resonance+string"]
+NOT_COMBINED = {
+    "two-by-the-factor": "linear+yarn",
+    "base-after-another": "yarn+abf",
+    "distances-first": "rerope+yarn",
+    "two-distances": "rerope+dual-chunk",
+    "by-the-length": "yarn+dynamic",
+    "given-numbers": "yarn+custom",
+    "no-rotation": "nope+cope",
+    "twice": "cope+cope",
+}
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_a_combination_is_a_method_with_the_parameters_of_its_parts(name):
+    method, parts = find_method(name), [find_method(part) for part in name.split("+")]
+    assert method.name == name
+    own = {"frequency_factor"} if parts[-1].remaps else set()
+    assert method.signature.keys() == own.union(*(part.signature for part in parts))
+    assert len(method.signature) == len(own) + sum(len(part.signature) for part in parts), "no name is in two parts"
+    for part in parts:
+        assert part.summary in method.summary
+        assert part.source in method.source
+    for key in method.signature:
+        assert key in method.description
+
+
+@pytest.mark.parametrize("name", NOT_COMBINED.values(), ids=NOT_COMBINED)
+def test_what_cannot_be_combined(name):
+    assert refusal(name).startswith(f"Cannot combine {name}. Expected at most one of linear, llama3, ntk, ntk-by-parts")
+
+
+def test_no_two_methods_share_a_parameter_unless_they_cannot_be_combined():
+    methods = [method.name for method in scaling_methods().values() if method.combines]
+    for one in methods:
+        for other in methods:
+            try:
+                find_method(f"{one}+{other}")
+            except MethodError:
+                continue
+            assert not find_method(one).signature.keys() & find_method(other).signature.keys(), (one, other)
+
+
+def test_other_names_in_a_combination():
+    assert find_method("YaRN+DCA") is find_method("yarn+dual-chunk")
+
+
 def test_a_method_like_none_of_ours_gets_the_list_alone():
     message = refusal("zzzzzz")
     assert "Did you mean" not in message
@@ -152,6 +200,10 @@ REFUSED = {
         {"beta_fast": 40.0, "beta_slow": 20.0, "truncate": False},
         "Use --method linear",
     ),
+    "unknown-part": ("yarn+reresonance", {}, "Unknown method 'reresonance'"),
+    "parameter-of-neither": ("yarn+resonance", {"window": 8}, "Method yarn+resonance has no parameter 'window'"),
+    "frequency-factor": ("yarn+rerope", {"frequency_factor": 0}, "frequency_factor is 0; expected a positive number"),
+    "clipped-too-many": ("cope", {"clipped_pairs": 17}, "clipped_pairs is 17; this model has 16 rotary pairs"),
     "betas-equal": ("yarn", {"beta_fast": 1.0}, "beta_fast is 1; expected more than beta_slow, 1"),
     "bands-equal": (
         "llama3",

@@ -13,7 +13,7 @@ from ropecli.tuning.tune_settings import TuneSettings
 GEOMETRY = RopeGeometry(64, 64, 10000.0, 2048)
 
 
-@pytest.mark.parametrize("method", ["yarn", "abf"])
+@pytest.mark.parametrize("method", ["yarn", "abf", "yarn+resonance"])
 def test_points_lie_in_their_ranges_evenly_in_the_logarithm(method):
     found = grid_points(GEOMETRY, method, 4.0, 65, 0)
     own = [spec for spec in found if not spec.params]

@@ -1,0 +1,122 @@
+"""Combines methods, such as yarn+resonance or yarn+dual-chunk, into one method.
+
+Frequency methods act one after the other, h₂(h₁(θ_d)), and their attention factors multiply. A distance method comes
+last and uses the frequencies of the others: f'(x, ρ(n, m), h(θ_d)).
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ropecli.errors import MethodError
+from ropecli.rope import Frequencies, Remapping, RopeGeometry
+from ropecli.scaling.method import AS_IT_IS, UNCHANGED, ScalingMethod
+
+FREQUENCY_FACTOR = "frequency_factor"
+_ABOUT_FREQUENCY_FACTOR = (
+    f"{FREQUENCY_FACTOR}: the factor of the frequency methods. The distance method then extends from the pretraining "
+    "length × this factor to the target length. Set it to the factor that the model was fine-tuned with. Default: the "
+    "square root of the factor; 1 if no frequency method divides by the factor; for string, which does not extend, the "
+    "whole factor."
+)
+_TRAINING = ("no", "a little", "advised", "needed")
+"""From the least to the most demanding."""
+
+
+def combine(parts: Sequence[ScalingMethod], known: Iterable[ScalingMethod]) -> ScalingMethod:
+    """Combine methods, in the order in which they act. known: all methods, for the message.
+
+    Raises MethodError if they cannot be combined.
+    """
+    _check(parts, known)
+    if not parts[-1].remaps:
+        return _chain(parts)
+    *frequencies, distance = parts
+    first = frequencies[0] if len(frequencies) == 1 else _chain(frequencies)
+
+    def remapping(pretrained: int, target: int, **params: Any) -> Remapping:
+        return distance.function(pretrained, target, **own_params(distance, params))
+
+    option = inspect.Parameter(FREQUENCY_FACTOR, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=float | None)
+    _describe(remapping, (first, distance), {FREQUENCY_FACTOR: option}, _ABOUT_FREQUENCY_FACTOR)
+    whole = _joined((first, distance), remapping)
+    return replace(whole, rope_type=None, remaps=True, g=first.g, h=first.h, frequency=first, distance=distance)
+
+
+def own_params(method: ScalingMethod, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that belong to `method`."""
+    return {key: value for key, value in params.items() if key in method.signature}
+
+
+def _check(parts: Sequence[ScalingMethod], known: Iterable[ScalingMethod]) -> None:
+    kinds = [2 if part.remaps else int(part.rope_type != "default") for part in parts]
+    fits = (
+        all(part.combines for part in parts)
+        and len(set(parts)) == len(parts)
+        and kinds == sorted(kinds)
+        and kinds.count(2) <= 1
+        and sum(part.uses_factor and not part.remaps for part in parts) <= 1
+    )
+    if not fits:
+        of_frequency = [method for method in known if method.combines and not method.remaps]
+        dividing = [method.name for method in of_frequency if method.uses_factor]
+        others = [method.name for method in of_frequency if not method.uses_factor]
+        raise MethodError(
+            f"Cannot combine {'+'.join(part.name for part in parts)}. Expected at most one of {', '.join(dividing)}; "
+            f"any of {', '.join(others)}; and at most one distance method, at the end. abf and ntk come first."
+        )
+
+
+def _chain(parts: Sequence[ScalingMethod]) -> ScalingMethod:
+    *earlier, last = parts
+    # a base change can be written together with the rope_type of the next method
+    rope_type = last.rope_type if all(part.rope_type == "default" for part in earlier) else None
+
+    def chained(rope: RopeGeometry, s: float, **params: Any) -> Frequencies:
+        attention_factor = 1.0
+        resolved: dict[str, object] = {}
+        for part in parts:
+            found = part.function(rope, s, **own_params(part, params))
+            attention_factor *= found.attention_factor
+            resolved |= found.params
+            if math.isnan(found.rope_theta):
+                rope = replace(rope, scaled_inv_freq=tuple(found.inv_freq.tolist()))
+            else:
+                rope = replace(rope, rope_theta=found.rope_theta)
+        theta = math.nan if rope_type is None else rope.rope_theta
+        return Frequencies(found.inv_freq, attention_factor, theta, resolved)
+
+    _describe(chained, parts)
+    return replace(_joined(parts, chained), rope_type=rope_type)
+
+
+def _joined(parts: Sequence[ScalingMethod], function: Callable[..., Any]) -> ScalingMethod:
+    return ScalingMethod(
+        "+".join(part.name for part in parts),
+        function,
+        source="; ".join(part.source for part in parts),
+        training=max((part.training for part in parts), key=_TRAINING.index),
+        rope_type=None,
+        depends_on_length=False,
+        other_names=(),
+        g=next((part.g for part in parts if part.g != AS_IT_IS), AS_IT_IS),
+        h="; then ".join(part.h for part in parts if part.h != UNCHANGED) or UNCHANGED,
+        targeted=any(part.targeted for part in parts),
+        uses_factor=any(part.uses_factor for part in parts),
+    )
+
+
+def _describe(
+    function: Callable[..., Any],
+    parts: Sequence[ScalingMethod],
+    options: Mapping[str, inspect.Parameter] | None = None,
+    about: str = "",
+) -> None:
+    """Give the function the parameters and the docstrings of its parts."""
+    parameters = {name: one for part in parts for name, one in part.signature.items()} | dict(options or {})
+    details = [part.description.partition("\n\n")[2] for part in parts]
+    paragraphs = [" Then ".join(part.summary for part in parts), *details, about]
+    function.__doc__ = "\n\n".join(filter(None, paragraphs))
+    function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
