@@ -72,6 +72,9 @@ def ruler_sentences(report: "RulerReport") -> list[str]:
         *([f"{len(report.tasks)} of 13 tasks"] if len(report.tasks) < 13 else []),
     ]
     sentences = [f"Effective length: {found} (required: {needed})."]
+    if not any(map(any, (cell.scores for cell in report.cells))):
+        sentences = ["Effective length: none, because no answer was right."]
+        sentences += ["For a base model, use --mode rank."] if report.mode == "generate" else []
     if report.mode == "rank":
         longest = [cell for cell in report.cells if cell.length == report.lengths[-1]]
         chances = [cell.chance for cell in longest if cell.chance is not None]

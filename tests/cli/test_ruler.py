@@ -43,6 +43,11 @@ def test_two_checkpoints_side_by_side(ask, ropecli, tmp_path):
     assert "niah_single_1" in page.read_text()
 
 
+def test_a_model_that_answers_nothing_has_no_effective_length(ropecli):
+    outcome = ropecli("ruler", "demo", "--lengths", "400", "--tasks", "fwe", "--samples", 1)
+    assert "Effective length: none, because no answer was right. For a base model" in " ".join(outcome.out.split())
+
+
 def test_an_interrupted_run_resumes(ask, tmp_path, monkeypatch):
     whole, report = tmp_path / "whole.json", tmp_path / "ruler.json"
     options = ["--lengths", "512", "--seed", 3]
