@@ -110,7 +110,7 @@ FAULTS: list[tuple[str, str]] = [
     ("4 * largest * processes // world", "4 * largest * processes"),
     # tune
     ("changed[..., second_row] = sin * first + cos * second", "changed[..., second_row] = cos * second - sin * first"),
-    ("changed = self._changed(layer, values + offset) - offset", "changed = self._changed(layer, values + offset)"),
+    ("changed = change(values + offset) - offset", "changed = change(values + offset)"),
     ("target + self.short_weight * short, len", "target + short, len"),
     ("points, read = (points + 1) // 2, min(2 * read, documents)", "points, read = points // 2, min(2 * read, documents)"),
     ("if not off <= allowed:", "if off > 1000 * allowed:"),

@@ -89,7 +89,13 @@ def list_names(linear: dict[str, nn.Module]) -> str:
 
 def embeddings_and_norms(model: "PreTrainedModel") -> list[str]:
     embeddings = model.get_input_embeddings()
-    return [name for name, module in _decoder_modules(model).items() if module is embeddings or _is_norm(module)]
+    norms = norm_modules(model)
+    return [name for name, module in _decoder_modules(model).items() if module is embeddings or name in norms]
+
+
+def norm_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
+    """The decoder's norms that have parameters, by name."""
+    return {name: module for name, module in _decoder_modules(model).items() if _is_norm(module)}
 
 
 def tied_head(model: "PreTrainedModel") -> list[str]:

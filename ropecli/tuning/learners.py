@@ -1,16 +1,18 @@
 """The parameters that `--level heads` and `--level lora` train, and how they are folded into the weights.
 
-heads: a gain and a phase for each query head and rotary pair, and one temperature. Both dimensions of a pair are
-rotated by the phase and multiplied by the gain. This commutes with the rotation by positions, so it can be folded into
-the rows of the query projection. The temperature is a gain shared by all pairs, like YaRN's attention factor. If the
-queries come from a norm, its weight can hold gains but no phases.
+heads: a gain and a phase for each query head and rotary pair, one temperature, and a gain for each dimension of every
+norm. Both dimensions of a pair are rotated by the phase and multiplied by the gain. This commutes with the rotation by
+positions, so it can be folded into the rows of the query projection. The temperature is a gain shared by all pairs,
+like YaRN's attention factor. If the queries come from a norm, its weight can hold gains but no phases. The gains of the
+other norms multiply their weights and biases.
 
 lora: LoRA (Hu et al. 2021, arXiv:2106.09685) on the query and key projections.
 """
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from ropecli.errors import PatchError
 from ropecli.training import adapters
 from ropecli.training.recipe import make_recipe
-from ropecli.training.target_modules import attention_projections, linear_modules
+from ropecli.training.target_modules import attention_projections, linear_modules, norm_modules
 from ropecli.tuning.queries import find_queries
 from ropecli.tuning.tune_report import LayerGains
 
@@ -28,17 +30,21 @@ if TYPE_CHECKING:
 
 GAIN_RATE, TEMPERATURE_RATE = 0.03, 0.003
 """Learning rates of gains and phases, and of the temperature."""
+NORM_RATE = 0.02
+"""Learning rate of the logarithms of the norms' gains."""
 LORA_RATE = 3e-3
 """On the demo checkpoint, 1e-3 learns less in the same steps; 1e-2 learns slightly more but needs more sequences."""
 _QUERY_OR_KEY = ("q", "k", "wq", "wk")
 """Prefixes of the names of query and key projections, including fused ones."""
+_Change = Callable[[Tensor], Tensor]
 
 
 class HeadGains:
-    """Gains, phases and the temperature, initialized to zero, which has no effect.
+    """Gains, phases, the temperature and the norms' gains, initialized to zero, which has no effect.
 
     log_gain, phase: per layer, shape (heads, pairs), float32; (1, pairs) if all heads share one norm. Norms have no
-    phase (an empty tensor). log_temperature: shared by all layers.
+    phase (an empty tensor). log_temperature: shared by all layers. norm_log_gain: by the norm's name, the shape of its
+    weight.
     """
 
     def __init__(self, model: "PreTrainedModel", labels: Sequence[str | None]) -> None:
@@ -52,54 +58,67 @@ class HeadGains:
         self.log_gain = [nn.Parameter(torch.zeros(shape, device=model.device)) for shape in shapes]
         self.phase = [nn.Parameter(torch.zeros(shape, device=model.device)) for shape in phase_shapes]
         self.log_temperature = nn.Parameter(torch.zeros((), device=model.device))
+        taken = {one.name for one in self.queries}
+        self._offset = {name: _offset(norm) for name, norm in norm_modules(model).items()}
+        self.norm_log_gain = {
+            name: nn.Parameter(torch.zeros_like(model.get_parameter(f"{name}.weight"), dtype=torch.float32))
+            for name, offset in self._offset.items()
+            if offset is not None and name not in taken
+        }
 
     @property
     def groups(self) -> list[tuple[list[nn.Parameter], float]]:
         """Parameter groups with their learning rates."""
         phases = [phase for phase in self.phase if phase.numel()]
-        return [([*self.log_gain, *phases], GAIN_RATE), ([self.log_temperature], TEMPERATURE_RATE)]
+        return [
+            ([*self.log_gain, *phases], GAIN_RATE),
+            ([self.log_temperature], TEMPERATURE_RATE),
+            ([*self.norm_log_gain.values()], NORM_RATE),
+        ]
 
     @property
     def weights(self) -> list[str]:
         """Names of the weights and biases that hold the gains after folding."""
-        modules = {one.name: self.model.get_submodule(one.name) for one in self.queries}
-        return [
-            f"{name}.{key}" for name, module in modules.items() for key, _ in module.named_parameters(recurse=False)
-        ]
+        return [f"{name}.{key}" for name in self._changes for key, _ in self._parameters(name)]
+
+    def _parameters(self, name: str) -> list[tuple[str, nn.Parameter]]:
+        return list(self.model.get_submodule(name).named_parameters(recurse=False))
+
+    @property
+    def _changes(self) -> dict[str, _Change]:
+        """By the module's name, the change of its output."""
+        of_queries = {one.name: partial(self._changed, layer) for layer, one in enumerate(self.queries)}
+        return {**of_queries, **{name: partial(self._scaled, name) for name in self.norm_log_gain}}
 
     @contextlib.contextmanager
     def live(self) -> Iterator[None]:
         """Apply the gains in the model, with gradients."""
-        modules = [self.model.get_submodule(one.name) for one in self.queries]
-        handles = [module.register_forward_hook(self._hook(layer)) for layer, module in enumerate(modules)]
+        changes = self._changes.items()
+        handles = [self.model.get_submodule(name).register_forward_hook(_hook(change)) for name, change in changes]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _hook(self, layer: int) -> Any:
-        def after(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-            wide = output.to(torch.promote_types(output.dtype, torch.float32))
-            return self._changed(layer, wide).to(output.dtype)
-
-        return after
-
     @torch.no_grad()
     def folded(self) -> dict[str, Tensor]:
         """The weights with the gains folded in, by name, float64, on the CPU."""
         folded: dict[str, Tensor] = {}
-        for layer, one in enumerate(self.queries):
-            module = self.model.get_submodule(one.name)
-            for key, parameter in module.named_parameters(recurse=False):
+        projections = {one.name for one in self.queries if one.projection}
+        for name, change in self._changes.items():
+            for key, parameter in self._parameters(name):
                 values = parameter.detach().to("cpu", torch.float64)
-                if one.projection:  # rows are the first dimension of the weight, but the last of the output
-                    changed = self._changed(layer, values.movedim(0, -1)).movedim(-1, 0)
+                if name in projections:  # rows are the first dimension of the weight, but the last of the output
+                    changed = change(values.movedim(0, -1)).movedim(-1, 0)
                 else:
-                    offset = _offset(module) if key == "weight" else 0.0
-                    changed = self._changed(layer, values + offset) - offset
-                folded[f"{one.name}.{key}"] = changed
+                    offset = (self._offset.get(name) or 0.0) if key == "weight" else 0.0
+                    changed = change(values + offset) - offset
+                folded[f"{name}.{key}"] = changed
         return folded
+
+    def _scaled(self, name: str, values: Tensor) -> Tensor:
+        return values * torch.exp(self.norm_log_gain[name].to(values))
 
     def _changed(self, layer: int, values: Tensor) -> Tensor:
         """Rotate and scale the two rows of each pair. values: the module's rows are the last dimension."""
@@ -121,13 +140,34 @@ class HeadGains:
         return {"gains": gains, "log_temperature": float(self.log_temperature.detach())}
 
 
-def _offset(norm: nn.Module) -> float:
-    """The constant that the norm adds to its weight: 1 in Gemma, 0 in most models."""
-    zeroed: Any = copy.deepcopy(norm).to("cpu", torch.float32)
-    for parameter in zeroed.parameters():
-        parameter.zero_()
-    states = torch.linspace(-1, 2, zeroed.weight.numel()).reshape(zeroed.weight.shape)
-    return 1.0 if bool(zeroed(states).any()) else 0.0
+def _hook(change: _Change) -> Any:
+    """A forward hook that changes a module's output, in float32 at least."""
+
+    def after(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+        wide = output.to(torch.promote_types(output.dtype, torch.float32))
+        return change(wide).to(output.dtype)
+
+    return after
+
+
+@torch.no_grad()
+def _offset(norm: nn.Module) -> float | None:
+    """The constant that the norm adds to its weight: 1 in Gemma, 0 in most models.
+
+    None if doubling the sum and the bias does not double the output.
+    """
+    plain: Any = copy.deepcopy(norm).to("cpu", torch.float32)
+    for offset in (0.0, 1.0):
+        doubled: Any = copy.deepcopy(plain)
+        for key, parameter in doubled.named_parameters(recurse=False):
+            parameter.mul_(2).add_(offset if key == "weight" else 0.0)
+        try:
+            states = torch.linspace(-1, 2, plain.weight.numel()).reshape(plain.weight.shape)
+            if torch.allclose(doubled(states), 2 * plain(states), rtol=1e-4, atol=1e-6):
+                return offset
+        except (AttributeError, RuntimeError, TypeError):  # needs further inputs
+            return None
+    return None
 
 
 class LowRankUpdates:

@@ -130,7 +130,7 @@ def test_the_weights_are_rewritten_only_where_something_was_learned(tuned, llama
     linked = (folder / "model.safetensors").stat().st_ino == (llama / "model.safetensors").stat().st_ino
     if level in ("heads", "lora"):
         assert report["step"] > 0, "the test wants a level that learned"
-        letters = ("q_proj",) if level == "heads" else ("q_proj", "k_proj")
+        letters = ("q_proj", "norm") if level == "heads" else ("q_proj", "k_proj")
         assert changed == {name for name in before if any(letter in name for letter in letters)}
     else:
         assert linked
@@ -187,6 +187,7 @@ def test_where_nothing_better_is_learned_the_constants_alone_are_written(
 ):
     monkeypatch.setattr("ropecli.tuning.learners.GAIN_RATE", 0.0)
     monkeypatch.setattr("ropecli.tuning.learners.TEMPERATURE_RATE", 0.0)
+    monkeypatch.setattr("ropecli.tuning.learners.NORM_RATE", 0.0)
     outcome = ropecli(*arguments(tmp_path / "out"))
     assert outcome.code == 0, outcome.err
     assert "heads did not improve on the best constants; only these are written." in outcome.out

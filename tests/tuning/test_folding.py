@@ -30,23 +30,23 @@ from ropecli.tuning.queries import find_queries
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-# by name: the model type, its settings, and how many gains and phases there are in all
+# by name: the model type, its settings, and how many gains, phases and gains of other norms there are in all
 MODELS = {
-    "llama": ("llama", {"head_dim": 32}, 64, 64),
-    "sliding window": ("mistral", {**GROUPED, "sliding_window": 4096}, 64, 64),
-    "bias": ("qwen2", GROUPED, 64, 64),
-    "fused, partial": ("phi3", PARTIAL, 32, 32),
-    "fused by heads, partial, bias": ("gpt_neox", {"rotary_pct": 0.5}, 32, 32),
-    "interleaved": ("cohere", {}, 64, 64),
-    "latent": ("deepseek_v3", LATENT, 32, 32),
-    "latent, interleaved": ("deepseek_v2", LATENT, 32, 32),
-    "sinks": ("gpt_oss", {"head_dim": 32, **DEFAULT, **EXPERTS}, 64, 64),
-    "norm of each head": ("qwen3", GROUPED, 16, 0),
-    "norm, weight + 1, one layer of two": ("gemma3_text", {"head_dim": 32, **ONE_OF_EACH}, 16, 0),
-    "norm over all heads": ("olmo2", {}, 64, 0),
-    "norm with a weight of each head": ("cohere", {"use_qk_norm": True}, 32, 0),
-    "norm with a bias": ("phi", {"qk_layernorm": True}, 16, 0),
-    "one layer without positions": ("smollm3", {"no_rope_layers": [1, 0]}, 32, 32),
+    "llama": ("llama", {"head_dim": 32}, 64, 64, 320),
+    "sliding window": ("mistral", {**GROUPED, "sliding_window": 4096}, 64, 64, 320),
+    "bias": ("qwen2", GROUPED, 64, 64, 320),
+    "fused, partial": ("phi3", PARTIAL, 32, 32, 320),
+    "fused by heads, partial, bias": ("gpt_neox", {"rotary_pct": 0.5}, 32, 32, 320),
+    "interleaved": ("cohere", {}, 64, 64, 192),
+    "latent": ("deepseek_v3", LATENT, 32, 32, 416),
+    "latent, interleaved": ("deepseek_v2", LATENT, 32, 32, 416),
+    "sinks": ("gpt_oss", {"head_dim": 32, **DEFAULT, **EXPERTS}, 64, 64, 320),
+    "norm of each head": ("qwen3", GROUPED, 16, 0, 352),
+    "norm, weight + 1, one layer of two": ("gemma3_text", {"head_dim": 32, **ONE_OF_EACH}, 16, 0, 672),
+    "norm over all heads": ("olmo2", {}, 64, 0, 384),
+    "norm with a weight of each head": ("cohere", {"use_qk_norm": True}, 32, 0, 256),
+    "norm with a bias": ("phi", {"qk_layernorm": True}, 16, 0, 256),
+    "one layer without positions": ("smollm3", {"no_rope_layers": [1, 0]}, 32, 32, 320),
 }
 
 
@@ -69,7 +69,7 @@ def with_gains(run, size=0.3):
     gains = HeadGains(run.model, plan.scaled)
     torch.manual_seed(2)
     with torch.no_grad():
-        for parameter in (gains.log_temperature, *gains.log_gain, *gains.phase):
+        for parameter in (gains.log_temperature, *gains.log_gain, *gains.phase, *gains.norm_log_gain.values()):
             parameter.copy_(size * torch.randn_like(parameter))
     with gains.live():
         live = logits_of(run.model, run.probe)
@@ -103,11 +103,11 @@ BY_LAYER_TYPE = pytest.mark.transformers("5.9", "yarn by layer type is not read"
     "name", [pytest.param(name, marks=BY_LAYER_TYPE if MODELS[name][0] == "gemma3_text" else ()) for name in MODELS]
 )
 def test_the_fold_is_exact(build, make_run, tmp_path, name, write):
-    model_type, settings, gain_count, phase_count = MODELS[name]
+    model_type, settings, *counts = MODELS[name]
     run = make_run(uneven(build(model_type, **settings)))
     gains, live = with_gains(run)
-    assert sum(one.numel() for one in gains.log_gain) == gain_count
-    assert sum(one.numel() for one in gains.phase) == phase_count
+    learned = (gains.log_gain, gains.phase, gains.norm_log_gain.values())
+    assert [sum(one.numel() for one in some) for some in learned] == counts
     assert difference(logits_of(run.model, run.probe), live) > 0.03  # they do change something
     folded = folded_into(run, gains, live)
     assert folded.rounding == 0
@@ -226,9 +226,11 @@ def test_untouched_shards_are_hard_linked_and_the_others_hold_what_they_held(bui
         path.chmod(0o640)
     run = make_run(folder)
     folded = folded_into(run, *with_gains(run))
-    assert set(folded.changed) == {
-        f"model.layers.{layer}.self_attn.q_proj.{kind}" for layer in (0, 1) for kind in ("weight", "bias")
+    changed = ("self_attn.q_proj.weight", "self_attn.q_proj.bias", "input_layernorm.weight")
+    changed = {
+        f"model.layers.{layer}.{name}" for layer in (0, 1) for name in (*changed, "post_attention_layernorm.weight")
     }
+    assert set(folded.changed) == {*changed, "model.norm.weight"}
     write(run, folded, tmp_path / "tuned")
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     touched = {index[name] for name in folded.changed}

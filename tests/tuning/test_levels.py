@@ -53,11 +53,14 @@ def test_every_level_ends_as_a_checkpoint_that_is_what_was_tuned(llama, make_run
     after = state_of(run.model)
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    kinds = {"heads": {"q_proj"}, "lora": {"q_proj", "k_proj"}}.get(level, set())
+    norms = {"input_layernorm", "post_attention_layernorm", "norm"}
+    kinds = {"heads": {"q_proj", *norms}, "lora": {"q_proj", "k_proj"}}.get(level, set())
     assert {name.split(".")[-2] for name in changed} == kinds
     assert set(tuned.folded.changed) == changed
     assert (tuned.report.step > 0) == bool(kinds)
-    assert tuned.report.learned == {"heads": 2 * 2 * 2 * 16 + 1, "lora": 2 * 2 * (64 + 64 + 64 + 32)}.get(level, 0)
+    assert tuned.report.learned == {"heads": 2 * 2 * 2 * 16 + 1 + 5 * 64, "lora": 2 * 2 * (64 + 64 + 64 + 32)}.get(
+        level, 0
+    )
     write_tuned(tuned, tmp_path / "tuned")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned").eval()
     assert difference(logits_of(loaded, run.probe), logits_of(run.model, run.probe)) < 1e-5
