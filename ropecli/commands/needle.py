@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ropecli.evaluation.retrieval.haystack import PieceTokenizer
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
 
-_CODE = ("demo", "demo-train")
-
 
 def needle(
     checkpoint: options.Checkpoint,
@@ -85,7 +83,7 @@ def needle(
     from ropecli.evaluation.chat_frame import find_frame
     from ropecli.evaluation.retrieval.haystack import read_haystack
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
-    from ropecli.evaluation.retrieval.templates import choose_templates
+    from ropecli.evaluation.retrieval.templates import choose_templates, default_style
 
     data = options.with_config(data, dataset_config)
     loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
@@ -101,7 +99,7 @@ def needle(
         plot=plot,
         keys=keys,
     )
-    default = "code" if data in _CODE else "prose"
+    default = default_style(data)
     templates = choose_templates(style, needle, question, default)
     templates.check_keys(keys)
     subject = open_subject(checkpoint, revision, method, factor, settings, factors_file, original_length)

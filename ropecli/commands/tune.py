@@ -50,6 +50,13 @@ def tune(
             "LongRoPE's evolutionary search for a factor per pair."
         ),
     ] = "heads",
+    objective: Annotated[
+        str,
+        Doc(
+            "ppl: the loss on the last tokens of documents. needle: the loss on a key hidden at the beginning of each "
+            "document; --level search then searches like LongRoPE2."
+        ),
+    ] = "ppl",
     methods: Annotated[
         Sequence[str],
         Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
@@ -75,7 +82,7 @@ def tune(
         int | None,
         Ge(1),
         options.TOKENS,
-        Doc("Tokens to score per document. Default: half the pretraining length."),
+        Doc("ppl: tokens to score per document. Default: half the pretraining length."),
     ] = None,
     seed: Annotated[int, Ge(0), Doc("Random seed.")] = 0,
     text_column: options.TextColumn = "text",
@@ -108,6 +115,7 @@ def tune(
     link = options.is_link(weights)
     settings = TuneSettings(
         level,
+        objective=objective,
         methods=tuple(dict.fromkeys(options.listed(methods))),
         points=points,
         short_weight=short_weight,

@@ -162,9 +162,11 @@ def tuning_table(report: TuneReport) -> Group:
         table.add_column(states.heads[index], justify="right" if index else "left")
     for row in states.rows:
         table.add_row(*(Text(row[index]) for index in shown))
+    needles = report.settings.get("objective") == "needle"
+    scored = "keys hidden in" if needles else f"the last {report.settings['targets']} tokens of"
     title = (
-        f"{clean(report.checkpoint)}: scores of the last {report.settings['targets']} tokens of "
-        f"{report.score.documents} calibration documents of {clean(report.source)}"
+        f"{clean(report.checkpoint)}: scores of {scored} {report.score.documents} calibration documents of "
+        f"{clean(report.source)}"
     )
     return Group(Text(title), table, *map(Text, _tuning_notes(report)))
 

@@ -3,6 +3,9 @@
 Some documents are for training, the others for scoring. The `tail` protocol scores the same last tokens of each
 document, read at the target length and at the pretraining length. The first measures the gain of the extension, the
 second its cost at the pretraining length.
+
+`hide_needles` replaces the documents for scoring by prompts that end with a key hidden at their beginning, as LongRoPE2
+does: Shang et al. 2025 (arXiv:2502.20082), section 3.2.
 """
 
 import hashlib
@@ -14,11 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropecli.data.documents import Documents, read_documents
+from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import DEMO, TO_TRAIN, read_texts
 from ropecli.errors import DataError
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.retrieval.haystack import Haystack, PieceTokenizer
+from ropecli.evaluation.retrieval.prompts import Prompt, RetrievalTask
+from ropecli.evaluation.retrieval.templates import Templates
 from ropecli.evaluation.saved_progress import EvalProgress
 from ropecli.tuning.tune_report import Score
 
@@ -33,10 +39,16 @@ _MIN_DOCUMENTS = 4
 
 @dataclass(frozen=True)
 class Calibration:
-    """evaluated: documents for scoring. sequences: token ids of the others, shape (sequences, target length)."""
+    """evaluated: documents for scoring. sequences: token ids of the others, shape (sequences, target length).
+
+    short: documents to score at the pretraining length; None: the same. targets: tokens scored per document, if not up
+    to the settings.
+    """
 
     evaluated: Documents
     sequences: Tensor
+    short: Documents | None = None
+    targets: int | None = None
 
     def fingerprint(self) -> str:
         """sha256 of all documents."""
@@ -78,13 +90,41 @@ def read_calibration(
     return Calibration(evaluated, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
 
 
+def hide_needles(
+    calibration: Calibration, tokenizer: Any, templates: Templates, original_length: int, target_length: int, seed: int
+) -> Calibration:
+    """Replace the documents for scoring by needle prompts with their keys, at both lengths.
+
+    The needle is at the beginning of the text. Raises DataError for a length that is too short for a prompt.
+    """
+    pieces, documents = PieceTokenizer(tokenizer), calibration.evaluated
+
+    def prompts(length: int) -> list[Prompt]:
+        texts = [Haystack(documents.special.bare(document.ids), anywhere=False) for document in documents.kept]
+        tasks = [RetrievalTask("needle", templates, text, pieces, candidates=2, seed=seed) for text in texts]
+        return [task.prompt(length, 0.0, index) for index, task in enumerate(tasks)]
+
+    def with_keys(prompts: list[Prompt]) -> Documents:
+        ids = [np.array([*prompt.ids, *prompt.answers[0]], dtype=np.int64) for prompt in prompts]
+        return replace(documents, kept=tuple(map(Document, (one.name for one in documents.kept), ids)))
+
+    at_target, short = prompts(target_length), prompts(original_length)
+    return replace(
+        calibration,
+        evaluated=with_keys(at_target),
+        short=with_keys(short),
+        targets=min(len(prompt.answers[0]) for prompt in (*at_target, *short)),
+    )
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """Scores a model on documents.
 
     original_length, target_length: tokens. short_weight: weight of the loss at the pretraining length, relative to that
     at the target length. targets: tokens scored per document; None: half the pretraining length. progress: where
-    measurements are saved; saved ones are not repeated.
+    measurements are saved; saved ones are not repeated. short: documents to score at the pretraining length; None: the
+    same.
     """
 
     documents: Documents
@@ -93,16 +133,21 @@ class Evaluator:
     short_weight: float
     targets: int | None
     progress: EvalProgress
+    short: Documents | None = None
 
     def score(self, model: "PreTrainedModel", part: str, count: int | None = None) -> tuple[Score, float]:
         """Score the first `count` documents (default: all). Returns the score and the seconds it took when measured.
 
         part: name of the model's state in the progress. Raises RopecliError for a loss that is not finite.
         """
-        documents = replace(self.documents, kept=self.documents.kept[:count])
         lengths = sorted({self.original_length, self.target_length})
-        protocol = Protocol("tail", targets=self.targets)
-        rows = evaluate_perplexity(model, documents, lengths, protocol=protocol, progress=self.progress, part=part)
+        asked = [(self.documents, lengths, part)]
+        if self.short is not None and len(lengths) == 2:
+            asked = [(self.short, lengths[:1], f"{part}, short"), (self.documents, lengths[1:], part)]
+        protocol, rows = Protocol("tail", targets=self.targets), []
+        for documents, at, name in asked:
+            few = replace(documents, kept=documents.kept[:count])
+            rows += evaluate_perplexity(model, few, at, protocol=protocol, progress=self.progress, part=name)
         short, target = rows[0].nll, rows[-1].nll
-        score = Score(target, short, target + self.short_weight * short, len(documents.kept))
+        score = Score(target, short, target + self.short_weight * short, len(self.documents.kept[:count]))
         return score, sum(row.seconds for row in rows)

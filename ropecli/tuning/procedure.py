@@ -107,8 +107,9 @@ class _Run:
             task.original_length,
             task.target_length,
             task.settings.short_weight,
-            task.settings.targets,
+            task.targets,
             EvalProgress(folder),
+            task.calibration.short,
         )
         refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks the others
 

@@ -6,11 +6,16 @@ documents, then fewer points on more. Source: Jamieson and Talwalkar 2016 (arXiv
 `evolve` is the evolutionary search of LongRoPE: Ding et al. 2024 (arXiv:2402.13753), section 4 and appendix A. Factors
 do not decrease from faster to slower pairs, and are between 1 and 1.25·s. The number of initial tokens that stay
 unscaled is not searched: config.json cannot express it.
+
+With the objective needle, candidates are those of LongRoPE2: Shang et al. 2025 (arXiv:2502.20082), algorithms 1 and 2.
+A candidate has a critical pair. Pairs from there on have factors between s and 2·s; faster ones have NTK's factors for
+the base that gives the critical pair its factor. LongRoPE2 reads short texts with the pretrained frequencies. Changing
+frequencies with the length breaks KV caches, so here one list of factors serves all lengths.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,6 +41,10 @@ _FACTOR_STEP = 0.01
 _MUTATED_SHARE = 0.3
 """Fraction of factors that a mutation samples again."""
 _CROSSOVER_TRIES = 100
+_LARGEST_CRITICAL_FACTOR = 2.0
+_MOST_ROTATIONS = 10
+"""Rotations within the pretraining length of the fastest pair that may be critical."""
+_NEEDLE_DOCUMENTS = 10
 Factors = tuple[float, ...]
 
 
@@ -135,6 +144,18 @@ def evolve(
     """
     rng = np.random.default_rng(settings.seed)
     known = known_methods(geometry, factor)
+    if settings.objective == "needle":
+        best = _evolve_critical(geometry, factor, settings, rng, measure)
+    else:
+        best = _evolve_all(known, factor, settings, rng, measure)
+    finalists = [spec_of(factors, factor) for factors in dict.fromkeys((best, *known))]
+    return min(finalists, key=lambda spec: measure(spec, documents, settings.search_iterations))
+
+
+def _evolve_all(
+    known: Sequence[Factors], factor: float, settings: "TuneSettings", rng: np.random.Generator, measure: Measure
+) -> Factors:
+    """LongRoPE's evolution, of the factors of all pairs."""
     candidates = first_population(known, factor, settings.search_population, rng)
     losses: dict[Factors, float] = {}
     for iteration in range(settings.search_iterations + 1):
@@ -145,8 +166,58 @@ def evolve(
         mutants = [mutated(best[rng.integers(len(best))], factor, rng) for _ in range(settings.search_mutations)]
         children = [crossed(best, factor, rng) for _ in range(settings.search_crossovers)]
         candidates = [*mutants, *children]
-    finalists = [spec_of(factors, factor) for factors in dict.fromkeys((best[0], *known))]
-    return min(finalists, key=lambda spec: measure(spec, documents, settings.search_iterations))
+    return best[0]
+
+
+class Critical(NamedTuple):
+    """A candidate of LongRoPE2. pair: index of the critical pair. slow: the factors from there on."""
+
+    pair: int
+    slow: Factors
+
+    @property
+    def factors(self) -> Factors:
+        fast = self.slow[0] ** (np.arange(self.pair) / self.pair)
+        return _rounded(np.concatenate([fast, self.slow]))
+
+
+def _evolve_critical(
+    geometry: RopeGeometry, factor: float, settings: "TuneSettings", rng: np.random.Generator, measure: Measure
+) -> Factors:
+    """LongRoPE2's evolution, of the critical pair and the factors from there on."""
+    candidates = first_critical(geometry, factor, settings.search_population, rng)
+    losses: dict[Critical, float] = {}
+    for iteration in range(settings.search_iterations + 1):
+        for candidate in candidates:
+            if candidate not in losses:
+                losses[candidate] = measure(spec_of(candidate.factors, factor), _NEEDLE_DOCUMENTS, iteration)
+        best = sorted(losses, key=lambda one: losses[one])[: settings.search_parents]
+        parents = rng.integers(len(best), size=settings.search_mutations + settings.search_crossovers)
+        candidates = [_mutated_critical(best[parent], factor, rng) for parent in parents]
+    return best[0].factors
+
+
+def first_critical(geometry: RopeGeometry, factor: float, size: int, rng: np.random.Generator) -> list[Critical]:
+    """Each possible critical pair in turn with a random factor, mutated from the second turn on.
+
+    Possible are the pairs from the first with at most ten rotations within the pretraining length to the first with at
+    most one.
+    """
+    rotations = geometry.original_max_position_embeddings * geometry.inv_freq() / (2 * np.pi)
+    last = len(rotations) - 1
+    first, theoretical = (min(last, int((rotations > most).sum())) for most in (_MOST_ROTATIONS, 1))
+    pairs = range(max(1, first), max(1, theoretical) + 1)
+    drawn = []
+    for index in range(size):
+        pair = pairs[index % len(pairs)]
+        slow = np.full(len(rotations) - pair, factor * rng.uniform(1, _LARGEST_CRITICAL_FACTOR))
+        candidate = Critical(pair, _rounded(slow))
+        drawn.append(candidate if index < len(pairs) else _mutated_critical(candidate, factor, rng))
+    return drawn
+
+
+def _mutated_critical(parent: Critical, factor: float, rng: np.random.Generator) -> Critical:
+    return parent._replace(slow=_resampled(parent.slow, factor, _LARGEST_CRITICAL_FACTOR * factor, rng))
 
 
 def spec_of(factors: Factors, factor: float) -> ScalingSpec:
@@ -173,18 +244,26 @@ def first_population(known: Sequence[Factors], factor: float, size: int, rng: np
 
 def _within_bounds(factors: np.ndarray, factor: float) -> Factors:
     """Clip the factors to the bounds, round them, and raise each to at least the one before."""
-    stepped = np.round(np.clip(factors, 1.0, _LARGEST_FACTOR * factor) / _FACTOR_STEP) * _FACTOR_STEP
+    return _rounded(np.clip(factors, 1.0, _LARGEST_FACTOR * factor))
+
+
+def _rounded(factors: np.ndarray) -> Factors:
+    stepped = np.round(factors / _FACTOR_STEP) * _FACTOR_STEP
     return tuple(float(f"{value:.2f}") for value in np.maximum.accumulate(stepped))
 
 
 def mutated(parent: Factors, factor: float, rng: np.random.Generator) -> Factors:
+    return _resampled(parent, 1.0, _LARGEST_FACTOR * factor, rng)
+
+
+def _resampled(parent: Factors, lowest: float, largest: float, rng: np.random.Generator) -> Factors:
     """Sample some factors again, each between its neighbours."""
     child = np.array(parent)
     for place in np.flatnonzero(rng.random(len(child)) < _MUTATED_SHARE):
-        low = child[place - 1] if place else 1.0
-        high = child[place + 1] if place + 1 < len(child) else _LARGEST_FACTOR * factor
+        low = child[place - 1] if place else lowest
+        high = child[place + 1] if place + 1 < len(child) else largest
         child[place] = rng.uniform(low, max(low, high))
-    return _within_bounds(child, factor)
+    return _rounded(np.clip(child, lowest, largest))
 
 
 def crossed(parents: Sequence[Factors], factor: float, rng: np.random.Generator) -> Factors:

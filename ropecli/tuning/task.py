@@ -1,7 +1,7 @@
 """The task of a tuning run: checkpoint, baseline patch and calibration documents."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ropecli.checkpoint.opening import Checkpoint
@@ -10,10 +10,11 @@ from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
 from ropecli.errors import PatchError
 from ropecli.evaluation.eval_report import environment
 from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.retrieval.templates import STYLES, default_style
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.calibration import MOST_EVALUATED, Calibration, read_calibration
+from ropecli.tuning.calibration import MOST_EVALUATED, Calibration, hide_needles, read_calibration
 from ropecli.tuning.search import grid_points, own_constants
 from ropecli.tuning.tune_settings import TuneSettings
 
@@ -52,13 +53,18 @@ class TuningTask:
         """Tokens."""
         return self.baseline.target_length
 
+    @property
+    def targets(self) -> int | None:
+        """Tokens scored per document; None: half the pretraining length."""
+        return self.calibration.targets or self.settings.targets
+
     def plan(self, spec: ScalingSpec) -> PatchPlan:
         return make_plan(self.checkpoint, spec, original_length=self.settings.original_length)
 
     def settings_values(self) -> dict[str, Any]:
         """The settings as stored in tune.json. Raises DataError for targets that do not fit the lengths."""
         lengths = sorted({self.original_length, self.target_length})
-        protocol = Protocol("tail", targets=self.settings.targets)
+        protocol = Protocol("tail", targets=self.targets)
         return {
             **asdict(self.settings),
             "methods": list(self.settings.methods),
@@ -122,7 +128,12 @@ def make_task(
         split=split,
         advance=advance,
     )
-    return TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
+    task = TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
+    if settings.objective == "ppl":
+        return task
+    templates = STYLES[default_style(source)]
+    lengths = task.original_length, task.target_length
+    return replace(task, calibration=hide_needles(calibration, tokenizer, templates, *lengths, settings.seed))
 
 
 def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 LEVELS = ("grid", "heads", "lora", "search")
+OBJECTIVES = ("ppl", "needle")
 TRAINING = ("heads", "lora")
 """The levels that change weights."""
 Loss = Annotated[float, Ge(0)]
@@ -28,8 +29,8 @@ Matrix = Annotated[list[list[Annotated[float, Interval(ge=-50, le=50)]]], Len(0,
 class Score:
     """The loss on some documents.
 
-    target, window: mean loss of the same tokens, nats, read at the target and at the pretraining length. objective:
-    target + short_weight × window; lower is better. documents: number of documents.
+    target, window: mean loss, nats, at the target and at the pretraining length: of the same last tokens, or of the
+    keys in needle prompts. objective: target + short_weight × window; lower is better. documents: number of documents.
     """
 
     target: Loss

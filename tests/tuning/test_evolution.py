@@ -92,3 +92,39 @@ def test_what_is_best_on_few_documents_alone_is_not_chosen(llama, make_run):
     settings = TuneSettings(level="search", search_population=8, search_iterations=1, search_documents=2)
     found = search.evolve(geometry, 2.0, settings, 3, measure)
     assert tuple(found.params["long_factor"]) in known
+
+
+def test_longrope2_scales_fast_pairs_by_ntk_up_to_the_critical_one():
+    """Its algorithm 1, computed from its formulas; Phi-3-mini has the critical pairs that the paper names."""
+    phi = RopeGeometry(96, 96, 10000.0, 2048)
+    first = search.first_critical(phi, 4.0, 64, np.random.default_rng(0))
+    pairs = {one.pair for one in first}
+    tenth, theoretical = (int(np.ceil(48 * np.log(2048 / (2 * np.pi * n)) / np.log(10000))) for n in (10, 1))
+    assert theoretical == 31
+    assert pairs == set(range(tenth, theoretical + 1))
+    assert len(first) == 64
+    for one in first:
+        factors = np.array(one.factors)
+        assert (np.diff(factors) >= 0).all()
+        assert ((factors[one.pair :] >= 4) & (factors[one.pair :] <= 8)).all()
+        base = (factors[one.pair] * 10000 ** (2 * one.pair / 96)) ** (96 / (2 * one.pair))
+        ntk = (base / 10000) ** (2 * np.arange(one.pair) / 96)
+        np.testing.assert_allclose(factors[: one.pair], ntk, atol=0.0051)
+    assert len(set(first)) > 50
+
+
+def test_longrope2_finds_the_critical_pair_that_is_best():
+    """The loss is least at the critical pair 20 with all slow factors at 6."""
+    geometry = RopeGeometry(96, 96, 10000.0, 2048)
+    best = np.array(search.Critical(20, (6.0,) * 28).factors)
+
+    def measure(spec, documents, iteration=0):
+        return float(np.abs(np.array(spec.params["long_factor"]) - best).mean())
+
+    found = [
+        search.evolve(geometry, 4.0, TuneSettings(objective=objective, search_iterations=10), 16, measure)
+        for objective in ("needle", "ppl")
+    ]
+    losses = [measure(spec, 16) for spec in found]
+    assert losses[0] < 0.5
+    assert losses[0] < losses[1]

@@ -6,6 +6,7 @@ Each needle is a separate line. The question is the last line, which the key com
 from dataclasses import dataclass
 from string import Formatter
 
+from ropecli.data.sources import DEMO, DEMO_TRAIN
 from ropecli.errors import MethodError, did_you_mean
 
 _NAMES = (
@@ -91,6 +92,11 @@ STYLES = {
         question="What is the secret number of {name}? The secret number of {name} is",
     ),
 }
+
+
+def default_style(source: str) -> str:
+    """The style for this data: code for the demo text, else prose."""
+    return "code" if source in (DEMO, DEMO_TRAIN) else "prose"
 
 
 def choose_templates(style: str | None, needle: str | None, question: str | None, default: str) -> Templates:

@@ -138,7 +138,8 @@ def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
         (report,) = reports
         weight = report.settings.get("short_weight")
         share = f"{weight:g}" if isinstance(weight, int | float) else "short_weight"
-        notes.append(f"objective: loss at {report.target_length} tokens + {share} × loss at the pretraining length")
+        loss = "loss on needles" if report.settings.get("objective") == "needle" else "loss"
+        notes.append(f"objective: {loss} at {report.target_length} tokens + {share} × {loss} at the pretraining length")
         if any(point.score.documents != report.score.documents for point in report.points if _finite(point.score)):
             notes.append("hollow: measured on other documents than the result, not comparable")
     overflowed = sum(not _finite(point.score) for report in reports for point in report.points)
