@@ -3,15 +3,18 @@
     python scripts/bench_tune.py RESULTS.json                      # measure all missing cells
     python scripts/bench_tune.py RESULTS.json --factors 4 --seeds 0
     python scripts/bench_tune.py RESULTS.json --table              # print the results as a Markdown table
+    python scripts/bench_tune.py RESULTS.json --judge PROSE        # perplexity on another source
 
-All levels calibrate on the same documents of demo-train. Perplexity is of the last 128 tokens of each held-out demo
-document, at the pretraining length and at the target. `full` trains all parameters with the same loop on the same
-sequences. Seconds are the wall time of the tuning only, on a machine that other jobs may share.
+All levels calibrate on the same documents of demo-train, or of --data. Perplexity is of the last 128 tokens of each
+held-out demo document, or of --judge, at the pretraining length and at the target. `full` trains all parameters with
+the same loop on the same sequences. Seconds are the wall time of the tuning only, on a machine that other jobs may
+share.
 """
 
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ import torch
 import ropecli
 from ropecli.attention.patching import live_patch
 from ropecli.data.documents import Documents, read_documents
-from ropecli.data.sources import read_texts
+from ropecli.data.sources import DEMO, DEMO_TRAIN, read_texts
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.results import LengthResult, paired_change
@@ -37,8 +40,23 @@ LEVELS = ("base", "yarn", "grid", "heads", "lora", "search-8", "search-40", "ful
 FULL_RATE = 5e-4
 
 
-def held_out(tokenizer: Any, target: int) -> Documents:
-    return read_documents(read_texts("demo"), tokenizer, target, most=HELD_OUT, cut=target)
+@dataclass(frozen=True)
+class Texts:
+    """data: the calibration source. judge: the source that perplexity is of. sequences: calibration sequences."""
+
+    data: str = DEMO_TRAIN
+    judge: str = DEMO
+    sequences: int | None = None
+
+    @property
+    def name(self) -> str:
+        few = "" if self.sequences is None else f" of {self.sequences}"
+        data = "" if self.data == DEMO_TRAIN else f" on {self.data}"
+        return few + data + ("" if self.judge == DEMO else f" judged on {self.judge}")
+
+
+def held_out(tokenizer: Any, target: int, source: str = DEMO) -> Documents:
+    return read_documents(read_texts(source), tokenizer, target, most=HELD_OUT, cut=target)
 
 
 def measured(model: Any, documents: Documents, target: int) -> list[LengthResult]:
@@ -46,13 +64,14 @@ def measured(model: Any, documents: Documents, target: int) -> list[LengthResult
     return evaluate_perplexity(model, documents, lengths, protocol=Protocol("tail", targets=TARGETS))
 
 
-def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str, Any]:
+def one(level: str, factor: float, seed: int, texts: Texts) -> dict[str, Any]:
     """Measure a cell: rows at the pretraining length and the target, seconds, learned parameters."""
     torch.manual_seed(seed)
     checkpoint = ropecli.open_checkpoint("demo")
     tokenizer = ropecli.load_tokenizer(checkpoint)
     target = round(WINDOW * factor)
-    documents, model = held_out(tokenizer, target), ropecli.load_model(checkpoint, dtype="float32", device="cpu")
+    documents = held_out(tokenizer, target, texts.judge)
+    model = ropecli.load_model(checkpoint, dtype="float32", device="cpu")
     untuned = ropecli.make_plan(checkpoint, ropecli.make_spec("yarn", factor))
     learned, step, params = 0, 0, {}
     started = time.perf_counter()
@@ -64,10 +83,10 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
             "grid" if name == "full" else name,
             search_iterations=int(iterations or 0),
             targets=TARGETS,
-            max_documents=sequences,
+            max_documents=texts.sequences,
             seed=seed,
         )
-        task = make_task(checkpoint, factor, "demo-train", settings)
+        task = make_task(checkpoint, factor, texts.data, settings)
         started = time.perf_counter()
         if level == "full":
             live_patch(model, untuned.ropes)
@@ -95,7 +114,8 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
         "level": level,
         "factor": factor,
         "seed": seed,
-        "sequences": sequences,
+        "sequences": texts.sequences,
+        "texts": texts.name,
         "seconds": seconds,
         "learned": learned,
         "step": step,
@@ -104,9 +124,8 @@ def one(level: str, factor: float, seed: int, sequences: int | None) -> dict[str
     }
 
 
-def key(level: str, factor: float, seed: int, sequences: int | None) -> str:
-    few = "" if sequences is None else f" of {sequences}"
-    return f"{level} ×{factor:g} seed {seed}{few}"
+def key(level: str, factor: float, seed: int, texts: Texts) -> str:
+    return f"{level} ×{factor:g} seed {seed}{texts.name}"
 
 
 def table(found: dict[str, Any]) -> str:
@@ -116,8 +135,8 @@ def table(found: dict[str, Any]) -> str:
     heads = ["factor", "tuned", "seeds", "learned parameters", "seconds", "at 256", "at the target"]
     lines = [f"| {' | '.join([*heads, 'target against base at 256', 'against grid'])} |"]
     lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for few in sorted({cell["sequences"] for cell in found.values()}, key=lambda count: count or 0):
-        cells_of = [cell for cell in found.values() if cell["sequences"] == few]
+    for texts in sorted({cell["texts"] for cell in found.values()}):
+        cells_of = [cell for cell in found.values() if cell["texts"] == texts]
         for factor in sorted({cell["factor"] for cell in cells_of}):
             base = next((cell for cell in cells_of if cell["level"] == "base" and cell["factor"] == factor), None)
             for level in LEVELS:
@@ -139,7 +158,7 @@ def _line(cells: list[dict[str, Any]], base: dict[str, Any] | None, grids: dict[
         if first["level"] == "yarn" or cell["seed"] == seed
     ]
     against_grid = [(cell["rows"][-1], grid["rows"][-1]) for cell, grid in paired if cell is not grid]
-    name = first["level"] + (f", {first['sequences']} sequences" if first["sequences"] else "")
+    name = first["level"] + first["texts"]
     short, long = (_mean([cell["rows"][at]["ppl"] for cell in cells]) for at in (0, -1))
     seconds = _mean([cell["seconds"] for cell in cells])
     learned = max(cell["learned"] for cell in cells)
@@ -170,8 +189,11 @@ def main() -> None:
     asked.add_argument("--seeds", default="0,1,2")
     asked.add_argument("--levels", default=",".join(LEVELS))
     asked.add_argument("--sequences", type=int, help="total number of calibration sequences")
+    asked.add_argument("--data", default=DEMO_TRAIN, help="calibration source")
+    asked.add_argument("--judge", default=DEMO, help="source of the held-out documents")
     asked.add_argument("--table", action="store_true")
     options = asked.parse_args()
+    texts = Texts(options.data, options.judge, options.sequences)
     found = json.loads(options.results.read_text()) if options.results.exists() else {}
     if not options.table:
         for seed in map(int, options.seeds.split(",")):
@@ -179,9 +201,9 @@ def main() -> None:
                 for level in options.levels.split(","):
                     if level in ("base", "yarn") and seed:
                         continue  # deterministic
-                    name = key(level, factor, seed, options.sequences)
+                    name = key(level, factor, seed, texts)
                     if name not in found:
-                        found[name] = one(level, factor, seed, options.sequences)
+                        found[name] = one(level, factor, seed, texts)
                         options.results.write_text(json.dumps(found, indent=1))
                         ends = [f"{row['ppl']:.3f}" for row in found[name]["rows"]]
                         print(name, ends, f"{found[name]['seconds']:.0f} s", found[name]["params"], flush=True)
