@@ -46,8 +46,8 @@ def tune(
         str,
         Doc(
             "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
-            "pair, folded into the weights. lora: grid, then low-rank updates of queries and keys, merged. search: "
-            "LongRoPE's evolutionary search for a factor per pair."
+            "pair, folded into the weights, and the weights of the norms. lora: grid, then low-rank updates of queries "
+            "and keys, merged. search: LongRoPE's evolutionary search for a factor per pair."
         ),
     ] = "heads",
     objective: Annotated[

@@ -58,12 +58,15 @@ class HeadGains:
         self.log_gain = [nn.Parameter(torch.zeros(shape, device=model.device)) for shape in shapes]
         self.phase = [nn.Parameter(torch.zeros(shape, device=model.device)) for shape in phase_shapes]
         self.log_temperature = nn.Parameter(torch.zeros((), device=model.device))
+        shared = {name for _, names in adapters.all_names(model) if len(names) > 1 for name in names}
         taken = {one.name for one in self.queries}
+        if not shared.isdisjoint(f"{name}.weight" for name in taken):
+            raise PatchError("Some layers share the weights of their queries, which cannot hold gains of each layer.")
         self._offset = {name: _offset(norm) for name, norm in norm_modules(model).items()}
         self.norm_log_gain = {
             name: nn.Parameter(torch.zeros_like(model.get_parameter(f"{name}.weight"), dtype=torch.float32))
             for name, offset in self._offset.items()
-            if offset is not None and name not in taken
+            if offset is not None and name not in taken and f"{name}.weight" not in shared
         }
 
     @property

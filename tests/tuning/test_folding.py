@@ -28,6 +28,8 @@ from ropecli.tuning.learners import HeadGains
 from ropecli.tuning.procedure import write_tuned
 from ropecli.tuning.queries import find_queries
 
+SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "num_mem_blocks": 1}
+SHARED |= {"use_mem_rope": True, "mamba_d_state": 8, "n_mamba_heads": 2, "mamba_headdim": 64}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 # by name: the model type, its settings, and how many gains, phases and gains of other norms there are in all
@@ -157,6 +159,7 @@ def test_a_phase_moves_the_offset_that_a_head_prefers(llama, make_run, monkeypat
         ("gpt_neox_japanese", {}, "has its own attention code"),
         ("hunyuan_v1_dense", {"head_dim": 32}, r"Layer 0 .* changes queries or keys after the rotation"),
         ("stablelm", {"qk_layernorm": True}, "do not come directly from a projection or a norm"),
+        ("zamba2", SHARED, "Some layers share the weights of their queries"),
         pytest.param(
             "olmo3",
             {"layer_types": ["sliding_attention"] * 2},
@@ -169,6 +172,20 @@ def test_what_cannot_be_folded_is_refused(build, make_run, model_type, settings,
     run = make_run(uneven(build(model_type, **settings)))
     with pytest.raises(PatchError, match=reason):
         HeadGains(run.model, ("full_attention",) if model_type == "olmo3" else (None,))
+
+
+def test_norms_that_layers_share_or_that_need_a_gate_learn_nothing(build, make_run):
+    run = make_run(uneven(build("llama", head_dim=32)))
+    first, second = run.model.model.layers
+    second.input_layernorm.weight = first.input_layernorm.weight
+    first.post_attention_layernorm = _GatedNorm(run.model.config.hidden_size)
+    gains, _ = with_gains(run)
+    assert set(gains.norm_log_gain) == {"model.layers.1.post_attention_layernorm", "model.norm"}
+
+
+class _GatedNorm(torch.nn.RMSNorm):
+    def forward(self, states, gate=None):
+        return super().forward(states) * torch.sigmoid(states if gate is None else gate) + self.weight.sigmoid()
 
 
 # the rows that give the queries, held against each architecture's own layout, written down by hand
