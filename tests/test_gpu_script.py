@@ -36,7 +36,7 @@ def test_every_part_measures_something(gpu, tmp_path):
     assert min(ratios) > 0.9
     assert max(ratios) < 1.1
     tables = (tmp_path / "results" / "results.md").read_text()
-    assert tables.count("| --- |") == sum(len(report["tables"]) for report in reports)
+    assert tables.count("\n| ---") == sum(len(report["tables"]) for report in reports)
 
 
 def test_a_failed_part_does_not_stop_the_next(gpu, tmp_path):
