@@ -85,7 +85,7 @@ def distances(method: str, tokens: int, params: dict) -> np.ndarray:
 
 
 def score_factors(tokens: int, params: dict, trained: int) -> np.ndarray:
-    """What multiplies the scores of each query, shape (tokens,)."""
+    """Factors of the scores of each query, shape (tokens,)."""
     factors = []
     for n in range(1, tokens + 1):
         factor = params.get("score_factor", 1.0)

@@ -120,7 +120,7 @@ def _patch_command(state: CheckpointState, spec: ScalingSpec, *, by_length: bool
         words += _settings(spec)
     for key, value in options.items():
         words += [f"--{key.replace('_', '-')}", str(value)]
-    if not is_known(checkpoint.config):  # there is no model to compare with
+    if not is_known(checkpoint.config):  # transformers cannot build the model, so nothing can be proved
         words.append("--no-verify")
     return shlex.join([*words, "--output", "DIR"])
 

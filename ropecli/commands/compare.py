@@ -111,7 +111,7 @@ def compare(
     """
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.measuring import DataChoice, interruptible, prepare_run
-    from ropecli.commands.ruler_run import RulerChoice, prepare_ruler
+    from ropecli.commands.ruler_run import choose_ruler, prepare_ruler
     from ropecli.commands.scalings import method_specs
     from ropecli.commands.subject import reach_of, refuse_attention
     from ropecli.evaluation.comparison import plan_comparison
@@ -131,24 +131,19 @@ def compare(
     loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
     asked = Protocol(protocol, stride, targets)
     measures = _measures(measure, picture)
-    ruler = RulerChoice(
+    ruler = choose_ruler(
         options.with_config(data, dataset_config),
-        None if lengths is None else options.sorted_numbers(lengths, "--lengths"),
-        None if tasks is None else options.listed(tasks),
-        {},
-        samples,
-        mode,
-        "auto",
-        None,
-        0,
-        chunk,
-        batch_size,
-        text_column,
-        split,
-        loading,
+        lengths,
+        tasks,
+        samples=samples,
+        mode=mode,
+        chunk=chunk,
+        batch_size=batch_size,
+        text_column=text_column,
+        split=split,
+        loading=loading,
         skip_short=True,
     )
-    ruler.check()
     names = list(dict.fromkeys(options.listed(checkpoints)))
     if revision and len(names) > 1:
         raise MethodError("--revision works with one checkpoint only.")

@@ -113,7 +113,7 @@ def ruler(
     Several processes, started by `accelerate launch -m ropecli ruler ...`, share the prompts.
     """
     from ropecli.commands.measuring import interruptible
-    from ropecli.commands.ruler_run import RulerChoice, prepare_ruler
+    from ropecli.commands.ruler_run import choose_ruler, prepare_ruler
     from ropecli.commands.subject import load, open_subject, refuse_attention
     from ropecli.evaluation.eval_report import write_report
     from ropecli.evaluation.processes import join_workers
@@ -127,23 +127,22 @@ def ruler(
     refuse_outputs(report_file, picture)
     refuse_interrupted(report_file, resume)
     files = {"qa_1": options.optional_path(squad), "qa_2": options.optional_path(hotpotqa)}
-    asked = RulerChoice(
+    asked = choose_ruler(
         options.with_config(data, dataset_config),
-        None if lengths is None else options.sorted_numbers(lengths, "--lengths"),
-        None if tasks is None else options.listed(tasks),
-        {name: file for name, file in files.items() if file},
-        samples,
-        mode,
-        chat_template,
-        threshold,
-        seed,
-        chunk,
-        batch_size,
-        text_column,
-        split,
-        options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit),
+        lengths,
+        tasks,
+        questions={name: file for name, file in files.items() if file},
+        samples=samples,
+        mode=mode,
+        chat_template=chat_template,
+        threshold=threshold,
+        seed=seed,
+        chunk=chunk,
+        batch_size=batch_size,
+        text_column=text_column,
+        split=split,
+        loading=options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit),
     )
-    asked.check()
     names = list(dict.fromkeys(options.listed(checkpoints)))
     if revision and len(names) > 1:
         raise MethodError("--revision works with one checkpoint only.")

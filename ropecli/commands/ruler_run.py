@@ -1,11 +1,12 @@
 """A RULER run: makes the prompts of a checkpoint, asks its model, makes the report. Imports torch when it runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.commands.messages import progress_bar, warn
+from ropecli.commands.options import listed, sorted_numbers
 from ropecli.errors import DataError, MethodError
 
 if TYPE_CHECKING:
@@ -32,28 +33,32 @@ class RulerChoice:
     data: str
     lengths: list[int] | None
     tasks: Sequence[str] | None
-    questions: dict[str, Path]
     samples: int
     mode: str
-    chat_template: str
-    threshold: float | None
-    seed: int
     chunk: int | None
     batch_size: int
     text_column: str
     split: str | None
     loading: dict[str, Any]
+    questions: dict[str, Path] = field(default_factory=dict)
+    chat_template: str = "auto"
+    threshold: float | None = None
+    seed: int = 0
     skip_short: bool = False
 
-    def check(self) -> None:
-        """Raise MethodError for options that do not fit."""
-        from ropecli.evaluation.retrieval.accuracy import check_mode
-        from ropecli.evaluation.ruler.definitions import choose_tasks
 
-        check_mode(self.mode)
-        if self.lengths and self.lengths[-1] > _LONGEST:
-            raise MethodError(f"--lengths has {self.lengths[-1]}; expected at most {_LONGEST} tokens.")
-        choose_tasks(self.tasks, self.mode, list(self.questions))
+def choose_ruler(data: str, lengths: Sequence[int] | None, tasks: Sequence[str] | None, **others: Any) -> RulerChoice:
+    """Check the options before anything is loaded. others: of RulerChoice. Raises MethodError."""
+    from ropecli.evaluation.retrieval.accuracy import check_mode
+    from ropecli.evaluation.ruler.definitions import choose_tasks
+
+    wanted = None if lengths is None else sorted_numbers(lengths, "--lengths")
+    choice = RulerChoice(data, wanted, None if tasks is None else listed(tasks), **others)
+    check_mode(choice.mode)
+    if wanted and wanted[-1] > _LONGEST:
+        raise MethodError(f"--lengths has {wanted[-1]}; expected at most {_LONGEST} tokens.")
+    choose_tasks(choice.tasks, choice.mode, list(choice.questions))
+    return choice
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Keys:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides which tokens are key, for reports."""
+        """The settings that determine the key tokens, for reports."""
         return {key: value for key, value in asdict(self).items() if key not in ("documents", "kind", "schema_version")}
 
     def select(self, texts: Texts) -> Iterator[tuple[str, str]]:

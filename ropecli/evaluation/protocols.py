@@ -156,7 +156,7 @@ def _longppl(document: Document, special: SpecialTokens, length: int) -> Iterato
 
 @dataclass(frozen=True)
 class ShortContext:
-    """How LongPPL and LongCE read tokens with a short context (Fang et al. 2025, arXiv:2410.23771).
+    """The short context of LongPPL and LongCE (Fang et al. 2025, arXiv:2410.23771).
 
     tokens: minimum number of tokens before a scored one. stride: number of tokens that one window scores, the last
     ones.

@@ -32,7 +32,7 @@ DTYPES = {
 """Dtypes by the names that users may write."""
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-"""How Accelerate spreads a model over the GPUs, then the CPU, then the disk."""
+"""Accelerate's ways to spread a model over the GPUs, then the CPU, then the disk."""
 _PACKAGES = {
     "bitsandbytes": ("bitsandbytes",),
     "gptq": ("optimum", "gptqmodel"),
@@ -40,7 +40,7 @@ _PACKAGES = {
     "compressed-tensors": ("compressed-tensors",),
     "fp8": ("kernels",),
 }
-"""What transformers needs to load a quantized checkpoint, by its quant_method."""
+"""The package that transformers needs for a quantized checkpoint, by its quant_method."""
 _FEW_TOKENS = 0.9
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _BASE = ".base_layer."
-"""What peft inserts into the names of the layers that it wraps."""
+"""Peft inserts this into the names of the layers that it wraps."""
 
 
 @dataclass

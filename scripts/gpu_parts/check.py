@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import ropecli
-from gpu_parts.measuring import Part, losses_of_run
+from gpu_parts.measuring import Part, compare_losses, losses_of_run
 from ropecli.attention import block_attention
 from ropecli.attention.block_attention import BlockAttention
 from ropecli.attention.rotation import Rotation
@@ -140,14 +140,7 @@ def training(folder: Path, steps: int, precision: str, allowed: float, cpu: list
         without_gpu = {"CUDA_VISIBLE_DEVICES": ""}
         cpu += losses_of_run(folder, "cpu", {**settings, "mixed_precision": "none"}, environment=without_gpu)
     found = losses_of_run(folder, f"gpu-{precision}", {**settings, "mixed_precision": precision})
-    worst = max(abs(one / other - 1) for one, other in zip(found, cpu, strict=True))
-    return {
-        "last loss": found[-1],
-        "on the CPU": cpu[-1],
-        "difference": worst,
-        "allowed": allowed,
-        "ok": worst <= allowed,
-    }
+    return compare_losses(found, cpu, allowed)
 
 
 def folding(part: Part, folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What all parts share: rows with a deadline, timing, the card's speed, and a model of a common size."""
+"""Shared by all parts: rows with a deadline, timing, the card's speed, a model of a common size, training runs."""
 
 import gc
 import json
@@ -177,3 +177,15 @@ def losses_of_run(
     subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=sys.stderr, check=True)
     lines = map(json.loads, (folder / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return [line["loss"] for line in lines if "loss" in line]
+
+
+def compare_losses(found: Sequence[float], expected: Sequence[float], allowed: float) -> dict[str, Any]:
+    """The values of a row. allowed: largest relative difference of a step's losses."""
+    worst = max(abs(one / other - 1) for one, other in zip(found, expected, strict=True))
+    return {
+        "last loss": found[-1],
+        "expected": expected[-1],
+        "difference": worst,
+        "allowed": allowed,
+        "ok": worst <= allowed,
+    }

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import ropecli
-from gpu_parts.measuring import Part, losses_of_run
+from gpu_parts.measuring import Part, compare_losses, losses_of_run
 from ropecli.training.recipe_files import recipe_files
 
 ALLOWED = 1e-3
@@ -84,11 +84,4 @@ def launch(folder: Path, name: str, count: int, sizes: dict[str, int]) -> list[s
 def compare(folder: Path, name: str, launcher: list[str], alone: list[float]) -> dict[str, Any]:
     settings = {"gradient_accumulation": 1, **SETTINGS}
     found = losses_of_run(folder, name.replace(" ", "-"), settings, launcher)
-    worst = max(abs(one / other - 1) for one, other in zip(found, alone, strict=True))
-    return {
-        "last loss": found[-1],
-        "on one": alone[-1],
-        "difference": worst,
-        "allowed": ALLOWED,
-        "ok": worst <= ALLOWED,
-    }
+    return compare_losses(found, alone, ALLOWED)

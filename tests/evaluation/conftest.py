@@ -33,7 +33,7 @@ def precise():
 
 @pytest.fixture(scope="session")
 def uneven(corpus, tokenizer):
-    """uneven(tokens, ..., prefix=(0,)) -> documents of so many tokens, begun as a tokenizer with <s> begins them.
+    """uneven(tokens, ..., prefix=(0,)) -> documents with these numbers of tokens; prefix: their first tokens, like <s>.
 
     Every seventh token is a key token.
     """

@@ -278,7 +278,7 @@ def _words_of_size(draft: _Draft, task: CommonWords, size: ListSize) -> RulerPro
 
 
 def _most_words(draft: _Draft, order: np.ndarray, common: int, size: ListSize, room: int) -> int:
-    """How many of the words, in this order, make a list that fits."""
+    """Return the number of words, from the first on, whose list fits."""
     often, seldom = size.in_list
     repeats = np.array([often] * common + [seldom] * (len(order) - common))
     of_words = (repeats * draft.pieces.word_tokens[order]).cumsum()
