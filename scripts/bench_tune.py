@@ -3,7 +3,7 @@
     python scripts/bench_tune.py RESULTS.json                      # measure all missing cells
     python scripts/bench_tune.py RESULTS.json --factors 4 --seeds 0
     python scripts/bench_tune.py RESULTS.json --table              # print the results as a Markdown table
-    python scripts/bench_tune.py RESULTS.json --judge PROSE        # perplexity on another source
+    python scripts/bench_tune.py RESULTS.json --judge PROSE        # perplexity on another source; repeatable
 
 All levels calibrate on the same documents of demo-train, or of --data. Perplexity is of the last 128 tokens of each
 held-out demo document, or of --judge, at the pretraining length and at the target. `full` trains all parameters with
@@ -42,17 +42,16 @@ FULL_RATE = 5e-4
 
 @dataclass(frozen=True)
 class Texts:
-    """data: the calibration source. judge: the source that perplexity is of. sequences: calibration sequences."""
+    """data: the calibration source. sequences: calibration sequences."""
 
     data: str = DEMO_TRAIN
-    judge: str = DEMO
     sequences: int | None = None
 
-    @property
-    def name(self) -> str:
+    def judged_on(self, judge: str) -> str:
+        """Their name together with the source that perplexity is of."""
         few = "" if self.sequences is None else f" of {self.sequences}"
         data = "" if self.data == DEMO_TRAIN else f" on {self.data}"
-        return few + data + ("" if self.judge == DEMO else f" judged on {self.judge}")
+        return few + data + ("" if judge == DEMO else f" judged on {judge}")
 
 
 def held_out(tokenizer: Any, target: int, source: str = DEMO) -> Documents:
@@ -64,13 +63,12 @@ def measured(model: Any, documents: Documents, target: int) -> list[LengthResult
     return evaluate_perplexity(model, documents, lengths, protocol=Protocol("tail", targets=TARGETS))
 
 
-def one(level: str, factor: float, seed: int, texts: Texts) -> dict[str, Any]:
-    """Measure a cell: rows at the pretraining length and the target, seconds, learned parameters."""
+def measure(level: str, factor: float, seed: int, texts: Texts, judges: list[str]) -> list[dict[str, Any]]:
+    """Tune once and measure a cell per judge: rows at the pretraining length and the target, seconds, parameters."""
     torch.manual_seed(seed)
     checkpoint = ropecli.open_checkpoint("demo")
     tokenizer = ropecli.load_tokenizer(checkpoint)
     target = round(WINDOW * factor)
-    documents = held_out(tokenizer, target, texts.judge)
     model = ropecli.load_model(checkpoint, dtype="float32", device="cpu")
     untuned = ropecli.make_plan(checkpoint, ropecli.make_spec("yarn", factor))
     learned, step, params = 0, 0, {}
@@ -106,26 +104,28 @@ def one(level: str, factor: float, seed: int, texts: Texts) -> dict[str, Any]:
             params = {key: value for key, value in found.items() if not isinstance(value, list)}
             learned = learned or sum(len(value) if isinstance(value, list) else 1 for value in found.values())
     seconds = time.perf_counter() - started
-    rows = [
-        {key: value for key, value in vars(row).items() if key != "by_context"}
-        for row in measured(model, documents, target)
+    return [
+        {
+            "level": level,
+            "factor": factor,
+            "seed": seed,
+            "sequences": texts.sequences,
+            "texts": texts.judged_on(judge),
+            "seconds": seconds,
+            "learned": learned,
+            "step": step,
+            "params": params,
+            "rows": [
+                {key: value for key, value in vars(row).items() if key != "by_context"}
+                for row in measured(model, held_out(tokenizer, target, judge), target)
+            ],
+        }
+        for judge in judges
     ]
-    return {
-        "level": level,
-        "factor": factor,
-        "seed": seed,
-        "sequences": texts.sequences,
-        "texts": texts.name,
-        "seconds": seconds,
-        "learned": learned,
-        "step": step,
-        "params": params,
-        "rows": rows,
-    }
 
 
-def key(level: str, factor: float, seed: int, texts: Texts) -> str:
-    return f"{level} ×{factor:g} seed {seed}{texts.name}"
+def key(level: str, factor: float, seed: int, texts: str) -> str:
+    return f"{level} ×{factor:g} seed {seed}{texts}"
 
 
 def table(found: dict[str, Any]) -> str:
@@ -190,10 +190,10 @@ def main() -> None:
     asked.add_argument("--levels", default=",".join(LEVELS))
     asked.add_argument("--sequences", type=int, help="total number of calibration sequences")
     asked.add_argument("--data", default=DEMO_TRAIN, help="calibration source")
-    asked.add_argument("--judge", default=DEMO, help="source of the held-out documents")
+    asked.add_argument("--judge", action="append", help="source of the held-out documents; repeatable; default: demo")
     asked.add_argument("--table", action="store_true")
     options = asked.parse_args()
-    texts = Texts(options.data, options.judge, options.sequences)
+    texts, judges = Texts(options.data, options.sequences), options.judge or [DEMO]
     found = json.loads(options.results.read_text()) if options.results.exists() else {}
     if not options.table:
         for seed in map(int, options.seeds.split(",")):
@@ -201,12 +201,15 @@ def main() -> None:
                 for level in options.levels.split(","):
                     if level in ("base", "yarn") and seed:
                         continue  # deterministic
-                    name = key(level, factor, seed, texts)
-                    if name not in found:
-                        found[name] = one(level, factor, seed, texts)
+                    missing = [
+                        judge for judge in judges if key(level, factor, seed, texts.judged_on(judge)) not in found
+                    ]
+                    for cell in measure(level, factor, seed, texts, missing) if missing else []:
+                        name = key(level, factor, seed, cell["texts"])
+                        found[name] = cell
                         options.results.write_text(json.dumps(found, indent=1))
-                        ends = [f"{row['ppl']:.3f}" for row in found[name]["rows"]]
-                        print(name, ends, f"{found[name]['seconds']:.0f} s", found[name]["params"], flush=True)
+                        ends = [f"{row['ppl']:.3f}" for row in cell["rows"]]
+                        print(name, ends, f"{cell['seconds']:.0f} s", cell["params"], flush=True)
     print(table(found))
 
 

@@ -53,10 +53,15 @@ def tune(
     objective: Annotated[
         str,
         Doc(
-            "ppl: the loss on the last tokens of documents. needle: the loss on a key hidden at the beginning of each "
-            "document; --level search then searches like LongRoPE2."
+            "ppl: the loss on the last tokens of documents. longppl: the loss on the tokens that need a long context, "
+            "see --evaluator. needle: the loss on a key hidden at the beginning of each document; --level search then "
+            "searches like LongRoPE2."
         ),
     ] = "ppl",
+    evaluator: Annotated[
+        str | None,
+        Doc("longppl: checkpoint with the same tokenizer that reads the target length; it finds the key tokens."),
+    ] = None,
     methods: Annotated[
         Sequence[str],
         Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
@@ -116,6 +121,7 @@ def tune(
     settings = TuneSettings(
         level,
         objective=objective,
+        evaluator=evaluator,
         methods=tuple(dict.fromkeys(options.listed(methods))),
         points=points,
         short_weight=short_weight,
@@ -150,6 +156,7 @@ def tune(
             split=split,
             whole=reads_everything(data, max_documents),
             loading=loading,
+            evaluator=open_checkpoint(evaluator, weights=True, adapters=True) if evaluator else None,
             advance=step,
         )
     if short := task.calibration.evaluated.too_short:

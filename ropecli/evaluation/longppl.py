@@ -110,8 +110,22 @@ def find_keys(
 ) -> tuple[KeyDocument, ...]:
     """The key tokens of each document, as found by the evaluator `model`.
 
-    documents: with spans; each has `length` tokens. hashes: fingerprints of the whole texts, by name. options: those of
-    window_losses.
+    documents: with spans. hashes: fingerprints of the whole texts, by name. Other arguments: see key_positions.
+    """
+    positions = key_positions(model, documents, length, context, **options)
+    found = []
+    for document, keys in zip(documents.kept, positions, strict=True):
+        spans = _spans_of(document)
+        found.append(KeyDocument(document.name, hashes[document.name], int(spans.max()), _merged(spans[keys])))
+    return tuple(found)
+
+
+def key_positions(
+    model: "PreTrainedModel", documents: Documents, length: int, context: ShortContext, **options: Any
+) -> list[np.ndarray]:
+    """Positions of the key tokens of each document, as found by the evaluator `model`: shape (keys,), int64, each.
+
+    Each document has `length` tokens. options: those of window_losses.
     """
 
     def windows(document: Document) -> Iterator[Window]:
@@ -121,13 +135,11 @@ def find_keys(
 
     losses = window_losses(model, documents, length, windows, **options)
     found = []
-    for index, document in enumerate(documents.kept):
-        spans, long = _spans_of(document), losses[index][0][context.first - 1 :]
-        short = np.concatenate(losses[index][1:])
+    for index in range(len(documents.kept)):
+        long, short = losses[index][0][context.first - 1 :], np.concatenate(losses[index][1:])
         is_key = (short - long > MIN_GAIN) & (long < MAX_LOSS)
-        intervals = _merged(spans[context.first :][is_key])
-        found.append(KeyDocument(document.name, hashes[document.name], int(spans.max()), intervals))
-    return tuple(found)
+        found.append(context.first + np.flatnonzero(is_key))
+    return found
 
 
 def _spans_of(document: Document) -> np.ndarray:

@@ -162,8 +162,9 @@ def tuning_table(report: TuneReport) -> Group:
         table.add_column(states.heads[index], justify="right" if index else "left")
     for row in states.rows:
         table.add_row(*(Text(row[index]) for index in shown))
-    needles = report.settings.get("objective") == "needle"
-    scored = "keys hidden in" if needles else f"the last {report.settings['targets']} tokens of"
+    last = f"the last {report.settings['targets']} tokens of"
+    others = {"needle": "keys hidden in", "longppl": f"key tokens at the target, {last}"}
+    scored = others.get(report.settings.get("objective", "ppl"), last)
     title = (
         f"{clean(report.checkpoint)}: scores of {scored} {report.score.documents} calibration documents of "
         f"{clean(report.source)}"

@@ -4,6 +4,7 @@ Some documents are for training, the others for scoring. The `tail` protocol sco
 document, read at the target length and at the pretraining length. The first measures the gain of the extension, the
 second its cost at the pretraining length.
 
+`mark_keys` scores only the tokens at the target length that need a long context (LongPPL, evaluation/longppl.py).
 `hide_needles` replaces the documents for scoring by prompts that end with a key hidden at their beginning, as LongRoPE2
 does: Shang et al. 2025 (arXiv:2502.20082), section 3.2.
 """
@@ -20,8 +21,9 @@ from torch import Tensor
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import DEMO, TO_TRAIN, read_texts
 from ropecli.errors import DataError
+from ropecli.evaluation.longppl import key_positions
 from ropecli.evaluation.perplexity import evaluate_perplexity
-from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.protocols import Protocol, ShortContext
 from ropecli.evaluation.retrieval.haystack import Haystack, PieceTokenizer
 from ropecli.evaluation.retrieval.prompts import Prompt, RetrievalTask
 from ropecli.evaluation.retrieval.templates import Templates
@@ -35,6 +37,7 @@ MOST_EVALUATED = 16
 """Maximum number of documents for scoring."""
 _MIN_DOCUMENTS = 4
 """Minimum number of distinct documents; also, one in this many is for scoring."""
+_LEAST_WITH_KEYS = 2
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,35 @@ def read_calibration(
     count = min(MOST_EVALUATED, max(2, len(shuffled) // _MIN_DOCUMENTS))
     evaluated = replace(documents, kept=tuple(shuffled[:count]))
     return Calibration(evaluated, torch.stack([torch.from_numpy(document.ids) for document in shuffled[count:]]))
+
+
+def mark_keys(
+    calibration: Calibration, evaluator: "PreTrainedModel", context: ShortContext, original_length: int
+) -> Calibration:
+    """Score only the key tokens at the target length, as found by `evaluator`, in the documents that have any.
+
+    At the pretraining length, score the last tokens as without keys. evaluator: reads the same token ids. Raises
+    DataError if the documents are too short for key tokens or have none.
+    """
+    documents = calibration.evaluated
+    length = len(documents.kept[0].ids)
+    if length <= context.first:
+        raise DataError(
+            f"The target length is {length} tokens; longppl needs more than {context.first}, because the evaluator has "
+            f"a short context of {context.tokens}. Use a larger factor."
+        )
+    keys = key_positions(evaluator, documents, length, context)
+    kept = [replace(document, keys=own) for document, own in zip(documents.kept, keys, strict=True) if len(own)]
+    if len(kept) < _LEAST_WITH_KEYS:
+        raise DataError(
+            f"{len(kept)} of {len(keys)} documents have key tokens; expected at least {_LEAST_WITH_KEYS}. Use a larger "
+            "factor, other data, or an evaluator that uses its context better."
+        )
+    prefix = np.array(documents.special.prefix, dtype=np.int64)
+    last = original_length - len(prefix)
+    short = [Document(one.name, np.concatenate([prefix, one.ids[length - last :]])) for one in kept]
+    marked, cut = (replace(documents, kept=tuple(some)) for some in (kept, short))
+    return replace(calibration, evaluated=marked, short=cut)
 
 
 def hide_needles(
@@ -144,9 +176,11 @@ class Evaluator:
         asked = [(self.documents, lengths, part)]
         if self.short is not None and len(lengths) == 2:
             asked = [(self.short, lengths[:1], f"{part}, short"), (self.documents, lengths[1:], part)]
-        protocol, rows = Protocol("tail", targets=self.targets), []
+        rows = []
         for documents, at, name in asked:
             few = replace(documents, kept=documents.kept[:count])
+            with_keys = few.kept[0].keys is not None
+            protocol = Protocol("longppl") if with_keys else Protocol("tail", targets=self.targets)
             rows += evaluate_perplexity(model, few, at, protocol=protocol, progress=self.progress, part=name)
         short, target = rows[0].nll, rows[-1].nll
         score = Score(target, short, target + self.short_weight * short, len(self.documents.kept[:count]))

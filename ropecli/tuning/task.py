@@ -4,17 +4,19 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ropecli.attention import load_model
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
-from ropecli.errors import PatchError
+from ropecli.checkpoint.state import read_state
+from ropecli.errors import MethodError, PatchError
 from ropecli.evaluation.eval_report import environment
-from ropecli.evaluation.protocols import Protocol
+from ropecli.evaluation.protocols import Protocol, short_context
 from ropecli.evaluation.retrieval.templates import STYLES, default_style
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScalingSpec, make_spec
-from ropecli.tuning.calibration import MOST_EVALUATED, Calibration, hide_needles, read_calibration
+from ropecli.tuning.calibration import MOST_EVALUATED, Calibration, hide_needles, mark_keys, read_calibration
 from ropecli.tuning.search import grid_points, own_constants
 from ropecli.tuning.tune_settings import TuneSettings
 
@@ -101,12 +103,13 @@ def make_task(
     split: str | None = None,
     whole: bool = True,
     loading: dict[str, Any] | None = None,
+    evaluator: Checkpoint | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> TuningTask:
     """Plan the baseline patch and read the calibration documents.
 
-    whole: see read_texts. advance: called after each document. Raises MethodError, PatchError, CheckpointError,
-    DataError.
+    whole: see read_texts. evaluator: for the objective longppl. advance: called after each document. Raises
+    MethodError, PatchError, CheckpointError, DataError.
     """
     record = read_record(checkpoint.folder)
     if tuned_weights(record):
@@ -131,9 +134,18 @@ def make_task(
     task = TuningTask(checkpoint, settings, source, tokenizer, baseline, calibration, dict(loading or {}))
     if settings.objective == "ppl":
         return task
+    if evaluator is not None:
+        return replace(task, calibration=_with_keys(task, evaluator))
     templates = STYLES[default_style(source)]
     lengths = task.original_length, task.target_length
     return replace(task, calibration=hide_needles(calibration, tokenizer, templates, *lengths, settings.seed))
+
+
+def _with_keys(task: TuningTask, evaluator: Checkpoint) -> Calibration:
+    if load_tokenizer(evaluator).get_vocab() != task.tokenizer.get_vocab():
+        raise MethodError(f"The evaluator {evaluator.name} has another tokenizer than {task.checkpoint.name}.")
+    model, pretrained = load_model(evaluator, **task.loading), read_state(evaluator).pretraining_length
+    return mark_keys(task.calibration, model, short_context(pretrained), task.original_length)
 
 
 def _baseline_plan(checkpoint: Checkpoint, factor: float, settings: TuneSettings) -> PatchPlan:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 LEVELS = ("grid", "heads", "lora", "search")
-OBJECTIVES = ("ppl", "needle")
+OBJECTIVES = ("ppl", "longppl", "needle")
 TRAINING = ("heads", "lora")
 """The levels that change weights."""
 Loss = Annotated[float, Ge(0)]
@@ -30,7 +30,8 @@ class Score:
     """The loss on some documents.
 
     target, window: mean loss, nats, at the target and at the pretraining length: of the same last tokens, or of the
-    keys in needle prompts. objective: target + short_weight × window; lower is better. documents: number of documents.
+    keys in needle prompts. For longppl, target is of the key tokens. objective: target + short_weight × window; lower
+    is better. documents: number of documents.
     """
 
     target: Loss

@@ -11,7 +11,8 @@ from ropecli.tuning.tune_report import LEVELS, OBJECTIVES
 class TuneSettings:
     """The settings of a tuning run. Raises MethodError.
 
-    level: grid, heads, lora or search. objective: ppl scores the last tokens of documents, needle keys to retrieve.
+    level: grid, heads, lora or search. objective: ppl scores the last tokens of documents, longppl the tokens that need
+    a long context, needle keys to retrieve. evaluator: for longppl, the checkpoint that finds those tokens.
     methods: methods to search constants of. points: total number of constants to try. short_weight: weight of the loss
     at the pretraining length, relative to that at the target length. targets: tokens scored per document, for ppl;
     None: half the pretraining length. max_documents: maximum number of documents to read; None: enough for scoring and
@@ -26,6 +27,7 @@ class TuneSettings:
 
     level: str = "heads"
     objective: str = "ppl"
+    evaluator: str | None = None
     methods: tuple[str, ...] = ("yarn",)
     points: int = 24
     short_weight: float = 0.25
@@ -52,6 +54,10 @@ class TuneSettings:
             )
         if self.objective not in OBJECTIVES:
             raise MethodError(f"--objective is {self.objective!r}; expected one of {', '.join(OBJECTIVES)}.")
+        if (self.objective == "longppl") != (self.evaluator is not None):
+            raise MethodError(
+                "--objective longppl needs --evaluator CHECKPOINT, which finds key tokens; other objectives take none."
+            )
         if self.objective == "needle" and self.targets is not None:
             raise MethodError("--targets does not apply to --objective needle, which scores the tokens of the keys.")
         if not self.methods:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_LOSSES = {"needle": ("loss on needles", "loss on needles"), "longppl": ("loss on key tokens", "loss")}
+"""By objective: the loss at the target and at the pretraining length."""
 _CEILING = 2.0
 """Upper limit of the axis, as a multiple of the lowest perplexity, so that the interesting range is visible."""
 _UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -138,8 +140,9 @@ def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
         (report,) = reports
         weight = report.settings.get("short_weight")
         share = f"{weight:g}" if isinstance(weight, int | float) else "short_weight"
-        loss = "loss on needles" if report.settings.get("objective") == "needle" else "loss"
-        notes.append(f"objective: {loss} at {report.target_length} tokens + {share} × {loss} at the pretraining length")
+        long, short = _LOSSES.get(report.settings.get("objective", "ppl"), ("loss", "loss"))
+        at_target = f"{long} at {report.target_length} tokens"
+        notes.append(f"objective: {at_target} + {share} × {short} at the pretraining length")
         if any(point.score.documents != report.score.documents for point in report.points if _finite(point.score)):
             notes.append("hollow: measured on other documents than the result, not comparable")
     overflowed = sum(not _finite(point.score) for report in reports for point in report.points)
