@@ -68,7 +68,7 @@ NAIVE = {
     "dual-chunk": dual_chunk,
     "string": string,
 }
-OF_SCORES = {"score_factor", "log_n", "yarn_temperature"}
+OF_SCORES = {"score_factor", "log_n", "yarn_temperature", "llama4_temperature"}
 """Parameters that change no distance."""
 
 
@@ -93,6 +93,8 @@ def score_factors(tokens: int, params: dict, trained: int) -> np.ndarray:
             factor *= max(1.0, math.log(n) / math.log(trained))
         if params.get("yarn_temperature"):
             factor *= max(1.0, 0.1 * math.log(n / trained) + 1)
+        if params.get("llama4_temperature"):
+            factor *= 1 + 0.1 * math.log(1 + (n - 1) // trained)
         factors.append(factor)
     return np.array(factors)
 

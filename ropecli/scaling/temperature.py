@@ -2,7 +2,8 @@
 
 Sources: log_n: Su 2021, https://kexue.fm/archives/8823; Chiang and Cholak 2022 (arXiv:2202.12172), section 5.3.
 yarn_temperature: Qwen2.5-1M (arXiv:2501.15383). The report has YaRN's √(1/t), whose square multiplies the
-scores; vLLM's implementation, which is followed here, multiplies them by it once.
+scores; vLLM's implementation, which is followed here, multiplies them by it once. llama4_temperature: transformers'
+get_llama_4_attn_scale with Ministral 3's llama_4_scaling_beta, 0.1, after Nakanishi 2025 (arXiv:2501.19399).
 """
 
 import functools
@@ -20,11 +21,13 @@ from ropecli.rope import Remapping
 _FORMS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "log_n": lambda n, trained: np.log(n) / math.log(trained),
     "yarn_temperature": lambda n, trained: 0.1 * np.log(n / trained) + 1,
+    "llama4_temperature": lambda n, trained: 0.1 * np.log1p(np.floor((n - 1) / trained)) + 1,
 }
 TEMPERATURES = tuple(_FORMS)
 _ABOUT = (
     "log_n: multiply the scores of the n-th token's query by max(1, ln n / ln L), for a trained context length L. "
-    "yarn_temperature: multiply them by max(1, 0.1·ln(n/L) + 1) instead, like Qwen2.5-1M."
+    "yarn_temperature: multiply them by max(1, 0.1·ln(n/L) + 1) instead, like Qwen2.5-1M. "
+    "llama4_temperature: multiply them by 0.1·ln(⌊(n-1)/L⌋ + 1) + 1 instead, like Ministral 3."
 )
 
 

@@ -24,7 +24,7 @@ WITHIN = 1e-4
 METHODS = {
     "rerope": {"window": 24, "yarn_temperature": True},
     "leaky-rerope": {"window": 20, "slope": 7.0},
-    "self-extend": {"window": 15, "group": 6},
+    "self-extend": {"window": 15, "group": 6, "llama4_temperature": True},
     "lm-infinite": {"window": 30, "global_tokens": 5},
     "streaming": {"window": 30, "sinks": 3},
     "dual-chunk": {"chunk": 40, "local_window": 9, "log_n": True},

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import scaling_methods
@@ -115,6 +117,13 @@ def test_temperatures_of_a_model_that_was_trained_on_64_tokens(option, last):
     found = remapping_of(make_spec("rerope", 4, {option: True}), 64, 256)
     np.testing.assert_allclose(found.score_factor(np.array([0, 63, 4095])), [1, 1, last], rtol=1e-12)
     assert found.params[option] is True
+
+
+def test_llama_4s_temperature_is_that_of_transformers():
+    positions = np.arange(1000)
+    found = remapping_of(make_spec("rerope", 4, {"llama4_temperature": True}), 64, 256).score_factor(positions)
+    expected = get_llama_4_attn_scale(torch.from_numpy(positions)[None], 0.1, 64).flatten()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_every_method_is_here():

@@ -56,7 +56,11 @@ def test_methods_of_other_distances_settle_every_parameter():
     for name in REMAPPING:
         factor = 4.0 if find_method(name).uses_factor else 1.0
         settled = scale(GEOMETRY, make_spec(name, factor)).remapping.params
-        assert settled.keys() == find_method(name).signature.keys() - {"log_n", "yarn_temperature"}
+        assert settled.keys() == find_method(name).signature.keys() - {
+            "log_n",
+            "yarn_temperature",
+            "llama4_temperature",
+        }
 
 
 def test_all_the_methods_are_found():
