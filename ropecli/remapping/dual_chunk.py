@@ -1,8 +1,8 @@
 """Dual Chunk Attention: positions restart in every block, and queries see earlier blocks from a larger position.
 
 Source: An et al. 2024 (arXiv:2402.17463), section 3. The paper's chunk size s is `stride` here. Its c, the bound of the
-distances, is `chunk`, as in the authors' code, which uses three quarters of the pretraining length. Qwen2.5-1M runs it
-with yarn_temperature, chunk 262144 and local_window 8192.
+distances, is `chunk`, as in the authors' code, which uses three quarters of the pretraining length. Qwen2.5-1M
+(arXiv:2501.15383) runs it with yarn_temperature.
 """
 
 import numpy as np
