@@ -31,7 +31,8 @@ def with_section(readme: bytes, section: str) -> bytes:
     """Put the section, Markdown, between the metadata and the text of a README.md. Replaces an earlier section."""
     readme = without_section(readme)
     start = _text_start(readme)
-    block = f"\n{_BEGIN}\n\n{section.strip()}\n\n{_END}\n"
+    section = section.strip().replace("<!--", "<! --")  # a name in it could end it
+    block = f"\n{_BEGIN}\n\n{section}\n\n{_END}\n"
     return readme[:start] + block.encode() + readme[start:]
 
 
@@ -198,9 +199,8 @@ def code(value: object) -> str:
 
 
 def _one_line(value: str) -> str:
-    """Replace control characters, and comment marks that could end the section."""
-    plain = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(one)[0] == "C" else one for one in value)
-    return plain.replace("<!--", "<! --").replace("-->", "-- >")
+    """Replace control characters."""
+    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(one)[0] == "C" else one for one in value)
 
 
 def public_name(value: object) -> str:

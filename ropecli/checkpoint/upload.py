@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _AGAIN = "Run the same command again: it sends only what the Hub does not have."
 _LONGEST_CHAIN = 8
+_PATIENCE = 10.0
+"""Seconds for the Hub's first answer."""
 
 
 class Source(NamedTuple):
@@ -128,7 +130,7 @@ def _prepare_repo(api: "HfApi", repo: str, public: bool) -> bool:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        private = bool(api.model_info(repo).private)
+        private = bool(api.model_info(repo, timeout=_PATIENCE).private)
     except RepositoryNotFoundError:
         api.create_repo(repo, private=not public, exist_ok=True)
         return not public

@@ -3,6 +3,7 @@
 The numbers come from reports of this checkpoint, and the licence from the folder's own README.md.
 """
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from ropecli.checkpoint.card import (
     with_section,
     without_section,
 )
+from ropecli.checkpoint.files import TUNING, is_own_file, read_text
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import read_record
 from ropecli.checkpoint.state import CheckpointState
@@ -39,6 +41,8 @@ from ropecli.scaling.scale import varies_with_length
 from ropecli.yaml12 import read_yaml
 
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp"}
+_LARGEST_RUN = 2**20
+"""Bytes of run.yaml."""
 _ROWS = 20
 """Maximum rows of a table."""
 _OF_ANOTHER = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
@@ -153,15 +157,15 @@ def _parts(
 
 def _recipe(folder: Path) -> Iterator[str]:
     """The commands and settings of `tune` and `finetune`, folded."""
-    record, run = read_record(folder), folder / "run.yaml"
-    recipe = (record.get("finetuned") or {}).get("recipe")
-    if run.is_file():  # has all stages, ropecli.yaml the last one
-        recipe = (yaml.safe_load(run.read_text(encoding="utf-8")) or {}).get("recipe") or recipe
+    recipe = (read_record(folder).get("finetuned") or {}).get("recipe")
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        run = read_yaml(read_text(folder / "run.yaml", _LARGEST_RUN))
+        recipe = run.get("recipe") or recipe  # with all stages; ropecli.yaml has only the last one
     if recipe:
         shown = yaml.safe_dump(_without_paths(recipe), sort_keys=False, allow_unicode=True)
         yield _folded("Recipe, for `ropecli finetune --recipe`", shown, "yaml")
-    if (folder / "tune.json").is_file():
-        (report,) = read_reports([folder / "tune.json"])
+    if is_own_file(folder / TUNING):
+        (report,) = read_reports([folder / TUNING])
         yield _folded("Command of `ropecli tune`", _command(report.command), "")
 
 
@@ -184,7 +188,7 @@ def _folded(title: str, body: str, language: str) -> str:
 def _of_file(reports: Sequence[Measured], checkpoint: Checkpoint, repo: str) -> Iterator[str]:
     """The tables of one file, the command, and the versions."""
     own = [report for report in reports if _is_of(report, checkpoint)]
-    named = [replace(report, checkpoint=repo) if _is_of(report, checkpoint) else _public(report) for report in reports]
+    named = [_named(report, repo if _is_of(report, checkpoint) else None) for report in reports]
     perplexities = [report for report in named if isinstance(report, EvalReport)]
     if len(perplexities) > 1 and len({report.protocol for report in perplexities}) == 1:
         yield from _compared(perplexities)
@@ -196,8 +200,12 @@ def _of_file(reports: Sequence[Measured], checkpoint: Checkpoint, repo: str) -> 
     yield f"```\n{_command(one.command)}\n```"
 
 
-def _public(report: Measured) -> Measured:
-    return replace(report, checkpoint=public_name(report.checkpoint))
+def _named(report: Measured, name: str | None) -> Measured:
+    """The report under the name of the repository, or without the path of a local folder."""
+    named = replace(report, checkpoint=name or public_name(report.checkpoint), source=public_name(report.source))
+    if isinstance(named, EvalReport) and (base := named.baseline):
+        return replace(named, baseline=replace(base, checkpoint=public_name(base.checkpoint)))
+    return named
 
 
 def _compared(reports: Sequence[EvalReport]) -> Iterator[str]:
@@ -275,7 +283,7 @@ def _limits(state: CheckpointState, measurements: Sequence[Sequence[Measured]]) 
         yield "Distance methods run only in transformers with ropecli; other engines would run standard attention."
     elif method.name != "none":
         yield "The scaling also applies to short inputs, where the base model can be better."
-    kinds: Mapping[str, type] = {"Perplexity": EvalReport, "Retrieval": RetrievalReport, "RULER": RulerReport}
+    kinds: Mapping[str, type] = {"perplexity": EvalReport, "key retrieval": RetrievalReport, "RULER": RulerReport}
     found = [report for reports in measurements for report in reports if _is_of(report, state.checkpoint)]
     if missing := [name for name, kind in kinds.items() if not any(isinstance(one, kind) for one in found)]:
         yield f"Not measured: {', '.join(missing)}, and short-context benchmarks."
