@@ -12,14 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ropecli.checkpoint.files import read_text
 from ropecli.checkpoint.opening import CONFIG, HUB_ID, Checkpoint
 from ropecli.checkpoint.provenance import Provenance, read_record, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers, read_state
 from ropecli.config.settings import read_settings
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScaledRope, label_of
+from ropecli.yaml12 import read_yaml
 
 README = "README.md"
+_LARGEST_RUN = 2**20
+"""Bytes of run.yaml."""
 _BEGIN, _END = "<!-- ropecli:begin -->", "<!-- ropecli:end -->"
 _SECTION = re.compile(rf"\n?{_BEGIN}.*?{_END}\n?".encode(), re.DOTALL)
 _METADATA = re.compile(
@@ -83,7 +87,7 @@ def describe_changes(state: CheckpointState) -> list[str]:
             steps += [describe(record[key], record)] if key in record else []
     if not trained(record):
         steps.append("The weights are unchanged.")
-    if note and "tuned" not in record:
+    if note and not ("tuned" in record or _in_recipe(record)):
         steps.append(f"```\n{_patch_command(note, record)}\n```")
     return steps
 
@@ -122,6 +126,20 @@ def _finetuned(run: dict[str, Any], record: dict[str, Any]) -> str:
     )
 
 
+def _in_recipe(record: dict[str, Any]) -> bool:
+    """Return whether the patch was part of a training recipe."""
+    recipe = (record.get("finetuned") or {}).get("recipe")
+    return isinstance(recipe, dict) and bool(recipe.get("patch"))
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Read run.yaml, which `finetune` writes: the source and the whole recipe. Empty if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        run = read_yaml(read_text(folder / "run.yaml", _LARGEST_RUN))
+        return run if isinstance(run, dict) else {}
+    return {}
+
+
 def _merged(merged: dict[str, Any], record: dict[str, Any]) -> str:
     return f"`ropecli merge` merged an adapter into {_source(merged['base'])}."
 
@@ -134,8 +152,14 @@ def _source(origin: dict[str, Any]) -> str:
     """A checkpoint: a link to the commit on the Hub, or the name of its folder."""
     name, commit = str(origin["checkpoint"]), origin.get("commit")
     if commit is None or not HUB_ID.fullmatch(name):
-        return code(public_name(name))
-    return f"[{text(name)}](https://huggingface.co/{name}/tree/{commit})"
+        stage = Path(name).parent.name == "stages"
+        return f"the result of stage {text(Path(name).name)}" if stage else code(public_name(name))
+    return hub_link(name, commit)
+
+
+def hub_link(name: str, revision: str | None) -> str:
+    """A link to a model on the Hub."""
+    return f"[{text(name)}](https://huggingface.co/{name}{f'/tree/{revision}' if revision else ''})"
 
 
 def _patch_command(note: Provenance, record: dict[str, Any]) -> str:

@@ -67,16 +67,16 @@ def push(
     """
     from huggingface_hub import constants
 
-    from ropecli.checkpoint.upload import Source, files_to_push, hub_origin, refuse_repo, upload
+    from ropecli.checkpoint.upload import Source, files_to_push, refuse_repo, upload
     from ropecli.reporting.model_card import make_card, read_measurements
 
     refuse_repo(repo)
     state = _open(as_path(folder), repo)
     checkpoint = state.checkpoint
     reports = [as_path(one) for one in listed(report or ())]
-    base = Source(base_model, None) if base_model else hub_origin(_record(checkpoint))
+    base = Source(base_model, None) if base_model else _origin(checkpoint)
     _check_base(base, repo)
-    card = make_card(state, repo, read_measurements(reports, checkpoint), base.repo if base else None)
+    card = make_card(state, repo, read_measurements(reports, checkpoint), base)
     _warn_of_gaps(checkpoint, base, card.license)
     files: dict[str, Path | bytes] = {**files_to_push(checkpoint), "README.md": card.content.encode()}
     url = f"{constants.ENDPOINT}/{repo}"
@@ -118,6 +118,13 @@ def _record(checkpoint: "Checkpoint") -> dict[str, Any]:
     from ropecli.checkpoint.provenance import read_record
 
     return read_record(checkpoint.folder)
+
+
+def _origin(checkpoint: "Checkpoint") -> "Source | None":
+    from ropecli.checkpoint.card import read_run
+    from ropecli.checkpoint.upload import hub_origin
+
+    return hub_origin(read_run(checkpoint.folder)) or hub_origin(_record(checkpoint))
 
 
 def _check_base(base: "Source | None", repo: str) -> None:

@@ -3,7 +3,6 @@
 The numbers come from reports of this checkpoint, and the licence from the folder's own README.md.
 """
 
-import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,9 @@ from ropecli.checkpoint.card import (
     README,
     code,
     describe_changes,
+    hub_link,
     public_name,
+    read_run,
     rope_table,
     split_metadata,
     table,
@@ -27,10 +28,11 @@ from ropecli.checkpoint.card import (
     with_section,
     without_section,
 )
-from ropecli.checkpoint.files import TUNING, is_own_file, read_text
+from ropecli.checkpoint.files import TUNING, is_own_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import read_record
 from ropecli.checkpoint.state import CheckpointState
+from ropecli.checkpoint.upload import Source
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
 from ropecli.evaluation.eval_report import EvalReport, RetrievalReport, RulerReport
@@ -41,8 +43,6 @@ from ropecli.scaling.scale import varies_with_length
 from ropecli.yaml12 import read_yaml
 
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp"}
-_LARGEST_RUN = 2**20
-"""Bytes of run.yaml."""
 _ROWS = 20
 """Maximum rows of a table."""
 _OF_ANOTHER = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
@@ -85,29 +85,29 @@ def _is_of(report: Measured, checkpoint: Checkpoint) -> bool:
 
 
 def make_card(
-    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Measured]] = (), base_model: str | None = None
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Measured]] = (), base: Source | None = None
 ) -> ModelCard:
     """Make the card of a checkpoint folder for the Hub repository `repo`.
 
-    measurements: of each file, see read_measurements. base_model: Hub id, None if unknown. Raises CheckpointError for a
-    README.md whose metadata are not a YAML mapping.
+    measurements: of each file, see read_measurements. base: the base model, None if unknown. Raises CheckpointError for
+    a README.md whose metadata are not a YAML mapping.
     """
     from huggingface_hub import ModelCardData
 
     path = state.checkpoint.folder / README
     readme = without_section(path.read_bytes()) if path.is_file() else b""
-    metadata = _metadata(readme, state, base_model)
+    metadata = _metadata(readme, state, base)
     try:
         data = ModelCardData(**metadata)
     except (TypeError, ValueError) as error:
         raise _bad_metadata(state.checkpoint, error) from error
     _, rest = split_metadata(readme)
-    section = "\n\n".join(_parts(state, repo, measurements, has_more=bool(rest.strip())))
+    section = "\n\n".join(_parts(state, repo, measurements, base, has_more=bool(rest.strip())))
     content = with_section(f"---\n{data.to_yaml()}\n---\n".encode() + rest, section)
     return ModelCard(content.decode("utf-8", errors="replace"), metadata.get("license"))
 
 
-def _metadata(readme: bytes, state: CheckpointState, base_model: str | None) -> dict[str, Any]:
+def _metadata(readme: bytes, state: CheckpointState, base: Source | None) -> dict[str, Any]:
     try:
         found = read_yaml(split_metadata(readme)[0]) or {}
         if not isinstance(found, dict):
@@ -119,9 +119,9 @@ def _metadata(readme: bytes, state: CheckpointState, base_model: str | None) -> 
     own = ["long-context", "rope", *state.main.spec.method.name.split("+")]
     kept["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *own, "ropecli"]))
     kept["library_name"] = "transformers"
-    if base_model:
-        kept["base_model"] = base_model
-    if trained(read_record(state.checkpoint.folder)) and base_model:
+    if base:
+        kept["base_model"] = base.repo
+    if base and trained(read_record(state.checkpoint.folder)):
         kept["base_model_relation"] = "finetune"  # the Hub has no relation for another config with the same weights
     return kept
 
@@ -133,10 +133,17 @@ def _bad_metadata(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
 
 
 def _parts(
-    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Measured]], *, has_more: bool
+    state: CheckpointState,
+    repo: str,
+    measurements: Sequence[Sequence[Measured]],
+    base: Source | None,
+    *,
+    has_more: bool,
 ) -> Iterator[str]:
     """The Markdown of the section, in order."""
     yield f"# {text(repo.rpartition('/')[2])}"
+    if base:
+        yield f"Base model: {hub_link(*base)}."
     yield from describe_changes(state)
     yield from _recipe(state.checkpoint.folder)
     yield "## Rotary embeddings"
@@ -157,10 +164,8 @@ def _parts(
 
 def _recipe(folder: Path) -> Iterator[str]:
     """The commands and settings of `tune` and `finetune`, folded."""
-    recipe = (read_record(folder).get("finetuned") or {}).get("recipe")
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        run = read_yaml(read_text(folder / "run.yaml", _LARGEST_RUN))
-        recipe = run.get("recipe") or recipe  # with all stages; ropecli.yaml has only the last one
+    # run.yaml has all stages, ropecli.yaml only the last one
+    recipe = read_run(folder).get("recipe") or (read_record(folder).get("finetuned") or {}).get("recipe")
     if recipe:
         shown = yaml.safe_dump(_without_paths(recipe), sort_keys=False, allow_unicode=True)
         yield _folded("Recipe, for `ropecli finetune --recipe`", shown, "yaml")

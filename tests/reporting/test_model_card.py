@@ -10,10 +10,12 @@ from huggingface_hub import ModelCard
 
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.state import read_state
+from ropecli.checkpoint.upload import Source
 from ropecli.errors import CheckpointError, DataError
 from ropecli.reporting.model_card import make_card, read_measurements
 
 REPO = "me/model-256"
+BASE = Source("owner/base", "v1")
 
 
 @pytest.fixture
@@ -31,11 +33,11 @@ def of(folder):
 
 @pytest.fixture
 def card(folder):
-    """card(report file, ..., base_model=...) -> the card of the folder, as the Hub's client reads it."""
+    """card(report file, ..., base=...) -> the card of the folder, as the Hub's client reads it."""
 
-    def make(*files, base_model=None):
+    def make(*files, base=None):
         checkpoint = open_checkpoint(folder)
-        made = make_card(read_state(checkpoint), REPO, read_measurements(files, checkpoint), base_model)
+        made = make_card(read_state(checkpoint), REPO, read_measurements(files, checkpoint), base)
         return ModelCard(made.content)
 
     return make
@@ -134,7 +136,7 @@ def test_the_metadata_of_the_copied_readme(card, folder):
         "new_version": "owner/newer",
     }
     (folder / "README.md").write_bytes(f"---\r\n{yaml.safe_dump(before)}---\r\n# Title\r\n".encode())
-    made = card(base_model="owner/base")
+    made = card(base=BASE)
     assert made.data.to_dict() == {
         "language": "no",
         "license": "other",
@@ -144,6 +146,7 @@ def test_the_metadata_of_the_copied_readme(card, folder):
         "library_name": "transformers",
     }
     assert made.text.endswith("-->\n# Title\r\n")
+    assert "Base model: [owner/base](https://huggingface.co/owner/base/tree/v1)." in made.text
     (folder / "README.md").write_text("---\n- no mapping\n---\n")
     with pytest.raises(CheckpointError, match="expected a mapping"):
         card()
@@ -156,7 +159,7 @@ def test_trained_weights_are_a_finetune_and_the_recipe_is_given(card, folder, tm
     run = {"source": {}, "length": 256, "processes": 2, "recipe": recipe.model_dump(mode="json")}
     record = yaml.safe_load((folder / "ropecli.yaml").read_text())
     (folder / "ropecli.yaml").write_text(yaml.safe_dump({**record, "finetuned": run}))
-    made = card(base_model="owner/base")
+    made = card(base=BASE)
     assert made.data["base_model_relation"] == "finetune"
     assert "trained it for 7 steps of 8 sequences of 256 tokens from `books`: learning rate 2e-05" in made.text
     assert "The weights are unchanged" not in made.text
