@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fake_hub import MAIN, NAME, offline
+from fake_hub import MAIN, NAME, cut, offline
 from huggingface_hub import ModelCard
 
 YARN = ["--method", "yarn", "--factor", 4, "--no-verify"]
@@ -167,6 +167,7 @@ def test_the_origin_is_found_by_way_of_local_folders(writable, ropecli, tmp_path
         ("itself", "which is the base model. Choose another repository."),
         ("token", "Log in with `hf auth login`, or set HF_TOKEN."),
         ("offline", "HF_HUB_OFFLINE is set, so nothing can be uploaded."),
+        ("network", "cannot be reached"),
         ("public", f"{NEW} is public. Add --public to publish there"),
         ("others", f"{NEW} has old.safetensors, which this checkpoint does not have"),
     ],
@@ -192,6 +193,8 @@ def test_what_is_not_pushed(what, said, writable, ropecli, patched, llama, monke
         monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
     elif what == "offline":
         offline(monkeypatch)
+    elif what == "network":
+        cut(writable)
     elif what in ("public", "others"):
         assert ropecli("push", patched, *options, *(["--public"] if what == "public" else [])).code == 0
         writable.newest(NEW)["old.safetensors" if what == "others" else "x"] = b"x"
