@@ -104,7 +104,7 @@ def upload(
 
     base: where to copy equal weights from. say: called for each weight file that is uploaded. Raises OutputError.
     """
-    from huggingface_hub import HfApi, ModelCard, constants, get_token
+    from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.utils import logging
 
     token = get_token()
@@ -116,13 +116,28 @@ def upload(
     api = HfApi()
     try:
         private = _prepare_repo(api, repo, public)
-        ModelCard(bytes(files["README.md"]).decode()).validate()  # before hours of uploading
+        _validate_card(bytes(files["README.md"]).decode())  # before hours of uploading
         return _upload(api, files, repo, private, message, base, say)
     except RopecliError:
         raise
     except Exception as error:  # errors of the Hub, the network, certificates, storage
         # without the client's error, which may contain what was sent
         raise OutputError(_explain(repo, error).replace(token, "<token>")) from None
+
+
+def _validate_card(content: str) -> None:
+    """Let the Hub check the metadata. Raises OutputError."""
+    # not by ModelCard.validate, which ignores HF_ENDPOINT in huggingface_hub 1.33
+    from huggingface_hub import constants
+    from huggingface_hub.errors import BadRequestError
+    from huggingface_hub.utils import get_session, hf_raise_for_status
+
+    url = f"{constants.ENDPOINT}/api/validate-yaml"
+    try:
+        hf_raise_for_status(get_session().post(url, json={"repoType": "model", "content": content}))
+    except BadRequestError as error:
+        why = error.server_message or reason_of(error)
+        raise OutputError(f"The Hub refused the metadata of README.md: {why}. Correct them in the folder.") from None
 
 
 def _prepare_repo(api: "HfApi", repo: str, public: bool) -> bool:

@@ -96,11 +96,11 @@ def make_card(
 
     path = state.checkpoint.folder / README
     readme = without_section(path.read_bytes()) if path.is_file() else b""
-    metadata = _metadata(readme, state, base)
     try:
+        metadata = _metadata(readme, state, base)
         data = ModelCardData(**metadata)
     except (TypeError, ValueError) as error:
-        raise _bad_metadata(state.checkpoint, error) from error
+        raise CheckpointError(f"The metadata of {path} cannot be read: {reason_of(error)}. Correct them.") from error
     _, rest = split_metadata(readme)
     section = "\n\n".join(_parts(state, repo, measurements, base, has_more=bool(rest.strip())))
     content = with_section(f"---\n{data.to_yaml()}\n---\n".encode() + rest, section)
@@ -108,12 +108,10 @@ def make_card(
 
 
 def _metadata(readme: bytes, state: CheckpointState, base: Source | None) -> dict[str, Any]:
-    try:
-        found = read_yaml(split_metadata(readme)[0]) or {}
-        if not isinstance(found, dict):
-            raise ValueError(f"expected a mapping, found a {type(found).__name__}")
-    except ValueError as error:
-        raise _bad_metadata(state.checkpoint, error) from error
+    """Raises TypeError, ValueError."""
+    found = read_yaml(split_metadata(readme)[0]) or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a mapping, found a {type(found).__name__}")
     kept = {key: value for key, value in found.items() if key not in _OF_ANOTHER}
     tags = kept.get("tags") or []
     own = ["long-context", "rope", *state.main.spec.method.name.split("+")]
@@ -124,12 +122,6 @@ def _metadata(readme: bytes, state: CheckpointState, base: Source | None) -> dic
     if base and trained(read_record(state.checkpoint.folder)):
         kept["base_model_relation"] = "finetune"  # the Hub has no relation for another config with the same weights
     return kept
-
-
-def _bad_metadata(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"The metadata of {checkpoint.folder / README} cannot be read: {reason_of(error)}. Correct them."
-    )
 
 
 def _parts(

@@ -220,7 +220,7 @@ def test_metadata_that_the_hub_refuses(writable, ropecli, patched):
     (patched / "README.md").write_text("---\nlicense: [mit, 1.5]\n---\n")
     outcome = ropecli("push", patched, "--repo", NEW)
     assert outcome.code == 2
-    assert "license must be a string" in outcome.err
+    assert "The Hub refused the metadata of README.md: license must be a string." in outcome.err
     assert writable.uploads == []
 
 
