@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ropecli.commands.patch import patch as patch
     from ropecli.commands.plan import plan as plan
     from ropecli.commands.plot import plot as plot
+    from ropecli.commands.push import push as push
     from ropecli.commands.recipe import recipe as recipe
     from ropecli.commands.report import report as report
     from ropecli.commands.ruler import ruler as ruler
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ropecli.commands": (
-        "compare eval_ppl export finetune inspect merge methods needle passkey patch plan plot recipe report ruler "
-        "theory tune"
+        "compare eval_ppl export finetune inspect merge methods needle passkey patch plan plot push recipe report "
+        "ruler theory tune"
     ),
     # what they take and return
     "ropecli.checkpoint.state": "CheckpointState read_state",

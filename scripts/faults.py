@@ -30,6 +30,7 @@ ALSO = {
     "live": ["tests/attention", "tests/checkpoint", "tests/evaluation", "tests/cli"],
     "training": ["tests/cli"],
     "remapping": ["tests/attention", "tests/cli"],
+    "reporting": ["tests/cli"],
     "tuning": ["tests/cli"],
     "atomic.py": ["tests/cli", "tests/training"],
     "resume.py": ["tests/test_resume.py", "tests/training"],
@@ -128,6 +129,12 @@ FAULTS: list[tuple[str, str]] = [
     ('return "ntk-by-parts" if rope_type == "yarn" and parameters.get("attention_factor") == 1.0 else rope_type', "return rope_type"),
     ("if original_length and original_length > max_positions:", "if False:"),
     ("name not in self.local_layers and not any(word in name for word in _LOCAL_WORDS)", "name not in self.local_layers"),
+    # push
+    ("return readme[:start] + block.encode() + readme[start:]", "return block.encode() + readme"),
+    ("if not any(_is_of(report, checkpoint) for report in measured):", "if False:"),
+    ("return there.lfs.sha256 == addition.upload_info.sha256.hex()", "return False"),
+    ("if not (private or public):", "if False:"),
+    ('_explain(repo, error).replace(token, "<token>")', "_explain(repo, error)"),
     # theory
     ("(rotations(inv_freq, length) >= 1 - _SAME).mean()", "(rotations(inv_freq, length) >= 2).mean()"),
     ("-4 * np.sin(inv_freq / 2)", "-4 * np.sin(inv_freq)"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ropecli.atomic import new_folder
+from ropecli.checkpoint.card import README, without_section
 from ropecli.checkpoint.opening import CONFIG, Checkpoint
 from ropecli.checkpoint.provenance import (
     PROVENANCE,
@@ -83,6 +84,8 @@ def revert_to(
         if reversal.notes:
             write_notes(folder, reversal.notes)
         place_files(reversal.source, folder, reversal.tokenizer_config, link=link, say=say)
+        if (readme := folder / README).exists():
+            readme.write_bytes(without_section(readme.read_bytes()))
 
 
 def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[dict[str, Any] | None, list[str]]:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from ropecli.atomic import new_folder
+from ropecli.checkpoint.card import README, add_section
 from ropecli.checkpoint.opening import CONFIG, TOKENIZER_CONFIG, Checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.provenance import PROVENANCE, other_notes, read_provenance, read_record
@@ -52,11 +53,11 @@ def write_patch(
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
         tokenizer_config, lengths = _raise_tokenizer(plan)
-        write_record(folder, plan, lengths)
+        write_record(folder, plan, lengths, notes)
         proved = prove(folder, plan.ropes, plan.original) if prove else 0
         place_files(plan.source, folder, tokenizer_config, link=link, say=say, rewrite=rewrite)
-        if notes:
-            write_notes(folder, read_record(folder) | dict(notes))
+        if (folder / README).exists():
+            add_section(folder / README, Checkpoint(plan.source.name, folder, plan.config))
         check(folder)
     return proved
 
@@ -72,8 +73,16 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         path.write_text(json.dumps(value, indent=2) + "\n", encoding="ascii")
 
 
-def write_record(folder: Path, plan: PatchPlan, tokenizer_lengths: tuple[Any, ...] | None = None) -> None:
-    """Write ropecli.yaml: the patch, and the changes needed to revert it. tokenizer_lengths: see Provenance."""
+def write_record(
+    folder: Path,
+    plan: PatchPlan,
+    tokenizer_lengths: tuple[Any, ...] | None = None,
+    notes: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Write ropecli.yaml: the patch, and the changes needed to revert it. tokenizer_lengths: see Provenance.
+
+    notes: further entries.
+    """
     geometry = plan.ropes[plan.scaled[0]].geometry
     changes = diff(plan.original, plan.config)
     record = {
@@ -93,7 +102,7 @@ def write_record(folder: Path, plan: PatchPlan, tokenizer_lengths: tuple[Any, ..
         record["key_order"] = orders
     if tokenizer_lengths is not None:
         record["tokenizer"] = {"model_max_length": list(tokenizer_lengths)} if tokenizer_lengths else {}
-    write_notes(folder, record | other_notes(read_record(plan.source.folder)))
+    write_notes(folder, record | other_notes(read_record(plan.source.folder)) | dict(notes))
 
 
 def write_notes(folder: Path, record: dict[str, Any]) -> None:

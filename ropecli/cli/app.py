@@ -36,6 +36,7 @@ _COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
         (commands.patch, render.show_patch),
         (commands.merge, render.show_merged),
         (commands.export, render.show_export),
+        (commands.push, render.show_pushed),
     ],
     "Measure": [
         (commands.eval_ppl, render.show_perplexity),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ropecli.commands.finetune import FinetuneResult
     from ropecli.commands.merge import MergeResult
     from ropecli.commands.patch import PatchResult, RevertResult
+    from ropecli.commands.push import PushResult
     from ropecli.commands.recipe import RecipeList
     from ropecli.commands.report import DrawnFile
     from ropecli.commands.ruler import RulerComparison
@@ -164,3 +165,20 @@ def show_export(export: "Export") -> None:
         warn(sentence)
     for sentence in export.notes:
         err.print(f"note: {sentence}", markup=False, soft_wrap=True)
+
+
+def show_pushed(result: "PushResult") -> None:
+    from ropecli.reporting.wording import size
+
+    if result.upload is None:
+        for file in result.files:
+            tell(f"{size(file.size):>9}  {file.name}")
+        tell(f"{size(sum(file.size for file in result.files)):>9}  in {len(result.files)} files for {result.repo}")
+        tell(f"card: {result.card}")
+        return
+    sizes = {status: [file.size for file in result.files if file.status == status] for status in _PUSHED}
+    done = [f"{len(of)} {_PUSHED[status]} ({size(sum(of))})" for status, of in sizes.items() if of]
+    tell(f"{result.folder} → {result.url}, {'private' if result.upload.private else 'public'}: {', '.join(done)}")
+
+
+_PUSHED = {"uploaded": "uploaded", "copied": "copied there from the base model", "unchanged": "there already"}

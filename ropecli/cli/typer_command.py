@@ -117,7 +117,10 @@ def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[
 
 
 def _typed(kind: Any, name: str, *, several: bool) -> tuple[Any, Callable[[Any], Any]]:
-    """The type that Typer parses, and a function that converts its value. several: an argument that may be repeated."""
+    """The type that Typer parses, and a function that converts its value.
+
+    several: an argument that may be repeated. Options with several files are repeated, too.
+    """
     optional = type(None) in typing.get_args(kind)
     kinds = [one for one in typing.get_args(kind) if one is not type(None)] if _is_union(kind) else [kind]
     inner = kinds[0]
@@ -125,7 +128,7 @@ def _typed(kind: Any, name: str, *, several: bool) -> tuple[Any, Callable[[Any],
         inner, parse = Path, lambda value: value
     elif typing.get_origin(inner) is Mapping:
         return list[str] | None, lambda value: parse_settings(value) if value else None
-    elif typing.get_origin(inner) is Sequence and several:
+    elif typing.get_origin(inner) is Sequence and (several or typing.get_args(inner) == (Path,)):
         (inner,) = typing.get_args(inner)
         return list[inner], lambda value: value  # type: ignore[valid-type]
     elif typing.get_origin(inner) is Sequence:

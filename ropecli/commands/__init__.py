@@ -16,6 +16,7 @@ from ropecli.commands.passkey import passkey
 from ropecli.commands.patch import patch
 from ropecli.commands.plan import plan
 from ropecli.commands.plot import plot
+from ropecli.commands.push import push
 from ropecli.commands.recipe import recipe
 from ropecli.commands.report import report
 from ropecli.commands.ruler import ruler
@@ -35,6 +36,7 @@ __all__ = [
     "patch",
     "plan",
     "plot",
+    "push",
     "recipe",
     "report",
     "ruler",

@@ -120,5 +120,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Format bytes as MiB or GiB."""
+    """Format bytes as KiB, MiB or GiB."""
+    if count < 2**20:
+        return f"{count / 2**10:.1f} KiB"
     return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"

@@ -1,14 +1,17 @@
 """What tests of the commands share."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_hub import MAIN, NAME, OLD, FakeHub, Repository, bytes_of, cut, offline
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +54,37 @@ def stopping(monkeypatch):
             yield
 
     return stop
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return tmp_path / "home" / "hub"
+
+
+@pytest.fixture
+def hub(llama, cache, monkeypatch):
+    """A Hub with the tiny Llama; its revision v1 has a window of 32 tokens."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    server = FakeHub()
+    files = {**bytes_of(llama), "modeling_own.py": b"x", "consolidated.safetensors": b"x", "pytorch_model.bin": b"x"}
+    older = json.dumps({**json.loads(files["config.json"]), "max_position_embeddings": 32}).encode()
+    server.repositories[NAME] = Repository(
+        {"main": MAIN, "v1": OLD}, {MAIN: files, OLD: {**files, "config.json": older}}
+    )
+    for key, value in {
+        "ENDPOINT": server.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_DISABLE_XET": True,  # its storage is another server
+    }.items():
+        monkeypatch.setattr(constants, key, value)
+    offline(monkeypatch, False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    huggingface_hub.close_session()  # the next one sees these settings
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    cut(server)
+    thread.join()

@@ -119,7 +119,7 @@ def test_links_inside_the_folder_are_followed_and_folders_that_loop_are_not_walk
     (source / "again").symlink_to(source)
     (tmp_path / "link").symlink_to(source)
     assert ropecli("patch", tmp_path / "link", *PATCH[1:-1], tmp_path / "out").code == 0
-    assert (tmp_path / "out" / "README.md").read_text() == "card"
+    assert (tmp_path / "out" / "README.md").read_text().endswith("-->\ncard")
     assert not (tmp_path / "out" / "README.md").is_symlink()
     assert not (tmp_path / "out" / "again").exists()
 

@@ -1,159 +1,19 @@
-"""Hub ids in place of folders: the Hub's own client, against a small server here that speaks its protocol."""
+"""Hub ids in place of folders: the Hub's own client, against a small server that speaks its protocol."""
 
 import gzip
-import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
+from fake_hub import MAIN, NAME, OLD, RefusalError, Repository, cut, offline
 
-NAME = "owner/tiny"
-MAIN, OLD = "a" * 40, "b" * 40
 CONFIGS = {"config.json", "tokenizer_config.json", "ropecli.yaml"}
 YARN = ["--method", "yarn", "--factor", 4, "--no-verify"]
-
-
-class Repository(NamedTuple):
-    revisions: dict[str, str]
-    files: dict[str, dict[str, bytes]]  # by commit, then by name
-
-
-class RefusalError(Exception):
-    def __init__(self, status: int, code: str | None = None) -> None:
-        super().__init__(status, code)
-        self.status, self.code = status, code
-
-
-class FakeHub(ThreadingHTTPServer):
-    """Serves `repositories`; `requests` holds what was asked, `refusal` what everything is answered with."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.repositories: dict[str, Repository] = {}
-        self.requests: list[tuple[str, str]] = []
-        self.refusal: RefusalError | None = None
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def asked_for(self, method: str) -> set[str]:
-        """The files that were asked for by GET or HEAD."""
-        return {path.rsplit("/", 1)[1] for verb, path in self.requests if verb == method and "/resolve/" in path}
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: FakeHub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0].strip("/")
-        self.server.requests.append((self.command, path))
-        try:
-            if path.startswith(("api/models/", "api/datasets/")):
-                body, headers = self.api(*path.split("/", 6)[2:])
-            elif "/resolve/" not in path:
-                raise RefusalError(404)
-            else:
-                body, headers = self.file(*path.removeprefix("datasets/").split("/", 4))
-            self.answer(200, body, headers)
-        except RefusalError as refusal:
-            self.answer(refusal.status, b"", {"X-Error-Code": refusal.code} if refusal.code else {})
-
-    def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def found(self, name: str, revision: str) -> tuple[str, dict[str, bytes]]:
-        if self.server.refusal:
-            raise self.server.refusal
-        if name not in self.server.repositories:
-            raise RefusalError(404, "RepoNotFound")
-        repository = self.server.repositories[name]
-        commit = repository.revisions.get(revision, revision)
-        if commit not in repository.files:
-            raise RefusalError(404, "RevisionNotFound")
-        return commit, repository.files[commit]
-
-    def api(self, owner: str, name: str, kind: str = "revision", revision: str = "main", *_) -> tuple[bytes, dict]:
-        commit, files = self.found(f"{owner}/{name}", revision)
-        listing = [
-            {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-            for path, data in files.items()
-        ]
-        answer = listing if kind == "tree" else {"id": f"{owner}/{name}", "sha": commit, "siblings": []}
-        return json.dumps(answer).encode(), {"Content-Type": "application/json"}
-
-    def file(self, owner: str, name: str, resolve: str, revision: str, path: str) -> tuple[bytes, dict]:
-        commit, files = self.found(f"{owner}/{name}", revision)
-        if path not in files:
-            raise RefusalError(404, "EntryNotFound")
-        return files[path], {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(files[path]).hexdigest()}"'}
-
-
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.fixture
-def cache(tmp_path) -> Path:
-    return tmp_path / "home" / "hub"
-
-
-@pytest.fixture
-def hub(llama, cache, monkeypatch):
-    """A Hub with the tiny Llama; its revision v1 has a window of 32 tokens."""
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    server = FakeHub()
-    files = {**bytes_of(llama), "modeling_own.py": b"x", "consolidated.safetensors": b"x", "pytorch_model.bin": b"x"}
-    older = json.dumps({**json.loads(files["config.json"]), "max_position_embeddings": 32}).encode()
-    server.repositories[NAME] = Repository(
-        {"main": MAIN, "v1": OLD}, {MAIN: files, OLD: {**files, "config.json": older}}
-    )
-    for key, value in {
-        "ENDPOINT": server.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_CACHE": str(cache),
-    }.items():
-        monkeypatch.setattr(constants, key, value)
-    offline(monkeypatch, False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    huggingface_hub.close_session()  # the next one sees these settings
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    cut(server)
-    thread.join()
-
-
-def cut(server: FakeHub) -> None:
-    import huggingface_hub
-
-    server.shutdown()
-    server.server_close()
-    huggingface_hub.close_session()  # a connection that is open would still be served
-
-
-def offline(monkeypatch, value: bool = True) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", value)
 
 
 # What is fetched.

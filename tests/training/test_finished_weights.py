@@ -21,6 +21,7 @@ def source(build, tmp_path_factory):
 
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
     (folder / "LICENSE").write_text("do as you like")
+    (folder / "README.md").write_text("a notice")
     (folder / "notes.bin").write_bytes(b"not part of a checkpoint")
     output = tmp_path_factory.mktemp("patched") / "tied"
     patch_to(make_plan(open_checkpoint(folder), make_spec("yarn", 2.0)), output)
@@ -76,6 +77,16 @@ def test_its_record_names_the_scaling_and_the_training(source, run):
     assert {key: record[key] for key in patched} == patched
     assert record["finetuned"]["recipe"]["steps"] == 6
     assert record["finetuned"]["source"]["checkpoint"] == str(source)
+
+
+def test_its_readme_says_what_was_trained(run, ropecli, tmp_path):
+    text = (run / "README.md").read_text()
+    assert text.endswith("-->\na notice")
+    assert text.count("<!-- ropecli:begin -->") == 1
+    assert "`ropecli finetune` trained it for 6 steps of" in text
+    assert "The weights are unchanged" not in text
+    assert ropecli("patch", run, "--revert", "-o", tmp_path / "reverted").code == 0
+    assert (tmp_path / "reverted" / "README.md").read_text() == "a notice"
 
 
 def test_a_checkpoint_with_several_weight_files_becomes_one(source, tune, tmp_path):

@@ -1,0 +1,233 @@
+"""Describes in Markdown what ropecli did to a checkpoint, and keeps that as a marked section of its README.md.
+
+The section is placed between the YAML metadata and the text of the README.md that a patch copies. Both stay unchanged
+byte for byte, so a revert can take the section out again.
+"""
+
+import contextlib
+import re
+import shlex
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ropecli.checkpoint.files import read_text
+from ropecli.checkpoint.opening import CONFIG, HUB_ID, Checkpoint
+from ropecli.checkpoint.provenance import Provenance, read_record, tuned_weights
+from ropecli.checkpoint.state import CheckpointState, far_layers, read_state
+from ropecli.config.settings import read_settings
+from ropecli.scaling.registry import find_method
+from ropecli.scaling.spec import ScaledRope, label_of
+from ropecli.yaml12 import read_yaml
+
+README = "README.md"
+_LARGEST_RUN = 2**20
+"""Bytes of run.yaml."""
+_BEGIN, _END = "<!-- ropecli:begin -->", "<!-- ropecli:end -->"
+_SECTION = re.compile(rf"\n?{_BEGIN}.*?{_END}\n?".encode(), re.DOTALL)
+_METADATA = re.compile(
+    rb"\A(?:\xef\xbb\xbf)?\s*---[ \t]*(?:\r\n|\r|\n)(.*?)(?:\r\n|\r|\n)---[ \t]*(?:\r\n|\n|\Z)", re.DOTALL
+)
+
+
+def with_section(readme: bytes, section: str) -> bytes:
+    """Put the section, Markdown, between the metadata and the text of a README.md. Replaces an earlier section."""
+    readme = without_section(readme)
+    start = _text_start(readme)
+    section = section.strip().replace("<!--", "<! --")  # a name in it could end it
+    block = f"\n{_BEGIN}\n\n{section}\n\n{_END}\n"
+    return readme[:start] + block.encode() + readme[start:]
+
+
+def without_section(readme: bytes) -> bytes:
+    """The README.md before `with_section`."""
+    return _SECTION.sub(b"", readme)
+
+
+def split_metadata(readme: bytes) -> tuple[str, bytes]:
+    """The YAML of the metadata block, empty if there is none, and the text after the block. Raises ValueError."""
+    found = _METADATA.match(readme)
+    return (found[1].decode() if found else ""), readme[_text_start(readme) :]
+
+
+def _text_start(readme: bytes) -> int:
+    found = _METADATA.match(readme)
+    return found.end() if found else 0
+
+
+def add_section(readme: Path, checkpoint: Checkpoint) -> None:
+    """Put the section into a README.md that belongs to `checkpoint`, as patched or trained. Raises OSError.
+
+    The file must be a copy: a hard link would change the source's.
+    """
+    state = read_state(checkpoint)
+    section = [
+        f"## Context length: {state.context_length:,} tokens",
+        *describe_changes(state),
+        rope_table(state),
+        *([NEEDS_ROPECLI] if state.main.remapping else []),
+        "The text below describes the checkpoint before these changes.",
+    ]
+    readme.write_bytes(with_section(readme.read_bytes(), "\n\n".join(section)))
+
+
+NEEDS_ROPECLI = (
+    "Run `import ropecli.attention` before transformers loads this checkpoint: config.json names an attention function "
+    "that this import registers."
+)
+
+
+def describe_changes(state: CheckpointState) -> list[str]:
+    """Paragraphs on what was done, in order, from ropecli.yaml. Skips entries that are incomplete."""
+    record, note = read_record(state.checkpoint.folder), state.note
+    steps = []
+    for key, describe in _STEPS.items():
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            steps += [describe(record[key], record)] if key in record else []
+    if not trained(record):
+        steps.append("The weights are unchanged.")
+    if note and not ("tuned" in record or _in_recipe(record)):
+        steps.append(f"```\n{_patch_command(note, record)}\n```")
+    return steps
+
+
+def trained(record: dict[str, Any]) -> bool:
+    """Return whether the weights differ from those of the base model. record: of ropecli.yaml."""
+    return tuned_weights(record) or "finetuned" in record or "merged" in record
+
+
+def _scaling(scaling: dict[str, Any], record: dict[str, Any]) -> str:
+    label = label_of(scaling["method"], float(scaling["factor"]), scaling["params"])
+    lengths = record["original_max_position_embeddings"], record["target_length"]
+    return (
+        f"ropecli {text(record['ropecli'])} patched {_source(record['source'])} with {text(label)} "
+        f"({text(find_method(scaling['method']).source)}): the context length is {lengths[1]:,} tokens, the "
+        f"pretraining length {lengths[0]:,}."
+    )
+
+
+def _tuned(tuned: dict[str, Any], record: dict[str, Any]) -> str:
+    trains = f" and trained {tuned['learned']:,} parameters in {tuned['steps']} steps" if tuned_weights(record) else ""
+    return (
+        f"`ropecli tune --level {tuned['level']}` chose these constants from {tuned['points']:,} measurements{trains}, "
+        f"on {code(public_name(tuned['data']))}."
+    )
+
+
+def _finetuned(run: dict[str, Any], record: dict[str, Any]) -> str:
+    recipe = run["recipe"]
+    data = ", ".join(code(public_name(source["data"])) for source in recipe.get("mixture") or [recipe])
+    size = recipe["batch_size"] * recipe["gradient_accumulation"] * run.get("processes", 1)
+    adapter = "" if recipe["adapter"] == "none" else f", adapter {code(recipe['adapter'])}"
+    return (
+        f"`ropecli finetune` trained it for {recipe['steps']:,} steps of {size:,} sequences of {run['length']:,} "
+        f"tokens from {data}: learning rate {recipe['learning_rate']:g}{adapter}."
+    )
+
+
+def _in_recipe(record: dict[str, Any]) -> bool:
+    """Return whether the patch was part of a training recipe."""
+    recipe = (record.get("finetuned") or {}).get("recipe")
+    return isinstance(recipe, dict) and bool(recipe.get("patch"))
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Read run.yaml, which `finetune` writes: the source and the whole recipe. Empty if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        run = read_yaml(read_text(folder / "run.yaml", _LARGEST_RUN))
+        return run if isinstance(run, dict) else {}
+    return {}
+
+
+def _merged(merged: dict[str, Any], record: dict[str, Any]) -> str:
+    return f"`ropecli merge` merged an adapter into {_source(merged['base'])}."
+
+
+_STEPS = {"scaling": _scaling, "tuned": _tuned, "finetuned": _finetuned, "merged": _merged}
+"""Sentence on each entry of ropecli.yaml, from the entry and the whole record."""
+
+
+def _source(origin: dict[str, Any]) -> str:
+    """A checkpoint: a link to the commit on the Hub, or the name of its folder."""
+    name, commit = str(origin["checkpoint"]), origin.get("commit")
+    if commit is None or not HUB_ID.fullmatch(name):
+        stage = Path(name).parent.name == "stages"
+        return f"the result of stage {text(Path(name).name)}" if stage else code(public_name(name))
+    return hub_link(name, commit)
+
+
+def hub_link(name: str, revision: str | None) -> str:
+    """A link to a model on the Hub."""
+    return f"[{text(name)}](https://huggingface.co/{name}{f'/tree/{revision}' if revision else ''})"
+
+
+def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
+    """The `ropecli patch` command that writes the same config.json."""
+    source = record.get("source") or {}
+    words = ["ropecli", "patch", public_name(source.get("checkpoint", "CHECKPOINT"))]
+    words += ["--revision", str(source["commit"])] if source.get("commit") else []
+    words += ["--method", note.method, "--factor", f"{note.factor:.17g}"]
+    if round(note.original_length * note.factor) != note.target_length:
+        words += ["--target-length", str(note.target_length)]
+    before = read_settings(note.original)
+    if before.ropes[0].geometry.original_max_position_embeddings != note.original_length:
+        words += ["--original-length", str(note.original_length)]
+    if note.layer_types and note.layer_types != far_layers(before):
+        words += ["--layer-types", ",".join(map(str, note.layer_types))]
+    lists = [key for key, value in note.params.items() if isinstance(value, list)]
+    words += ["--factors-file", CONFIG] if lists else []
+    for key, value in note.params.items():
+        words += [] if key in lists else ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+    return _one_line(shlex.join([*words, "--output", "DIR"]))
+
+
+def rope_table(state: CheckpointState) -> str:
+    """The rotary embeddings in effect, one column per layer type."""
+    ropes = state.ropes
+    heads = [text(label or "") for label in ropes]
+    rows = [["context length", f"{state.context_length:,} tokens", *[""] * (len(ropes) - 1)]]
+    rows += [[name, *(show(rope) for rope in ropes.values())] for name, show in _ROPE_ROWS.items()]
+    return table(["", *heads], rows)
+
+
+def _wavelengths(rope: ScaledRope) -> str:
+    finite = rope.wavelength[rope.inv_freq > 0]
+    return f"{finite.min():,.4g} to {finite.max():,.6g} tokens" if finite.size else "no pair rotates"
+
+
+_ROPE_ROWS = {
+    "pretraining length": lambda rope: f"{rope.geometry.original_max_position_embeddings:,} tokens",
+    "method": lambda rope: text(label_of(rope.spec.method.name, rope.spec.factor, rope.spec.params)),
+    "rope_theta": lambda rope: f"{rope.rope_theta:,.10g}",
+    "attention factor": lambda rope: f"{rope.attention_factor:.6g}",
+    "rotated dimensions": lambda rope: f"{rope.geometry.rotary_dim} of {rope.geometry.head_dim}",
+    "wavelengths": _wavelengths,
+}
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are aligned right."""
+    rule = ["---", *["---:"] * (len(heads) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+
+
+def text(value: object) -> str:
+    """Escape a value for Markdown text and table cells."""
+    return re.sub(r"([\\`*|<\[\]])", r"\\\1", _one_line(str(value)))
+
+
+def code(value: object) -> str:
+    """A value as a code span, also in table cells."""
+    return f"`{_one_line(str(value)).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+
+
+def _one_line(value: str) -> str:
+    """Replace control characters."""
+    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(one)[0] == "C" else one for one in value)
+
+
+def public_name(value: object) -> str:
+    """A Hub id or relative path unchanged; only the last part of an absolute path, which may name a user."""
+    name = str(value)
+    return Path(name).name if Path(name).is_absolute() or name.startswith("~") else name

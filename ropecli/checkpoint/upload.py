@@ -1,0 +1,255 @@
+"""Uploads the files of a checkpoint to the Hub, and explains failures.
+
+Weights are uploaded one by one and committed together at the end, so a repository never has half a checkpoint. After an
+interruption, the Hub recognizes what it has and only the rest is sent. Weights that the base model's repository has
+are copied there, by the Hub.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ropecli.checkpoint.files import CONFIG, FACTORS, PROVENANCE, TUNING, WEIGHTS, is_own_file
+from ropecli.checkpoint.opening import HUB_ID, Checkpoint, open_checkpoint
+from ropecli.checkpoint.provenance import read_record
+from ropecli.errors import OutputError, RopecliError, reason_of, shown
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+_AGAIN = "Run the same command again: it sends only what the Hub does not have."
+_LONGEST_CHAIN = 8
+_PATIENCE = 10.0
+"""Seconds for the Hub's first answer."""
+
+
+class Source(NamedTuple):
+    """A repository on the Hub. revision: a commit, None for the default branch."""
+
+    repo: str
+    revision: str | None
+
+
+class PushedFile(NamedTuple):
+    """size: bytes. status: uploaded, copied (by the Hub, from the base model), or unchanged (the Hub had it)."""
+
+    name: str
+    size: int
+    status: str
+
+
+@dataclass(frozen=True)
+class Upload:
+    """commit: None if the Hub had all files. private: whether the repository is private."""
+
+    commit: str | None
+    private: bool
+    files: tuple[PushedFile, ...]
+
+
+def files_to_push(checkpoint: Checkpoint) -> dict[str, Path]:
+    """The files of a checkpoint that belong on the Hub: its own, ropecli.yaml and tune.json. No logs, no states."""
+    own = [checkpoint.folder / name for name in (CONFIG, PROVENANCE, TUNING, FACTORS)]
+    found = [*(path for path in own if is_own_file(path)), *checkpoint.files()]
+    return {path.name: path for path in found if not path.name.startswith(".")}
+
+
+def hub_origin(record: dict[str, Any]) -> Source | None:
+    """The repository that a checkpoint was made from, also by way of local folders that still exist.
+
+    record: of ropecli.yaml. None if it is unknown.
+    """
+    for _ in range(_LONGEST_CHAIN):
+        run, merged = record.get("finetuned") or {}, record.get("merged") or {}
+        origin = record.get("source") or run.get("source") or merged.get("base") or {}
+        name, commit = str(origin.get("checkpoint")), origin.get("commit")
+        if commit and HUB_ID.fullmatch(name):
+            return Source(name, str(commit))
+        try:
+            source = open_checkpoint(name) if Path(name).expanduser().is_dir() else None
+        except RopecliError:
+            return None
+        if source is None or source.digest() != origin.get("digest"):
+            return None
+        record = read_record(source.folder)
+    return None
+
+
+def refuse_repo(repo: str) -> None:
+    """Raise OutputError unless `repo` is owner/name."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+        if not HUB_ID.fullmatch(repo):
+            raise HFValidationError
+    except HFValidationError as error:
+        raise OutputError(f"--repo is {shown(repo)}; expected owner/name, such as my-name/my-model-128k.") from error
+
+
+def upload(
+    files: Mapping[str, Path | bytes],
+    repo: str,
+    *,
+    public: bool,
+    message: str,
+    base: Source | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Upload:
+    """Upload files, by their names in the repository, in one commit. Creates the repository if there is none.
+
+    base: where to copy equal weights from. say: called for each weight file that is uploaded. Raises OutputError.
+    """
+    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.utils import logging
+
+    token = get_token()
+    if constants.HF_HUB_OFFLINE:
+        raise OutputError("HF_HUB_OFFLINE is set, so nothing can be uploaded. Unset it, or use --dry-run.")
+    if not token:
+        raise OutputError("Uploading needs a token with write access. Log in with `hf auth login`, or set HF_TOKEN.")
+    logging.set_verbosity_error()  # no line for each retry
+    api = HfApi()
+    try:
+        private = _prepare_repo(api, repo, public)
+        _validate_card(bytes(files["README.md"]).decode())  # before hours of uploading
+        return _upload(api, files, repo, private, message, base, say)
+    except RopecliError:
+        raise
+    except Exception as error:  # errors of the Hub, the network, certificates, storage
+        # without the client's error, which may contain what was sent
+        raise OutputError(_explain(repo, error).replace(token, "<token>")) from None
+
+
+def _validate_card(content: str) -> None:
+    """Let the Hub check the metadata. Raises OutputError."""
+    # not by ModelCard.validate, which ignores HF_ENDPOINT in huggingface_hub 1.33
+    from huggingface_hub import constants
+    from huggingface_hub.errors import BadRequestError
+    from huggingface_hub.utils import get_session, hf_raise_for_status
+
+    url = f"{constants.ENDPOINT}/api/validate-yaml"
+    try:
+        hf_raise_for_status(get_session().post(url, json={"repoType": "model", "content": content}))
+    except BadRequestError as error:
+        why = error.server_message or reason_of(error)
+        raise OutputError(f"The Hub refused the metadata of README.md: {why}. Correct them in the folder.") from None
+
+
+def _prepare_repo(api: "HfApi", repo: str, public: bool) -> bool:
+    """Create the repository if there is none. Returns whether it is private. Raises OutputError for a public one."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        private = bool(api.model_info(repo, timeout=_PATIENCE).private)
+    except RepositoryNotFoundError:
+        api.create_repo(repo, private=not public, exist_ok=True)
+        return not public
+    if not (private or public):
+        raise OutputError(f"{repo} is public. Add --public to publish there, or choose another --repo.")
+    return private
+
+
+def _upload(
+    api: "HfApi",
+    files: Mapping[str, Path | bytes],
+    repo: str,
+    private: bool,
+    message: str,
+    base: Source | None,
+    say: Callable[[str], None],
+) -> Upload:
+    from huggingface_hub import CommitOperationAdd, CommitOperationCopy
+    from huggingface_hub.errors import FileDuplicationError
+
+    there = {one.path: one for one in api.list_repo_tree(repo)}
+    _refuse_other_weights(repo, there, files)
+    additions = {name: CommitOperationAdd(name, content) for name, content in files.items()}
+    added = {name: one for name, one in additions.items() if not _is_same(one, there.get(name))}
+    copied = _find_copies(api, base, added) if base else []
+    copies = [CommitOperationCopy(name, name, base.revision, base.repo, "model") for name in copied if base]
+    try:
+        commit = _commit(api, repo, [*copies, *_without(added, copied)], message, say)
+    except FileDuplicationError:  # the repositories are in different regions
+        copied, commit = [], _commit(api, repo, list(added.values()), message, say)
+    status = {
+        **dict.fromkeys(files, "unchanged"),
+        **dict.fromkeys(added, "uploaded"),
+        **dict.fromkeys(copied, "copied"),
+    }
+    pushed = [PushedFile(name, one.upload_info.size, status[name]) for name, one in additions.items()]
+    return Upload(commit, private, tuple(pushed))
+
+
+def _without(added: "Mapping[str, CommitOperationAdd]", copied: list[str]) -> "list[CommitOperationAdd]":
+    return [one for name, one in added.items() if name not in copied]
+
+
+def _commit(api: "HfApi", repo: str, operations: list[Any], message: str, say: Callable[[str], None]) -> str | None:
+    """Upload the weights one by one, so that an interruption loses one file at most, and commit all operations."""
+    from huggingface_hub import CommitOperationAdd
+
+    for one in operations:
+        if isinstance(one, CommitOperationAdd) and fnmatch(one.path_in_repo, WEIGHTS):
+            say(f"Uploading {one.path_in_repo} ({one.upload_info.size / 2**20:,.1f} MiB)")
+            api.preupload_lfs_files(repo, [one], free_memory=False)
+    return api.create_commit(repo, operations, commit_message=message).oid if operations else None
+
+
+def _refuse_other_weights(repo: str, there: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    """Refuse a repository with weights, or their index, that the checkpoint lacks: engines could load both."""
+    if others := sorted(name for name in there if fnmatch(name, f"{WEIGHTS}*") and name not in files):
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise OutputError(
+            f"{repo} has {others[0]}{more}, which this checkpoint does not have; engines could load both. Delete it: "
+            f"hf repos delete-files {repo} {' '.join(others[:4])}. Or choose another --repo."
+        )
+
+
+def _find_copies(api: "HfApi", base: Source, added: "Mapping[str, CommitOperationAdd]") -> list[str]:
+    """The weights that the base repository has, with the same content, in a storage that can copy them."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    weights = [name for name in added if fnmatch(name, WEIGHTS)]
+    try:
+        found = api.get_paths_info(base.repo, weights, revision=base.revision) if weights else []
+    except HfHubHTTPError:  # gone, or not accessible with this token
+        return []
+    return [one.path for one in found if getattr(one, "xet_hash", None) and _is_same(added[one.path], one)]
+
+
+def _is_same(addition: "CommitOperationAdd", there: Any) -> bool:
+    """Return whether a file on the Hub has the same content. Reads the local file only if the sizes are equal."""
+    if there is None or getattr(there, "size", None) != addition.upload_info.size:
+        return False
+    if there.lfs is not None:
+        return there.lfs.sha256 == addition.upload_info.sha256.hex()
+    with addition.as_file() as file:
+        content = file.read()
+    return there.blob_id == hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()  # git's name for it
+
+
+def _explain(repo: str, error: Exception) -> str:
+    """What happened, and the next step."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # the client names only the file
+    if isinstance(error, errors.HfHubHTTPError):
+        status = error.response.status_code
+        why = (error.server_message or reason_of(error)).strip().split("\n")[0]
+        if status in (401, 403, 404):
+            return (
+                f"The Hub refused to write to {repo} (status {status}): {why} Check --repo, and log in with "
+                f"`hf auth login` and a token with write access ({constants.ENDPOINT}/settings/tokens)."
+            )
+        return f"The Hub answered with status {status}: {why} {_AGAIN}"
+    if isinstance(error, errors.HTTPError):  # errors of the HTTP client: connection, DNS, certificates
+        return f"{constants.ENDPOINT} cannot be reached: {reason_of(error)}. Check network and proxies. {_AGAIN}"
+    if isinstance(error, ValueError):
+        return f"The Hub refused the files: {' '.join(str(error).split())}"
+    return f"The upload to {repo} failed: {reason_of(error)}. {_AGAIN}"

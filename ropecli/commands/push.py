@@ -1,0 +1,180 @@
+"""`ropecli push`: uploads a checkpoint to the Hub with a model card."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_doc import Doc
+
+from ropecli.commands.messages import say, warn
+from ropecli.commands.options import OUTPUT, Flag, as_path, listed
+from ropecli.errors import CheckpointError, OutputError
+
+if TYPE_CHECKING:
+    from ropecli.checkpoint.opening import Checkpoint
+    from ropecli.checkpoint.state import CheckpointState
+    from ropecli.checkpoint.upload import PushedFile, Source, Upload
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """files: with the card as README.md. upload: None for a dry run, which wrote the card to `card`."""
+
+    folder: Path
+    repo: str
+    url: str
+    files: "tuple[PushedFile, ...]"
+    upload: "Upload | None" = None
+    card: Path | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "repo": self.repo,
+            "url": self.url,
+            "commit": self.upload.commit if self.upload else None,
+            "private": self.upload.private if self.upload else None,
+            "card": str(self.card) if self.card else None,
+            "files": [file._asdict() for file in self.files],
+        }
+
+
+def push(
+    folder: Annotated[
+        str | Path, Flag("folder", metavar="DIR"), Doc("Folder written by patch, tune, finetune or merge.")
+    ],
+    *,
+    repo: Annotated[str, Flag("--repo", metavar="OWNER/NAME"), Doc("Repository on the Hub. Created if it is missing.")],
+    report: Annotated[
+        Sequence[Path] | None,
+        Flag("--report", metavar="FILE"),
+        Doc("Report of this checkpoint to show in the model card; repeatable."),
+    ] = None,
+    base_model: Annotated[
+        str | None,
+        Flag("--base-model", metavar="OWNER/NAME"),
+        Doc("Base model on the Hub. Default: from ropecli.yaml."),
+    ] = None,
+    public: Annotated[bool, Doc("Publish the repository. Default: private.")] = False,
+    dry_run: Annotated[
+        bool, Doc("Write the model card to DIR.README.md, list the files, and upload nothing."), OUTPUT
+    ] = False,
+) -> PushResult:
+    """Upload a checkpoint to the Hub with a model card: what was done, measurements, how to load and serve it.
+
+    Uses the token of `hf auth login` or HF_TOKEN. Run it again to continue after an interruption.
+    """
+    from huggingface_hub import constants
+
+    from ropecli.checkpoint.upload import Source, files_to_push, refuse_repo, upload
+    from ropecli.reporting.model_card import make_card, read_measurements
+
+    refuse_repo(repo)
+    state = _open(as_path(folder), repo)
+    checkpoint = state.checkpoint
+    reports = [as_path(one) for one in listed(report or ())]
+    base = Source(base_model, None) if base_model else _origin(checkpoint)
+    _check_base(base, repo)
+    card = make_card(state, repo, read_measurements(reports, checkpoint), base)
+    _warn_of_gaps(checkpoint, base, card.license)
+    files: dict[str, Path | bytes] = {**files_to_push(checkpoint), "README.md": card.content.encode()}
+    url = f"{constants.ENDPOINT}/{repo}"
+    if dry_run:
+        return PushResult(checkpoint.folder, repo, url, _listed(files), card=_write_beside(checkpoint, card.content))
+    with _resumable():
+        done = upload(files, repo, public=public, message=_message(state), base=base, say=say)
+    if public and done.private:
+        warn(f"{repo} existed and is still private. Publish it in its settings: {url}/settings.")
+    return PushResult(checkpoint.folder, repo, url, done.files, done)
+
+
+def _open(folder: Path, repo: str) -> "CheckpointState":
+    """Open a finished folder that ropecli wrote. Raises CheckpointError."""
+    from ropecli.checkpoint.opening import CONFIG, open_checkpoint
+    from ropecli.checkpoint.state import read_state
+
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder. push uploads a folder written by patch, tune or finetune.")
+    if (folder / "run.yaml").is_file() and not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder} has an unfinished training run. Finish it with ropecli finetune --resume.")
+    checkpoint = open_checkpoint(folder, weights=True)
+    checkpoint.weight_files()
+    if not _record(checkpoint):
+        raise CheckpointError(
+            f"{folder} has no ropecli.yaml: ropecli did not change this checkpoint. Upload it with: hf upload {repo} "
+            f"{folder}."
+        )
+    state = read_state(checkpoint)
+    if state.edited:
+        raise CheckpointError(
+            f"config.json in {folder} was edited after ropecli.yaml was written ({', '.join(state.edited.edited)}), so "
+            "the model card would be wrong. Undo the edit, or patch again."
+        )
+    return state
+
+
+def _record(checkpoint: "Checkpoint") -> dict[str, Any]:
+    from ropecli.checkpoint.provenance import read_record
+
+    return read_record(checkpoint.folder)
+
+
+def _origin(checkpoint: "Checkpoint") -> "Source | None":
+    from ropecli.checkpoint.card import read_run
+    from ropecli.checkpoint.upload import hub_origin
+
+    return hub_origin(read_run(checkpoint.folder)) or hub_origin(_record(checkpoint))
+
+
+def _check_base(base: "Source | None", repo: str) -> None:
+    from ropecli.checkpoint.opening import HUB_ID
+
+    if base and not HUB_ID.fullmatch(base.repo):
+        raise OutputError(f"--base-model is {base.repo!r}; expected a Hub id, owner/name.")
+    if base and base.repo == repo:
+        raise OutputError(f"--repo is {repo}, which is the base model. Choose another repository.")
+
+
+def _warn_of_gaps(checkpoint: "Checkpoint", base: "Source | None", license_name: str | None) -> None:
+    if base is None:
+        warn("The base model's Hub id is unknown. Name it with --base-model owner/name.")
+    if not license_name:
+        warn(f"The license is unknown. Add it to the metadata of {checkpoint.folder / 'README.md'}.")
+
+
+def _message(state: "CheckpointState") -> str:
+    from ropecli.scaling.spec import label_of
+
+    spec = state.main.spec
+    return f"{label_of(spec.method.name, spec.factor, {})}, {state.context_length} tokens, written by ropecli"
+
+
+def _listed(files: "dict[str, Path | bytes]") -> "tuple[PushedFile, ...]":
+    from ropecli.checkpoint.upload import PushedFile
+
+    sizes = {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in files.items()}
+    return tuple(PushedFile(name, size, "listed") for name, size in sizes.items())
+
+
+def _write_beside(checkpoint: "Checkpoint", content: str) -> Path:
+    from ropecli.atomic import new_file
+
+    folder = checkpoint.folder.resolve()  # so that `.` has a name
+    path = folder.with_name(f"{folder.name}.README.md")
+    with new_file(path) as partial:
+        partial.write_text(content, encoding="utf-8", newline="")
+    return path
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the upload as Ctrl-C does, and say how to continue."""
+    from ropecli.signals import terminated_by_signals
+
+    try:
+        with terminated_by_signals():
+            yield
+    except (KeyboardInterrupt, SystemExit):
+        warn("Stopped before the commit. Run the same command again: it sends only what the Hub does not have.")
+        raise

@@ -1,0 +1,233 @@
+"""`ropecli push`: a folder and its model card on the Hub, against a small server that speaks the Hub's protocol."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from fake_hub import MAIN, NAME, cut, offline
+from huggingface_hub import ModelCard
+
+YARN = ["--method", "yarn", "--factor", 4, "--no-verify"]
+NEW = "me/tiny-256"
+TOKEN = "hf_mysecrettoken"
+README = b"---\nlicense: apache-2.0\nlanguage: [en, no]\nbase_model: owner/older\n---\n# Tiny\n\nA notice.\n"
+
+
+@pytest.fixture
+def writable(hub, monkeypatch):
+    """A Hub on which TOKEN may write; owner/tiny has a README.md."""
+    hub.repositories[NAME].files[MAIN]["README.md"] = README
+    hub.writers = {TOKEN}
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub
+
+
+@pytest.fixture
+def patched(llama, ropecli, tmp_path) -> Path:
+    """A checkpoint patched from a local folder."""
+    assert ropecli("patch", llama, *YARN, "-o", tmp_path / "local").code == 0
+    return tmp_path / "local"
+
+
+@pytest.fixture
+def sharded(llama, ropecli, tmp_path) -> Path:
+    """The same with three weight files or more."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(llama).save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path / "shards")
+    assert ropecli("patch", tmp_path / "shards", *YARN, "-o", tmp_path / "sharded").code == 0
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
+    return tmp_path / "sharded"
+
+
+def card_of(hub, name: str) -> ModelCard:
+    return ModelCard(hub.newest(name)["README.md"].decode())
+
+
+def test_a_patch_of_a_hub_model_is_pushed_without_sending_its_weights(writable, ropecli, tmp_path):
+    ropecli("patch", NAME, *YARN, "-o", tmp_path / "out")
+    outcome = ropecli("push", tmp_path / "out", "--repo", NEW, "--json")
+    assert outcome.code == 0, outcome.err
+    printed = json.loads(outcome.out)
+    assert {one["name"]: one["status"] for one in printed["files"]}["model.safetensors"] == "copied"
+    assert writable.uploads == []
+    assert printed["private"] is writable.repositories[NEW].private is True
+    pushed = writable.newest(NEW)
+    for path in (tmp_path / "out").iterdir():
+        assert path.name == "README.md" or pushed[path.name] == path.read_bytes()
+    assert set(pushed) - {path.name for path in (tmp_path / "out").iterdir()} == {".gitattributes"}
+    assert json.loads(ropecli("inspect", NEW, "--json").out)["target_length"] == 256
+
+
+def test_the_metadata_name_the_base_and_keep_its_licence(writable, ropecli, tmp_path):
+    ropecli("patch", NAME, *YARN, "-o", tmp_path / "out")
+    assert ropecli("push", tmp_path / "out", "--repo", NEW).err == ""
+    card = card_of(writable, NEW)
+    assert (card.data.base_model, card.data.license, card.data.library_name) == (NAME, "apache-2.0", "transformers")
+    assert card.data.language == ["en", "no"]  # YAML 1.1 reads Norwegian as false
+    assert "base_model_relation" not in card.data  # the weights are the same
+    assert card.text.count("A notice.") == 1
+    assert f"[{NAME}](https://huggingface.co/{NAME}/tree/{MAIN})" in card.text
+
+
+def test_where_the_hub_cannot_copy_weights_are_sent(writable, ropecli, tmp_path):
+    ropecli("patch", NAME, *YARN, "-o", tmp_path / "out")
+    writable.copies = False
+    outcome = ropecli("push", tmp_path / "out", "--repo", NEW)
+    assert outcome.code == 0, outcome.err
+    assert len(writable.uploads) == 1
+
+
+def test_a_second_push_sends_what_changed(writable, ropecli, patched):
+    assert ropecli("push", patched, "--repo", NEW).code == 0
+    assert len(writable.uploads) == 1
+    before = len(writable.repositories[NEW].files)
+    again = json.loads(ropecli("push", patched, "--repo", NEW, "--json").out)
+    assert (again["commit"], {one["status"] for one in again["files"]}) == (None, {"unchanged"})
+    (patched / "LICENSE").write_text("do as you like")
+    once_more = json.loads(ropecli("push", patched, "--repo", NEW, "--json").out)
+    assert [one["name"] for one in once_more["files"] if one["status"] == "uploaded"] == ["LICENSE"]
+    assert (len(writable.uploads), len(writable.repositories[NEW].files)) == (1, before + 1)
+
+
+def test_after_ctrl_c_only_the_rest_is_sent(writable, ropecli, sharded):
+    def press() -> None:
+        if len(writable.uploads) == 1:
+            writable.on_upload = lambda: None
+            os.kill(os.getpid(), signal.SIGINT)
+
+    writable.on_upload = press
+    outcome = ropecli("push", sharded, "--repo", NEW)
+    assert outcome.code == 130
+    assert "Run the same command again" in outcome.err
+    assert set(writable.newest(NEW)) == {".gitattributes"}  # no half checkpoint
+    done = ropecli("push", sharded, "--repo", NEW)
+    assert done.code == 0, done.err
+    shards = sorted(path.name for path in sharded.glob("*.safetensors"))
+    assert len(writable.uploads) == len(set(writable.uploads)) == len(shards)
+    assert all(writable.newest(NEW)[name] == (sharded / name).read_bytes() for name in shards)
+
+
+def test_a_dry_run_asks_nobody_and_leaves_out_what_is_no_checkpoint(writable, ropecli, patched, contents):
+    for name in ("checkpoints", "logs"):
+        (patched / name).mkdir()
+        (patched / name / "state.safetensors").write_bytes(b"x")
+    for name in ("metrics.jsonl", "run.log", ".hidden.json", "optimizer.bin"):
+        (patched / name).write_bytes(b"x")
+    before = contents(patched)
+    writable.requests.clear()
+    outcome = ropecli("push", patched, "--repo", NEW, "--dry-run", "--json")
+    printed = json.loads(outcome.out)
+    assert writable.requests == []
+    assert contents(patched) == before
+    assert Path(printed["card"]) == patched.with_name("local.README.md")
+    sizes = {path.name: path.stat().st_size for path in patched.iterdir() if path.name in PUSHED}
+    sizes["README.md"] = Path(printed["card"]).stat().st_size
+    assert {one["name"]: one["size"] for one in printed["files"]} == sizes
+    assert "The base model's Hub id is unknown" in outcome.err
+    assert "The license is unknown" in outcome.err
+    named = ropecli("push", patched, "--repo", NEW, "--dry-run", "--base-model", "owner/other")
+    assert ModelCard.load(printed["card"]).data.base_model == "owner/other"
+    assert "model.safetensors" in named.out
+
+
+PUSHED = ("config.json", "ropecli.yaml", "generation_config.json", "model.safetensors", "tokenizer.json")
+PUSHED += ("tokenizer_config.json",)
+
+
+def test_the_origin_is_found_by_way_of_local_folders(writable, ropecli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ropecli("patch", NAME, *YARN, "-o", "once")
+    ropecli("patch", "once", "--method", "linear", "--factor", 2, "--no-verify", "-o", "twice")
+    ropecli("push", "twice", "--repo", NEW, "--dry-run")
+    assert ModelCard.load(tmp_path / "twice.README.md").data.base_model == NAME
+    (tmp_path / "once" / "config.json").write_text("{}")  # another checkpoint now
+    ropecli("push", "twice", "--repo", NEW, "--dry-run")
+    assert ModelCard.load(tmp_path / "twice.README.md").data.base_model is None
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("stock", "has no ropecli.yaml: ropecli did not change this checkpoint. Upload it with: hf upload"),
+        ("unfinished", "has an unfinished training run. Finish it with ropecli finetune --resume."),
+        ("adapter", "is an adapter. Merge it with its base model: ropecli merge"),
+        ("edited", "was edited after ropecli.yaml was written (max_position_embeddings)"),
+        ("metadata", "The metadata of"),
+        ("missing", "is not a folder"),
+        ("name", "--repo is 'tiny'; expected owner/name"),
+        ("base", "--base-model is 'tiny'; expected a Hub id"),
+        ("itself", "which is the base model. Choose another repository."),
+        ("token", "Log in with `hf auth login`, or set HF_TOKEN."),
+        ("offline", "HF_HUB_OFFLINE is set, so nothing can be uploaded."),
+        ("network", "cannot be reached"),
+        ("public", f"{NEW} is public. Add --public to publish there"),
+        ("others", f"{NEW} has old.safetensors, which this checkpoint does not have"),
+    ],
+)
+def test_what_is_not_pushed(what, said, writable, ropecli, patched, llama, monkeypatch, tmp_path):
+    options = {"name": ["--repo", "tiny"], "base": ["--repo", NEW, "--base-model", "tiny"]}.get(what, ["--repo", NEW])
+    folder = {"stock": llama, "missing": tmp_path / "typo"}.get(what, patched)
+    config = json.loads((patched / "config.json").read_text())
+    if what == "unfinished":
+        (patched / "run.yaml").write_text("{}")
+        (patched / "config.json").unlink()
+    elif what == "adapter":
+        (patched / "model.safetensors").rename(patched / "adapter_model.safetensors")
+        (patched / "adapter_config.json").write_text("{}")
+    elif what == "edited":
+        (patched / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
+    elif what == "metadata":
+        (patched / "README.md").write_text("---\n- a list\n---\n")
+    elif what == "itself":
+        options += ["--base-model", NEW]
+    elif what == "token":
+        monkeypatch.delenv("HF_TOKEN")
+        monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    elif what == "offline":
+        offline(monkeypatch)
+    elif what == "network":
+        cut(writable)
+    elif what in ("public", "others"):
+        assert ropecli("push", patched, *options, *(["--public"] if what == "public" else [])).code == 0
+        writable.newest(NEW)["old.safetensors" if what == "others" else "x"] = b"x"
+    sent = len(writable.uploads)
+    outcome = ropecli("push", folder, *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err
+    assert len(writable.uploads) == sent
+
+
+def test_the_token_is_never_printed(writable, ropecli, patched):
+    """Not even if the server repeats it."""
+    writable.writers.clear()
+    outcome = ropecli("push", patched, "--repo", NEW)
+    assert outcome.code == 2
+    assert f"The Hub refused to write to {NEW} (status 403): <token> may not write to this repository." in outcome.err
+    assert "a token with write access" in outcome.err
+    assert TOKEN not in outcome.out + outcome.err
+
+
+def test_metadata_that_the_hub_refuses(writable, ropecli, patched):
+    (patched / "README.md").write_text("---\nlicense: [mit, 1.5]\n---\n")
+    outcome = ropecli("push", patched, "--repo", NEW)
+    assert outcome.code == 2
+    assert "The Hub refused the metadata of README.md: license must be a string." in outcome.err
+    assert writable.uploads == []
+
+
+def test_the_record_of_the_push_needs_no_checkout(writable, ropecli, patched):
+    """What is on the Hub is patched and reverted like any folder."""
+    ropecli("push", patched, "--repo", NEW, "--public")
+    assert not writable.repositories[NEW].private
+    outcome = ropecli("patch", NEW, "--revert", "--dry-run", "--json")
+    assert outcome.code == 0, outcome.err
+    assert yaml.safe_load(writable.newest(NEW)["ropecli.yaml"])["scaling"]["method"] == "yarn"

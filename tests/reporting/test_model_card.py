@@ -1,0 +1,203 @@
+"""The card of `ropecli push`: its numbers are those of the reports, its words those of ropecli.yaml."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.checkpoint.state import read_state
+from ropecli.checkpoint.upload import Source
+from ropecli.errors import CheckpointError, DataError
+from ropecli.reporting.model_card import make_card, read_measurements
+
+REPO = "me/model-256"
+BASE = Source("owner/base", "v1")
+
+
+@pytest.fixture
+def folder(patched, llama):
+    return patched(llama, "yarn")
+
+
+@pytest.fixture
+def of(folder):
+    """of(report, ...) -> the report as one of the folder."""
+    return lambda report, **others: replace(
+        report, digest=open_checkpoint(folder).digest(), checkpoint=str(folder), **others
+    )
+
+
+@pytest.fixture
+def card(folder):
+    """card(report file, ..., base=...) -> the card of the folder, as the Hub's client reads it."""
+
+    def make(*files, base=None):
+        checkpoint = open_checkpoint(folder)
+        made = make_card(read_state(checkpoint), REPO, read_measurements(files, checkpoint), base)
+        return ModelCard(made.content)
+
+    return make
+
+
+def rows_of(card, heading):
+    """The cells of the table below a heading."""
+    _, _, below = card.text.partition(f"### {heading}")
+    lines = below.partition("\n### ")[0].partition("\n## ")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
+    return cells[2:]
+
+
+def test_every_perplexity_is_the_reports(card, of, with_baseline, written):
+    report = of(with_baseline)
+    rows = rows_of(card(written(report)), "Perplexity by length, protocol prefix")
+    assert [[float(cell) for cell in row[:3]] for row in rows] == [
+        [row.length, row.ppl, base.ppl] for row, base in zip(report.rows, report.baseline.rows, strict=True)
+    ]
+    for row, given in zip(rows, report.rows, strict=True):
+        assert [float(end) for end in row[3].split(" to ")] == pytest.approx([given.ppl_low, given.ppl_high], abs=0.005)
+        assert [int(cell) for cell in row[4:]] == [given.tokens, given.documents]
+    text = card(written(report)).text
+    assert "- long-context gain: -7.2% (-11.4 to -3.7): 1024 tokens against the baseline's 256" in text
+    assert "Baseline: `base`, none." in text
+    assert all(f"{name} {version}" in text for name, version in report.environment.items())
+
+
+def test_every_share_of_found_keys_is_the_reports(card, of, retrieval, written):
+    hits = {(256, 0.0): 4, (256, 1.0): 3, (512, 0.0): 1, (512, 1.0): 0}
+    rows = rows_of(card(written(of(retrieval(hits)))), "Keys found: passkey, generated")
+    assert [(row[0], row[1], row[3]) for row in rows] == [("256", "88%", "8"), ("512", "12%", "8")]
+
+
+def test_rulers_scores_are_the_reports(card, of, retrieval, written):
+    from ropecli.evaluation.eval_report import RulerCell, RulerReport
+
+    base = {
+        key: value for key, value in vars(retrieval({(256, 0.0): 1})).items() if key not in ("task", "chance", "kind")
+    }
+    cells = [
+        RulerCell(task, length, (1.0, share)) for task in ("vt", "cwe") for length, share in ((256, 1.0), (512, 0.5))
+    ]
+    ruler = RulerReport(**{**base, "cells": cells, "threshold": 0.8, "relative": False, "effective_length": 256})
+    rows = rows_of(card(written(of(ruler))), "RULER in percent, answers generated")
+    assert rows[:3] == [["vt", "100", "75"], ["cwe", "100", "75"], ["mean", "100.0", "75.0"]]
+
+
+def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, report, written):
+    own = of(report(20.0, 19.0, 18.5, method="yarn", factor=4.0))
+    other = report(18.0, 25.0, 47.0, checkpoint="/home/someone/base")
+    made = card(written([own, other]))
+    rows = rows_of(made, "")
+    assert [row[-3:] for row in rows[:2]] == [["20.00", "19.00", "18.50"], ["18.00", "25.00", "47.00"]]
+    assert [row[0] for row in rows[:2]] == [REPO, "base"]
+    assert "/home" not in made.text
+
+
+def test_a_long_table_is_cut(card, of, report, written):
+    long = of(report(20.0, 19.0, 18.5))
+    rows = [replace(long.rows[0], length=256 + index) for index in range(30)]
+    made = card(written(replace(long, rows=rows)))
+    assert len(rows_of(made, "Perplexity")) == 20
+    assert "10 more rows are in the report." in made.text
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("another", "is a report of base, not of"),
+        ("in memory", "with yarn ×8 in memory, not of"),
+        ("tuning", "is of `ropecli tune`, whose scores chose the result"),
+    ],
+)
+def test_a_report_of_anything_else_is_refused(case, said, card, of, report, tuning, written):
+    given = {
+        "another": lambda: report(20.0, 19.0, 18.5, checkpoint="base"),
+        "in memory": lambda: of(report(20.0, 19.0, 18.5, method="yarn", factor=8.0), in_memory=True),
+        "tuning": lambda: tuning(settings={"targets": 1}),
+    }[case]()
+    with pytest.raises(DataError, match=re.escape(said)):
+        card(written(given))
+
+
+def test_the_metadata_of_the_copied_readme(card, folder):
+    """What is true of the base model alone is dropped; a list, a licence with its own name and the language stay."""
+    index = [{"name": "x", "results": [{"task": {"type": "y"}, "dataset": {"type": "z", "name": "z"}, "metrics": []}]}]
+    before = {
+        "language": "no",
+        "license": "other",
+        "license_name": "community",
+        "tags": ["chat", "rope"],
+        "base_model": "owner/older",
+        "base_model_relation": "quantized",
+        "model-index": index,
+        "new_version": "owner/newer",
+    }
+    (folder / "README.md").write_bytes(f"---\r\n{yaml.safe_dump(before)}---\r\n# Title\r\n".encode())
+    made = card(base=BASE)
+    assert made.data.to_dict() == {
+        "language": "no",
+        "license": "other",
+        "license_name": "community",
+        "tags": ["chat", "rope", "long-context", "yarn", "ropecli"],
+        "base_model": "owner/base",
+        "library_name": "transformers",
+    }
+    assert made.text.endswith("-->\n# Title\r\n")
+    assert "Base model: [owner/base](https://huggingface.co/owner/base/tree/v1)." in made.text
+    (folder / "README.md").write_text("---\n- no mapping\n---\n")
+    with pytest.raises(CheckpointError, match="expected a mapping"):
+        card()
+
+
+def test_trained_weights_are_a_finetune_and_the_recipe_is_given(card, folder, tmp_path):
+    from ropecli.training.recipe import make_recipe
+
+    recipe = make_recipe(None, {"data": "/home/someone/books", "steps": 7, "length": 256, "adapter": "lora"})
+    run = {"source": {}, "length": 256, "processes": 2, "recipe": recipe.model_dump(mode="json")}
+    record = yaml.safe_load((folder / "ropecli.yaml").read_text())
+    (folder / "ropecli.yaml").write_text(yaml.safe_dump({**record, "finetuned": run}))
+    made = card(base=BASE)
+    assert made.data["base_model_relation"] == "finetune"
+    assert "trained it for 7 steps of 8 sequences of 256 tokens from `books`: learning rate 2e-05" in made.text
+    assert "The weights are unchanged" not in made.text
+    [block] = re.findall(r"```yaml\n(.*?)\n```", made.text, re.DOTALL)
+    (tmp_path / "recipe.yaml").write_text(block)
+    assert make_recipe(tmp_path / "recipe.yaml", {"data": recipe.data}) == recipe
+    assert "/home" not in made.text
+
+
+def test_the_command_writes_the_same_config(card, folder, llama, ropecli, tmp_path):
+    [command] = re.findall(r"```\n(ropecli patch .*)\n```", card().text)
+    words = command.split()[1:-2]
+    words[1] = str(llama)
+    assert ropecli(*words, "--no-verify", "-o", tmp_path / "again").code == 0
+    assert (tmp_path / "again" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+
+
+def test_it_is_loaded_and_served_by_its_name_on_the_hub(card):
+    text = card().text
+    assert f'LlamaForCausalLM.from_pretrained("{REPO}"' in text
+    assert f"vllm serve {REPO} --hf-overrides" in text
+    assert f"python -m sglang.launch_server --model-path {REPO}" in text
+    assert "llama-server -m model.gguf" in text
+    assert "- Not measured: perplexity, key retrieval, RULER, and short-context benchmarks." in text
+
+
+def test_a_distance_method_needs_its_import_and_no_engine(patched, llama):
+    folder = patched(llama, "rerope", window=32)
+    text = make_card(read_state(open_checkpoint(folder)), REPO).content
+    assert text.index("import ropecli.attention\nfrom transformers import") > 0
+    assert "## Serve" not in text
+    assert "other engines would run standard attention" in text
+
+
+def test_names_cannot_end_the_section_or_a_table(card, of, report, written, folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["X\nimport os"]}))
+    made = card(written(of(report(20.0, 19.0, 18.5, source="a|b <!-- ropecli:end --> `c`\n# d"))))
+    assert made.content.count("<!-- ropecli:end -->") == 1
+    assert "\n# d" not in made.text
+    assert "import os" not in made.text
