@@ -34,6 +34,7 @@ def source():
         defaults = {
             "weight": 1.0,
             "text_column": "text",
+            "train_on": None,
             "split": None,
             "sequences": "long",
             "max_documents": None,
