@@ -103,8 +103,8 @@ class _Faults:
 
     def refuse(self) -> None:
         if self._count:
-            others = f" {self._count - 1:,} other rows cannot be used either." if self._count > 1 else ""
-            raise DataError(self._first[1] + others)
+            total = f" {self._count:,} rows have such faults." if self._count > 1 else ""
+            raise DataError(self._first[1] + total)
 
 
 def _refuse_tokenizer(tokenizer, train_on: str) -> None:

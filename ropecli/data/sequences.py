@@ -167,7 +167,7 @@ def describe_source(name: str, part: SourceSequences, kind: str, share: float | 
     if part.targets is not None:
         said.append(f"{_share(int(part.targets.sum()), len(layout) * part.length)} of the tokens are trained on")
     if part.dropped:
-        said.append(f"{part.dropped:,} sequences without such a token are skipped")
+        said.append(f"{part.dropped:,} sequences without a token to train on are skipped")
     if padding := len(layout) * part.length - int((layout.stop - layout.start).sum()):
         said.append(f"{_share(padding, len(layout) * part.length)} of the sequences is padding")
     return "; ".join(said) + "."

@@ -237,5 +237,5 @@ REFUSED = {
 @pytest.mark.parametrize(("template", "messages", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_masked_exactly_is_refused_with_the_reason(tokenizer_of, template, messages, reason):
     rows = [("row 1", Conversation(messages)), ("row 2", Conversation([]))]
-    with pytest.raises(DataError, match=rf"row 1: .*{reason}.* 1 other row"):
+    with pytest.raises(DataError, match=rf"row 1: .*{reason}.* 2 rows"):
         list(tokenize_conversations(rows, tokenizer_of(template, IM)))
