@@ -130,6 +130,7 @@ def _render(conversation: Conversation, tokenizer, train_on: str) -> tuple[str, 
             raise DataError(f"the chat template fails: {reason_of(error)}") from error
 
     whole = render(messages)
+    _refuse_missing_text(messages, whole)
     if train_on == "all":
         return whole, []
     template = tokenizer.get_chat_template(tools=tools)
@@ -140,6 +141,15 @@ def _render(conversation: Conversation, tokenizer, train_on: str) -> tuple[str, 
         marked: Any = render_jinja_template([messages], tools=tools, **options)
         return whole, [(start, stop) for start, stop in marked[1][0]]
     return whole, _answers(messages, whole, render, tokenizer.eos_token or "")
+
+
+def _refuse_missing_text(messages: Messages, whole: str) -> None:
+    """Raise DataError if the template drops a message, as some do with the system prompt or with plain text."""
+    for number, message in enumerate(messages):
+        content = message.get("content", "").strip()
+        # templates may move or remove reasoning, which comes first
+        if message["role"] != "tool" and content and content.splitlines()[-1] not in whole:
+            raise DataError(f"the chat template leaves out message {number}, by the {message['role']}.")
 
 
 def _answers(messages: Messages, whole: str, render: Callable[..., str], eos: str) -> Spans:
@@ -158,10 +168,10 @@ def _answers(messages: Messages, whole: str, render: Callable[..., str], eos: st
             prompts = before != unprompted
         after = render(messages[: number + 1]).removesuffix(closing)
         if not after.startswith(before):
-            raise DataError(f"the chat template does not start message {number} with its generation prompt. {_INSTEAD}")
+            raise DataError(f"message {number} does not start with the chat template's generation prompt. {_INSTEAD}")
         if not whole.startswith(after):
             raise DataError(
-                f"the chat template changes message {number} if other messages follow it, for example by removing its "
+                f"the chat template renders message {number} differently if others follow, for example without its "
                 f"reasoning. End each conversation with its only answer. {_INSTEAD}"
             )
         answer = after[len(before) :]

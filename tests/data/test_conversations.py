@@ -212,17 +212,20 @@ def test_tools_and_calls_reach_the_template(tokenizers, tokenizer_of):
 
 REFUSED = {
     "a template that drops the reasoning of earlier answers": (
-        THINKING, turns(*QUESTIONS[:2], *ANSWERS), r"changes message 1 if other messages follow"
+        THINKING, turns(*QUESTIONS[:2], *ANSWERS), "renders message 1 differently if others follow"
     ),
     "a template that ignores add_generation_prompt": (
         CHATML.replace("if add_generation_prompt", "if false"), turns("Where?", "Here."), "ignores add_gener"
     ),
     "a generation prompt with more than an answer starts with": (
-        CHATML.replace("assistant\\n'", "assistant\\n<think>'"), turns("Where?", "Here."), "not start message 1 with"
+        CHATML.replace("assistant\\n'", "assistant\\n<think>'"), turns("Where?", "Here."), "message 1 does not start with"
     ),
     "a token on the border": (
         CHATML.replace("\\n'", " '"),
         turns("Where?", "It is."), r"token ' It' belongs to both the answer and the prompt",
+    ),
+    "a template that leaves out the system prompt": (
+        "{% set messages = messages[1:] %}" + CHATML, turns("Where?", "Here.", system="Brief."), "leaves out message 0"
     ),
     "a template that fails": (GEMMA, turns("Where?", "Here.", system="No"), "System role not supported"),
     "an answer without a question": (CHATML, turns("Where?", "Here.")[1:], "message 0 is the assistant's"),
@@ -239,3 +242,36 @@ def test_what_cannot_be_masked_exactly_is_refused_with_the_reason(tokenizer_of, 
     rows = [("row 1", Conversation(messages)), ("row 2", Conversation([]))]
     with pytest.raises(DataError, match=rf"row 1: .*{reason}.* 2 rows"):
         list(tokenize_conversations(rows, tokenizer_of(template, IM)))
+
+
+RELEASED = {
+    "cohere": "<|END_OF_TURN_TOKEN|>",
+    "deepseekv3": None,
+    "gemma": "<end_of_turn>",
+    "gemma3": "<end_of_turn>",
+    "llama3_1": "<|eot_id|>",
+    "phi3": "<|end|>",
+    "qwen2_5": "<|im_end|>",
+    "qwen3_instruct_2507": "<|im_end|>",
+    "qwen3": None,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_templates(environment, tokenizer_of, name):
+    """The templates that TRL collects. DeepSeek's and Qwen 3's are refused; TRL's versions with markers are not."""
+    folder = environment("trl", ["trl==1.16.0"], "--no-deps").parents[1]
+    (path,) = folder.rglob(f"chat_templates/{name}.jinja")
+    end, eos = RELEASED[name], "<|endoftext|>" if name == "phi3" else "<eos>"
+    tokenizer = tokenizer_of(path.read_text(encoding="utf-8"), ("<bos>", eos, *([end] if end else [])))
+    tokenizer.eos_token = eos
+    messages = turns(*QUESTIONS[:1], ANSWERS[0], QUESTIONS[1], ANSWERS[1])
+    if end:
+        assert trained(tokenizer, messages) == [f"{answer}{end}" for answer in ANSWERS]
+        return
+    with pytest.raises(DataError, match=r"message 1 does not start with|message 1 differently if"):
+        trained(tokenizer, messages)
+    marked = path.with_name(f"{name}_training.jinja").read_text(encoding="utf-8")
+    for found, answer in zip(trained(tokenizer_of(marked, ("<bos>", "<eos>")), messages), ANSWERS, strict=True):
+        assert answer in found
