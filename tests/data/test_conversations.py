@@ -218,7 +218,7 @@ REFUSED = {
         CHATML.replace("if add_generation_prompt", "if false"), turns("Where?", "Here."), "ignores add_gener"
     ),
     "a generation prompt with more than an answer starts with": (
-        CHATML.replace("assistant\\n'", "assistant\\n<think>'"), turns("Where?", "Here."), "message 1 does not start with"
+        CHATML.replace("assistant\\n'", "assistant\\n<think>'"), turns("Where?", "Here."), "message 1 does not start"
     ),
     "a token on the border": (
         CHATML.replace("\\n'", " '"),
