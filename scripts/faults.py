@@ -141,7 +141,12 @@ FAULTS: list[tuple[str, str]] = [
     ("return alpha / math.log(rope_theta)", "return alpha / math.log2(rope_theta)"),
     ("np.minimum(1.0, 2 * rope_theta /", "np.minimum(1.0, rope_theta /"),
     # big models and large sources
-    ("return texts if whole else islice(texts, HUB_DOCUMENTS)", "return texts"),
+    ("return rows if whole else islice(rows, HUB_DOCUMENTS)", "return rows"),
+    # conversations
+    ("(starts >= first) & (starts < end)", "(starts > first) & (starts < end)"),
+    ("render(messages[: number + 1]).removesuffix(closing)", "render(messages[: number + 1])"),
+    ("~separator if store.masked and separator is not None else separator", "separator"),
+    ("self._store.masked or stop - start < self.length or stop > tokens", "stop - start < self.length or stop > tokens"),
     ("self.decoder.forward = own", "pass"),
     ('"mps" if torch.backends.mps.is_available() else "cpu"', '"cpu"'),
     ('elif device != "cpu" or bits:  # DeepSpeed', "elif bits:  # DeepSpeed"),

@@ -132,6 +132,31 @@ def tokenizer(corpus):
 
 
 @pytest.fixture(scope="session")
+def chat_template() -> str:
+    """For the tiny tokenizer."""
+    return (
+        "{% for message in messages %}{{ message.role + '\\n' + message.content + eos_token + '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant\\n' }}{% endif %}"
+    )
+
+
+@pytest.fixture(scope="session")
+def chat(tmp_path_factory, corpus) -> Path:
+    """Twelve conversations of two to twelve messages, of the words of the corpus."""
+    path = tmp_path_factory.mktemp("chat") / "chat.jsonl"
+    rows = []
+    for number, file in enumerate(sorted(corpus.iterdir())):
+        words, messages = file.read_text(encoding="utf-8").split(), []
+        for turn in range(number // 2 + 1):
+            question, answer = words[turn * 40 : turn * 40 + 30], words[turn * 40 + 30 : turn * 40 + 35 + turn]
+            messages += [{"role": "user", "content": " ".join(question)}]
+            messages += [{"role": "assistant", "content": " ".join(answer)}]
+        rows.append(json.dumps({"messages": messages}) + "\n")
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
 def build(tmp_path_factory, tokenizer):
     """build("qwen2", head_dim=32, ...) -> folder of a two-layer checkpoint with random weights and a tokenizer.
 

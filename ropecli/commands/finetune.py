@@ -62,7 +62,7 @@ def finetune(
     data: Annotated[
         str | None, Flag("--data", "-d"), Doc("'demo-train', a file or folder, or a Hub dataset id."), DATA
     ] = None,
-    text_column: Annotated[str | None, Doc("Column of a table that holds the text."), DATA] = None,
+    text_column: Annotated[str | None, Doc("Column of a table that holds the text or conversations."), DATA] = None,
     dataset_config: DatasetConfig = None,
     split: Annotated[str | None, Doc("Split of a Hub dataset. Default: train."), DATA] = None,
     length: Annotated[int | None, Ge(2), TOKENS, Doc("Tokens per sequence. Default: the context length.")] = None,

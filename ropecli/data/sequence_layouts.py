@@ -39,6 +39,13 @@ class SequenceLayout:
         columns = (self.document[part].tolist(), self.start[part].tolist(), self.stop[part].tolist())
         return list(zip(*columns, strict=True))
 
+    def only(self, kept: np.ndarray) -> "SequenceLayout":
+        """The sequences at which `kept`, shape (sequences,), bool, is true."""
+        counts = np.diff(self.first)
+        pieces = np.repeat(kept, counts)
+        first = np.concatenate([[0], np.cumsum(counts[kept])])
+        return SequenceLayout(self.document[pieces], self.start[pieces], self.stop[pieces], first)
+
 
 def cut_long(lengths: np.ndarray, length: int) -> SequenceLayout:
     """lengths: of the documents, tokens. length: of a sequence, tokens."""

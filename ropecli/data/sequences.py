@@ -26,7 +26,8 @@ class SourceSequences:
     """The sequences of one source, reshuffled every epoch. number: index of the source in the mixture.
 
     separator: token between documents of `concat`, None for none. padding: token that pads packed sequences; None for
-    other layouts.
+    other layouts. Sequences without a token to train on are dropped. targets: shape (sequences,), int64, scored labels
+    of each; None if all tokens are trained on. dropped: number of dropped sequences.
     """
 
     def __init__(
@@ -42,9 +43,16 @@ class SourceSequences:
         number: int = 0,
     ) -> None:
         self.selection, self.layout, self.length = selection, layout, length
-        self._store, self._separator, self._padding = store, separator, padding
+        self._store, self._padding = store, padding
+        self._separator = ~separator if store.masked and separator is not None else separator
         # the first source has the same order as in a recipe with a single source
         self._seeds = (seed, number) if number else (seed,)
+        self.targets: np.ndarray | None = None
+        self.dropped = 0
+        if store.masked:
+            targets = np.array([(self.row(at).labels != UNSCORED).sum() for at in range(len(layout))], dtype=np.int64)
+            self.layout, self.targets = layout.only(targets > 0), targets[targets > 0]
+            self.dropped = len(layout) - len(self.layout)
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -67,12 +75,14 @@ class SourceSequences:
         """The sequence with other positions; its text skips ahead in the document by the same gaps, up to its end.
 
         positions: shape (length,), int64, strictly increasing from 0. A label is the next token of the document, also
-        before a skip. A sequence of several documents does not skip.
+        before a skip. A sequence of several documents does not skip, nor does one of a masked store: it could skip
+        its answers.
         """
         sequence = self._sequence(position)
         document, start, stop = self.layout.pieces(sequence)[0]
         tokens = int(self.selection.lengths[document])
-        if stop - start < self.length or stop > tokens:  # another document, padding or a separator follows
+        # stop > tokens: a separator follows
+        if self._store.masked or stop - start < self.length or stop > tokens:
             return replace(self.row(sequence), positions=positions)
         ahead = np.arange(self.length) + np.minimum(positions - np.arange(self.length), tokens - stop)
         end = min(tokens, start + int(ahead[-1]) + 2)
@@ -106,6 +116,8 @@ class SourceSequences:
             positions[end:] = np.arange(self.length - end)  # padding counts as a separate document
         else:
             labels[:-1] = ids[1:]
+        if self._store.masked:
+            ids, labels = np.maximum(ids, ~ids), np.where(labels < 0, UNSCORED, labels)
         return TrainingSequence(ids, labels, positions)
 
 
@@ -145,13 +157,17 @@ def describe_source(name: str, part: SourceSequences, kind: str, share: float | 
         "too short": selection.too_short,
         "skipped by keep_short": selection.not_drawn,
         "beyond max_tokens": selection.over_budget,
-        "left over at the end": len(selection.documents) - used,
+        "not in any sequence" if part.dropped else "left over at the end": len(selection.documents) - used,
     }
     said += [f"{_share(count, selection.of)} of the documents are {why}" for why, count in reasons.items() if count]
     if cut:
         said.append(f"{_share(cut, used)} of those used are cut")
     if left := int(selection.lengths.sum()) - tokens:
         said.append(f"{_share(left, int(selection.lengths.sum()))} of their tokens are unused")
+    if part.targets is not None:
+        said.append(f"{_share(int(part.targets.sum()), len(layout) * part.length)} of the tokens are trained on")
+    if part.dropped:
+        said.append(f"{part.dropped:,} sequences without a token to train on are skipped")
     if padding := len(layout) * part.length - int((layout.stop - layout.start).sum()):
         said.append(f"{_share(padding, len(layout) * part.length)} of the sequences is padding")
     return "; ".join(said) + "."

@@ -1,7 +1,9 @@
-"""Reads texts from SOURCE: `demo`, `demo-train`, a file, a folder, or a Hub dataset (owner/name or owner/name:config).
+"""Reads documents from SOURCE: `demo`, `demo-train`, a file, a folder, a Hub dataset (owner/name, owner/name:config).
+
+A document is a text; to train on, a row of a table may also be a conversation.
 
 Files of unknown kinds are ignored in a folder and refused when given directly. Text and JSON lines may be compressed
-(.txt.gz, .jsonl.zst). Texts are read one at a time, without a cache.
+(.txt.gz, .jsonl.zst). Documents are read one at a time, without a cache.
 """
 
 import glob
@@ -14,9 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ropecli.checkpoint.opening import HUB_ID
+from ropecli.data.conversations import Conversation, find_conversation
 from ropecli.demo import corpus
 from ropecli.errors import DataError, reason_of
 
+TEXT_COLUMN = "text"
 DEMO = "demo"
 DEMO_TRAIN = "demo-train"
 TEXT_FILES = {".txt", ".md", ".py"}
@@ -32,6 +36,7 @@ TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
 
 Texts = Iterator[tuple[str, str]]
+Rows = Iterator[tuple[str, str | Conversation]]
 
 
 class HubDataset(NamedTuple):
@@ -44,15 +49,36 @@ class HubDataset(NamedTuple):
 def read_texts(
     source: str,
     *,
-    text_column: str = "text",
+    text_column: str = TEXT_COLUMN,
     split: str | None = None,
     splits: tuple[str, ...] = TO_MEASURE,
     whole: bool = False,
 ) -> Texts:
-    """(name, text) of each document of SOURCE, in a fixed order.
+    """(name, text) of each document of SOURCE. Arguments: see read_rows. Raises DataError, also for conversations."""
+    rows = read_rows(source, text_column=text_column, split=split, splits=splits, whole=whole)
+    return map(_text_of, rows)
 
-    text_column: the column of tables with the text. split: of a Hub dataset; default: the first of `splits` that it
-    has. whole: read more than the first HUB_DOCUMENTS of a Hub dataset. Raises DataError.
+
+def _text_of(row: tuple[str, str | Conversation]) -> tuple[str, str]:
+    name, body = row
+    if isinstance(body, Conversation):
+        raise DataError(f"{name} is a conversation; expected text. Only `finetune --data` reads conversations.")
+    return name, body
+
+
+def read_rows(
+    source: str,
+    *,
+    text_column: str = TEXT_COLUMN,
+    split: str | None = None,
+    splits: tuple[str, ...] = TO_MEASURE,
+    whole: bool = False,
+) -> Rows:
+    """(name, text or conversation) of each document of SOURCE, in a fixed order.
+
+    text_column: the column of tables with the text or the conversations; if the default column is missing, also
+    `messages` or `conversations`. split: of a Hub dataset; default: the first of `splits` that it has. whole: read more
+    than the first HUB_DOCUMENTS of a Hub dataset. Raises DataError.
     """
     if source == DEMO:
         return demo_held_out()
@@ -60,8 +86,8 @@ def read_texts(
         return corpus.training_files()
     found = locate(source)
     if isinstance(found, HubDataset):
-        texts = _read_hub(found, text_column, (split,) if split else splits)
-        return texts if whole else islice(texts, HUB_DOCUMENTS)
+        rows = _read_hub(found, text_column, (split,) if split else splits)
+        return rows if whole else islice(rows, HUB_DOCUMENTS)
     return _read_folder(found, text_column) if found.is_dir() else _read_file(found, text_column)
 
 
@@ -105,16 +131,16 @@ def demo_held_out() -> Texts:
             yield name, text
 
 
-def _read_folder(folder: Path, text_column: str) -> Texts:
+def _read_folder(folder: Path, text_column: str) -> Rows:
     files = files_of(folder)
     if not files:
         raise DataError(f"{folder} contains no {_KINDS} files.")
     for path in files:
-        for name, text in _read_file(path, text_column):
-            yield f"{path.relative_to(folder).as_posix()}{name.removeprefix(path.name)}", text
+        for name, body in _read_file(path, text_column):
+            yield f"{path.relative_to(folder).as_posix()}{name.removeprefix(path.name)}", body
 
 
-def _read_file(path: Path, text_column: str) -> Texts:
+def _read_file(path: Path, text_column: str) -> Rows:
     kind = _kind_of(path)
     if kind is None:
         raise DataError(f"{path} has an unknown file type; expected one of {_KINDS}, or text or .jsonl as .gz or .zst.")
@@ -145,7 +171,7 @@ def _reason(error: Exception) -> str:
     return reason_of(error)
 
 
-def _read_hub(dataset: HubDataset, text_column: str, wanted: tuple[str, ...]) -> Texts:
+def _read_hub(dataset: HubDataset, text_column: str, wanted: tuple[str, ...]) -> Rows:
     from datasets import get_dataset_split_names
 
     name, config = dataset
@@ -176,7 +202,7 @@ def _refuse_unknown_config(dataset: HubDataset) -> None:
         raise DataError(f"{name} {problem}. Choose one of {', '.join(configs)}, such as --data {name}:{configs[0]}.")
 
 
-def _read_table(label: str, text_column: str, builder: str, **arguments: str | None) -> Texts:
+def _read_table(label: str, text_column: str, builder: str, **arguments: str | None) -> Rows:
     from datasets import load_dataset
 
     # datasets would also log the errors that are raised below
@@ -185,12 +211,15 @@ def _read_table(label: str, text_column: str, builder: str, **arguments: str | N
     logger.setLevel(logging.CRITICAL)
     try:
         for index, row in enumerate(load_dataset(builder, streaming=True, **arguments)):
-            if not isinstance(row.get(text_column), str):
+            body = row.get(text_column)
+            if not isinstance(body, str):
+                body = find_conversation(row, text_column, TEXT_COLUMN)
+            if body is None:
                 columns = ", ".join(row) or "none"
                 raise DataError(
                     f"{label}: row {index} has no text in column {text_column!r}. Available columns: {columns}."
                 )
-            yield f"{label}:{index}", row[text_column]
+            yield f"{label}:{index}", body
     except DataError:
         raise
     except Exception as error:  # broken rows surface as many kinds from the readers below datasets

@@ -11,11 +11,12 @@ from typing import Protocol
 import numpy as np
 
 from ropecli.data import sequence_layouts
+from ropecli.data.conversations import template_digest
 from ropecli.data.documents import special_tokens
 from ropecli.data.gapped_positions import positions_of, refuse_impossible_positions
 from ropecli.data.sampling import Mixture, Selection, seeded_generator, select_documents
 from ropecli.data.sequences import SourceSequences, TrainingSequence, describe_source, none_left, none_long_enough
-from ropecli.data.sources import HUB_DOCUMENTS, TO_TRAIN, Texts, is_hub_dataset, read_texts
+from ropecli.data.sources import HUB_DOCUMENTS, TO_TRAIN, Rows, is_hub_dataset, read_rows
 from ropecli.data.token_store import FORMAT, TokenStore, cache_folder, open_store, source_identity, tokenizer_digest
 from ropecli.errors import DataError, RecipeError
 
@@ -29,6 +30,8 @@ class TextSource(Protocol):
     def weight(self) -> float: ...
     @property
     def text_column(self) -> str: ...
+    @property
+    def train_on(self) -> str | None: ...
     @property
     def split(self) -> str | None: ...
     @property
@@ -142,14 +145,14 @@ def open_stream(
     length: int,
     context_length: int,
     *,
-    read: Callable[..., Texts] = read_texts,
+    read: Callable[..., Rows] = read_rows,
     first: Callable[[], AbstractContextManager] = nullcontext,
     say: Callable[[str], None] = lambda message: None,
 ) -> Stream:
     """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
 
     length: of a sequence, tokens. context_length: range of positions for `pose` and `randomized`. read: reads a
-    source, like read_texts. first: a context that lets the main process run first, so that it tokenizes and the other
+    source, like read_rows. first: a context that lets the main process run first, so that it tokenizes and the other
     processes reuse the tokens. say: called for a Hub dataset that is not read to its end.
     """
     refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
@@ -174,7 +177,7 @@ def open_stream(
     return Stream(recipe, length, context_length, parts, made_of)
 
 
-def _open_store(source: TextSource, most: int | None, tokenizer, digest: str, read: Callable[..., Texts]) -> TokenStore:
+def _open_store(source: TextSource, most: int | None, tokenizer, digest: str, read: Callable[..., Rows]) -> TokenStore:
     """most: documents to read; None for all."""
     identity = [
         FORMAT,
@@ -183,12 +186,15 @@ def _open_store(source: TextSource, most: int | None, tokenizer, digest: str, re
         most,
         digest,
     ]
+    if (template := template_digest(tokenizer)) or source.train_on:
+        identity += [template, source.train_on]
 
-    def texts() -> Texts:
+    def rows() -> Rows:
         found = read(source.data, text_column=source.text_column, split=source.split, splits=TO_TRAIN, whole=True)
         return islice(found, most)
 
-    return open_store(hashlib.sha256(json.dumps(identity).encode()).hexdigest(), texts, tokenizer)
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    return open_store(key, rows, tokenizer, source.train_on)
 
 
 def _separator(tokenizer) -> int | None:
@@ -226,7 +232,7 @@ def _sequences(
     )
     if not len(layout):
         raise DataError(none_left(source.data, selection, length, source.max_tokens))
-    return SourceSequences(
+    part = SourceSequences(
         store,
         selection,
         layout,
@@ -236,6 +242,9 @@ def _sequences(
         seed=seed,
         number=number,
     )
+    if not len(part):
+        raise DataError(f"{source.data} contains no token to train on: no sequence has an answer of the assistant.")
+    return part
 
 
 def _lay_out(

@@ -4,7 +4,7 @@
 is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/ropecli. A row holds documents of about a million tokens
 as bytes (int32 ids, int64 lengths), which Arrow maps without copying. The last row holds their digest; a damaged file
 is detected by it and written again. The file's key is computed from the source and the tokenizer (`source_identity`,
-`tokenizer_digest`), without reading the text.
+`tokenizer_digest`), without reading the text. A token that is not trained on is stored as ~id, which is negative.
 """
 
 import hashlib
@@ -17,13 +17,15 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ropecli.data.documents import tokenize
-from ropecli.data.sources import DEMO_TRAIN, HubDataset, Texts, files_of, locate
+from ropecli.data.conversations import Conversation, tokenize_conversations
+from ropecli.data.documents import Document, tokenize
+from ropecli.data.sources import DEMO_TRAIN, HubDataset, Rows, files_of, locate
 from ropecli.demo import corpus
 from ropecli.errors import DataError, OutputError, reason_of
 
@@ -37,14 +39,16 @@ _HUB_PATIENCE = 10.0
 class TokenStore:
     """Tokenized documents by index. lengths: shape (documents,), int64. digest: sha256 of all lengths and ids.
 
-    largest_id: largest token id, -1 if there are no tokens.
+    largest_id: largest token id, -1 if there are no tokens. masked: whether some tokens are not trained on.
     """
 
     def __init__(self, rows: list[tuple[np.ndarray, np.ndarray]], digest: str) -> None:
         self.digest = digest
         self.lengths = np.concatenate([lengths for lengths, _ in rows] or [np.empty(0, dtype=np.int64)])
         self._rows = [ids for _, ids in rows]
-        self.largest_id = max((int(ids.max()) for ids in self._rows if len(ids)), default=-1)
+        limits = [(int(ids.min()), int(ids.max())) for ids in self._rows if len(ids)]
+        self.masked = any(low < 0 for low, _ in limits)
+        self.largest_id = max((max(~low, high) for low, high in limits), default=-1)
         self._first_documents = np.cumsum([0, *(len(lengths) for lengths, _ in rows)]).tolist()
         self._first_tokens = np.cumsum([0, *(len(ids) for _, ids in rows)]).tolist()
         self._starts = np.cumsum(self.lengths) - self.lengths
@@ -54,7 +58,7 @@ class TokenStore:
         return len(self.lengths)
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
-        """A copy of the tokens start ≤ t < stop of a document, int64."""
+        """A copy of the tokens start ≤ t < stop of a document, int64; ~id for those that are not trained on."""
         row = bisect_right(self._first_documents, document) - 1
         begin = int(self._starts[document]) - self._first_tokens[row]
         return self._rows[row][begin + start : begin + stop].astype(np.int64)
@@ -66,17 +70,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
 
 
-def open_store(key: str, texts: Callable[[], Texts], tokenizer) -> TokenStore:
-    """Open the store of this key; if it is missing or damaged, tokenize `texts` in batches and write it.
+def open_store(key: str, rows: Callable[[], Rows], tokenizer, train_on: str | None = None) -> TokenStore:
+    """Open the store of this key; if it is missing or damaged, tokenize `rows` in batches and write it.
 
-    Reads the whole file once to verify it (about 2 GB/s). Raises what `texts` raises, DataError for tokens that cannot
-    be stored, OutputError if the cache cannot be written.
+    Reads the whole file once to verify it (about 2 GB/s). train_on: see tokenize_rows. Raises what `rows` raises,
+    DataError for rows that cannot be tokenized, OutputError if the cache cannot be written.
     """
     from filelock import FileLock
 
     cache = cache_folder() / "tokens"
     folder = cache / key
-    writing = _Writing(texts, tokenizer)
+    writing = _Writing(lambda: tokenize_rows(rows(), tokenizer, train_on))
     try:
         cache.mkdir(parents=True, exist_ok=True)
         # the lock of datasets does not cover the removal of a damaged file
@@ -103,8 +107,8 @@ def open_store(key: str, texts: Callable[[], Texts], tokenizer) -> TokenStore:
 class _Writing:
     """Generates the rows of a store. failure: the original error, which `datasets` would wrap."""
 
-    def __init__(self, texts: Callable[[], Texts], tokenizer) -> None:
-        self._texts, self._tokenizer = texts, tokenizer
+    def __init__(self, documents: Callable[[], Iterator[Document]]) -> None:
+        self._documents = documents
         self.begun = False
         self.failure: Exception | None = None
 
@@ -116,13 +120,31 @@ class _Writing:
         self.begun = True
         digest = _Digest()
         try:
-            for lengths, ids in _grouped(tokenize(self._texts(), self._tokenizer)):
+            for lengths, ids in _grouped(self._documents()):
                 digest.add(lengths, ids)
                 yield {"lengths": lengths.tobytes(), "ids": ids.tobytes(), "digest": ""}
         except Exception as error:
             self.failure = error
             raise
         yield {"lengths": b"", "ids": b"", "digest": digest.text()}
+
+
+def tokenize_rows(rows: Rows, tokenizer, train_on: str | None) -> Iterator[Document]:
+    """Tokenize texts and conversations. Document.ids has ~id where the token is not trained on.
+
+    train_on: assistant or all, for conversations; None is assistant, and allows texts too. Raises DataError.
+    """
+    for are_conversations, group in groupby(rows, key=lambda row: isinstance(row[1], Conversation)):
+        same: Iterator[tuple[str, Any]] = group
+        if are_conversations:
+            yield from tokenize_conversations(same, tokenizer, train_on or "assistant")
+        elif train_on is None:
+            yield from tokenize(same, tokenizer)
+        else:
+            raise DataError(
+                f"{next(same)[0]} is text; train_on: {train_on} needs conversations. Remove train_on, or set "
+                "text_column to their column."
+            )
 
 
 class _Digest:
@@ -144,8 +166,9 @@ def _grouped(documents) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     group: list[np.ndarray] = []
     tokens = 0
     for document in documents:
-        if len(document.ids) and document.ids.max() >= 1 << 31:
-            raise DataError(f"{document.name}: token id {document.ids.max()} does not fit into 31 bits.")
+        largest = np.maximum(document.ids, ~document.ids).max(initial=0)
+        if largest >= 1 << 31:
+            raise DataError(f"{document.name}: token id {largest} does not fit into 31 bits.")
         group.append(document.ids.astype("<i4"))
         tokens += len(document.ids)
         if tokens >= _ROW_TOKENS:

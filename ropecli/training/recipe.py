@@ -35,7 +35,13 @@ class _Keys(BaseModel):
 class _Text(_Keys):
     """Which documents of a source to use, and how. Lengths in tokens."""
 
-    text_column: str = Field("text", description="column of a table that holds the text")
+    text_column: str = Field(
+        "text",
+        description="column of a table that holds the text or conversations; also found: messages, conversations",
+    )
+    train_on: Literal["assistant", "all"] | None = Field(
+        None, description="tokens of conversations to train on: the assistant's answers, or all; default: assistant"
+    )
     split: str | None = Field(None, description="split of a Hub dataset")
     sequences: Literal["long", "packed", "concat"] = Field(
         "long",

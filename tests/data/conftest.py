@@ -13,14 +13,19 @@ STEP = 1000
 
 @pytest.fixture(scope="session")
 def numbered():
-    """numbered(8, 23, ...) -> a store of documents of these lengths; document d, token t is d * 1000 + t."""
+    """numbered(8, 23, ...) -> a store of documents of these lengths; document d, token t is d * 1000 + t.
 
-    def make(*lengths: int, per_row: int = 2) -> TokenStore:
+    trained: whether to train on a token, by its id.
+    """
+
+    def make(*lengths: int, per_row: int = 2, trained=None) -> TokenStore:
         rows = []
         for first in range(0, len(lengths), per_row):
             part = lengths[first : first + per_row]
             ids = [(first + at) * STEP + np.arange(length, dtype=np.int32) for at, length in enumerate(part)]
-            rows.append((np.array(part, dtype=np.int64), np.concatenate(ids)))
+            tokens = np.concatenate(ids)
+            tokens = tokens if trained is None else np.where(trained(tokens), tokens, ~tokens)
+            rows.append((np.array(part, dtype=np.int64), tokens))
         return TokenStore(rows, digest="of " + str(lengths))
 
     return make
@@ -34,6 +39,7 @@ def source():
         defaults = {
             "weight": 1.0,
             "text_column": "text",
+            "train_on": None,
             "split": None,
             "sequences": "long",
             "max_documents": None,

@@ -62,6 +62,31 @@ def test_packed_labels_end_with_the_document(numbered):
             assert labels.tolist() == expected
 
 
+def answers(ids):
+    """Few tokens: the first of a document, those on both sides of a border, none of the longest document."""
+    return np.isin(ids % 1000, [0, 3, 7, 8, 9]) & (ids < 6000)
+
+
+@pytest.mark.parametrize("layout", [long, packed, concat], ids=["long", "packed", "concat"])
+def test_labels_are_the_tokens_to_train_on_and_sequences_without_any_are_dropped(numbered, layout):
+    whole, masked = layout(numbered(*LENGTHS)), layout(numbered(*LENGTHS, trained=answers))
+    expected = []
+    for row in map(whole.row, range(len(whole))):
+        labels = [label if label != END and answers(label) else UNSCORED for label in row.labels.tolist()]
+        if set(labels) != {UNSCORED}:
+            expected.append((row.ids.tolist(), labels, row.positions.tolist()))
+    found = [masked.row(index) for index in range(len(masked))]
+    assert [(row.ids.tolist(), row.labels.tolist(), row.positions.tolist()) for row in found] == expected
+    assert masked.dropped == len(whole) - len(expected) > 0
+    assert masked.targets.tolist() == [sum(label != UNSCORED for label in labels) for _, labels, _ in expected]
+    assert masked.largest_id == whole.largest_id
+    positions = np.arange(8) * 3  # text with masked tokens does not skip
+    for at in range(len(masked)):
+        row = masked.skipping_at(at, positions)
+        assert (row.ids.tolist(), row.labels.tolist()) == (masked.at(at).ids.tolist(), masked.at(at).labels.tolist())
+        np.testing.assert_array_equal(row.positions, positions)
+
+
 @pytest.mark.parametrize("layout", [long, packed, concat], ids=["long", "packed", "concat"])
 def test_every_epoch_covers_every_sequence_once(numbered, layout):
     part = layout(numbered(80, 41, 100))

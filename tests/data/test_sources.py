@@ -8,7 +8,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ropecli.data.sources import read_texts
+from ropecli.data.conversations import Conversation
+from ropecli.data.sources import read_rows, read_texts
 from ropecli.errors import DataError
 
 ROWS = ["first row, with a ü", "second\nrow", "third row"]
@@ -57,6 +58,26 @@ def test_a_table_gives_a_document_a_row(tmp_path, name, write):
     assert [text for _, text in read_texts(str(tmp_path / name), text_column="body")] == ROWS[::-1]
     with pytest.raises(DataError, match=r"rows.*'title'.*id, text, body"):
         list(read_texts(str(tmp_path / name), text_column="title"))
+
+
+CHATS = [
+    [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}],
+    [{"role": "user", "content": "a"}],
+]
+
+
+@tables
+@pytest.mark.parametrize("column", ["messages", "conversations", "chat"])
+def test_a_table_of_conversations_is_found_by_its_column_and_read_to_train_on(tmp_path, name, write, column):
+    write(tmp_path / name, {"id": [1, 2], column: CHATS, "system": ["Be brief.", None]})
+    named = {"text_column": "chat"} if column == "chat" else {}
+    rows = list(read_rows(str(tmp_path / name), **named))
+    assert rows == [
+        (f"{name}:0", Conversation(CHATS[0], system="Be brief.")),
+        (f"{name}:1", Conversation(CHATS[1])),
+    ]
+    with pytest.raises(DataError, match=rf"{name}:0 is a conversation; expected text"):
+        list(read_texts(str(tmp_path / name), **named))
 
 
 def zstd(content: bytes) -> bytes:

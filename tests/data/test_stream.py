@@ -1,6 +1,7 @@
 """The stream of a recipe: mixed, resumable, with a summary and a fingerprint."""
 
 import copy
+import json
 import re
 import shutil
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from ropecli.data.sequences import UNSCORED
 from ropecli.data.sources import read_texts
 from ropecli.errors import DataError
 
@@ -113,6 +115,70 @@ class TestSelection:
         )
         budget = stream_of(source(short_texts, sequences="packed", max_tokens=160))
         assert len(budget) <= 11
+
+
+class TestConversations:
+    @pytest.fixture(scope="class")
+    def chatting(self, tokenizer, chat_template):
+        own = copy.deepcopy(tokenizer)
+        own.chat_template = chat_template
+        return own
+
+    @pytest.fixture(scope="class")
+    def chat_stream(self, stream_of, source, chatting):
+        def make(data, *, length=16, tokenizer=chatting, positions="full", **keys):
+            return stream_of(source(data, **keys), length=length, tokenizer=tokenizer, positions=positions, window=200)
+
+        return make
+
+    @pytest.mark.parametrize("positions", ["full", "pose", "randomized"])
+    @pytest.mark.parametrize("sequences", ["long", "concat"])
+    def test_every_sequence_has_tokens_to_train_on(self, chat_stream, chat, sequences, positions):
+        stream = chat_stream(chat, sequences=sequences, positions=positions)
+        batch = stream.batch(range(2 * len(stream)))
+        scored = batch.labels != UNSCORED
+        assert scored.any(axis=1).all()
+        np.testing.assert_array_equal(batch.labels[:, :-1][scored[:, :-1]], batch.ids[:, 1:][scored[:, :-1]])
+        assert not scored[:, -1].any()
+
+    def test_documents_and_tokens_to_train_on_are_reported(self, chat_stream, chat, chatting):
+        stream = chat_stream(chat, sequences="packed", length=600)
+        rows = [json.loads(line)["messages"] for line in chat.read_text().splitlines()]
+        answers = [f"{answer['content']}<s>" for messages in rows for answer in messages[1::2]]
+        tokens = sum(len(ids) for ids in chatting(answers)["input_ids"])
+        (said,) = stream.summary()
+        assert "from 12 of 12 documents" in said
+        assert f"; {tokens / len(stream) / 600:.1%} of the tokens are trained on" in said
+        (said,) = chat_stream(chat, sequences="packed").summary()
+        assert re.search(r"; \d+ sequences without a token to train on are skipped", said)
+
+    def test_another_choice_or_template_is_another_cache(self, chat_stream, chat, chatting):
+        other = copy.deepcopy(chatting)
+        other.chat_template = chatting.chat_template.replace("eos_token", "'!'")
+        same = [chat_stream(chat), chat_stream(chat, train_on="assistant")]
+        assert len({stream.fingerprint() for stream in same}) == 1
+        others = [chat_stream(chat, train_on="all"), chat_stream(chat, tokenizer=other)]
+        assert len({stream.fingerprint() for stream in [*same, *others]}) == 3
+
+    def test_a_folder_may_have_texts_and_conversations(self, chat_stream, chat, corpus, tmp_path, chatting):
+        shutil.copytree(corpus, tmp_path / "both")
+        shutil.copy(chat, tmp_path / "both" / "text05.jsonl")
+        parts = [chat_stream(folder, length=2) for folder in (tmp_path / "both", corpus, chat)]
+        trained = [int((part.batch(range(len(part))).labels != UNSCORED).sum()) for part in parts]
+        assert trained[0] == trained[1] + trained[2]
+
+    def test_text_or_a_tokenizer_without_a_template_is_refused(self, chat_stream, chat, corpus, tokenizer):
+        with pytest.raises(DataError, match=r"no chat template.*chat_template\.jinja"):
+            chat_stream(chat, tokenizer=tokenizer)
+        chat_stream(corpus)  # cached
+        with pytest.raises(DataError, match=r"text00\.txt is text; train_on: all needs conversations"):
+            chat_stream(corpus, train_on="all")
+
+    def test_conversations_without_an_answer_are_refused(self, chat_stream, tmp_path):
+        path = tmp_path / "questions.jsonl"
+        path.write_text(json.dumps({"messages": [{"role": "user", "content": "ba de " * 40}]}))
+        with pytest.raises(DataError, match="no token to train on"):
+            chat_stream(path)
 
 
 class TestRefusals:

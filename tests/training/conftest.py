@@ -22,8 +22,8 @@ KEYS = {
 
 
 @pytest.fixture(scope="session")
-def patched_llama(tmp_path_factory, llama) -> Path:
-    """The tiny Llama patched with yarn ×2."""
+def patched_llama(tmp_path_factory, llama, chat_template) -> Path:
+    """The tiny Llama patched with yarn ×2, with a chat template."""
     from ropecli.attention.patching import patch_to
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
@@ -31,7 +31,14 @@ def patched_llama(tmp_path_factory, llama) -> Path:
 
     output = tmp_path_factory.mktemp("patched") / "yarn"
     patch_to(make_plan(open_checkpoint(llama), make_spec("yarn", 2.0)), output)
+    (output / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     return output
+
+
+@pytest.fixture(scope="session")
+def text_and_chat(corpus, chat):
+    """The recipe key for as many sequences of text as of conversations."""
+    return [{"data": str(corpus)}, {"data": str(chat), "sequences": "packed"}]
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +49,8 @@ def tune_into(corpus):
     from ropecli.training.stages import run_stages
 
     def run(checkpoint: Path, output: Path, *, resume=False, on_step=lambda progress: None, **keys):
-        recipe = make_recipe(None, {"data": str(corpus), **KEYS, **keys})
+        data = {} if "mixture" in keys else {"data": str(corpus)}
+        recipe = make_recipe(None, {**data, **KEYS, **keys})
         run_stages(open_checkpoint(checkpoint), recipe, output, resume=resume, on_step=on_step)
         return output
 
@@ -62,7 +70,8 @@ def command_line(corpus):
     def arguments(checkpoint: Path, output: Path, **keys):
         settings = {**KEYS, **keys}
         options = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-        return ["finetune", str(checkpoint), "--data", str(corpus), "--output", str(output), *options]
+        data = [] if "mixture" in keys else ["--data", str(corpus)]
+        return ["finetune", str(checkpoint), *data, "--output", str(output), *options]
 
     return arguments
 

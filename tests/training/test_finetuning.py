@@ -8,9 +8,11 @@ import torch
 import yaml
 from torch.nn.functional import cross_entropy
 
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.data.sequences import UNSCORED
 from ropecli.data.stream import open_stream
 from ropecli.errors import CheckpointError, DataError, DivergedError, NotFiniteError, OutputError, RopecliError
+from ropecli.live.loading import load_tokenizer
 from ropecli.training.loss import NextTokenLoss
 from ropecli.training.recipe import make_recipe
 
@@ -154,15 +156,17 @@ def documents_of(batch):
             yield *part, None
 
 
+@pytest.mark.parametrize("kind", ["text", "chat"])
 def test_a_step_on_packed_documents_is_the_mean_over_their_tokens_each_document_read_alone(
-    model, tune, patched_llama, tokenizer, tmp_path, metrics
+    model, tune, patched_llama, tmp_path, metrics, chat, kind
 ):
     text = tmp_path / "lines"
     text.mkdir()
     for number in range(40):
         (text / f"{number:02}.txt").write_text(f"the fox number {number} jumps " * (1 + number % 7))
-    keys = {"data": str(text), "sequences": "packed", "length": 64, "batch_size": 3, "gradient_accumulation": 2}
-    stream = open_stream(make_recipe(None, keys), tokenizer, 64, 64)
+    data = str(chat if kind == "chat" else text)
+    keys = {"data": data, "sequences": "packed", "length": 64, "batch_size": 3, "gradient_accumulation": 2}
+    stream = open_stream(make_recipe(None, keys), load_tokenizer(open_checkpoint(patched_llama)), 64, 64)
     batch = stream.batch(range(6))
     counts = (batch.labels != UNSCORED).sum(1)
     assert counts[:3].sum() != counts[3:].sum()  # else a mean of means would do

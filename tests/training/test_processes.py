@@ -22,9 +22,10 @@ def start(arguments):
     "own", [{}, pytest.param({"loss": "longce", "length": 96}, marks=pytest.mark.slow)], ids=["next-token", "longce"]
 )
 def test_two_processes_stopped_and_resumed_equal_one(
-    stop_and_resume, patched_llama, corpus, tune, metrics, tmp_path, own
+    stop_and_resume, patched_llama, corpus, text_and_chat, tune, metrics, tmp_path, own
 ):
     """The documents that measure the run are shared by both as well."""
+    own = own or {"mixture": text_and_chat}
     keys = {**KEYS, **own, "eval_data": str(corpus), "eval_every": 4, "eval_documents": 4}
     two = stop_and_resume(start, **keys)
     one = tune(patched_llama, tmp_path / "one", **{**keys, "gradient_accumulation": 4})

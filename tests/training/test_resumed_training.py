@@ -78,12 +78,15 @@ def test_a_damaged_checkpoint_costs_no_more_than_the_steps_since_the_one_before(
     assert untimed(metrics(interrupted)) == untimed(metrics(uninterrupted))
 
 
-def test_tied_weights_and_random_state_resume_exactly(build, tune, tmp_path, weights_of):
+def test_tied_weights_random_state_and_mixed_data_resume_exactly(
+    build, tune, tmp_path, weights_of, text_and_chat, chat_template
+):
     source = build("llama", head_dim=32, tie_word_embeddings=True, attention_dropout=0.3)
+    (source / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     with pytest.raises(InterruptedRunError):
-        tune(source, on_step=interrupt_at(3))
-    resumed = tune(source, resume=True)
-    assert weights_of(resumed) == weights_of(tune(source, tmp_path / "uninterrupted"))
+        tune(source, mixture=text_and_chat, on_step=interrupt_at(3))
+    resumed = tune(source, mixture=text_and_chat, resume=True)
+    assert weights_of(resumed) == weights_of(tune(source, tmp_path / "uninterrupted", mixture=text_and_chat))
 
 
 def test_the_newest_checkpoints_are_kept_while_it_runs_and_none_at_the_end(tune, patched_llama, tmp_path):

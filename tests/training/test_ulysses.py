@@ -97,9 +97,14 @@ def assert_equal(metrics, patched_llama):
     return check
 
 
-@pytest.mark.parametrize("zero_stage", [1, 2, 3])
-def test_two_processes_that_share_each_sequence_equal_one(zero_stage, run_two, patched_llama, tune, assert_equal):
-    assert_equal(run_two(patched_llama, zero_stage, 2), tune(patched_llama, **KEYS))
+@pytest.mark.parametrize(("zero_stage", "kind"), [(1, "text"), (2, "chat"), (3, "text")])
+def test_two_processes_that_share_each_sequence_equal_one(
+    zero_stage, kind, run_two, patched_llama, tune, assert_equal, text_and_chat
+):
+    """A half of a conversation may have no token to train on."""
+    mixture = [{**source, "sequences": "concat"} for source in text_and_chat]
+    keys = {**KEYS, **({"mixture": mixture} if kind == "chat" else {})}
+    assert_equal(run_two(patched_llama, zero_stage, 2, **keys), tune(patched_llama, **keys))
 
 
 def test_two_processes_with_split_weights_equal_one(run_two, patched_llama, tune, assert_equal):

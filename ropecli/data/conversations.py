@@ -1,0 +1,244 @@
+"""Renders conversations with the tokenizer's chat template, and finds the tokens to train on.
+
+A row has `messages` in OpenAI's format (role, content) or `conversations` in ShareGPT's (from, value). An answer is
+what follows the generation prompt, up to and including its end marker. A template with `{% generation %}` marks its
+answers itself; of another one, prefixes of the conversation are rendered, and each must be a prefix of the whole.
+"""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ropecli.data.documents import Document
+from ropecli.errors import DataError, reason_of, shown
+
+COLUMNS = ("messages", "conversations")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_SHAREGPT = {"human": "user", "gpt": "assistant"}
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_BATCH = 32
+_INSTEAD = "Use train_on: all, or a chat template with {% generation %} markers."
+
+Messages = list[dict[str, Any]]
+Spans = list[tuple[int, int]]
+"""(start, stop) of each answer, characters."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A row of a table, unchecked. tools: JSON schemas, as a list or as JSON text. system: the system prompt."""
+
+    messages: list[Any]
+    tools: Any = None
+    system: str | None = None
+
+
+def find_conversation(row: dict[str, Any], column: str, default: str) -> Conversation | None:
+    """The conversation in this column, or in one of COLUMNS if the user did not choose a column."""
+    names = (column, *COLUMNS) if column == default else (column,)
+    messages = next((row[name] for name in names if isinstance(row.get(name), list)), None)
+    return None if messages is None else Conversation(messages, row.get("tools"), row.get("system"))
+
+
+def template_digest(tokenizer) -> str | None:
+    """sha256 over everything that determines how conversations are rendered; None without a chat template."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        return None
+    whole = json.dumps([template, tokenizer.special_tokens_map], sort_keys=True, default=str)
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def tokenize_conversations(
+    rows: Iterable[tuple[str, Conversation]], tokenizer, train_on: str = "assistant"
+) -> Iterator[Document]:
+    """Render and tokenize (name, conversation) pairs. Document.ids has ~id where the token is not trained.
+
+    train_on: assistant, the answers; all. Raises DataError with the number of unusable rows and the first one, after
+    all others.
+    """
+    _refuse_tokenizer(tokenizer, train_on)
+    numbered, faults = enumerate(rows), _Faults()
+    while batch := list(islice(numbered, _BATCH)):
+        rendered = []
+        for number, (name, conversation) in batch:
+            with faults.collected(number, name):
+                rendered.append((number, name, *_render(conversation, tokenizer, train_on)))
+        if not rendered:
+            continue
+        texts = [text for _, _, text, _ in rendered]
+        masked = train_on == "assistant"
+        # the template has the special tokens
+        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=masked, verbose=False)
+        for index, (number, name, text, spans) in enumerate(rendered):
+            ids = np.array(encoded["input_ids"][index], dtype=np.int64)
+            with faults.collected(number, name):
+                if masked:
+                    ids = np.where(_trained(text, encoded["offset_mapping"][index], spans), ids, ~ids)
+                yield Document(name, ids)
+    faults.refuse()
+
+
+class _Faults:
+    """Counts the rows that cannot be used, and keeps the first one's message."""
+
+    def __init__(self) -> None:
+        self._count, self._first = 0, (sys.maxsize, "")
+
+    @contextmanager
+    def collected(self, number: int, name: str) -> Iterator[None]:
+        try:
+            yield
+        except DataError as error:
+            self._count += 1
+            self._first = min(self._first, (number, f"{name}: {error}"))
+
+    def refuse(self) -> None:
+        if self._count:
+            total = f" {self._count:,} rows have such faults." if self._count > 1 else ""
+            raise DataError(self._first[1] + total)
+
+
+def _refuse_tokenizer(tokenizer, train_on: str) -> None:
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            "The tokenizer has no chat template, which conversations need. Put a chat_template.jinja into the "
+            "checkpoint's folder, or render the conversations into a column of text."
+        )
+    if train_on == "assistant" and not tokenizer.is_fast:
+        raise DataError(
+            "train_on: assistant needs a fast tokenizer, which reports where its tokens are. Use train_on: all."
+        )
+
+
+def _render(conversation: Conversation, tokenizer, train_on: str) -> tuple[str, Spans]:
+    """The whole text and its answers."""
+    messages, tools = _messages(conversation), _tools(conversation.tools)
+
+    def render(part: Messages, prompt: bool = False) -> str:
+        try:
+            return tokenizer.apply_chat_template(part, tools=tools, tokenize=False, add_generation_prompt=prompt)
+        except Exception as error:  # a template is a program
+            raise DataError(f"the chat template fails: {reason_of(error)}") from error
+
+    whole = render(messages)
+    _refuse_missing_text(messages, whole)
+    if train_on == "all":
+        return whole, []
+    template = tokenizer.get_chat_template(tools=tools)
+    if _GENERATION.search(template):
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        options = {"chat_template": template, "return_assistant_tokens_mask": True, **tokenizer.special_tokens_map}
+        marked: Any = render_jinja_template([messages], tools=tools, **options)
+        return whole, [(start, stop) for start, stop in marked[1][0]]
+    return whole, _answers(messages, whole, render, tokenizer.eos_token or "")
+
+
+def _refuse_missing_text(messages: Messages, whole: str) -> None:
+    """Raise DataError if the template drops a message, as some do with the system prompt or with plain text."""
+    for number, message in enumerate(messages):
+        content = message.get("content", "").strip()
+        # templates may move or remove reasoning, which comes first
+        if message["role"] != "tool" and content and content.splitlines()[-1] not in whole:
+            raise DataError(f"the chat template leaves out message {number}, by the {message['role']}.")
+
+
+def _answers(messages: Messages, whole: str, render: Callable[..., str], eos: str) -> Spans:
+    spans: Spans = []
+    closing: str | None = None
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        if number == 0:
+            raise DataError("message 0 is the assistant's; expected a message to answer.")
+        before = render(messages[:number], prompt=True)
+        if closing is None:
+            unprompted = render(messages[:number])
+            # Phi-3's template ends a text with eos, unless it ends with the generation prompt
+            closing = "" if before.startswith(unprompted) else eos
+            prompts = before != unprompted
+        after = render(messages[: number + 1]).removesuffix(closing)
+        if not after.startswith(before):
+            raise DataError(f"message {number} does not start with the chat template's generation prompt. {_INSTEAD}")
+        if not whole.startswith(after):
+            raise DataError(
+                f"the chat template renders message {number} differently if others follow, for example without its "
+                f"reasoning. End each conversation with its only answer. {_INSTEAD}"
+            )
+        answer = after[len(before) :]
+        if not prompts and not answer.lstrip().startswith(message.get("content", "").strip()):
+            raise DataError(f"the chat template ignores add_generation_prompt. {_INSTEAD}")
+        # white space after the end marker is not part of the answer
+        spans.append((len(before), len(before) + len(answer.rstrip())))
+    return spans
+
+
+def _trained(text: str, offsets: list[tuple[int, int]], spans: Spans) -> np.ndarray:
+    """Whether each token belongs to an answer, shape (tokens,), bool. offsets: (start, stop) of each, characters.
+
+    White space that a token shares with an answer does not matter: such a token belongs to what else is in it.
+    """
+    starts, stops = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    trained = np.zeros(len(starts), dtype=bool)
+    for first, end in spans:
+        for border, outside in ((first, "prompt"), (end, "next message")):
+            for token in np.flatnonzero((starts < border) & (border < stops)):
+                if text[border : stops[token]].strip():
+                    raise DataError(
+                        f"the token {text[starts[token] : stops[token]]!r} belongs to both the answer and the "
+                        f"{outside}, so the answer cannot be masked exactly. Use train_on: all, or change the spaces "
+                        "there in the chat template."
+                    )
+        trained |= (starts >= first) & (starts < end)
+    return trained
+
+
+def _messages(conversation: Conversation) -> Messages:
+    if not conversation.messages:
+        raise DataError("the conversation is empty.")
+    messages = [_message(number, message) for number, message in enumerate(conversation.messages)]
+    if conversation.system and messages[0]["role"] not in ("system", "developer"):
+        messages.insert(0, {"role": "system", "content": conversation.system})
+    return messages
+
+
+def _message(number: int, given: Any) -> dict[str, Any]:
+    message = _without_none(given)
+    if not isinstance(message, dict):
+        raise DataError(f"message {number} is {shown(given)}; expected a role and a content.")
+    if "from" in message and "role" not in message:
+        message = {"role": _SHAREGPT.get(message["from"], message["from"]), "content": message.get("value")}
+    if message.get("role") not in ROLES:
+        raise DataError(
+            f"message {number} has the role {shown(message.get('role'))}; expected {', '.join(ROLES)}, or ShareGPT's "
+            f"{' or '.join(_SHAREGPT)}."
+        )
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = message["content"] = "".join(part.get("text", "") for part in content)
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise DataError(f"message {number} has the content {shown(content)}; expected text.")
+    return message
+
+
+def _without_none(value: Any) -> Any:
+    """Without the keys that a table adds to some rows because others have them."""
+    if isinstance(value, dict):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
+
+
+def _tools(given: Any) -> list[Any] | None:
+    try:
+        return _without_none(json.loads(given) if isinstance(given, str) else given) or None
+    except ValueError as error:
+        raise DataError(f"tools is not JSON: {error}") from error
