@@ -18,8 +18,15 @@ def start(arguments):
     )
 
 
+OWN = {
+    "next-token": {},
+    "longce": {"loss": "longce", "length": 96},
+    "by document": {"loss_weighting": "documents", "sequences": "packed"},
+}
+
+
 @pytest.mark.parametrize(
-    "own", [{}, pytest.param({"loss": "longce", "length": 96}, marks=pytest.mark.slow)], ids=["next-token", "longce"]
+    "own", [pytest.param(keys, marks=[pytest.mark.slow] if keys else [], id=name) for name, keys in OWN.items()]
 )
 def test_two_processes_stopped_and_resumed_equal_one(
     stop_and_resume, patched_llama, corpus, text_and_chat, tune, metrics, tmp_path, own
