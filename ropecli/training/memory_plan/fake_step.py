@@ -260,8 +260,12 @@ class _WatchedLoss(NextTokenLoss):
     def _of_plain_head(self, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         """Also count what linear_cross_entropy allocates inside: its operands, and the logits of a chunk."""
         loss = super()._of_plain_head(hidden, labels, weights)
+        chunk = min(len(hidden), self._chunk), self._split.vocabulary
+        if weights is not None:  # the backward pass needs the operands, so they are counted already
+            loss.new_empty(chunk)
+            return loss
         operands = hidden.float(), self._split.head.weight.float()
-        operands[0].new_empty(min(len(hidden), self._chunk), self._split.vocabulary)
+        operands[0].new_empty(chunk)
         return loss
 
     def _chunks(self, hidden: Tensor) -> list[slice]:
