@@ -90,8 +90,9 @@ def test_labels_are_the_tokens_to_train_on_and_sequences_without_any_are_dropped
 
 
 @pytest.mark.parametrize("layout", [long, packed, concat], ids=["long", "packed", "concat"])
-def test_the_labels_of_a_document_are_counted_in_all_of_its_pieces(numbered, layout):
-    part = layout(numbered(*LENGTHS), by_document=True)
+@pytest.mark.parametrize("trained", [None, lambda ids: (ids % 1000 > 2) & (ids % 3 > 0)], ids=["text", "conversations"])
+def test_the_labels_of_a_document_are_counted_in_all_of_its_pieces(numbered, layout, trained):
+    part = layout(numbered(*LENGTHS, trained=trained), by_document=True)
     found = []
     for row in map(part.row, range(len(part))):
         scored = row.labels != UNSCORED
