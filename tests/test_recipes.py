@@ -77,6 +77,7 @@ EXPECTED = {
     "pi-32k": (LLAMA_2_7B, 8, [("linear", 8, 1e4, 32 * K, 32 * K, 1000, 128 * 32 * K)]),
     "abf-llama2-long": (LLAMA_2_7B, 8, [("abf", 8, 5e5, 32 * K, 32 * K, 1000, 4 * K * K)]),
     "longlora-32k": (LLAMA_2_7B, 8, [("linear", 8, 1e4, 32 * K, 32 * K, 1000, 64 * 32 * K)]),
+    "longalign-64k": (LLAMA_2_7B, 8, [("abf", 16, 2e6, 64 * K, 64 * K, 1750, 8 * 64 * K)]),
     "pose-32k": (LLAMA_2_7B, 8, [("yarn", 8, 1e4, 32 * K, 4 * K, 1000, 64 * 4 * K)]),
     "drope-recalibrate": (LLAMA_2_7B, 8, [("nope", 8, 1e4, 32 * K, 4 * K, 5000, 512 * 4 * K)]),
     "qwen2.5-yarn-128k": (QWEN_2_5_7B_INSTRUCT, 8, [("yarn", 4, 1e6, 128 * K, 128 * K, 200, 16 * 128 * K)]),
