@@ -152,7 +152,7 @@ class SourceSequences:
         """Document of each label, shape (length,), as an index in the selection. The last one's also for padding."""
         pieces = slice(self.layout.first[sequence], self.layout.first[sequence + 1])
         document = self.layout.document[pieces]
-        of_token = np.repeat(document, (self.layout.stop - self.layout.start)[pieces])
+        of_token = np.repeat(document, self.layout.stop[pieces] - self.layout.start[pieces])
         labels = np.full(self.length, document[-1])
         labels[: len(of_token) - 1] = of_token[1:]  # a label is the next token
         return labels
