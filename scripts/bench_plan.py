@@ -127,11 +127,12 @@ def train(
     ids = torch.randint(case["vocab"], (recipe.batch_size, case["length"] + 1), device=device)
     packed = recipe.sequences == "packed"  # documents of a quarter
     positions = (torch.arange(case["length"], device=device) % (case["length"] // 4)).expand_as(ids[:, 1:])
+    counts = ids[:, 1:] + 1 if recipe.loss_weighting == "documents" else None
     on_step()
     for _ in range(steps):
         for _ in range(recipe.gradient_accumulation):
             with torch.autocast(device, torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
-                loss = loss_of(ids[:, :-1], ids[:, 1:], positions if packed else None, packed)
+                loss = loss_of(ids[:, :-1], ids[:, 1:], positions if packed else None, packed, counts)
             (loss / ids.numel()).backward()
             del loss
         torch.nn.utils.clip_grad_norm_([one for one in loss_of.parameters() if one.requires_grad], 1.0)

@@ -96,8 +96,10 @@ FAULTS: list[tuple[str, str]] = [
     ("draw.integers(bias, context_length - length, endpoint=True)", "draw.integers(0, context_length - length, endpoint=True)"),
     # finetune
     ("clamp(max=math.log(LARGEST_WEIGHT)).exp()", "exp()"),
-    ("short[:, chunk] - loss.detach()", "short[:, chunk] - loss"),
-    ("scale = averaged_over(self.accelerator) * len(batches) / targets", "scale = averaged_over(self.accelerator) / targets"),
+    ("short[:, chunk] - losses.detach()", "short[:, chunk] - losses"),
+    ("scale = averaged_over(self.accelerator) * len(batches) / weight", "scale = averaged_over(self.accelerator) / weight"),
+    ("labels[: len(of_token) - 1] = of_token[1:]", "labels[: len(of_token)] = of_token"),
+    ("np.add.at(labels, self._documents(sequence)[scored], 1)", "np.add.at(labels, self._documents(sequence), 1)"),
     ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),
     ("if found[name] != listed[name]]", "if False]"),
     ("step % self.every == 0 or step == self.steps", "step % self.every == 0"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from itertools import takewhile
 from pathlib import Path
 
@@ -77,6 +78,7 @@ EXPECTED = {
     "pi-32k": (LLAMA_2_7B, 8, [("linear", 8, 1e4, 32 * K, 32 * K, 1000, 128 * 32 * K)]),
     "abf-llama2-long": (LLAMA_2_7B, 8, [("abf", 8, 5e5, 32 * K, 32 * K, 1000, 4 * K * K)]),
     "longlora-32k": (LLAMA_2_7B, 8, [("linear", 8, 1e4, 32 * K, 32 * K, 1000, 64 * 32 * K)]),
+    "longalign-64k": (LLAMA_2_7B, 8, [("abf", 16, 2e6, 64 * K, 64 * K, 1750, 8 * 64 * K)]),
     "pose-32k": (LLAMA_2_7B, 8, [("yarn", 8, 1e4, 32 * K, 4 * K, 1000, 64 * 4 * K)]),
     "drope-recalibrate": (LLAMA_2_7B, 8, [("nope", 8, 1e4, 32 * K, 4 * K, 5000, 512 * 4 * K)]),
     "qwen2.5-yarn-128k": (QWEN_2_5_7B_INSTRUCT, 8, [("yarn", 4, 1e6, 128 * K, 128 * K, 200, 16 * 128 * K)]),
@@ -235,6 +237,27 @@ def test_the_demo_is_dry_run_by_the_command(ropecli, tmp_path):
     assert "sequences of 1,024 tokens, from demo-train (long)" in outcome.out
     assert "100 steps of 8 sequences: 8,192 tokens per step, 819,200 in total" in outcome.out
     assert not output.exists()
+
+
+def test_the_recipe_for_conversations_runs_at_toy_size(ropecli, tmp_path, chat, chat_template):
+    model, output = shutil.copytree(open_checkpoint("demo").folder, tmp_path / "model"), tmp_path / "out"
+    (model / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    name = "longalign-64k"
+    recipe = make_recipe(ROOT / "finetune" / f"{name}.yaml", {})
+    sources = [{**source.model_dump(exclude_unset=True), "data": str(chat)} for source in recipe.sources]
+    small = {
+        "mixture": sources,
+        "length": 512,
+        "steps": 2,
+        "patch": {**recipe.patch.model_dump(), "target_length": 512},
+    }
+    keys = [part for key, value in small.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    outcome = ropecli("finetune", model, "--recipe", name, *keys, "--output", output)
+    assert outcome.code == 0, outcome.err
+    assert "of the tokens are trained on" in outcome.err
+    assert "lora-plus trains" in outcome.err
+    assert json.loads((output / "config.json").read_text())["rope_theta"] == 2000000
+    assert len((output / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def key_table(kind, beside=()):

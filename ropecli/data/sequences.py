@@ -15,19 +15,21 @@ UNSCORED = -100
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """ids, labels, positions: shape (length,), int64; see Batch."""
+    """ids, labels, positions, document_labels: shape (length,), int64; see Batch."""
 
     ids: np.ndarray
     labels: np.ndarray
     positions: np.ndarray
+    document_labels: np.ndarray | None = None
 
 
 class SourceSequences:
     """The sequences of one source, reshuffled every epoch. number: index of the source in the mixture.
 
     separator: token between documents of `concat`, None for none. padding: token that pads packed sequences; None for
-    other layouts. Sequences without a token to train on are dropped. targets: shape (sequences,), int64, scored labels
-    of each; None if all tokens are trained on. dropped: number of dropped sequences.
+    other layouts. by_document: add document_labels, which weight the loss. Sequences without a token to train on are
+    dropped. targets: shape (sequences,), int64, scored labels of each; None if all tokens are trained on. dropped:
+    number of dropped sequences.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class SourceSequences:
         padding: int | None = None,
         seed: int = 0,
         number: int = 0,
+        by_document: bool = False,
     ) -> None:
         self.selection, self.layout, self.length = selection, layout, length
         self._store, self._padding = store, padding
@@ -49,10 +52,14 @@ class SourceSequences:
         self._seeds = (seed, number) if number else (seed,)
         self.targets: np.ndarray | None = None
         self.dropped = 0
+        self._labels: np.ndarray | None = None
         if store.masked:
-            targets = np.array([(self.row(at).labels != UNSCORED).sum() for at in range(len(layout))], dtype=np.int64)
+            targets, labels = self._count_scored()
             self.layout, self.targets = layout.only(targets > 0), targets[targets > 0]
             self.dropped = len(layout) - len(self.layout)
+            self._labels = labels if by_document else None
+        elif by_document:
+            self._labels = self._count_labels()
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -87,7 +94,7 @@ class SourceSequences:
         ahead = np.arange(self.length) + np.minimum(positions - np.arange(self.length), tokens - stop)
         end = min(tokens, start + int(ahead[-1]) + 2)
         text = np.append(self._store.read(int(self.selection.documents[document]), start, end), UNSCORED)
-        return TrainingSequence(text[ahead], text[ahead + 1], positions)
+        return TrainingSequence(text[ahead], text[ahead + 1], positions, self._document_labels(sequence))
 
     def _sequence(self, position: int) -> int:
         epoch, index = divmod(position, len(self))
@@ -118,7 +125,37 @@ class SourceSequences:
             labels[:-1] = ids[1:]
         if self._store.masked:
             ids, labels = np.maximum(ids, ~ids), np.where(labels < 0, UNSCORED, labels)
-        return TrainingSequence(ids, labels, positions)
+        return TrainingSequence(ids, labels, positions, self._document_labels(sequence))
+
+    def _count_labels(self) -> np.ndarray:
+        """Labels of each selected document in all of its pieces, shape (documents,), int64."""
+        labels = self.layout.stop - self.layout.start
+        # nothing predicts the first token of a sequence, or of a packed piece
+        labels[self.layout.first[:-1] if self._padding is None else slice(None)] -= 1
+        counts = np.bincount(self.layout.document, weights=labels, minlength=len(self.selection.documents))
+        return counts.astype(np.int64)
+
+    def _count_scored(self) -> tuple[np.ndarray, np.ndarray]:
+        """(labels to train on of each sequence, of each selected document in all of its pieces), int64."""
+        targets = np.zeros(len(self.layout), dtype=np.int64)
+        labels = np.zeros(len(self.selection.documents), dtype=np.int64)
+        for sequence in range(len(self.layout)):
+            scored = self.row(sequence).labels != UNSCORED
+            targets[sequence] = scored.sum()
+            np.add.at(labels, self._documents(sequence)[scored], 1)
+        return targets, np.maximum(labels, 1)
+
+    def _document_labels(self, sequence: int) -> np.ndarray | None:
+        return None if self._labels is None else self._labels[self._documents(sequence)]
+
+    def _documents(self, sequence: int) -> np.ndarray:
+        """Document of each label, shape (length,), as an index in the selection. The last one's also for padding."""
+        pieces = slice(self.layout.first[sequence], self.layout.first[sequence + 1])
+        document = self.layout.document[pieces]
+        of_token = np.repeat(document, self.layout.stop[pieces] - self.layout.start[pieces])
+        labels = np.full(self.length, document[-1])
+        labels[: len(of_token) - 1] = of_token[1:]  # a label is the next token
+        return labels
 
 
 @lru_cache(maxsize=32)

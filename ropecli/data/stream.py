@@ -15,7 +15,14 @@ from ropecli.data.conversations import template_digest
 from ropecli.data.documents import special_tokens
 from ropecli.data.gapped_positions import positions_of, refuse_impossible_positions
 from ropecli.data.sampling import Mixture, Selection, seeded_generator, select_documents
-from ropecli.data.sequences import SourceSequences, TrainingSequence, describe_source, none_left, none_long_enough
+from ropecli.data.sequences import (
+    UNSCORED,
+    SourceSequences,
+    TrainingSequence,
+    describe_source,
+    none_left,
+    none_long_enough,
+)
 from ropecli.data.sources import HUB_DOCUMENTS, TO_TRAIN, Rows, is_hub_dataset, read_rows
 from ropecli.data.token_store import FORMAT, TokenStore, cache_folder, open_store, source_identity, tokenizer_digest
 from ropecli.errors import DataError, RecipeError
@@ -54,6 +61,8 @@ class StreamRecipe(Protocol):
     @property
     def pose_chunks(self) -> int: ...
     @property
+    def loss_weighting(self) -> str: ...
+    @property
     def seed(self) -> int: ...
 
 
@@ -62,12 +71,21 @@ class Batch:
     """ids, labels: shape (sequences, length), int64. labels[i, t] is the token after ids[i, t], -100 if not scored.
 
     positions: the same shape, or None for 0, 1, 2 ... in every row. packed: positions restart at each document.
+    document_labels: the same shape, the number of scored labels of the document that a label belongs to, in all of the
+    document's pieces; None if every label has the same weight.
     """
 
     ids: np.ndarray
     labels: np.ndarray
     positions: np.ndarray | None = None
     packed: bool = False
+    document_labels: np.ndarray | None = None
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of all scored labels: their number, or the number of documents that they make up."""
+        scored = self.labels != UNSCORED
+        return float(scored.sum() if self.document_labels is None else (1 / self.document_labels[scored]).sum())
 
 
 class Stream:
@@ -99,11 +117,13 @@ class Stream:
         """The sequences at these positions of the infinite stream."""
         rows = [self._row(position) for position in positions]
         gaps = self.packed or self._recipe.positions != "full"
+        counts = [row.document_labels for row in rows if row.document_labels is not None]
         return Batch(
             np.stack([row.ids for row in rows]),
             np.stack([row.labels for row in rows]),
             np.stack([row.positions for row in rows]) if gaps else None,
             self.packed,
+            np.stack(counts) if counts else None,
         )
 
     def _row(self, at: int) -> TrainingSequence:
@@ -122,7 +142,7 @@ class Stream:
     def fingerprint(self) -> str:
         """sha256 over the tokens and how they are selected, laid out and mixed.
 
-        Streams with the same fingerprint give the same batches, wherever the text and the cache are stored.
+        Streams with the same fingerprint give the same sequences, wherever the text and the cache are stored.
         """
         recipe = self._recipe
         gaps = None if recipe.positions == "full" else [recipe.positions, self._context_length]
@@ -171,7 +191,7 @@ def open_stream(
             store = _open_store(source, most, tokenizer, digest, read)
         separator = _separator(tokenizer) if source.sequences == "concat" else None
         padding = (tokenizer.eos_token_id or 0) if source.sequences == "packed" else None
-        parts.append(_sequences(source, number, store, length, recipe.seed, separator, padding))
+        parts.append(_sequences(source, number, store, length, recipe, separator, padding))
         chosen = [source.sequences, source.long_from, source.keep_short, source.max_tokens]
         made_of.append([store.digest, separator, padding, *chosen])
     return Stream(recipe, length, context_length, parts, made_of)
@@ -209,7 +229,7 @@ def _sequences(
     number: int,
     store: TokenStore,
     length: int,
-    seed: int,
+    recipe: StreamRecipe,
     separator: int | None,
     padding: int | None,
 ) -> SourceSequences:
@@ -224,11 +244,11 @@ def _sequences(
         long_from=source.long_from,
         keep_short=source.keep_short,
         max_tokens=source.max_tokens,
-        seed=seed,
+        seed=recipe.seed,
         source=number,
     )
     layout = _lay_out(
-        source.sequences, selection, length, seeded_generator(seed, "concat", number), separator is not None
+        source.sequences, selection, length, seeded_generator(recipe.seed, "concat", number), separator is not None
     )
     if not len(layout):
         raise DataError(none_left(source.data, selection, length, source.max_tokens))
@@ -239,8 +259,9 @@ def _sequences(
         length,
         separator=separator,
         padding=padding,
-        seed=seed,
+        seed=recipe.seed,
         number=number,
+        by_document=recipe.loss_weighting == "documents",
     )
     if not len(part):
         raise DataError(f"{source.data} contains no token to train on: no sequence has an answer of the assistant.")

@@ -28,12 +28,14 @@ class LocalBatch(NamedTuple):
     """One process's part of a batch, on its device: the arguments of NextTokenLoss.forward.
 
     ids, labels: shape (sequences, tokens of this process). positions: the same shape, or None for 0, 1, 2 ...
+    document_labels: the same shape, or None.
     """
 
     ids: torch.Tensor
     labels: torch.Tensor
     positions: torch.Tensor | None
     packed: bool
+    document_labels: torch.Tensor | None
 
 
 def make_accelerator(
@@ -187,12 +189,16 @@ def local_batch(accelerator: "Accelerator", batch: "Batch") -> Iterator[LocalBat
         return torch.tensor(array[:, own], device=accelerator.device)
 
     share = LocalBatch(
-        placed(batch.ids), placed(batch.labels), None if positions is None else placed(positions), batch.packed
+        placed(batch.ids),
+        placed(batch.labels),
+        None if positions is None else placed(positions),
+        batch.packed,
+        None if batch.document_labels is None else placed(batch.document_labels),
     )
     if sizes and sizes.cp_enabled:
         # splits the tensors in place, and makes attention exchange keys and values
-        whole = [share.ids, share.labels, share.positions]
-        with accelerator.maybe_context_parallel(whole, [1, 1, 1], set(whole)):
+        whole = [tensor for tensor in share if isinstance(tensor, torch.Tensor)]
+        with accelerator.maybe_context_parallel(whole, [1] * len(whole), set(whole)):
             yield share
     else:
         yield share
@@ -203,8 +209,10 @@ def _filled(batch: "Batch", rows: int) -> "Batch":
     shape = (rows, batch.ids.shape[1])
     labels = np.full(shape, UNSCORED)
     labels[: len(batch.labels)] = batch.labels
-    positions = None if batch.positions is None else np.resize(batch.positions, shape)
-    return replace(batch, ids=np.resize(batch.ids, shape), labels=labels, positions=positions)
+    positions, counts = (
+        None if rows is None else np.resize(rows, shape) for rows in (batch.positions, batch.document_labels)
+    )
+    return replace(batch, ids=np.resize(batch.ids, shape), labels=labels, positions=positions, document_labels=counts)
 
 
 def clip_gradients(accelerator: "Accelerator", parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:

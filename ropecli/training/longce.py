@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ropecli.data.sequences import UNSCORED
 from ropecli.evaluation.protocols import ShortContext
-from ropecli.training.loss import NextTokenLoss
+from ropecli.training.loss import NextTokenLoss, weighted_sum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +35,12 @@ class LongContextLoss(NextTokenLoss):
         self._context = short_context
 
     def forward(
-        self, ids: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None = None, packed: bool = False
+        self,
+        ids: torch.Tensor,
+        labels: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        packed: bool = False,
+        document_labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if not torch.is_grad_enabled():
             return super().forward(ids, labels, positions, packed)
@@ -45,17 +50,16 @@ class LongContextLoss(NextTokenLoss):
         with torch.autocast(ids.device.type, enabled=False):
             hidden = outputs.last_hidden_state.to(self._split.head.weight.dtype)
 
-            def chunk_losses(part: torch.Tensor, chunk: slice) -> torch.Tensor:
-                loss = self._losses(outputs, part, labels[:, chunk])
-                weight = (short[:, chunk] - loss.detach()).clamp(max=math.log(LARGEST_WEIGHT)).exp()
-                weight = torch.where(short[:, chunk].isnan(), 1.0, weight)
-                return torch.stack([(weight * loss).sum(), loss.detach().sum()])
+            def chunk_loss(part: torch.Tensor, chunk: slice) -> torch.Tensor:
+                losses = self._losses(outputs, part, labels[:, chunk])
+                weights = (short[:, chunk] - losses.detach()).clamp(max=math.log(LARGEST_WEIGHT)).exp()
+                weights = torch.where(short[:, chunk].isnan(), 1.0, weights)
+                return weighted_sum(losses, weights if document_labels is None else weights / document_labels[:, chunk])
 
-            total = hidden.new_zeros(2, dtype=torch.float32)
+            total = hidden.new_zeros((), dtype=torch.float32)
             for chunk in self._chunks(hidden):
-                total = total + checkpoint(chunk_losses, hidden[:, chunk], chunk, use_reentrant=False)
-        weighted, plain = total
-        return plain.detach() + (weighted - weighted.detach())
+                total = total + checkpoint(chunk_loss, hidden[:, chunk], chunk, use_reentrant=False)
+        return total
 
     @torch.no_grad()
     def _short_losses(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """The training loop: runs steps, saves checkpoints, and stops on SIGTERM, SIGHUP or Ctrl-C.
 
 A step is one update of the weights, after one or more passes on each process. Its loss is the mean over all its scored
-tokens, however they are split over passes and processes. Dropout depends only on the seed and the step number, so a
-resumed run gives the same bits.
+tokens, however they are split over passes and processes. With `loss_weighting: documents` the gradient is that of the
+mean over its documents' mean losses (LongAlign, Bai et al. 2024, arXiv:2401.18058, equation 2); the reported loss is
+the same. Dropout depends only on the seed and the step number, so a resumed run gives the same bits.
 """
 
 import contextlib
@@ -135,8 +136,9 @@ class TrainingLoop:
         batches = self.batches(done)
         copies = self.accelerator.num_processes // data_ranks(self.accelerator)[1]  # processes that share a sequence
         targets = self._sum(sum(int((batch.labels != UNSCORED).sum()) for batch in batches)) / copies
-        # engines average over processes and passes; this scale makes that the mean over all scored tokens
-        scale = averaged_over(self.accelerator) * len(batches) / targets
+        # engines average over processes and passes; this scale makes that the mean over all scored tokens or documents
+        weight = self._sum(sum(batch.weight for batch in batches)) / copies
+        scale = averaged_over(self.accelerator) * len(batches) / weight
         loss = self._sum(sum(self._pass(batch, scale) for batch in batches)) / targets
         grad_norm = clip_gradients(self.accelerator, self.parameters, self.max_grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -151,7 +153,7 @@ class TrainingLoop:
         return TrainingProgress(done + 1, loss, self._rates[0] * factor, grad_norm, speed, tokens)
 
     def _pass(self, batch: Batch, scale: float) -> float:
-        """Run forward and backward. Returns the summed negative log-likelihood of this process's tokens, nats."""
+        """Run forward and backward. Returns the summed, unweighted loss of this process's tokens, nats."""
         with self.accelerator.accumulate(self.loss_of), local_batch(self.accelerator, batch) as share:
             nll = self.loss_of(*share)
             self.accelerator.backward(nll * scale)

@@ -56,22 +56,32 @@ class NextTokenLoss(torch.nn.Module):
         return self.model.config
 
     def forward(
-        self, ids: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None = None, packed: bool = False
+        self,
+        ids: torch.Tensor,
+        labels: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        packed: bool = False,
+        document_labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """ids, labels, positions: shape (batch, tokens). labels: the token that follows each, or UNSCORED.
+        """All tensors: shape (batch, tokens). labels: the token that follows each, or UNSCORED.
 
         positions: default 0, 1, 2 ... packed: a document starts where positions do not increase by one, and attends
-        only to itself; otherwise tokens attend across such gaps. There is no padding.
+        only to itself; otherwise tokens attend across such gaps. There is no padding. document_labels: see Batch; the
+        gradient is then that of Σ nll ÷ document_labels. The returned value is Σ nll with and without.
         """
+        weights = None if document_labels is None else 1 / document_labels
         with self._kept_elsewhere(ids.device):
             outputs = self.hidden(ids, positions, packed)
         # logits in the head's dtype, the loss in float32
         with torch.autocast(ids.device.type, enabled=False):
             # autocast may return another dtype than a frozen head's
             hidden = outputs.last_hidden_state.to(self._split.head.weight.dtype)
-            if self._split.plain_head and (_suits_liger(hidden) or hasattr(torch.nn, "LinearCrossEntropyOptions")):
-                return self._of_plain_head(hidden.flatten(0, 1), labels.flatten())
-            return self._recomputed(outputs, hidden, labels)
+            # Liger 0.6 computes wrong gradients of a weighted sum
+            liger = weights is None and _suits_liger(hidden)
+            if self._split.plain_head and (liger or hasattr(torch.nn, "LinearCrossEntropyOptions")):
+                weights = None if weights is None else weights.flatten()
+                return self._of_plain_head(hidden.flatten(0, 1), labels.flatten(), weights)
+            return self._recomputed(outputs, hidden, labels, weights)
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor | None, packed: bool) -> Any:
         """The decoder's output; last_hidden_state: shape (batch, tokens, width)."""
@@ -86,32 +96,45 @@ class NextTokenLoss(torch.nn.Module):
             return nullcontext()
         return torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda")
 
-    def _of_plain_head(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _of_plain_head(self, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         weight = self._split.head.weight
-        if _suits_liger(hidden):
+        if weights is None and _suits_liger(hidden):
             from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
             return LigerFusedLinearCrossEntropyLoss(ignore_index=UNSCORED, reduction="sum")(weight, hidden, labels)
         options = torch.nn.LinearCrossEntropyOptions(
             batch_chunk_size=self._chunk, chunking_method=None, acc_policy="compact"
         )
-        return functional.linear_cross_entropy(
-            hidden.float(), weight.float(), labels, reduction="sum", ignore_index=UNSCORED, options=options
+        reduction = "sum" if weights is None else "none"
+        losses = functional.linear_cross_entropy(
+            hidden.float(), weight.float(), labels, reduction=reduction, ignore_index=UNSCORED, options=options
         )
+        return losses if weights is None else weighted_sum(losses, weights)
 
-    def _recomputed(self, outputs: Any, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        def chunk_loss(part: torch.Tensor, part_labels: torch.Tensor) -> torch.Tensor:
-            logits = self._split.logits(outputs, part)
-            return cross_entropy(logits.flatten(0, 1), part_labels.flatten(), ignore_index=UNSCORED, reduction="sum")
+    def _recomputed(
+        self, outputs: Any, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        reduction = "sum" if weights is None else "none"
+
+        def chunk_loss(part: torch.Tensor, chunk: slice) -> torch.Tensor:
+            logits = self._split.logits(outputs, part).flatten(0, 1)
+            losses = cross_entropy(logits, labels[:, chunk].flatten(), ignore_index=UNSCORED, reduction=reduction)
+            return losses if weights is None else weighted_sum(losses, weights[:, chunk].flatten())
 
         total = hidden.new_zeros((), dtype=torch.float32)
         for chunk in self._chunks(hidden):
-            total = total + checkpoint(chunk_loss, hidden[:, chunk], labels[:, chunk], use_reentrant=False)
+            total = total + checkpoint(chunk_loss, hidden[:, chunk], chunk, use_reentrant=False)
         return total
 
     def _chunks(self, hidden: torch.Tensor) -> list[slice]:
         step = max(1, self._chunk // len(hidden))
         return [slice(start, start + step) for start in range(0, hidden.shape[1], step)]
+
+
+def weighted_sum(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The sum of the losses, with the gradient of the weighted sum: the value does not depend on the weights."""
+    weighted = (weights * losses).sum()
+    return losses.detach().sum() + (weighted - weighted.detach())
 
 
 def _suits_liger(hidden: torch.Tensor) -> bool:

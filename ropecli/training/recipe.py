@@ -98,6 +98,9 @@ class Recipe(_Text):
         "next-token",
         description="longce: more weight on tokens that need a long context, up to 5; a step takes about twice as long",
     )
+    loss_weighting: Literal["tokens", "documents"] = Field(
+        "tokens", description="what counts the same in a step: each scored token, or each document, as in LongAlign"
+    )
     learning_rate: float = Field(2e-5, gt=0, allow_inf_nan=False, description="peak learning rate")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="after the warm-up; cosine ends at a tenth of the peak"

@@ -57,8 +57,11 @@ def stream_of(tokenizer):
     """stream_of(source, ..., length=16, window=64, key=value) -> a stream through the tiny tokenizer."""
     from ropecli.data.stream import open_stream
 
-    def make(*sources, length=16, window=64, tokenizer=tokenizer, positions="full", pose_chunks=2, seed=0, **options):
-        recipe = SimpleNamespace(sources=sources, positions=positions, pose_chunks=pose_chunks, seed=seed)
+    defaults = {"positions": "full", "pose_chunks": 2, "loss_weighting": "tokens", "seed": 0}
+
+    def make(*sources, length=16, window=64, tokenizer=tokenizer, **options):
+        keys = {key: options.pop(key, default) for key, default in defaults.items()}
+        recipe = SimpleNamespace(sources=sources, **keys)
         return open_stream(recipe, tokenizer, length, window, **options)
 
     return make

@@ -1,5 +1,7 @@
 """Sequences of one source: tokens, labels and positions at the borders; an order that depends only on position."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -21,11 +23,11 @@ def packed(store, length=8, **options):
     return SourceSequences(store, chosen, pack(chosen.lengths, length), length, padding=END, **options)
 
 
-def concat(store, length=8, separator=END):
+def concat(store, length=8, separator=END, **options):
     chosen = select_documents(store.lengths, 1)
     draw = np.random.default_rng(0)
     layout = concatenate(chosen.lengths, length, draw, separated=separator is not None)
-    return SourceSequences(store, chosen, layout, length, separator=separator)
+    return SourceSequences(store, chosen, layout, length, separator=separator, **options)
 
 
 def all_ids(part):
@@ -85,6 +87,28 @@ def test_labels_are_the_tokens_to_train_on_and_sequences_without_any_are_dropped
         row = masked.skipping_at(at, positions)
         assert (row.ids.tolist(), row.labels.tolist()) == (masked.at(at).ids.tolist(), masked.at(at).labels.tolist())
         np.testing.assert_array_equal(row.positions, positions)
+
+
+@pytest.mark.parametrize("layout", [long, packed, concat], ids=["long", "packed", "concat"])
+@pytest.mark.parametrize("trained", [None, lambda ids: (ids % 1000 > 2) & (ids % 3 > 0)], ids=["text", "conversations"])
+def test_the_labels_of_a_document_are_counted_in_all_of_its_pieces(numbered, layout, trained):
+    part = layout(numbered(*LENGTHS, trained=trained), by_document=True)
+    found = []
+    for row in map(part.row, range(len(part))):
+        scored = row.labels != UNSCORED
+        found += zip(row.labels[scored].tolist(), row.document_labels[scored].tolist(), strict=True)
+    owners: list[int] = []
+    for label, _ in found:
+        owners.append(owners[-1] if label == END else label // 1000)  # a separator belongs to the document before it
+    labels = Counter(owners)
+    assert [count for _, count in found] == [labels[owner] for owner in owners]
+    assert max(labels.values()) > 8  # in several sequences
+
+
+def test_text_that_skips_ahead_counts_as_the_labels_of_its_document(numbered):
+    part = long(numbered(40, 9), by_document=True)
+    counts = {part.skipping_at(at, np.arange(0, 16, 2)).document_labels[-1] for at in range(len(part))}
+    assert counts == {35, 7}
 
 
 @pytest.mark.parametrize("layout", [long, packed, concat], ids=["long", "packed", "concat"])

@@ -27,7 +27,7 @@ def model(build):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").train()
 
 
-def brute_force(model, ids, labels):
+def brute_force(model, ids, labels, counts):
     """(plain loss, weighted loss, weights): one short pass for every token."""
 
     def losses(ids, labels):
@@ -42,15 +42,17 @@ def brute_force(model, ids, labels):
             short = losses(ids[:, start:position], labels[:, start:position])[:, -1]
         gain = short - plain[:, position - 1].detach()
         weights[:, position - 1] = gain.exp().clamp(max=5)
-    return plain.sum(), (weights * plain).sum(), weights
+    return plain.sum(), (weights * plain / counts).sum(), weights
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
-def test_value_and_gradient_are_those_of_brute_force(model, monkeypatch):
+@pytest.mark.parametrize("by_document", [False, True], ids=["tokens", "documents"])
+def test_value_and_gradient_are_those_of_brute_force(model, by_document, monkeypatch):
     monkeypatch.setattr(loss_module, "_CHUNK", 14)
     labels = torch.nn.functional.pad(IDS[:, 1:], (0, 1), value=UNSCORED)
     labels[0, 40:45] = UNSCORED
-    plain, weighted, weights = brute_force(model, IDS, labels)
+    counts = torch.tensor([4, 9])[(torch.arange(61) > 20).long()].expand_as(IDS) if by_document else None
+    plain, weighted, weights = brute_force(model, IDS, labels, 1 if counts is None else counts)
     assert weights.max() == 5 > 1 > weights.min()
     model.zero_grad()
     weighted.backward()
@@ -59,7 +61,7 @@ def test_value_and_gradient_are_those_of_brute_force(model, monkeypatch):
     loss_of = LongContextLoss(model, SHORT)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     try:
-        loss = loss_of(IDS, labels)
+        loss = loss_of(IDS, labels, document_labels=counts)
         loss.backward()
     finally:
         model.gradient_checkpointing_disable()

@@ -76,6 +76,26 @@ def test_the_loss_and_its_gradients_are_those_of_a_plain_cross_entropy(
         assert gradient.abs().max() > 1e-5  # else the line above holds nothing
 
 
+@pytest.mark.parametrize("old_torch", [False, True], ids=["", "torch 2.11"])
+def test_labels_weigh_by_their_document_and_the_value_stays_the_unweighted_loss(model, old_torch, monkeypatch):
+    monkeypatch.setattr(loss_module, "_CHUNK", 7)
+    if old_torch:
+        monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions", raising=False)
+    labels, counts = IDS.roll(-1, 1), torch.from_numpy(np.random.default_rng(1).integers(1, 99, IDS.shape))
+    labels[:, 30:40] = UNSCORED
+
+    def losses(ids):
+        return cross_entropy(model(input_ids=ids).logits.transpose(1, 2), labels, reduction="none")
+
+    unweighted = losses(IDS).sum().item()
+    _, gradients = loss_and_gradients(model, lambda ids: (losses(ids) / counts).sum())
+    ours, our_gradients = loss_and_gradients(model, lambda ids: NextTokenLoss(model)(ids, labels, None, False, counts))
+    assert ours == pytest.approx(unweighted, rel=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-4, atol=1e-5)
+        assert gradient.abs().max() > 1e-3
+
+
 def test_mixed_precision_ends_at_the_head(model):
     """Logits in bfloat16 would be off by a hundredth."""
     loss_of = NextTokenLoss(model)
@@ -97,7 +117,7 @@ def test_a_frozen_head_in_bfloat16_is_given_its_own_precision(build, name, autoc
     loss_of, given = NextTokenLoss(model), []
     for path in ("_of_plain_head", "_recomputed"):
         run = getattr(loss_of, path)
-        setattr(loss_of, path, lambda *parts, run=run: given.append(parts[-2].dtype) or run(*parts))
+        setattr(loss_of, path, lambda *parts, run=run: given.append(parts[-3].dtype) or run(*parts))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         loss = mean(loss_of)(IDS)
         loss.backward()

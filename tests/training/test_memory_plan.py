@@ -183,6 +183,14 @@ _SMALL = {
         "recipe": {"adapter": "lora", "mixed_precision": "bf16"},
         "half_base": True,
     },
+    "lora by document": {
+        "type": "llama",
+        "vocab": 4096,
+        "layers": 2,
+        "length": 512,
+        "recipe": {"adapter": "lora", "mixed_precision": "bf16", "loss_weighting": "documents"},
+        "half_base": True,
+    },
     "rerope, no checkpointing": {
         "type": "llama",
         "vocab": 512,

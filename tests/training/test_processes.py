@@ -18,15 +18,22 @@ def start(arguments):
     )
 
 
+OWN = {
+    "next-token": {},
+    "longce": {"loss": "longce", "length": 96},
+    "by document": {"loss_weighting": "documents"},
+}
+
+
 @pytest.mark.parametrize(
-    "own", [{}, pytest.param({"loss": "longce", "length": 96}, marks=pytest.mark.slow)], ids=["next-token", "longce"]
+    "own", [pytest.param(keys, marks=[pytest.mark.slow] if keys else [], id=name) for name, keys in OWN.items()]
 )
 def test_two_processes_stopped_and_resumed_equal_one(
     stop_and_resume, patched_llama, corpus, text_and_chat, tune, metrics, tmp_path, own
 ):
     """The documents that measure the run are shared by both as well."""
-    own = own or {"mixture": text_and_chat}
-    keys = {**KEYS, **own, "eval_data": str(corpus), "eval_every": 4, "eval_documents": 4}
+    mixture = {} if "loss" in own else {"mixture": text_and_chat}
+    keys = {**KEYS, **mixture, **own, "eval_data": str(corpus), "eval_every": 4, "eval_documents": 4}
     two = stop_and_resume(start, **keys)
     one = tune(patched_llama, tmp_path / "one", **{**keys, "gradient_accumulation": 4})
     assert "processes: 2" in (two / "run.yaml").read_text()

@@ -83,10 +83,11 @@ def test_tied_weights_random_state_and_mixed_data_resume_exactly(
 ):
     source = build("llama", head_dim=32, tie_word_embeddings=True, attention_dropout=0.3)
     (source / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    keys = {"mixture": text_and_chat, "loss_weighting": "documents"}
     with pytest.raises(InterruptedRunError):
-        tune(source, mixture=text_and_chat, on_step=interrupt_at(3))
-    resumed = tune(source, mixture=text_and_chat, resume=True)
-    assert weights_of(resumed) == weights_of(tune(source, tmp_path / "uninterrupted", mixture=text_and_chat))
+        tune(source, on_step=interrupt_at(3), **keys)
+    resumed = tune(source, resume=True, **keys)
+    assert weights_of(resumed) == weights_of(tune(source, tmp_path / "uninterrupted", **keys))
 
 
 def test_the_newest_checkpoints_are_kept_while_it_runs_and_none_at_the_end(tune, patched_llama, tmp_path):

@@ -103,7 +103,7 @@ def test_two_processes_that_share_each_sequence_equal_one(
 ):
     """A half of a conversation may have no token to train on."""
     mixture = [{**source, "sequences": "concat"} for source in text_and_chat]
-    keys = {**KEYS, **({"mixture": mixture} if kind == "chat" else {})}
+    keys = {**KEYS, **({"mixture": mixture, "loss_weighting": "documents"} if kind == "chat" else {})}
     assert_equal(run_two(patched_llama, zero_stage, 2, **keys), tune(patched_llama, **keys))
 
 

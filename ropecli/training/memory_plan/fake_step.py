@@ -120,7 +120,7 @@ def _count_step(model: "PreTrainedModel", recipe: Recipe, length: int, shards: i
     _watch_gradients(trained, counter, shards, accumulates=recipe.gradient_accumulation > 1)
     with counter:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
-            loss = loss_of(ids, ids)
+            loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
         counter.phase = "head"
         loss.backward(inputs=trained)
     layers = layers_of(model)[2]
@@ -257,11 +257,15 @@ class _WatchedLoss(NextTokenLoss):
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: setattr(self.counter, "phase", phase))
 
-    def _of_plain_head(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def _of_plain_head(self, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         """Also count what linear_cross_entropy allocates inside: its operands, and the logits of a chunk."""
-        loss = super()._of_plain_head(hidden, labels)
+        loss = super()._of_plain_head(hidden, labels, weights)
+        chunk = min(len(hidden), self._chunk), self._split.vocabulary
+        if weights is not None:  # the backward pass needs the operands, so they are counted already
+            loss.new_empty(chunk)
+            return loss
         operands = hidden.float(), self._split.head.weight.float()
-        operands[0].new_empty(min(len(hidden), self._chunk), self._split.vocabulary)
+        operands[0].new_empty(chunk)
         return loss
 
     def _chunks(self, hidden: Tensor) -> list[slice]:
