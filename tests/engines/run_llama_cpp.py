@@ -25,7 +25,7 @@ NAMES = {
 
 
 def convert(job: dict) -> None:
-    """job: config (of the Llama), weights (npz), model (GGUF to write), metadata (key -> string, integer or float), tensors
+    """job: config (of the Llama), weights (npz), model (GGUF to write), metadata (key -> string, int or float), tensors
     (name -> list of float). Metadata and tensors are what a converter would store of the scaling."""
     import gguf
 
