@@ -159,12 +159,19 @@ def show_merged(result: "MergeResult") -> None:
 
 
 def show_export(export: "Export") -> None:
-    """The command alone on standard output, to be pasted."""
-    tell(export.command)
+    """The command alone on standard output, to be pasted; or its config file, to be redirected."""
+    unwritten = export.file_text and not export.written
+    tell(export.file_text.rstrip() if unwritten else export.command)
     for sentence in export.cannot:
         warn(sentence)
     for sentence in export.notes:
         err.print(f"note: {sentence}", markup=False, soft_wrap=True)
+    if unwritten:
+        err.print(
+            f"Save this as {export.file_name} (or use --output), then run: {export.command}",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def show_pushed(result: "PushResult") -> None:

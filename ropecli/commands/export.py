@@ -1,10 +1,11 @@
-"""`ropecli export`: prints the command with which an engine serves a checkpoint."""
+"""`ropecli export`: prints the command or the config file with which an engine serves or trains a checkpoint."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import Checkpoint, Flag, Revision
+from ropecli.commands.options import OUTPUT, Checkpoint, Flag, Revision
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export
@@ -13,11 +14,23 @@ if TYPE_CHECKING:
 def export(
     checkpoint: Checkpoint,
     *,
-    engine: Annotated[str, Flag("--engine", "-e"), Doc("vllm, sglang or llama.cpp.")],
+    engine: Annotated[
+        str,
+        Flag("--engine", "-e"),
+        Doc("To serve: vllm, sglang, llama.cpp, ollama or mlx. To fine-tune: trl or axolotl."),
+    ],
+    output: Annotated[
+        str | Path | None,
+        Flag("--output", "-o", metavar="FILE"),
+        Doc("trl, axolotl, ollama: write the config file here, and print the command that reads it."),
+        OUTPUT,
+    ] = None,
     revision: Revision = None,
 ) -> "Export":
-    """Print the command with which an engine serves a checkpoint at its context length."""
+    """Print the command that serves a checkpoint at its context length, or the config file that fine-tunes it."""
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.engine_export import export_checkpoint
 
-    return export_checkpoint(open_checkpoint(checkpoint, revision=revision), engine)
+    return export_checkpoint(
+        open_checkpoint(checkpoint, revision=revision), engine, None if output is None else Path(output)
+    )

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli import demo
+from ropecli.checkpoint.fixes import fix_command
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.config.dialects import KEPT_KEYS, MAX_POSITIONS, PARTIAL_KEYS, Parameters, parameters_by_layer_type
+from ropecli.config.dialects import (
+    KEPT_KEYS,
+    MAX_POSITIONS,
+    PARTIAL_KEYS,
+    THETA_KEYS,
+    Parameters,
+    parameters_by_layer_type,
+)
 from ropecli.config.encoding import native_parameters
 from ropecli.config.families import Family
 from ropecli.config.fields import first, section_of
@@ -31,7 +39,8 @@ class CheckpointPositions:
     parameters: `rope_parameters` including rope_theta, by layer type; key None where all layers share them. rope: the
     rope of the layers that see the whole context. length: context length, tokens. written_length: the context length
     in config.json, under length_key. sections: whether config.json splits the pairs into sections for multimodal
-    positions. warnings: sentences about what config.json leaves ambiguous.
+    positions. older_fields: whether config.json has rope_theta and, with a scaling, rope_scaling. fix: the command that
+    writes them. warnings: sentences about what config.json leaves ambiguous.
     """
 
     checkpoint: str
@@ -46,6 +55,8 @@ class CheckpointPositions:
     length_key: str
     tokenizer_length: float
     sections: bool
+    older_fields: bool
+    fix: str | None
     warnings: tuple[str, ...]
 
     @property
@@ -106,8 +117,8 @@ class CheckpointPositions:
         return overrides if self.section is None else {self.section: overrides}
 
 
-def read_positions(checkpoint: Checkpoint) -> CheckpointPositions:
-    """Read the positions of a checkpoint.
+def read_positions(checkpoint: Checkpoint, *, trains: bool = False) -> CheckpointPositions:
+    """Read the positions of a checkpoint. trains: for a trainer, which runs transformers' own models.
 
     Raises CheckpointError for a config without rotary embeddings, PatchError for positions that no engine supports.
     """
@@ -119,12 +130,17 @@ def read_positions(checkpoint: Checkpoint) -> CheckpointPositions:
         label: _parameters(ropes[label], own or {}, section, settings.family, length) if label in ropes else None
         for label, own in written.items()
     }
-    latent = section.get("qk_rope_head_dim") is not None
-    _refuse(checkpoint.name, written, parameters, latent)
+    if not trains:
+        _refuse(checkpoint.name, written, parameters, latent=section.get("qk_rope_head_dim") is not None)
     if rope.remapping is not None:
+        instead = (
+            "Fine-tune it with `ropecli finetune`."
+            if trains
+            else "Load it with transformers, after `import ropecli.attention`."
+        )
         raise PatchError(
             f"{checkpoint.name} uses {rope.spec.method}, which no engine supports: they would run standard attention. "
-            "Load it with transformers, after `import ropecli.attention`."
+            f"{instead}"
         )
     tokenizer = (checkpoint.tokenizer_config or {}).get("model_max_length")
     names = settings.family.names_of(MAX_POSITIONS)
@@ -140,9 +156,16 @@ def read_positions(checkpoint: Checkpoint) -> CheckpointPositions:
         written_length=settings.max_position_embeddings,
         length_key=next((name for name in names if section.get(name) is not None), names[0]),
         tokenizer_length=tokenizer if isinstance(tokenizer, int | float) else math.inf,
+        older_fields=_has_older_fields(section, parameters),
+        fix=fix_command(state),
         sections=any(key in (one or {}) for one in written.values() for key in _SECTIONS),
         warnings=state.warnings,
     )
+
+
+def _has_older_fields(section: dict[str, Any], parameters: Mapping[str | None, Parameters | None]) -> bool:
+    scaled = any(one and one["rope_type"] != "default" for one in parameters.values())
+    return first(section, THETA_KEYS) is not None and (not scaled or bool(section.get("rope_scaling")))
 
 
 def _parameters(
@@ -164,6 +187,7 @@ def _refuse(
     name: str,
     written: Mapping[Any, Parameters | None],
     parameters: Mapping[Any, Parameters | None],
+    *,
     latent: bool,
 ) -> None:
     if any(one and one.get("mscale_all_dim") for one in written.values()):

@@ -1,24 +1,27 @@
-"""Renders an engine's table for a checkpoint: the launch command, and how the engine differs from transformers."""
+"""Renders an engine's table: the launch command, its config file, and how the engine differs from transformers."""
 
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.engines import llama_cpp, sglang, vllm
+from ropecli.engines import axolotl, llama_cpp, mlx, ollama, sglang, trl, vllm
 from ropecli.engines.checkpoint_positions import CheckpointPositions, read_positions
-from ropecli.engines.engine_table import Case
-from ropecli.errors import MethodError, PatchError, did_you_mean
+from ropecli.engines.engine_table import Case, EngineTable
+from ropecli.errors import MethodError, OutputError, PatchError, did_you_mean
 
 
 @dataclass(frozen=True)
 class Export:
     """Result of `ropecli export`.
 
-    command: one line to paste. overrides: the config values that the command overrides. cannot: sentences on how the
-    engine differs from stock transformers. notes: further remarks.
+    command: one line to paste. overrides: the config values that the command overrides, or the contents of the config
+    file that it reads. cannot: sentences on how the engine differs from stock transformers. notes: further remarks.
+    file_name, file_text: the config file, empty if there is none. written: whether it was written.
     """
 
     engine: str
@@ -26,27 +29,35 @@ class Export:
     overrides: Mapping[str, Any]
     cannot: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    file_name: str = ""
+    file_text: str = ""
+    written: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        return vars(self)
+        return {key: value for key, value in vars(self).items() if key in _JSON_KEYS}
 
 
-_ENGINE_NAMES = {"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp"}
-ENGINES = {"llama.cpp": llama_cpp.ENGINE, "sglang": sglang.ENGINE, "vllm": vllm.ENGINE}
-_ONE_TABLE = Case(
-    lambda p: p.rope_type == "dynamic",
-    "Engines compute dynamic NTK once: every request gets the frequencies for {p.length} tokens. "
-    "transformers leaves requests of up to {p.original_length} tokens unscaled.",
-)
+_JSON_KEYS = ("engine", "command", "overrides", "cannot", "notes")
+_ENGINE_NAMES = {"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp", "mlx-lm": "mlx"}
+ENGINES = {
+    "axolotl": axolotl.ENGINE,
+    "llama.cpp": llama_cpp.ENGINE,
+    "mlx": mlx.ENGINE,
+    "ollama": ollama.ENGINE,
+    "sglang": sglang.ENGINE,
+    "trl": trl.ENGINE,
+    "vllm": vllm.ENGINE,
+}
 _NOT_RAISED = (
     "config.json states a context length of {p.written_length} tokens. Without the options, the engine stops there."
 )
 
 
-def export_checkpoint(checkpoint: Checkpoint, name: str) -> Export:
-    """Build the launch command of engine `name` for this checkpoint.
+def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = None) -> Export:
+    """Build the launch command of engine `name` for this checkpoint, and write its config file to `output`.
 
-    Raises MethodError for an unknown engine, PatchError where the engine does not support the checkpoint's positions.
+    Raises MethodError for an unknown engine or an `output` without a config file, PatchError where the engine does not
+    support the checkpoint's positions, OutputError where `output` exists or cannot be written.
     """
     if name == "transformers-v4":
         raise MethodError(
@@ -56,19 +67,42 @@ def export_checkpoint(checkpoint: Checkpoint, name: str) -> Export:
     name = _ENGINE_NAMES.get(name.lower(), name.lower())
     if name not in ENGINES:
         raise MethodError(f"Unknown engine {name!r}. Known: {', '.join(ENGINES)}.{did_you_mean(name, ENGINES)}")
-    engine, positions = ENGINES[name], read_positions(checkpoint)
+    engine = ENGINES[name]
+    if output and not engine.file_name:
+        raise MethodError(f"{engine.title} needs no config file: its command has all options. Run it without --output.")
+    positions = read_positions(checkpoint, trains=engine.trains)
     for reason in _texts(engine.refused, positions):
         raise PatchError(f"{engine.title} does not support the positions of {positions.checkpoint}: {reason}")
-    without_options = "" if positions.nested else engine.without_options.get(positions.rope_type, "")
-    without_options = without_options if positions.raised else _NOT_RAISED
-    notes = (Case(lambda p: bool(without_options), without_options), *engine.notes)
+    notes = (Case(lambda p: True, _without_options(engine, positions)), *engine.notes)
+    overrides, file_name = engine.overrides(positions), str(output or engine.file_name)
+    file_text = engine.file_text(overrides)
+    if output:
+        _write(file_text, output)
     return Export(
         engine=name,
-        command=join_command(*engine.command(positions)),
-        overrides=engine.overrides(positions),
-        cannot=tuple(_texts((_ONE_TABLE, *engine.cannot), positions)),
-        notes=(*positions.warnings, *_texts(notes, positions)),
+        command=join_command(*engine.command(positions), *([file_name] if file_name else [])),
+        overrides=overrides,
+        cannot=tuple(_texts(engine.cannot, positions)),
+        notes=(*positions.warnings, *filter(None, _texts(notes, positions))),
+        file_name=file_name,
+        file_text=file_text,
+        written=output is not None,
     )
+
+
+def _without_options(engine: EngineTable, positions: CheckpointPositions) -> str:
+    if not engine.without_options:
+        return ""
+    if not positions.raised:
+        return _NOT_RAISED
+    return "" if positions.nested else engine.without_options.get(positions.rope_type, "")
+
+
+def _write(text: str, output: Path) -> None:
+    if output.exists():
+        raise OutputError(f"{output} exists. Delete it, or choose another --output.")
+    with new_file(output) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def _texts(cases: Iterable[Case], positions: CheckpointPositions) -> Iterator[str]:

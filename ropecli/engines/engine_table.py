@@ -1,8 +1,10 @@
 """The structure of an engine table (EngineTable, Case), and the parts that several tables share."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import yaml
 
 from ropecli.config.dialects import Parameters
 from ropecli.engines.checkpoint_positions import CheckpointPositions
@@ -22,23 +24,43 @@ class EngineTable:
 
     title: name and release. command: words of the command; a mapping becomes JSON. overrides, cannot, notes: see
     Export. refused: unsupported positions, each with the next step. without_options: by rope_type, what the engine
-    does without the options where config.json states the context length.
+    does without the options where config.json states the context length; empty if there are no options. file_name: the
+    config file that the command reads, named by its last word. file_text: its contents, from `overrides`. trains:
+    whether it trains, with transformers' models, which read all of config.json.
     """
 
     title: str
     command: Callable[[CheckpointPositions], Iterable[object]]
     overrides: Callable[[CheckpointPositions], dict[str, Any]]
     refused: tuple[Case, ...]
-    cannot: tuple[Case, ...]
-    without_options: Mapping[str, str]
     notes: tuple[Case, ...]
+    cannot: tuple[Case, ...] = ()
+    without_options: Mapping[str, str] = field(default_factory=dict)
+    file_name: str = ""
+    file_text: Callable[[dict[str, Any]], str] = lambda overrides: ""
+    trains: bool = False
 
 
+ONE_DYNAMIC_TABLE = Case(
+    lambda p: p.rope_type == "dynamic",
+    "Engines compute dynamic NTK once: every request gets the frequencies for {p.length} tokens. "
+    "transformers leaves requests of up to {p.original_length} tokens unscaled.",
+)
 DROPS_SECTIONS = Case(
     lambda p: p.sections and p.rope_type not in ("default", "yarn"),
     "with rope_type {p.rope_type!r} it silently drops the sections of multimodal positions. "
     "Patch with yarn, ntk or abf.",
 )
+
+SAVED_BY_TRANSFORMERS = Case(
+    lambda p: True,
+    "The trained model keeps the scaling, but only in rope_parameters, and has no ropecli.yaml: `ropecli inspect "
+    "OUTPUT` prints the command that also writes the fields of older readers. Merge adapters with `ropecli merge`.",
+)
+
+
+def as_yaml(overrides: dict[str, Any]) -> str:
+    return yaml.safe_dump(overrides, sort_keys=False)
 
 
 def with_engine_names(parameters: Parameters) -> Parameters:

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from ropecli.engines.checkpoint_positions import CheckpointPositions
-from ropecli.engines.engine_table import Case, EngineTable
+from ropecli.engines.engine_table import ONE_DYNAMIC_TABLE, Case, EngineTable
 from ropecli.scaling.ntk import ntk_theta
 from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 
-_MODEL = "model.gguf"
-_CONVERTER = "convert_hf_to_gguf.py"
+MODEL = "model.gguf"
+CONVERTER = "convert_hf_to_gguf.py"
 # model_type -> general.architecture in the converted file, as --override-kv needs it.
 _ARCHITECTURES = {
     **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
@@ -35,7 +35,7 @@ _SLIDING = ("afmoe", "cohere2", "gemma2", "gpt_oss", "llama4_text", "plamo3", "s
 
 def _command(p: CheckpointPositions) -> tuple[object, ...]:
     flags = (word for pair in _flags(p).items() for word in pair)
-    return ("llama-server", "-m", _MODEL, *flags, *_overridden(p), "-c", p.length, "-np", 1)
+    return ("llama-server", "-m", MODEL, *flags, *_overridden(p), "-c", p.length, "-np", 1)
 
 
 def _overrides(p: CheckpointPositions) -> dict[str, Any]:
@@ -97,12 +97,43 @@ def _unrounded_ramp(p: CheckpointPositions) -> bool:
     return not np.allclose(rounded, p.rope.inv_freq, rtol=1e-6, atol=0)
 
 
+def stored_in_file(p: CheckpointPositions) -> bool:
+    """Return whether the converted file has the whole scaling, so that llama.cpp needs no --rope options."""
+    if p.rope_type == "yarn":
+        return _usual_yarn_factor(p) and _betas(p) == (32.0, 1.0) and not _unrounded_ramp(p)
+    if p.rope_type == "longrope":
+        return _phi3_stores_it(p)
+    if p.rope_type == "llama3":
+        return _ARCHITECTURES.get(p.model_type) == "llama"
+    return p.rope_type != "dynamic"
+
+
+def differs_by_layer(p: CheckpointPositions) -> bool:
+    """Return whether layers differ in their positions: by layer type, or for sliding windows."""
+    return p.nested or p.model_type in _SLIDING
+
+
 def _phi3_stores_it(p: CheckpointPositions) -> bool:
     """Return whether a phi3 GGUF stores longrope with this attention factor."""
     return p.model_type == "phi3" and math.isclose(p.rope.attention_factor, p.usual_longrope_factor, rel_tol=1e-6)
 
 
-_CARRIED = f"{_MODEL} already contains the scaling: llama.cpp gives the same results without the --rope options."
+_CARRIED = f"{MODEL} already contains the scaling: llama.cpp gives the same results without the --rope options."
+CONVERSION_NOTES = (
+    Case(
+        lambda p: not p.on_hub,
+        f"To make {MODEL} from the patched folder: {CONVERTER} {{p.quoted}} --outfile {MODEL}.",
+    ),
+    Case(
+        lambda p: p.on_hub,
+        f"To make {MODEL}: hf download {{p.quoted}} prints a local folder, DIR; "
+        f"then run {CONVERTER} DIR --outfile {MODEL}.",
+    ),
+    Case(
+        lambda p: p.model_type not in _ARCHITECTURES,
+        "llama.cpp was not checked with {p.model_type}: compare a long answer with transformers first.",
+    ),
+)
 ENGINE = EngineTable(
     title="llama.cpp",
     command=_command,
@@ -141,9 +172,10 @@ ENGINE = EngineTable(
         ),
     ),
     cannot=(
+        ONE_DYNAMIC_TABLE,
         Case(
             lambda p: p.rope_type == "llama3",
-            f"No flag sets llama3's bands: they are in the tensor rope_freqs, which {_CONVERTER} writes "
+            f"No flag sets llama3's bands: they are in the tensor rope_freqs, which {CONVERTER} writes "
             "from the patched folder. A file converted from the unpatched folder stays unscaled.",
         ),
         Case(
@@ -156,21 +188,7 @@ ENGINE = EngineTable(
         "default": _CARRIED,
         "linear": _CARRIED,
         "llama3": _CARRIED,
-        "yarn": f"{_MODEL} contains YaRN's factor and pretraining length, but not its betas and attention factor.",
+        "yarn": f"{MODEL} contains YaRN's factor and pretraining length, but not its betas and attention factor.",
     },
-    notes=(
-        Case(
-            lambda p: not p.on_hub,
-            f"To make {_MODEL} from the patched folder: {_CONVERTER} {{p.quoted}} --outfile {_MODEL}.",
-        ),
-        Case(
-            lambda p: p.on_hub,
-            f"To make {_MODEL}: hf download {{p.quoted}} prints a local folder, DIR; "
-            f"then run {_CONVERTER} DIR --outfile {_MODEL}.",
-        ),
-        Case(
-            lambda p: p.model_type not in _ARCHITECTURES,
-            "llama.cpp was not checked with {p.model_type}: compare a long answer with transformers first.",
-        ),
-    ),
+    notes=CONVERSION_NOTES,
 )

@@ -13,7 +13,7 @@
 from typing import Any
 
 from ropecli.engines.checkpoint_positions import CheckpointPositions
-from ropecli.engines.engine_table import DROPS_SECTIONS, Case, EngineTable, with_engine_names
+from ropecli.engines.engine_table import DROPS_SECTIONS, ONE_DYNAMIC_TABLE, Case, EngineTable, with_engine_names
 
 # model_type of classes that pass rope_parameters on, checked in the source.
 _PASSED_ON = {"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "granite", "gpt_oss", "internlm2"}
@@ -54,6 +54,7 @@ ENGINE = EngineTable(
         DROPS_SECTIONS,
     ),
     cannot=(
+        ONE_DYNAMIC_TABLE,
         Case(
             lambda p: p.has_two_factor_lists,
             "SGLang chooses short_factor or long_factor for each batch, even if the KV cache holds the other.",

@@ -13,7 +13,7 @@ from typing import Any
 
 from ropecli.config.dialects import Parameters
 from ropecli.engines.checkpoint_positions import CheckpointPositions
-from ropecli.engines.engine_table import DROPS_SECTIONS, Case, EngineTable, with_engine_names
+from ropecli.engines.engine_table import DROPS_SECTIONS, ONE_DYNAMIC_TABLE, Case, EngineTable, with_engine_names
 
 _INTERLEAVED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "helium")
 
@@ -48,6 +48,7 @@ ENGINE = EngineTable(
         ),
     ),
     cannot=(
+        ONE_DYNAMIC_TABLE,
         Case(
             lambda p: p.has_two_factor_lists,
             "vLLM uses long_factor for every request, also short ones, once --max-model-len is above "

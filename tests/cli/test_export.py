@@ -5,7 +5,8 @@ import shlex
 
 import pytest
 
-ENGINES = ["llama.cpp", "sglang", "vllm"]
+ENGINES = ["llama.cpp", "mlx", "sglang", "vllm"]
+WITH_FILE = ["axolotl", "ollama", "trl"]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def test_standard_output_is_one_line_to_paste(engine, yarn, ropecli):
     outcome = ropecli("export", yarn, "--engine", engine)
     assert outcome.code == 0
     assert outcome.out.count("\n") == 1
-    assert "note: " in outcome.err
+    assert "note: " in outcome.err or engine == "mlx"
     if engine in ("vllm", "sglang"):
         words = shlex.split(outcome.out)
         assert str(yarn) in words
@@ -41,6 +42,31 @@ def test_json(engine, yarn, ropecli):
     assert all(sentence in plain.err for sentence in (*report["cannot"], *report["notes"]))
 
 
+@pytest.mark.parametrize("engine", WITH_FILE)
+def test_a_config_file(engine, yarn, ropecli, tmp_path):
+    """Standard output is the file, to be redirected; with --output it is written, and the command is printed."""
+    printed, path = ropecli("export", yarn, "--engine", engine), tmp_path / "its config"
+    written = ropecli("export", yarn, "--engine", engine, "--output", path)
+    assert path.read_text() == printed.out
+    assert shlex.split(written.out)[-1] == str(path)
+    report = json.loads(ropecli("export", yarn, "--engine", engine, "--json").out)
+    assert set(report) == {"engine", "command", "overrides", "cannot", "notes"}
+    assert f"then run: {report['command']}" in printed.err
+    assert 256 in report["overrides"].values()
+
+
+def test_a_config_file_is_not_overwritten(yarn, ropecli, tmp_path):
+    """The user adds a dataset to it."""
+    edited = tmp_path / "trl.yaml"
+    edited.write_text("dataset_name: mine")
+    outcome = ropecli("export", yarn, "--engine", "trl", "--output", edited)
+    assert (outcome.code, edited.read_text()) == (2, "dataset_name: mine")
+    assert "trl.yaml exists" in outcome.err
+    outcome = ropecli("export", yarn, "--engine", "vllm", "--output", tmp_path / "new")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "needs no config file" in outcome.err
+
+
 def test_the_embedded_checkpoint_is_named_by_its_folder(ropecli):
     from ropecli import demo
 
@@ -51,7 +77,7 @@ def test_the_embedded_checkpoint_is_named_by_its_folder(ropecli):
 def test_an_unknown_engine(yarn, ropecli):
     outcome = ropecli("export", yarn, "--engine", "vlm")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "Known: llama.cpp, sglang, vllm. Did you mean 'vllm'?" in outcome.err
+    assert "Known: axolotl, llama.cpp, mlx, ollama, sglang, trl, vllm. Did you mean 'vllm'?" in outcome.err
 
 
 def test_transformers_4_needs_no_line(yarn, ropecli):

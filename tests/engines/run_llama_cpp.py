@@ -25,7 +25,7 @@ NAMES = {
 
 
 def convert(job: dict) -> None:
-    """job: config (of the Llama), weights (npz), model (GGUF to write), metadata (key -> string or float), tensors
+    """job: config (of the Llama), weights (npz), model (GGUF to write), metadata (key -> string, int or float), tensors
     (name -> list of float). Metadata and tensors are what a converter would store of the scaling."""
     import gguf
 
@@ -44,7 +44,7 @@ def convert(job: dict) -> None:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
     for key, value in job["metadata"].items():
-        (writer.add_string if isinstance(value, str) else writer.add_float32)(key, value)
+        {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](key, value)
     for name, tensor in np.load(job["weights"]).items():
         writer.add_tensor(*named(name, tensor, config))
     for name, values in job["tensors"].items():

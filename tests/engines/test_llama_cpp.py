@@ -16,6 +16,7 @@ import ropecli
 from ropecli.attention.patching import patch_to
 from ropecli.data.documents import read_documents
 from ropecli.data.sources import read_texts
+from ropecli.engines.engine_export import export_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -157,8 +158,6 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def command_of(checkpoint) -> str:
-    from ropecli.engines.engine_export import export_checkpoint
-
     return export_checkpoint(checkpoint, "llama.cpp").command
 
 
@@ -188,6 +187,30 @@ def test_llama3_rides_in_the_file(patched, by_llama_cpp, tokens):
     report("llama3", agreed, without)
     assert (agreed < AGREES).all()
     assert (without > DIFFERS).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "stored"),
+    [
+        ("linear", {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}),
+        (
+            "yarn",
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": WINDOW,
+            },
+        ),
+    ],
+)
+def test_ollama_needs_no_flags_for_what_the_file_stores(method, stored, patched, by_llama_cpp, tokens):
+    """Ollama runs llama.cpp with -c and without --rope options."""
+    checkpoint = patched(method)
+    num_ctx = export_checkpoint(checkpoint, "ollama").overrides["PARAMETER num_ctx"]
+    command = f"llama-server -m model.gguf -c {num_ctx} -np 1"
+    agreed = largest(by_llama_cpp(command, stored) - by_transformers(checkpoint, tokens))
+    print(method, agreed)
+    assert (agreed < AGREES).all()
 
 
 def test_factors_in_the_file_do_what_the_refusal_says(patched, by_llama_cpp, tokens):

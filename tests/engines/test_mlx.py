@@ -1,0 +1,118 @@
+"""mlx-lm, by its own code on the CPU: what `export` prints a command for gives transformers' logits.
+
+It runs in an environment of its own, which pytest's cache keeps.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ropecli
+from ropecli.attention.patching import patch_to
+from ropecli.checkpoint.state import read_state
+from ropecli.engines import mlx
+from ropecli.engines.engine_export import export_checkpoint
+from ropecli.errors import PatchError
+
+PINNED = ["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", "transformers==5.23.0"]
+RUNNER = Path(__file__).with_name("run_mlx.py")
+METHODS = {
+    "none": {},
+    "linear": {},
+    "ntk": {},
+    "yarn": {"beta_fast": 16.0, "beta_slow": 2.0},
+    "llama3": {},
+    "longrope": {},
+}
+# mlx-lm's gemma3 needs a full attention layer as the sixth, its exaone4 a pattern, gpt_neox this width
+SIX = {"num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
+SETTINGS = {
+    "gemma3_text": {**SIX, "sliding_window_pattern": 6},
+    "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 2, "sliding_window_pattern": None},
+    "gpt_neox": {"intermediate_size": 256},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": []},
+}
+READ = sorted(mlx.READ - {"ministral3"} | {"phi3"})  # ministral3 is scaled as it ships
+AGREES, DIFFERS = 2e-3, 0.01
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "model_type": "mixtral"}, "mixtral reads rope_theta and"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "another base for each chunk"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1.3}}, "attention_factor, which is 1.3"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}}, "truncate=false"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0}, "rope_theta": None},
+            r"which config.json lacks\. Write them: ropecli patch .* --method yarn",
+        ),
+    ],
+    ids=["class", "dynamic", "attention_factor", "truncate", "rope_parameters"],
+)
+def test_what_it_ignores_is_refused(fields, said, config_only):
+    with pytest.raises(PatchError, match=said):
+        export_checkpoint(config_only(**fields), "mlx")
+
+
+def test_a_patched_folder_needs_no_options(patched):
+    folder, _, checkpoint = patched("yarn")
+    export = export_checkpoint(checkpoint, "mlx")
+    assert (export.command, export.overrides) == (f"mlx_lm.server --model {folder}", {})
+
+
+@pytest.fixture(scope="module")
+def folders(build, tmp_path_factory) -> tuple[Path, dict[str, np.ndarray]]:
+    """(folder, logits of stock transformers by name) of each type and method that has a command; type/none for all."""
+    home, expected = tmp_path_factory.mktemp("mlx"), {}
+    tokens = np.random.default_rng(1).integers(0, 60, 200)
+    for model_type in [*READ, *sorted(mlx.BASE_ONLY)]:
+        tied = model_type.startswith(("gemma", "cohere"))  # without a head of its own in mlx-lm
+        settings = {"head_dim": 32, "tie_word_embeddings": tied, **SETTINGS.get(model_type, {})}
+        source = build(model_type, **settings)
+        if model_type == "qwen3_moe":  # transformers 5 renames this key when it saves; released configs have it
+            config = json.loads((source / "config.json").read_text())
+            (source / "config.json").write_text(json.dumps({**config, "num_experts": 4}))
+        pairs = read_state(ropecli.open_checkpoint(source)).main.geometry.rotary_dim // 2
+        for method in METHODS if model_type in READ else ("linear", "ntk"):
+            params = {"long_factor": np.geomspace(1, 4, pairs).tolist()} if method == "longrope" else METHODS[method]
+            name = f"{model_type}-{method}"
+            plan = ropecli.make_plan(
+                ropecli.open_checkpoint(source), ropecli.make_spec(method, 1.0 if method == "none" else 4.0, params)
+            )
+            patch_to(plan, home / name, verify=False)
+            np.save(home / name / "tokens.npy", tokens)
+            expected[name] = by_transformers(home / name, tokens)
+    return home, expected
+
+
+def by_transformers(folder: Path, tokens: np.ndarray) -> np.ndarray:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(tokens)[None], use_cache=False).logits[0].numpy()
+
+
+@pytest.mark.slow
+def test_commands_give_transformers_logits_and_refusals_are_true(folders, environment):
+    home, expected = folders
+    (home / "job.json").write_text(json.dumps([*expected]))
+    python = environment("mlx", PINNED)
+    settings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    result = subprocess.run([python, RUNNER, home], capture_output=True, text=True, env=settings)
+    assert result.returncode == 0, result.stderr
+    found = np.load(home / "logits.npz")
+    for name, theirs in expected.items():
+        difference = np.abs(found[name] - theirs).max() / np.abs(theirs).max()
+        try:
+            export_checkpoint(ropecli.open_checkpoint(home / name), "mlx")
+        except PatchError:
+            assert difference > DIFFERS, f"{name} is refused and agrees"
+        else:
+            assert difference < AGREES, f"{name} has a command and differs"

@@ -1,0 +1,165 @@
+"""The config files for TRL and axolotl, loaded by those trainers' own code: the rotary tables are the patch's.
+
+They run in environments of their own, which pytest's cache keeps; what is not pinned there comes from this one.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from tiny_settings import ONE_OF_EACH
+
+import ropecli
+from ropecli.attention.patching import patch_to
+from ropecli.checkpoint.lint import find_faults
+from ropecli.checkpoint.state import read_state
+from ropecli.engines.engine_export import export_checkpoint
+from ropecli.errors import PatchError
+
+TRAINERS = ("trl", "axolotl")
+RUNNER = Path(__file__).with_name("run_trainer.py")
+PINNED = {
+    "trl": ["trl==1.16.0"],
+    "axolotl": [
+        *(
+            "axolotl==0.19.0",
+            "transformers==5.16.1",
+            "huggingface_hub==1.17.0",
+            "datasets==4.8.4",
+            "accelerate==1.13.0",
+        ),
+        *("trl==1.9.0", "peft==0.20.0", "tokenizers==0.23.1", "pydantic==2.12.5", "pydantic_core==2.41.5"),
+        *("addict==2.4.0", "fire==0.7.1", "python-dotenv==1.0.1", "posthog==6.7.11", "bitsandbytes==0.50.2"),
+        *("numba", "llvmlite", "fastcore", "httpx", "httpcore", "certifi", "colorama", "requests", "urllib3"),
+        *("charset-normalizer", "art", "backoff", "distro", "six", "termcolor"),
+    ],
+}
+YARN = {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0}
+LONGROPE = {"long_factor": np.geomspace(1, 8, 8).tolist(), "attention_factor": 1.1}
+PATCHES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {  # model type, settings, method, parameters
+    "llama-yarn": ("llama", {}, "yarn", YARN),
+    "llama-llama3": ("llama", {}, "llama3", {}),
+    "llama-ntk": ("llama", {}, "ntk", {}),
+    "phi-longrope": ("phi", {}, "longrope", LONGROPE),
+    "gemma3_text-linear": ("gemma3_text", ONE_OF_EACH, "linear", {}),
+}
+TEXT: dict[str, Any] = {"capture_output": True, "text": True}
+
+
+@pytest.mark.parametrize("engine", TRAINERS)
+def test_the_file_has_the_checkpoint_and_its_length_and_nothing_of_rope(engine, patched):
+    folder, _, checkpoint = patched("yarn")
+    export = export_checkpoint(checkpoint, engine)
+    written = yaml.safe_load(export.file_text)
+    assert written == export.overrides
+    assert [value for value in written.values() if value in (str(folder), 1024)] == [str(folder), 1024]
+    assert not [key for key in written if "rope" in key or "position" in key]
+
+
+@pytest.mark.parametrize("engine", TRAINERS)
+def test_a_distance_method_is_trained_by_ropecli_only(engine, llama, tmp_path):
+    plan = ropecli.make_plan(ropecli.open_checkpoint(llama), ropecli.make_spec("rerope", 4.0))
+    patch_to(plan, tmp_path / "rerope", verify=False)
+    with pytest.raises(PatchError, match=r"uses rerope.* `ropecli finetune`"):
+        export_checkpoint(ropecli.open_checkpoint(tmp_path / "rerope"), engine)
+
+
+def test_axolotl_would_switch_dynamic_off(patched):
+    """It raises max_position_embeddings, from which dynamic counts."""
+    with pytest.raises(PatchError, match="raises max_position_embeddings to 1024"):
+        export_checkpoint(patched("dynamic").checkpoint, "axolotl")
+    assert export_checkpoint(patched("dynamic").checkpoint, "trl").overrides["max_length"] == 1024
+
+
+@pytest.mark.parametrize("engine", TRAINERS)
+def test_a_trainer_reads_what_serving_engines_do_not(engine, config_only):
+    """Multi-head latent attention and the softmax scale are computed by transformers' own classes there."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "mscale_all_dim": 1.0}
+    latent = config_only(model_type="deepseek_v3", qk_rope_head_dim=16, rope_scaling=yarn)
+    assert 1024 in export_checkpoint(latent, engine).overrides.values()
+
+
+@pytest.fixture(scope="module")
+def run(environment, tmp_path_factory):
+    """run(engine, words) -> a process in the engine's environment, in a folder of its own."""
+
+    def start(engine: str, *words: object, cwd: Path) -> None:
+        python = environment(engine, PINNED[engine], "--no-deps")
+        site = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], **TEXT).stdout
+        paths = [site.strip(), *(entry for entry in sys.path if "site-packages" in entry)]
+        settings = {"PYTHONPATH": os.pathsep.join(paths), "AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+        result = subprocess.run([python, "-W", "ignore", *words], env={**os.environ, **settings}, cwd=cwd, **TEXT)
+        assert result.returncode == 0, result.stderr[-3000:]
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trainers") / "texts"
+    folder.mkdir()
+    rows = [{"text": f"Chapter {number}. Call me Ishmael."} for number in range(12)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plans(build, tmp_path_factory) -> dict[str, tuple[Any, Path]]:
+    """By name of PATCHES: the plan and the folder that it wrote."""
+    made = {}
+    for name, (model_type, settings, method, params) in PATCHES.items():
+        source = ropecli.open_checkpoint(build(model_type, **settings))
+        plan = ropecli.make_plan(source, ropecli.make_spec(method, 4.0, params))
+        made[name] = plan, tmp_path_factory.mktemp("trained") / name
+        patch_to(plan, made[name][1], verify=False)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", TRAINERS)
+def test_the_trainer_loads_the_patch(engine, plans, run, texts):
+    home = texts.parent
+    for name, (_, folder) in plans.items():
+        (home / f"{name}.yaml").unlink(missing_ok=True)
+        export_checkpoint(ropecli.open_checkpoint(folder), engine, home / f"{name}.yaml")
+    (home / "job.json").write_text(json.dumps([*plans]))
+    run(engine, RUNNER, engine, home, cwd=home)
+    results = json.loads((home / "result.json").read_text())
+    for name, (plan, _) in plans.items():
+        found = results[name]["tables"]
+        assert set(found) == {label or "" for label in plan.ropes}, name
+        for label, rope in plan.ropes.items():
+            table = found[label or ""]
+            np.testing.assert_allclose(table["inv_freq"], rope.inv_freq, rtol=1e-6, atol=1e-12, err_msg=name)
+            assert table["attention_factor"] == pytest.approx(rope.attention_factor, rel=1e-6), name
+        assert results[name]["max_length"] == plan.target_length
+        assert results[name].get("packing", 0.0) < 1e-4, name
+
+
+@pytest.mark.slow
+def test_what_trl_trained_has_the_patch(plans, run, texts, tmp_path):
+    """One step and a save by TRL's script; what it drops is written again by the command that `inspect` prints."""
+    plan, folder = plans["llama-yarn"]
+    export = export_checkpoint(ropecli.open_checkpoint(folder), "trl", tmp_path / "trl.yaml")
+    assert export.command == f"trl sft --config {tmp_path / 'trl.yaml'}"
+    words = ["-m", "trl.scripts.sft", "--config", tmp_path / "trl.yaml", "--dataset_name", texts]
+    words += ["--use_cpu", "true", "--attn_implementation", "sdpa", "--bf16", "false", "--report_to", "none"]
+    run("trl", *words, "--max_steps", "1", "--output_dir", tmp_path / "trained", cwd=tmp_path)
+    trained = ropecli.open_checkpoint(tmp_path / "trained")
+    state = read_state(trained)
+    np.testing.assert_allclose(state.main.inv_freq, plan.ropes[None].inv_freq)
+    assert (state.main.attention_factor, state.context_length) == (YARN["attention_factor"], plan.target_length)
+    assert "rope_scaling" not in trained.config
+    [finding] = [one for one in find_faults(state) if one.rule == "one-dialect"]
+    words = shlex.split(finding.fix.replace("DIR", str(tmp_path / "fixed")))
+    subprocess.run([sys.executable, "-m", *words], check=True, **TEXT)
+    fixed = ropecli.open_checkpoint(tmp_path / "fixed")
+    assert fixed.config["rope_scaling"]["attention_factor"] == YARN["attention_factor"]
+    np.testing.assert_allclose(read_state(fixed).main.inv_freq, plan.ropes[None].inv_freq)
