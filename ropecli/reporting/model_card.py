@@ -42,7 +42,7 @@ from ropecli.reporting.wording import HEADLINES_NOTE, headline_sentence, protoco
 from ropecli.scaling.scale import varies_with_length
 from ropecli.yaml12 import read_yaml
 
-_ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp"}
+_ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "mlx": "mlx-lm"}
 _ROWS = 20
 """Maximum rows of a table."""
 _OF_ANOTHER = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
