@@ -182,19 +182,22 @@ CARD = """---
 configs:
 - {config_name: en, data_files: [{split: train, path: en.jsonl}]}
 - {config_name: de, data_files: [{split: train, path: de.jsonl}]}
+- {config_name: chat, data_files: [{split: train, path: chat.jsonl}]}
 ---
 """
 
 
 @pytest.fixture
 def texts(hub, corpus, tmp_path, monkeypatch):
-    """A dataset of two configurations on the Hub: the corpus, and the same with capital letters."""
+    """A dataset of three configurations on the Hub: the corpus, the same with capital letters, and as answers."""
     bodies = [path.read_text() for path in sorted(corpus.iterdir())]
     rows = {"en": bodies, "de": [body.upper() for body in bodies]}
     files = {
         f"{name}.jsonl": "".join(json.dumps({"text": body}) + "\n" for body in bodies).encode()
         for name, bodies in rows.items()
     }
+    chats = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": body}] for body in bodies]
+    files["chat.jsonl"] = "".join(json.dumps({"messages": messages}) + "\n" for messages in chats).encode()
     hub.repositories[TEXTS] = Repository({"main": MAIN}, {MAIN: {"README.md": CARD.encode(), **files}})
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.url)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
@@ -215,7 +218,7 @@ def test_a_configuration_is_named_after_the_dataset_or_by_its_option(texts, rope
     for name, said in ((TEXTS, "has several configurations"), (f"{TEXTS}:fr", "has no configuration fr")):
         outcome = ropecli("eval-ppl", llama, "--data", name)
         assert outcome.code == 2
-        assert f"{TEXTS} {said}. Choose one of en, de, such as --data {TEXTS}:en." in outcome.err
+        assert f"{TEXTS} {said}. Choose one of en, de, chat, such as --data {TEXTS}:en." in outcome.err
 
 
 def test_what_has_no_configuration(ropecli, llama, corpus):
@@ -250,13 +253,16 @@ def test_a_dataset_is_read_up_to_a_number_of_documents(texts, ropecli, llama, tm
     assert [int(re.search(r"(\d+) documents", text[text.index("owner/texts:en:") :])[1]) for text in said] == [3, 5]
 
 
-def test_a_mixture_of_compressed_files_and_configurations(texts, ropecli, llama, tmp_path):
+def test_a_mixture_of_compressed_files_texts_and_conversations(texts, ropecli, source, chat_template, tmp_path):
+    (source / "chat_template.jinja").write_text(chat_template)
     rows = "".join(json.dumps({"text": body}) + "\n" for body in texts["en"])
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
     sources = [{"data": str(tmp_path / "rows.jsonl.gz")}, {"data": f"{TEXTS}:de", "weight": 2, "max_documents": 4}]
+    sources.append({"data": f"{TEXTS}:chat", "train_on": "assistant"})
     keys = {"mixture": sources, "steps": 1, "length": 16, "gradient_accumulation": 1}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(keys))
-    outcome = ropecli("finetune", llama, "--recipe", tmp_path / "recipe.yaml", "-o", tmp_path / "out")
+    outcome = ropecli("finetune", source, "--recipe", tmp_path / "recipe.yaml", "-o", tmp_path / "out")
     assert outcome.code == 0, outcome.err
-    for name, count in ((tmp_path / "rows.jsonl.gz", 12), (f"{TEXTS}:de", 4)):
+    assert re.search(rf"{TEXTS}:chat.*tokens are trained on", outcome.err)
+    for name, count in ((tmp_path / "rows.jsonl.gz", 12), (f"{TEXTS}:de", 4), (f"{TEXTS}:chat", 12)):
         assert re.search(rf"{re.escape(str(name))}.*{count} documents", outcome.err)
