@@ -66,8 +66,8 @@ class NextTokenLoss(torch.nn.Module):
         """All tensors: shape (batch, tokens). labels: the token that follows each, or UNSCORED.
 
         positions: default 0, 1, 2 ... packed: a document starts where positions do not increase by one, and attends
-        only to itself; otherwise tokens attend across such gaps. There is no padding. document_labels: see Batch; the
-        gradient is then that of Σ nll ÷ document_labels. The returned value is Σ nll with and without.
+        only to itself; otherwise tokens attend across such gaps. There is no padding. Returns Σ nll, nats.
+        document_labels: see Batch. With them, the gradient is that of Σ nll ÷ document_labels.
         """
         weights = None if document_labels is None else 1 / document_labels
         with self._kept_elsewhere(ids.device):

@@ -13,9 +13,9 @@ the base that gives the critical pair its factor. LongRoPE2 reads short texts wi
 frequencies with the length breaks KV caches, so here one list of factors serves all lengths.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,7 @@ _MOST_ROTATIONS = 10
 """Rotations within the pretraining length of the fastest pair that may be critical."""
 _NEEDLE_DOCUMENTS = 10
 Factors = tuple[float, ...]
+Candidate = TypeVar("Candidate", bound=Hashable)
 
 
 class Measure(Protocol):
@@ -156,17 +157,15 @@ def _evolve_all(
     known: Sequence[Factors], factor: float, settings: "TuneSettings", rng: np.random.Generator, measure: Measure
 ) -> Factors:
     """LongRoPE's evolution, of the factors of all pairs."""
-    candidates = first_population(known, factor, settings.search_population, rng)
-    losses: dict[Factors, float] = {}
-    for iteration in range(settings.search_iterations + 1):
-        for candidate in candidates:
-            if candidate not in losses:
-                losses[candidate] = measure(spec_of(candidate, factor), settings.search_documents, iteration)
-        best = sorted(losses, key=lambda one: losses[one])[: settings.search_parents]
+
+    def breed(best: list[Factors]) -> list[Factors]:
         mutants = [mutated(best[rng.integers(len(best))], factor, rng) for _ in range(settings.search_mutations)]
-        children = [crossed(best, factor, rng) for _ in range(settings.search_crossovers)]
-        candidates = [*mutants, *children]
-    return best[0]
+        return [*mutants, *(crossed(best, factor, rng) for _ in range(settings.search_crossovers))]
+
+    def loss(candidate: Factors, iteration: int) -> float:
+        return measure(spec_of(candidate, factor), settings.search_documents, iteration)
+
+    return _best_after(settings, first_population(known, factor, settings.search_population, rng), loss, breed)
 
 
 class Critical(NamedTuple):
@@ -185,16 +184,33 @@ def _evolve_critical(
     geometry: RopeGeometry, factor: float, settings: "TuneSettings", rng: np.random.Generator, measure: Measure
 ) -> Factors:
     """LongRoPE2's evolution, of the critical pair and the factors from there on."""
-    candidates = first_critical(geometry, factor, settings.search_population, rng)
-    losses: dict[Critical, float] = {}
+
+    def breed(best: list[Critical]) -> list[Critical]:
+        parents = rng.integers(len(best), size=settings.search_mutations + settings.search_crossovers)
+        return [_mutated_critical(best[parent], factor, rng) for parent in parents]
+
+    def loss(candidate: Critical, iteration: int) -> float:
+        return measure(spec_of(candidate.factors, factor), _NEEDLE_DOCUMENTS, iteration)
+
+    first = first_critical(geometry, factor, settings.search_population, rng)
+    return _best_after(settings, first, loss, breed).factors
+
+
+def _best_after(
+    settings: "TuneSettings",
+    candidates: list[Candidate],
+    loss: Callable[[Candidate, int], float],
+    breed: Callable[[list[Candidate]], list[Candidate]],
+) -> Candidate:
+    """The best candidate after all iterations. loss: of a candidate, in an iteration. breed: the next generation."""
+    losses: dict[Candidate, float] = {}
     for iteration in range(settings.search_iterations + 1):
         for candidate in candidates:
             if candidate not in losses:
-                losses[candidate] = measure(spec_of(candidate.factors, factor), _NEEDLE_DOCUMENTS, iteration)
+                losses[candidate] = loss(candidate, iteration)
         best = sorted(losses, key=lambda one: losses[one])[: settings.search_parents]
-        parents = rng.integers(len(best), size=settings.search_mutations + settings.search_crossovers)
-        candidates = [_mutated_critical(best[parent], factor, rng) for parent in parents]
-    return best[0].factors
+        candidates = breed(best)
+    return best[0]
 
 
 def first_critical(geometry: RopeGeometry, factor: float, size: int, rng: np.random.Generator) -> list[Critical]:

@@ -218,7 +218,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def check_metadata(content: str) -> dict[str, Any]:
-    """What the Hub checks in a model card's metadata, as far as ropecli writes them."""
+    """Check the metadata that ropecli writes as the Hub does."""
     found = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
     metadata = yaml.safe_load(found[1]) if found else {}
     faults = [

@@ -1,4 +1,4 @@
-"""Hub ids in place of folders: the Hub's own client, against a small server that speaks its protocol."""
+"""Hub ids instead of folders: the Hub's own client against a small server with the same protocol."""
 
 import gzip
 import json

@@ -225,7 +225,7 @@ def test_metadata_that_the_hub_refuses(writable, ropecli, patched):
 
 
 def test_the_record_of_the_push_needs_no_checkout(writable, ropecli, patched):
-    """What is on the Hub is patched and reverted like any folder."""
+    """A pushed folder can be patched and reverted like any other."""
     ropecli("push", patched, "--repo", NEW, "--public")
     assert not writable.repositories[NEW].private
     outcome = ropecli("patch", NEW, "--revert", "--dry-run", "--json")

@@ -123,7 +123,7 @@ def test_a_report_of_anything_else_is_refused(case, said, card, of, report, tuni
 
 
 def test_the_metadata_of_the_copied_readme(card, folder):
-    """What is true of the base model alone is dropped; a list, a licence with its own name and the language stay."""
+    """Metadata that describe only the base model are dropped. Lists, a custom licence and the language stay."""
     index = [{"name": "x", "results": [{"task": {"type": "y"}, "dataset": {"type": "z", "name": "z"}, "metrics": []}]}]
     before = {
         "language": "no",
