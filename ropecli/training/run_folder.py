@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import yaml
 
 from ropecli.atomic import is_partial, new_file, refuse_existing, sole_use
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, RecipeError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.resume import (
@@ -61,12 +62,17 @@ def lock_output(output: Path) -> contextlib.AbstractContextManager[None]:
     return sole_use(output / LOCK, output)
 
 
-def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
-    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError."""
+def begin_run(output: Path, checkpoint: Checkpoint, settings: dict[str, Any], resume: bool) -> None:
+    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError.
+
+    checkpoint: the source, which is also in the settings.
+    """
     refuse_foreign(output, resume)  # check again under the lock
     path = output / RUN
     if path.exists():
         before = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if checkpoint.matches(before["source"]["digest"]):
+            before["source"]["digest"] = checkpoint.digest()  # it may be one of an earlier release
         refuse_other_request(before, settings, output, _MAY_CHANGE)
         return
     with new_file(path) as partial:
