@@ -10,6 +10,7 @@ from annotated_doc import Doc
 
 from ropecli.commands.messages import say, warn
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
+from ropecli.commands.signature import command
 from ropecli.errors import CheckpointError, OutputError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class PushResult:
         }
 
 
+@command
 def push(
     folder: Annotated[
         str | Path, Flag("folder", metavar="DIR"), Doc("Folder written by patch, tune, finetune or merge.")
@@ -47,7 +49,7 @@ def push(
     *,
     repo: Annotated[str, Flag("--repo", metavar="OWNER/NAME"), Doc("Repository on the Hub. Created if it is missing.")],
     report: Annotated[
-        Sequence[Path] | None,
+        Sequence[str | Path] | None,
         Flag("--report", metavar="FILE"),
         Doc("Report of this checkpoint to show in the model card; repeatable."),
     ] = None,
