@@ -92,7 +92,7 @@ DatasetConfig = Annotated[
 
 
 class TextOptions(TypedDict, total=False):
-    """Where the texts of a source are. The split is apart, because its default differs between commands."""
+    """Where the texts of a source are. The default of the split differs between commands."""
 
     text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
     dataset_config: Annotated[DatasetConfig, Default(None)]

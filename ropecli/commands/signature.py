@@ -66,7 +66,7 @@ _BOUNDS = {
     Le: (operator.le, "of at most"),
 }
 _LARGEST = 2**63 - 1
-"""Of integers. torch has no larger ones."""
+"""torch has no larger integers."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
