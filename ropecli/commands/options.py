@@ -92,7 +92,7 @@ DatasetConfig = Annotated[
 
 
 class TextOptions(TypedDict, total=False):
-    """Where the texts of a source are. The default of the split differs between commands."""
+    """The text of a source. `split` is not here, since its default differs between commands."""
 
     text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
     dataset_config: Annotated[DatasetConfig, Default(None)]
