@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
 
 from annotated_doc import Doc
-from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
+from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MaxLen, MinLen
 from typing_extensions import Required
 
 from ropecli.errors import MethodError, shown
@@ -65,6 +65,7 @@ _BOUNDS = {
     Lt: (operator.lt, "below"),
     Le: (operator.le, "of at most"),
 }
+_KNOWN = {Doc, Flag, Panel, TokenCount, Default, Renamed, MinLen, MaxLen, *_BOUNDS}
 _LARGEST = 2**63 - 1
 """torch has no larger integers."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -138,7 +139,7 @@ def _flat_signature(function: Callable[..., Any]) -> inspect.Signature:
 def _refuse_unknown_notes(annotation: Any, place: str) -> None:
     kind, notes = _parts(annotation)
     for note in _flat(notes):
-        if not isinstance(note, (Doc, Flag, Panel, TokenCount, Default, Renamed, MinLen, MaxLen, *_BOUNDS)):
+        if type(note) not in _KNOWN:
             raise TypeError(f"{place} has {note!r}, which the decorator `command` cannot check.")
     for part in typing.get_args(kind):
         _refuse_unknown_notes(part, place)
@@ -155,7 +156,7 @@ def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 def _flat(notes: Sequence[Any]) -> Iterator[Any]:
     """The notes, with Interval and Len as the bounds that they stand for."""
     for note in notes:
-        yield from note if isinstance(note, GroupedMetadata) else (note,)
+        yield from note if type(note) in (Interval, Len) else (note,)
 
 
 class _WrongTypeError(Exception): ...
