@@ -42,7 +42,9 @@ def with_section(readme: bytes, section: str) -> bytes:
 
 def without_section(readme: bytes) -> bytes:
     """The README.md before `with_section`."""
-    return _SECTION.sub(b"", readme)
+    # after the last end, the pattern would search the whole rest for every begin
+    head, end, tail = readme.rpartition(_END.encode())
+    return _SECTION.sub(b"", head + end + tail[:1]) + tail[1:]
 
 
 def split_metadata(readme: bytes) -> tuple[str, bytes]:

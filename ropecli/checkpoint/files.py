@@ -7,11 +7,11 @@ Weights may be links, as is common; their headers are checked.
 
 import json
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ropecli.errors import CheckpointError
+from ropecli.yaml12 import values
 
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -25,7 +25,6 @@ WEIGHTS = "*.safetensors"
 CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*"]
 CODE = "*.py"
 LARGEST_JSON = 32 * 2**20
-_DEEPEST = 64
 
 
 def is_file(path: Path) -> bool:
@@ -99,18 +98,3 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path} is invalid: {error}.") from error
     return value
-
-
-def values(value: Any) -> Iterator[Any]:
-    """Iterate over all nested values, including lists and objects. Raises ValueError if nested too deep."""
-    open_values = [iter([value])]
-    while open_values:
-        for inner in open_values[-1]:
-            yield inner
-            if isinstance(inner, dict | list):
-                open_values.append(iter(inner.values() if isinstance(inner, dict) else inner))
-                break
-        else:
-            open_values.pop()
-        if len(open_values) > _DEEPEST + 1:
-            raise ValueError(f"nested more than {_DEEPEST} levels deep")

@@ -25,9 +25,9 @@ from ropecli.checkpoint.files import (
     is_file,
     is_own_file,
     read_json,
-    values,
 )
 from ropecli.errors import CheckpointError, shown
+from ropecli.yaml12 import values
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Names that git accepts, without those that would leave the cache's refs folder.
