@@ -91,6 +91,12 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
+def entry(record: dict[str, Any], key: str) -> dict[str, Any]:
+    """An entry of a record; empty if it is absent or not a mapping."""
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def other_notes(record: dict[str, Any]) -> dict[str, Any]:
     """The entries of a record that are not part of the patch: fine-tuning, and tuning if it changed the weights."""
     notes = {key: value for key, value in record.items() if key not in _OF_A_PATCH}
@@ -101,8 +107,7 @@ def other_notes(record: dict[str, Any]) -> dict[str, Any]:
 
 def tuned_weights(record: dict[str, Any]) -> bool:
     """Return whether `ropecli tune` changed the weights."""
-    tuned = record.get(_TUNED)
-    return isinstance(tuned, dict) and bool(tuned.get("weights_changed"))
+    return bool(entry(record, _TUNED).get("weights_changed"))
 
 
 def untuned(record: dict[str, Any]) -> str:

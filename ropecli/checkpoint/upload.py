@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropecli.checkpoint.files import CONFIG, FACTORS, PROVENANCE, TUNING, WEIGHTS, is_own_file
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint, open_checkpoint
-from ropecli.checkpoint.provenance import read_record
+from ropecli.checkpoint.provenance import entry, read_record
 from ropecli.errors import OutputError, RopecliError, reason_of, shown
 
 if TYPE_CHECKING:
@@ -63,14 +63,17 @@ def hub_origin(record: dict[str, Any]) -> Source | None:
     record: of ropecli.yaml. None if it is unknown.
     """
     for _ in range(_LONGEST_CHAIN):
-        run, merged = record.get("finetuned") or {}, record.get("merged") or {}
-        origin = record.get("source") or run.get("source") or merged.get("base") or {}
+        origin = (
+            entry(record, "source")
+            or entry(entry(record, "finetuned"), "source")
+            or entry(entry(record, "merged"), "base")
+        )
         name, commit = str(origin.get("checkpoint")), origin.get("commit")
         if commit and HUB_ID.fullmatch(name):
             return Source(name, str(commit))
         try:
             source = open_checkpoint(name) if Path(name).expanduser().is_dir() else None
-        except RopecliError:
+        except (RopecliError, OSError, RuntimeError):
             return None
         if source is None or source.digest() != origin.get("digest"):
             return None

@@ -160,7 +160,7 @@ def test_the_origin_is_found_by_way_of_local_folders(writable, ropecli, tmp_path
         ("unfinished", "has an unfinished training run. Finish it with ropecli finetune --resume."),
         ("adapter", "is an adapter. Merge it with its base model: ropecli merge"),
         ("edited", "was edited after ropecli.yaml was written (max_position_embeddings)"),
-        ("metadata", "The metadata of"),
+        ("metadata", "README.md cannot become the model card: its metadata are a list"),
         ("missing", "is not a folder"),
         ("name", "--repo is 'tiny'; expected owner/name"),
         ("base", "--base-model is 'tiny'; expected a Hub id"),
