@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ropecli.errors import OutputError, RopecliError
+from ropecli.errors import OutputError, RopecliError, quoted
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def refuse_existing(output: Path) -> None:
     if fixed:
         raise OutputError(
             f"{output} is the current folder or a mount point and cannot be replaced. Choose a folder inside it: "
-            f"--output {output / 'checkpoint'}."
+            f"--output {quoted(output / 'checkpoint')}"
         )
     _refuse_place(output)
 

@@ -13,6 +13,7 @@ RopecliError
 """
 
 import difflib
+import shlex
 from collections.abc import Iterable
 
 
@@ -61,6 +62,11 @@ def reason_of(error: BaseException) -> str:
     first, *others = (line.strip() for line in str(error).strip().split("\n"))
     following = next(filter(None, others), "") if first.endswith(":") else ""
     return f"{first} {following}".strip() or type(error).__name__
+
+
+def quoted(*words: object) -> str:
+    """Words of a command in a message, quoted for a shell."""
+    return shlex.join(map(str, words))
 
 
 def shown(value: object) -> str:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropecli.checkpoint.files import CONFIG, FACTORS, PROVENANCE, TUNING, WEIGHTS, is_own_file
+from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint, open_checkpoint
 from ropecli.checkpoint.provenance import entry, read_record
-from ropecli.errors import OutputError, RopecliError, reason_of, shown
+from ropecli.errors import OutputError, RopecliError, quoted, reason_of, shown
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -81,8 +82,8 @@ def hub_origin(record: dict[str, Any]) -> Source | None:
     return None
 
 
-def refuse_repo(repo: str) -> None:
-    """Raise OutputError unless `repo` is owner/name."""
+def refuse_repo(repo: str, option: str) -> None:
+    """Raise OutputError unless `repo`, given with `option`, is owner/name."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -91,7 +92,7 @@ def refuse_repo(repo: str) -> None:
         if not HUB_ID.fullmatch(repo):
             raise HFValidationError
     except HFValidationError as error:
-        raise OutputError(f"--repo is {shown(repo)}; expected owner/name, such as my-name/my-model-128k.") from error
+        raise OutputError(f"{option} is {shown(repo)}; expected owner/name, such as my-name/my-model-128k.") from error
 
 
 def upload(
@@ -208,8 +209,8 @@ def _refuse_other_weights(repo: str, there: Mapping[str, Any], files: Mapping[st
     if others := sorted(name for name in there if fnmatch(name, f"{WEIGHTS}*") and name not in files):
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise OutputError(
-            f"{repo} has {others[0]}{more}, which this checkpoint does not have; engines could load both. Delete it: "
-            f"hf repos delete-files {repo} {' '.join(others[:4])}. Or choose another --repo."
+            f"{repo} has {others[0]}{more}, which this checkpoint does not have; engines could load both. Delete it by "
+            f"`hf repos delete-files {quoted(repo, *others[:4])}`, or choose another --repo."
         )
 
 
@@ -253,6 +254,8 @@ def _explain(repo: str, error: Exception) -> str:
         return f"The Hub answered with status {status}: {why} {_AGAIN}"
     if isinstance(error, errors.HTTPError):  # errors of the HTTP client: connection, DNS, certificates
         return f"{constants.ENDPOINT} cannot be reached: {reason_of(error)}. Check network and proxies. {_AGAIN}"
-    if isinstance(error, ValueError):
-        return f"The Hub refused the files: {' '.join(str(error).split())}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"The Hub cannot be asked: {BAD_TOKEN}"
+    if isinstance(error, ValueError):  # checks of the client
+        return f"The files cannot be uploaded: {' '.join(str(error).split())}"
     return f"The upload to {repo} failed: {reason_of(error)}. {_AGAIN}"

@@ -10,7 +10,7 @@ from annotated_doc import Doc
 
 from ropecli.commands.messages import say, warn
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
-from ropecli.errors import CheckpointError, OutputError
+from ropecli.errors import CheckpointError, OutputError, quoted
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
@@ -70,7 +70,7 @@ def push(
     from ropecli.checkpoint.upload import Source, files_to_push, refuse_repo, upload
     from ropecli.reporting.model_card import make_card, read_measurements
 
-    refuse_repo(repo)
+    refuse_repo(repo, "--repo")
     state = _open(as_path(folder), repo)
     checkpoint = state.checkpoint
     reports = [as_path(one) for one in listed(report or ())]
@@ -102,8 +102,8 @@ def _open(folder: Path, repo: str) -> "CheckpointState":
     checkpoint.weight_files()
     if not _record(checkpoint):
         raise CheckpointError(
-            f"{folder} has no ropecli.yaml: ropecli did not change this checkpoint. Upload it with: hf upload {repo} "
-            f"{folder}."
+            f"{folder} has no ropecli.yaml: ropecli did not change this checkpoint. Upload it with: hf upload "
+            f"{quoted(repo, folder)}"
         )
     state = read_state(checkpoint)
     if state.edited:
@@ -128,10 +128,10 @@ def _origin(checkpoint: "Checkpoint") -> "Source | None":
 
 
 def _check_base(base: "Source | None", repo: str) -> None:
-    from ropecli.checkpoint.opening import HUB_ID
+    from ropecli.checkpoint.upload import refuse_repo
 
-    if base and not HUB_ID.fullmatch(base.repo):
-        raise OutputError(f"--base-model is {base.repo!r}; expected a Hub id, owner/name.")
+    if base:
+        refuse_repo(base.repo, "--base-model")
     if base and base.repo == repo:
         raise OutputError(f"--repo is {repo}, which is the base model. Choose another repository.")
 

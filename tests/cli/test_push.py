@@ -163,7 +163,7 @@ def test_the_origin_is_found_by_way_of_local_folders(writable, ropecli, tmp_path
         ("metadata", "README.md cannot become the model card: its metadata are a list"),
         ("missing", "is not a folder"),
         ("name", "--repo is 'tiny'; expected owner/name"),
-        ("base", "--base-model is 'tiny'; expected a Hub id"),
+        ("base", "--base-model is 'tiny'; expected owner/name"),
         ("itself", "which is the base model. Choose another repository."),
         ("token", "Log in with `hf auth login`, or set HF_TOKEN."),
         ("offline", "HF_HUB_OFFLINE is set, so nothing can be uploaded."),
