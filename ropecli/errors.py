@@ -69,6 +69,12 @@ def quoted(*words: object) -> str:
     return shlex.join(map(str, words))
 
 
+def shortened(text: str, longest: int = 1000) -> str:
+    """The text without its middle, if it is longer than this many characters."""
+    half = (longest - 3) // 2
+    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
+
+
 def shown(value: object) -> str:
     """The value's repr for a message, at most 60 characters."""
     text = repr(value)

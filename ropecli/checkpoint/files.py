@@ -21,9 +21,19 @@ FACTORS = "factors.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "*.safetensors"
-# Files of a checkpoint. Code is copied only if the config refers to it.
-CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*"]
+_TERMS = ["LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]
+# Files that are copied to a new folder. Code is copied only if the config refers to it.
+CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", *_TERMS]
 CODE = "*.py"
+# Files that are uploaded, in lower case: other JSON and text can be private, or the state of a training run.
+PUBLIC_FILES = [
+    *(WEIGHTS, "*.safetensors.index.json", "config.json", "generation_config.json", "configuration.json", "params.json"),
+    *("tokenizer*.json", "*.model", "*.tiktoken", "tekken.json", "*vocab*.json", "*vocab*.txt", "merges*.txt"),
+    *("added_tokens.json", "special_tokens_map.json", "emoji.json", "normalizer.json", "chat_template*", "*.jinja"),
+    *("*processor*_config.json", "audio_tokenizer_config.json", "*quant*_config.json"),
+    *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json"),
+    *("readme.md", *map(str.lower, _TERMS), CODE),
+]
 LARGEST_JSON = 32 * 2**20
 
 

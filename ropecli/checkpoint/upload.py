@@ -6,17 +6,18 @@ are copied there, by the Hub.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ropecli.checkpoint.files import CONFIG, FACTORS, PROVENANCE, TUNING, WEIGHTS, is_own_file
+from ropecli.checkpoint.files import CONFIG, FACTORS, PROVENANCE, PUBLIC_FILES, TUNING, WEIGHTS, is_own_file
 from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint, open_checkpoint
 from ropecli.checkpoint.provenance import entry, read_record
-from ropecli.errors import OutputError, RopecliError, quoted, reason_of, shown
+from ropecli.errors import OutputError, RopecliError, quoted, reason_of, shortened, shown
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -51,11 +52,35 @@ class Upload:
     files: tuple[PushedFile, ...]
 
 
-def files_to_push(checkpoint: Checkpoint) -> dict[str, Path]:
-    """The files of a checkpoint that belong on the Hub: its own, ropecli.yaml and tune.json. No logs, no states."""
-    own = [checkpoint.folder / name for name in (CONFIG, PROVENANCE, TUNING, FACTORS)]
-    found = [*(path for path in own if is_own_file(path)), *checkpoint.files()]
-    return {path.name: path for path in found if not path.name.startswith(".")}
+def files_to_push(
+    checkpoint: Checkpoint, include: Sequence[str] = (), say: Callable[[str], None] = lambda message: None
+) -> dict[str, Path]:
+    """The files of a checkpoint that belong on the Hub, ropecli.yaml and tune.json, by name.
+
+    include: patterns of other files in the folder. say: called with the files that look like those of a checkpoint and
+    are not among them. Raises OutputError for a pattern without a file.
+    """
+    folder, copied = checkpoint.folder, [path for path in checkpoint.files() if not path.name.startswith(".")]
+    own = [path for name in (CONFIG, PROVENANCE, TUNING, FACTORS) if is_own_file(path := folder / name)]
+    public = {path.name: path for path in [*own, *filter(_is_public, copied)]}
+    for pattern in include:
+        names = glob(pattern, root_dir=folder, recursive=True)
+        added = {name: folder / name for name in names if (folder / name).is_file() and _is_inside(folder, name)}
+        if not added:
+            raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file.")
+        public |= added
+    if others := [path.name for path in copied if path.name not in public]:
+        say(f"Not uploaded: {shortened(', '.join(others), 200)}. To upload one of them, add --include NAME.")
+    return public
+
+
+def _is_public(path: Path) -> bool:
+    name = path.name.lower()
+    return any(fnmatch(name, pattern) for pattern in PUBLIC_FILES) and not name.startswith("optimizer")
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    return (folder / name).resolve().is_relative_to(folder.resolve())
 
 
 def hub_origin(record: dict[str, Any]) -> Source | None:

@@ -51,6 +51,11 @@ def push(
         Flag("--report", metavar="FILE"),
         Doc("Report of this checkpoint to show in the model card; repeatable."),
     ] = None,
+    include: Annotated[
+        Sequence[Path] | None,
+        Flag("--include", metavar="PATTERN"),
+        Doc("Other file of the folder to upload, by name or pattern such as '1_Pooling/*'; repeatable."),
+    ] = None,
     base_model: Annotated[
         str | None,
         Flag("--base-model", metavar="OWNER/NAME"),
@@ -78,7 +83,8 @@ def push(
     _check_base(base, repo)
     card = make_card(state, repo, read_measurements(reports, checkpoint), base)
     _warn_of_gaps(checkpoint, base, card.license)
-    files: dict[str, Path | bytes] = {**files_to_push(checkpoint), "README.md": card.content.encode()}
+    public_files = files_to_push(checkpoint, [str(pattern) for pattern in listed(include or ())], say)
+    files: dict[str, Path | bytes] = {**public_files, "README.md": card.content.encode()}
     url = f"{constants.ENDPOINT}/{repo}"
     if dry_run:
         return PushResult(checkpoint.folder, repo, url, _listed(files), card=_write_beside(checkpoint, card.content))
