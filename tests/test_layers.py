@@ -24,7 +24,13 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-NEIGHBOURS = {("rope", "errors"), ("atomic", "errors"), ("resume", "errors"), ("resume", "atomic"), ("yaml12", "errors")}
+NEIGHBOURS = {
+    ("rope", "errors"),
+    ("atomic", "errors"),
+    ("resume", "errors"),
+    ("resume", "atomic"),
+    ("yaml12", "errors"),
+}
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}

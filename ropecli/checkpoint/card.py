@@ -111,7 +111,9 @@ def _scaling(scaling: dict[str, Any], record: dict[str, Any]) -> str:
 
 
 def _tuned(tuned: dict[str, Any], record: dict[str, Any]) -> str:
-    trains = f" and trained {tuned['learned']:,} parameters in {tuned['steps']:,} steps" if tuned_weights(record) else ""
+    trains = ""
+    if tuned_weights(record):
+        trains = f" and trained {tuned['learned']:,} parameters in {tuned['steps']:,} steps"
     return (
         f"{code('ropecli tune --level ' + tuned['level'])} chose these constants from {tuned['points']:,} "
         f"measurements{trains}, on {code(public_name(tuned['data']))}."

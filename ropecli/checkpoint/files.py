@@ -27,7 +27,7 @@ CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinj
 CODE = "*.py"
 # Files that are uploaded, in lower case: other JSON and text can be private, or the state of a training run.
 PUBLIC_FILES = [
-    *(WEIGHTS, "*.safetensors.index.json", "config.json", "generation_config.json", "configuration.json", "params.json"),
+    *(WEIGHTS, "*.safetensors.index.json", CONFIG, "generation_config.json", "configuration.json", "params.json"),
     *("tokenizer*.json", "*.model", "*.tiktoken", "tekken.json", "*vocab*.json", "*vocab*.txt", "merges*.txt"),
     *("added_tokens.json", "special_tokens_map.json", "emoji.json", "normalizer.json", "chat_template*", "*.jinja"),
     *("*processor*_config.json", "audio_tokenizer_config.json", "*quant*_config.json"),

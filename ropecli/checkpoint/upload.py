@@ -64,7 +64,7 @@ def files_to_push(
     own = [path for name in (CONFIG, PROVENANCE, TUNING, FACTORS) if is_own_file(path := folder / name)]
     public = {path.name: path for path in [*own, *filter(_is_public, copied)]}
     for pattern in include:
-        names = glob(pattern, root_dir=folder, recursive=True)
+        names = glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207, Path.glob refuses some patterns
         added = {name: folder / name for name in names if (folder / name).is_file() and _is_inside(folder, name)}
         if not added:
             raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file.")

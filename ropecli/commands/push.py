@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
+from ropecli.atomic import new_file, sibling
 from ropecli.commands.messages import say, warn
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
+from ropecli.commands.outputs import refuse_outputs
 from ropecli.errors import CheckpointError, OutputError, quoted
 
 if TYPE_CHECKING:
@@ -78,6 +80,9 @@ def push(
     refuse_repo(repo, "--repo")
     state = _open(as_path(folder), repo)
     checkpoint = state.checkpoint
+    card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
+    if dry_run:
+        refuse_outputs(card=card_file)
     reports = [as_path(one) for one in listed(report or ())]
     base = Source(base_model, None) if base_model else _origin(checkpoint)
     _check_base(base, repo)
@@ -87,7 +92,9 @@ def push(
     files: dict[str, Path | bytes] = {**public_files, "README.md": card.content.encode()}
     url = f"{constants.ENDPOINT}/{repo}"
     if dry_run:
-        return PushResult(checkpoint.folder, repo, url, _listed(files), card=_write_beside(checkpoint, card.content))
+        with new_file(card_file) as partial:
+            partial.write_text(card.content, encoding="utf-8", newline="")
+        return PushResult(checkpoint.folder, repo, url, _listed(files), card=card_file)
     with _resumable():
         done = upload(files, repo, public=public, message=_message(state), base=base, say=say)
     if public and done.private:
@@ -161,16 +168,6 @@ def _listed(files: "dict[str, Path | bytes]") -> "tuple[PushedFile, ...]":
 
     sizes = {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in files.items()}
     return tuple(PushedFile(name, size, "listed") for name, size in sizes.items())
-
-
-def _write_beside(checkpoint: "Checkpoint", content: str) -> Path:
-    from ropecli.atomic import new_file
-
-    folder = checkpoint.folder.resolve()  # so that `.` has a name
-    path = folder.with_name(f"{folder.name}.README.md")
-    with new_file(path) as partial:
-        partial.write_text(content, encoding="utf-8", newline="")
-    return path
 
 
 @contextmanager

@@ -202,7 +202,8 @@ def _refuse_unknown_config(dataset: HubDataset) -> None:
         return
     if config not in configs and len(configs) > 1:
         problem = f"has no configuration {config}" if config else "has several configurations"
-        raise DataError(f"{name} {problem}. Choose one of {', '.join(configs)}, such as --data {quoted(f'{name}:{configs[0]}')}.")
+        example = quoted("--data", f"{name}:{configs[0]}")
+        raise DataError(f"{name} {problem}. Choose one of {', '.join(configs)}, such as {example}.")
 
 
 def _read_table(label: str, text_column: str, builder: str, **arguments: str | None) -> Rows:
