@@ -17,7 +17,7 @@ from ropecli.yaml12 import read_yaml, token_count
 # Control characters in names or configs from strangers must not reach the terminal.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
-_MOST_LINES = 40
+_MOST_LINES = 20
 """Of one message."""
 
 
