@@ -18,7 +18,7 @@ from ropecli.yaml12 import read_yaml, token_count
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
 _MOST_LINES = 20
-"""Of one message."""
+"""Lines of one message."""
 
 
 class _Console(Console):
