@@ -73,6 +73,8 @@ class RulerRun:
 
     def request(self) -> dict[str, Any]:
         """Everything that the scores depend on, next to the checkpoint and its scaling."""
+        from ropecli.evaluation.eval_report import loading_request
+
         return {
             "prompts": self._fingerprint(),
             "tasks": [task.name for task in self.tasks],
@@ -80,15 +82,18 @@ class RulerRun:
             "samples": self.asked.samples,
             "mode": self.asked.mode,
             "seed": self.asked.seed,
+            **loading_request(self.asked.loading),
         }
 
     def _fingerprint(self) -> str:
-        """Hash of the first prompt of each task at the longest length."""
+        """Hash of the essay, the questions, and the first prompt of each task at the longest length."""
         import hashlib
 
-        sha = hashlib.sha256()
+        longest = self.lengths[-1]
+        essay = self.maker.essay.read(longest) if self.maker.essay else None
+        sha = hashlib.sha256(repr((essay, self.maker.questions)).encode())
         for task in self.tasks:
-            sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
+            sha.update(self.maker.make(task, longest, 0).ids.astype("<i8").tobytes())
         return sha.hexdigest()
 
     def measure(

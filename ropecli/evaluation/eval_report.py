@@ -2,6 +2,7 @@
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,16 @@ def environment() -> dict[str, str]:
 
     versions = {"ropecli": VERSION, "torch": torch.__version__, "transformers": transformers.__version__}
     return {**versions, "python": platform.python_version()}
+
+
+def loading_request(loading: Mapping[str, Any]) -> dict[str, Any]:
+    """What numbers depend on besides checkpoint, scaling and data. loading: see load_model. Raises CheckpointError."""
+    from ropecli.live.loading import settle
+
+    dtype, device = settle(loading.get("dtype", "auto"), loading.get("device", "auto"))
+    bits = {"bits": loading["bits"]} if "bits" in loading else {}
+    attn = loading.get("attn", "auto")
+    return {"dtype": dtype, "device": device.partition(":")[0], "attn": attn, **bits, "versions": environment()}
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,50 @@ def test_an_interrupted_run_resumes(ask, tmp_path, monkeypatch):
     assert kept[0] == kept[1]
 
 
+def squad(answers) -> str:
+    """SQuAD's JSON with a paragraph of 60 words for each answer."""
+    paragraphs = [
+        {
+            "context": f"Paragraph {number}. " + "Many words stand here. " * 15,
+            "qas": [{"question": f"Which answer has {number}?", "answers": [{"text": answer}]}],
+        }
+        for number, answer in enumerate(answers)
+    ]
+    return json.dumps({"data": [{"paragraphs": paragraphs}]})
+
+
+COMPARE = ["compare", "demo", "--data", "demo", "--methods", "none", "--measure", "ruler", "--tasks", "fwe"]
+RULER = ["ruler", "demo", "--tasks", "qa_1", "--squad", "squad.json"]
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "named"),
+    [
+        (COMPARE, ["--dtype", "bfloat16"], "dtype: 'float32' then, 'bfloat16' now"),
+        (COMPARE, ["--attn", "eager"], "attn: 'auto' then, 'eager' now"),
+        (RULER, [], "prompts: "),
+    ],
+    ids=["dtype", "attention", "questions"],
+)
+def test_a_run_does_not_resume_with_other_settings(ropecli, tmp_path, monkeypatch, command, change, named):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "squad.json").write_text(squad(["blue", *["red"] * 20]))
+    add = RulerScores.add
+
+    def adding(self, *values):
+        add(self, *values)
+        raise KeyboardInterrupt
+
+    command = [*command, "--lengths", "512", "--samples", 2, "--output", "report.json"]
+    with monkeypatch.context() as patch:
+        patch.setattr(RulerScores, "add", adding)
+        assert ropecli(*command).code == 130
+    (tmp_path / "squad.json").write_text(squad(["blue", *["green"] * 20]))  # the first question is the same
+    outcome = ropecli(*command, "--resume", *change)
+    assert outcome.code == 2
+    assert named in " ".join(outcome.err.split())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
