@@ -57,6 +57,10 @@ def choose_ruler(data: str, lengths: Sequence[int] | None, tasks: Sequence[str] 
     check_mode(choice.mode)
     if wanted and wanted[-1] > _LONGEST:
         raise MethodError(f"--lengths has {wanted[-1]}; expected at most {_LONGEST} tokens.")
+    if choice.threshold is not None and not 0 < choice.threshold <= 1:
+        raise MethodError(
+            f"--threshold is {choice.threshold:g}; expected a share above 0 and up to 1, such as 0.856 for 85.6%."
+        )
     choose_tasks(choice.tasks, choice.mode, list(choice.questions))
     return choice
 
