@@ -1,7 +1,7 @@
 """A RULER run: makes the prompts of a checkpoint, asks its model, makes the report. Imports torch when it runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,12 +136,7 @@ class RulerRun:
                 advance=step,
                 say=warn,
             )
-        by_length: dict[int, list[float]] = {length: [] for length in self.lengths}
-        for cell in result.cells:
-            by_length[cell.length].append(cell.score)
-        means = {length: sum(found) / len(found) for length, found in by_length.items()}
-        threshold = PUBLISHED * means[self.lengths[0]] if self.asked.threshold is None else self.asked.threshold
-        return RulerReport(
+        report = RulerReport(
             **base_report(subject, self.asked.data, model),
             mode=self.asked.mode,
             settings={
@@ -160,11 +155,15 @@ class RulerRun:
                 **weight_settings(self.asked.loading),
             },
             fingerprint=result.fingerprint,
-            threshold=threshold,
+            threshold=self.asked.threshold or 0.0,
             relative=self.asked.threshold is None,
-            effective_length=effective_length(means, threshold) if max(means.values()) > 0 else None,
+            effective_length=None,
             cells=result.cells,
         )
+        means = {length: report.mean(length)[0] for length in report.lengths}
+        threshold = PUBLISHED * means[report.lengths[0]] if report.relative else report.threshold
+        longest = effective_length(means, threshold) if report.above_chance() else None
+        return replace(report, threshold=threshold, effective_length=longest)
 
 
 def prepare_ruler(checkpoint: "Checkpoint", reach: tuple[int, int], asked: RulerChoice) -> "RulerRun":

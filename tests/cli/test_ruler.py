@@ -48,6 +48,22 @@ def test_a_model_that_answers_nothing_has_no_effective_length(ropecli):
     assert "Effective length: none, because no answer was right. For a base model" in " ".join(outcome.out.split())
 
 
+def test_a_model_that_guesses_has_no_effective_length(ropecli, llama, tmp_path):
+    """Its weights are random."""
+    report, page = tmp_path / "ruler.json", tmp_path / "page.html"
+    options = ["--mode", "rank", "--lengths", "1200,1300", "--tasks", "fwe,niah_single_1", "--samples", 10]
+    outcome = ropecli("ruler", llama, *options, "--output", report)
+    assert outcome.code == 0, outcome.err
+    values = json.loads(report.read_text())[0]
+    assert sum(sum(cell["scores"]) for cell in values["cells"] if cell["length"] == 1200) > 0
+    assert values["effective_length"] is None
+    reason = "Effective length: none, because the score at 1200 tokens, "
+    assert reason in " ".join(outcome.out.split())
+    assert "is not above that of guessing" in " ".join(outcome.out.split())
+    assert ropecli("report", report, "--output", page).code == 0
+    assert reason in page.read_text()
+
+
 def test_an_interrupted_run_resumes(ask, tmp_path, monkeypatch):
     whole, report = tmp_path / "whole.json", tmp_path / "ruler.json"
     options = ["--lengths", "512", "--seed", 3]
