@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-import numpy as np
-
 from ropecli.errors import DataError, shown
 from ropecli.evaluation.retrieval.haystack import PieceTokenizer, TokenIds
 from ropecli.evaluation.ruler.definitions import NOISE
@@ -57,11 +55,6 @@ class Pieces:
     def words(self) -> list[str]:
         """Nouns, adjectives and verbs, sorted."""
         return sorted({word for kind in ("nouns", "adjectives", "verbs") for word in word_list(kind)})
-
-    @cached_property
-    def word_tokens(self) -> np.ndarray:
-        """Tokens of each word after a space, shape (words,)."""
-        return np.array([len(ids) for ids in self.of([f" {word}" for word in self.words])])
 
 
 @cache
@@ -182,7 +175,7 @@ def read_questions(path: Path, kind: str) -> QuestionSet:
         fault = error.errors(include_url=False)[0]
         where = ".".join(map(str, fault["loc"])) or "file"
         raise DataError(f"{path} is not a file of {kind} questions, {where}: {fault['msg']}.") from error
-    if not read.questions:
+    if not (read.questions and read.documents):
         raise DataError(f"{path} has no answerable questions.")
     for question in read.questions:
         if not all(map(str.strip, question.answers)):
