@@ -105,6 +105,16 @@ def _form(name) -> str:
     return getattr(TASKS[name], "value", "")
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("Unigram", "WordPiece")])  # no line breaks
+def test_the_context_begins_without_a_space(kind):
+    maker = maker_of(tokenizer_of(kind))
+    assert re.search(r"coded words\.\n* (\.\.\.|[a-z]{6}) ", text_of(maker, "fwe", 6000)[0])
+    assert len(re.findall(r"often\.\n+1\. \w", text_of(maker, "cwe", 6000)[0])) == 2
+    texts = [text_of(maker, "niah_multiquery", 2000, index)[0].partition("afterwards.")[2] for index in range(40)]
+    assert {"\nIt was a", "\nOne of t"} == {text[:9] for text in texts}
+    assert any(re.match(r"\nOne of the special[^.]*\. It was a bright", text) for text in texts)
+
+
 def test_a_prompt_depends_only_on_seed_task_length_and_index(maker):
     again = maker_of(tokenizer_of("byte-level BPE"))
     again.make(TASKS["cwe"], 4000, 1)
@@ -198,7 +208,7 @@ def test_a_list_longer_than_all_words_continues_with_pairs(maker):
 
 def test_coded_words_follow_a_zeta_distribution(maker):
     text, references = text_of(maker, "fwe", 8192)
-    coded = text[text.index("coded words. ") + len("coded words. ") : text.index("\nQuestion:")].split()
+    coded = text[text.index("coded words.") + len("coded words.") : text.index("\nQuestion:")].split()
     counts = Counter(coded)
     ranked = [word for word, _ in counts.most_common(4)]
     assert ranked[0] == "..."

@@ -127,7 +127,7 @@ _COMMON = Wording(
 )
 _FREQUENT = Wording(
     "Read the following coded text and track the frequency of each coded word. Find the three most frequently appeared "
-    "coded words. ",
+    "coded words.",
     "\nQuestion: Do not provide any explanation. Please ignore the dots '....'. What are the three most frequently "
     "appeared words in the above coded text?",
     " Answer: According to the coded text above, the three most frequently appeared words are:",

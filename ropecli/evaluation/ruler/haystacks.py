@@ -67,18 +67,22 @@ def word_list(kind: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Essay:
-    """Sentences of a source, as tokens; repeated if the source is too short. words: of the source."""
+    """Sentences of a source, as tokens; repeated if the source is too short. words: of the source.
+
+    sentences: each begins with a space. opening: the first one without it.
+    """
 
     sentences: list[TokenIds]
+    opening: TokenIds
     words: int
 
-    def read(self, tokens: int) -> list[TokenIds]:
-        """The first sentences, `tokens` tokens long; the last is cut."""
+    def read(self, tokens: int, *, after_needle: bool = False) -> list[TokenIds]:
+        """The first sentences, `tokens` tokens long; the last is cut. after_needle: they do not open the text."""
         found: list[TokenIds] = []
         left = tokens
         index = 0
         while left > 0:
-            sentence = self.sentences[index % len(self.sentences)]
+            sentence = self.sentences[index % len(self.sentences)] if index or after_needle else self.opening
             found.append(sentence[:left])
             left -= len(sentence)
             index += 1
@@ -90,7 +94,7 @@ def read_essay(texts: Iterable[tuple[str, str]], pieces: Pieces, longest: int) -
     sentences: list[str] = []
     characters = 0
     for _, text in texts:
-        for sentence in _SENTENCE.split(" ".join(text.split())):
+        for sentence in filter(None, _SENTENCE.split(" ".join(text.split()))):
             words = sentence.split(" ")
             parts = range(0, len(words), _LONGEST_SENTENCE)
             sentences += [f" {' '.join(words[start : start + _LONGEST_SENTENCE])}" for start in parts]
@@ -100,7 +104,8 @@ def read_essay(texts: Iterable[tuple[str, str]], pieces: Pieces, longest: int) -
     tokens = [ids for ids in pieces.several(sentences) if ids] if sentences else []
     if not tokens:
         raise DataError("The source is empty. Set --data to a source with text.")
-    return Essay(tokens, sum(sentence.count(" ") for sentence in sentences))
+    opening = pieces.one(sentences[0].removeprefix(" "))
+    return Essay(tokens, opening, sum(sentence.count(" ") for sentence in sentences))
 
 
 @dataclass(frozen=True)

@@ -163,13 +163,17 @@ def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
         assert draft.maker.essay, "the essay was read for this task"
         context = draft.maker.essay.read(room)
         at = np.sort(len(context) * rng.choice(_DEPTHS, len(lines), replace=False) // 100)
+        if at[0] == 0:  # the needle opens the text, without a space
+            room += len(lines[0])
+            lines[0] = pieces.one(_needle(task, "", *needles[0]))
+            context = draft.maker.essay.read(room - len(lines[0]), after_needle=True)
     elif task.haystack == "noise":
         context = _repeat(pieces.noise, room)
         at = draft.sample(len(context), len(lines))
     else:
         context, hidden = _other_needles(draft, task, room)
         at = draft.sample(len(context), len(lines))
-    for place, line in sorted(zip(at, lines, strict=True), key=lambda pair: -pair[0]):
+    for place, line in reversed(list(zip(at, lines, strict=True))):
         context.insert(place, line)
     references = [value for index in asked for value in values[index]]
     wrong = [value for own in values for value in own if value not in references]
@@ -277,7 +281,7 @@ def _words_of_size(draft: _Draft, task: CommonWords, size: ListSize) -> RulerPro
         return None
     used = list(ids)[:count]
     listed, common = _list_of_words(rng, used, task.common, *size.in_list)
-    numbers = pieces.of([f" {number}." for number in range(1, len(listed) + 1)])
+    numbers = pieces.of(_entry_numbers(len(listed)))
     context = [piece for number, word in zip(numbers, listed, strict=True) for piece in (number, ids[word])]
     return draft.finish(context, common, used[task.common :][: (CANDIDATES - 1) * task.common])
 
@@ -289,9 +293,14 @@ def _most_words(draft: _Draft, tokens: Sequence[int], common: int, size: ListSiz
     of_words = (repeats * tokens).cumsum()
     entries = repeats.cumsum()
     entries = entries[entries <= max(0, room)]  # an entry has at least one token
-    numbers = draft.pieces.of([f" {number}." for number in range(1, int(entries.max(initial=0)) + 1)])
+    numbers = draft.pieces.of(_entry_numbers(int(entries.max(initial=0))))
     of_numbers = np.array([len(ids) for ids in numbers]).cumsum()
     return int((of_words[: len(entries)] + of_numbers[entries - 1] <= room).sum()) if len(entries) else 0
+
+
+def _entry_numbers(count: int) -> list[str]:
+    """The numbers of a list, with the space before each but the first."""
+    return [f" {number}."[number == 1 :] for number in range(1, count + 1)]
 
 
 def _list_of_words(
