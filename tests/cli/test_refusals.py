@@ -46,7 +46,7 @@ RULER: list[Refusal] = [
     Refusal(
         "ruler: questions without their task",
         ["ruler", "source", "--tasks", "vt", "--squad", "questions.json"],
-        "--squad is for qa_1, which --tasks does not have",
+        "--squad is for qa_1, which is not in --tasks",
     ),
     *(
         Refusal(f"ruler: answer {answer}", ASK_SQUAD, ANSWER, write("questions.json", SQUAD % answer))

@@ -180,5 +180,5 @@ def choose_tasks(names: Sequence[str] | None, mode: str, questions: Sequence[str
             raise MethodError(f"{name} has no candidates to rank. Use --mode generate.")
     for name, task in TASKS.items():
         if isinstance(task, Questions) and name in questions and name not in wanted:
-            raise MethodError(f"--{task.source} is for {name}, which --tasks does not have. Add it, or remove the file.")
+            raise MethodError(f"--{task.source} is for {name}, which is not in --tasks. Add it, or remove the file.")
     return [task for name, task in TASKS.items() if name in wanted]

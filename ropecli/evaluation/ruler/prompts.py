@@ -256,7 +256,7 @@ def _solved_example(draft: _Draft, task: Variables) -> str:
 
 
 def _common_words(draft: _Draft, task: CommonWords) -> RulerPrompt:
-    """The larger of RULER's two sizes that fits. Once all words are in the list, pairs of two follow, as RULER's keys."""
+    """The larger of RULER's two sizes that fits. Once all words are in the list, pairs like RULER's keys follow."""
     for size in task.sizes if draft.length >= SMALL else task.sizes[-1:]:
         if found := _words_of_size(draft, task, size):
             return found
