@@ -29,7 +29,60 @@ def write(name: str, text: str | bytes) -> Callable[[Path], object]:
     return prepare
 
 
-RULER: list[Refusal] = []
+SQUAD = (
+    '{"data": [{"paragraphs": [{"context": "A text.", "qas": [{"question": "Which?", "answers": [{"text": %s}]}]}]}]}'
+)
+HOTPOTQA = '[{"question": "Which?", "answer": %s, "context": [["A title", ["A text."]]]}]'
+ASK_SQUAD = ["ruler", "source", "--lengths", "512", "--tasks", "qa_1", "--squad", "questions.json"]
+ASK_HOTPOTQA = ["ruler", "source", "--lengths", "512", "--tasks", "qa_2", "--hotpotqa", "questions.json"]
+ANSWER = "questions.json is not a file of squad questions, data.0.paragraphs.0.qas.0.answers.0.text: Input should be"
+RULER: list[Refusal] = [
+    *(
+        Refusal(
+            f"ruler: threshold {value}", ["ruler", "source", "--threshold", value], f"--threshold is {value}; expected"
+        )
+        for value in ("85.6", "0", "nan")
+    ),
+    Refusal(
+        "ruler: questions without their task",
+        ["ruler", "source", "--tasks", "vt", "--squad", "questions.json"],
+        "--squad is for qa_1, which is not in --tasks",
+    ),
+    *(
+        Refusal(f"ruler: answer {answer}", ASK_SQUAD, ANSWER, write("questions.json", SQUAD % answer))
+        for answer in ("1945", "null", '["a"]')
+    ),
+    Refusal(
+        "ruler: empty answer",
+        ASK_SQUAD,
+        "questions.json: the question 'Which?' has an empty answer",
+        write("questions.json", SQUAD % '""'),
+    ),
+    Refusal(
+        "ruler: lone surrogate",
+        ASK_SQUAD,
+        "questions.json is not a file of squad questions, file: Invalid JSON",
+        write("questions.json", SQUAD % r'"\ud800"'),
+    ),
+    Refusal(
+        "ruler: deep nesting",
+        ASK_SQUAD,
+        "questions.json is not a file of squad questions, file: Invalid JSON: recursion limit",
+        write("questions.json", "[" * 100_000),
+    ),
+    Refusal(
+        "ruler: context that is a number",
+        ASK_SQUAD,
+        "data.0.paragraphs.0.context: Input should be a valid string",
+        write("questions.json", (SQUAD % '"a"').replace('"A text."', "5")),
+    ),
+    Refusal(
+        "ruler: hotpotqa answer that is a number",
+        ASK_HOTPOTQA,
+        "questions.json is not a file of hotpotqa questions, 0.answer: Input should be a valid string",
+        write("questions.json", HOTPOTQA % 5),
+    ),
+]
 
 OUTPUTS: list[Refusal] = []
 
