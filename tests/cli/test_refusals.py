@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+import ropecli
+
 
 class Refusal(NamedTuple):
     name: str
@@ -33,7 +35,48 @@ RULER: list[Refusal] = []
 
 OUTPUTS: list[Refusal] = []
 
-TRAINING: list[Refusal] = []
+
+def damaged_run(name: str, text: str | bytes) -> Callable[[Path], object]:
+    """A `prepare` that leaves the unfinished run `run`, with one of its files replaced."""
+
+    def prepare(folder: Path) -> None:
+        write("data.txt", "ba de fi go ku " * 200)(folder)
+        settings = {"tracker": "none", "warmup_steps": 0}
+        ropecli.finetune("source", data="data.txt", length=16, steps=1, output="run", settings=settings)
+        (folder / "run" / "config.json").unlink()
+        write(f"run/{name}", text)(folder)
+
+    return prepare
+
+
+RESUME = ["finetune", "source", "--data", "data.txt", "--length", 16, "--steps", 1, "--output", "run", "--resume"]
+
+TRAINING: list[Refusal] = [
+    Refusal(f"run.yaml that is {what}", RESUME, f"run.yaml: {message}", damaged_run("run.yaml", text))
+    for what, text, message in [
+        ("not UTF-8", b"recipe: {data: caf\xe9}", "'utf-8' codec can't decode"),
+        ("half a file", "source:\n  checkpoint: source\nrec", "it is not YAML (while scanning a simple key)"),
+        ("a list", "- recipe", "it is not a mapping"),
+        ("without a recipe", "recipe: [1, 2]", "it has no recipe"),
+        ("huge", "recipe: {data: " + "x" * 10**6 + "}", "it is larger than 256 KiB"),
+        ("not of its tag", "recipe: !!bool data", "it is not YAML ('data')"),
+    ]
+]
+TRAINING += [
+    Refusal(
+        f"metrics.jsonl with {what}",
+        RESUME,
+        "metrics.jsonl is damaged in line 1. Delete that line or the file",
+        damaged_run("metrics.jsonl", text + b'\n{"step": 1, "loss": 2.5}\n'),
+    )
+    for what, text in [
+        ("a line that is not UTF-8", b'{"step": 1, "loss": 2.5, "protocol": "\xe9"}'),
+        ("a line that is half", b'{"step": 1, "lo'),
+        ("a list", b"[1, 2.5]"),
+        ("a loss that is text", b'{"step": 1, "loss": "low"}'),
+        ("deep nesting", b"[" * 10**5),
+    ]
+]
 
 OTHERS: list[Refusal] = []
 
