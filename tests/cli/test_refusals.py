@@ -4,6 +4,7 @@ A row's `prepare` writes files below the current folder, which has the checkpoin
 may return the path that the command needs. Every command ends with exit status 2, one message, and no traceback.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +35,18 @@ def write(name: str, text: str | bytes) -> Callable[[Path], object]:
 RULER: list[Refusal] = []
 
 OUTPUTS: list[Refusal] = []
+
+
+def conversation(messages: list[object], **fields: object) -> Callable[[Path], object]:
+    """A `prepare` that writes one conversation to data.jsonl, and a chat template."""
+
+    def prepare(folder: Path) -> None:
+        row = {"messages": messages, **fields}
+        write("data.jsonl", json.dumps(row))(folder)
+        template = "{% for message in messages %}{{ message.role + ': ' + message.content }}{% endfor %}"
+        write("source/chat_template.jinja", template)(folder)
+
+    return prepare
 
 
 def damaged_run(name: str, text: str | bytes) -> Callable[[Path], object]:
@@ -75,6 +88,30 @@ TRAINING += [
         ("a list", b"[1, 2.5]"),
         ("a loss that is text", b'{"step": 1, "loss": "low"}'),
         ("deep nesting", b"[" * 10**5),
+    ]
+]
+TRAINING += [
+    Refusal(
+        f"conversations with {what}",
+        ["finetune", "source", "--data", "data.jsonl", "--length", 16, "--steps", 1, "--output", "run"],
+        f"data.jsonl:0: {message}",
+        conversation(messages, **fields),
+    )
+    for what, messages, fields, message in [
+        (
+            "a system prompt that is a number",
+            [{"role": "user", "content": "a"}],
+            {"system": 5},
+            "system is 5; expected",
+        ),
+        ("a role that is a list", [{"from": ["human"], "value": "a"}], {}, "message 0 has the role ['human']"),
+        (
+            "a part that is a number",
+            [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+            {},
+            "message 0 has the content [{'type': 'text', 'text': 5}]; expected text.",
+        ),
+        ("deep tools", [{"role": "user", "content": "a"}], {"tools": "[" * 10**5}, "tools is not JSON"),
     ]
 ]
 

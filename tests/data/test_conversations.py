@@ -170,6 +170,29 @@ def test_all_is_the_rendered_text(tokenizers, shape):
     assert document.ids.tolist() == expected
 
 
+NUMBERED = CHATML.replace("message.role +", "message.role ~ loop.index ~").replace(
+    "assistant\\n'", "assistant' ~ (messages | length + 1) ~ '\\n'"
+)
+
+
+@pytest.mark.parametrize(("template", "renders_all"), [(CHATML, False), (NUMBERED, True)], ids=["plain", "numbered"])
+def test_a_long_conversation_takes_linear_time_unless_the_template_needs_all_of_it(
+    tokenizer_of, monkeypatch, template, renders_all
+):
+    tokenizer, messages = tokenizer_of(template, IM), turns(*(f"text {number}" for number in range(200)))
+    render, rendered = tokenizer.apply_chat_template, []
+
+    def count(part, **options):
+        rendered.append(len(part))
+        return render(part, **options)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", count)
+    (document,) = tokenize_conversations([("row", Conversation(messages))], tokenizer)
+    assert (sum(rendered) > 20_000) == renders_all
+    answers = tokenizer.decode(document.ids[document.ids >= 0])
+    assert answers == "".join(f"{message['content']}<|im_end|>" for message in messages[1::2])
+
+
 def test_white_space_at_the_border_does_not_matter(tokenizers):
     """`assistant\\n` and an answer that starts with `\\n` share one token."""
     tokenizer = tokenizers["chatml"]
