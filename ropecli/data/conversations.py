@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.data.documents import Document
+from ropecli.data.documents import Document, encode
 from ropecli.errors import DataError, reason_of, shown
 
 COLUMNS = ("messages", "conversations")
@@ -78,7 +78,7 @@ def tokenize_conversations(
         texts = [text for _, _, text, _ in rendered]
         masked = train_on == "assistant"
         # the template has the special tokens
-        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=masked, verbose=False)
+        encoded = encode(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=masked)
         for index, (number, name, text, spans) in enumerate(rendered):
             ids = np.array(encoded["input_ids"][index], dtype=np.int64)
             with faults.collected(number, name):

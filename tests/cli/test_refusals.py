@@ -1,7 +1,7 @@
 """Bad input, one row each: what is prepared, the command, and the part of the one message that matters.
 
-A row's `prepare` writes files below the current folder, which has the checkpoint `source` (a copy of the tiny Llama). It
-may return the path that the command needs. Every command ends with exit status 2, one message, and no traceback.
+A row's `prepare` writes files below the current folder, which has the checkpoint `source` (a copy of the tiny Llama).
+It may return the path that the command needs. Every command ends with exit status 2, one message, and no traceback.
 """
 
 import json
@@ -115,7 +115,31 @@ TRAINING += [
     ]
 ]
 
-OTHERS: list[Refusal] = []
+
+def wordpiece(folder: Path) -> None:
+    """The class of another model's tokenizer, which loads the files and then fails on most words."""
+    write("data.txt", "ba de fi go ku " * 200)(folder)
+    path = folder / "source" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "BertTokenizer"}))
+
+
+OTHERS: list[Refusal] = [
+    Refusal(
+        f"a tokenizer that fails, in {name}",
+        [name, "source", *options],
+        "source, a BertTokenizer, cannot encode text: WordPiece error: Missing [UNK] token from the vocabulary",
+        wordpiece,
+    )
+    for name, *options in [
+        ("eval-ppl", "--data", "data.txt"),
+        ("finetune", "--data", "data.txt", "--output", "run"),
+        ("compare", "--data", "data.txt", "--methods", "yarn"),
+        ("tune", "--data", "data.txt", "--factor", 2, "--output", "run"),
+        ("passkey", "--lengths", 512),
+        ("needle", "--lengths", 512),
+        ("ruler", "--lengths", 512),
+    ]
+]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +150,7 @@ def test_bad_input_is_refused(row, ropecli, source, tmp_path, monkeypatch):
     row.prepare(tmp_path)
     outcome = ropecli(*row.command)
     assert outcome.code == 2, outcome
-    assert outcome.err.count("error:") == 1, outcome.err
+    assert f"\n{outcome.err}".count("\nerror:") == 1, outcome.err
     assert "Traceback" not in outcome.err
     assert row.message in outcome.err
     assert len(outcome.err) < 1500
