@@ -116,11 +116,19 @@ TRAINING += [
 ]
 
 
-def wordpiece(folder: Path) -> None:
-    """The class of another model's tokenizer, which loads the files and then fails on most words."""
-    write("data.txt", "ba de fi go ku " * 200)(folder)
-    path = folder / "source" / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "BertTokenizer"}))
+def edited(name: str, **values: object) -> Callable[[Path], object]:
+    """A `prepare` that changes keys of a JSON file in `source`, and writes data.txt."""
+
+    def prepare(folder: Path) -> None:
+        write("data.txt", "ba de fi go ku " * 200)(folder)
+        path = folder / "source" / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return prepare
+
+
+# loads the files of the other class, and then fails on most words
+wordpiece = edited("tokenizer_config.json", tokenizer_class="BertTokenizer")
 
 
 OTHERS: list[Refusal] = [
@@ -139,6 +147,14 @@ OTHERS: list[Refusal] = [
         ("needle", "--lengths", 512),
         ("ruler", "--lengths", 512),
     ]
+]
+OTHERS += [
+    Refusal(
+        "tied weights of other shapes",
+        ["eval-ppl", "source", "--data", "data.txt"],
+        "source: lm_head.weight has shape (512, 64); config.json implies (600, 64).",
+        edited("config.json", tie_word_embeddings=True, vocab_size=600),
+    ),
 ]
 
 
