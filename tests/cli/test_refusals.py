@@ -155,6 +155,30 @@ OTHERS += [
         "source: lm_head.weight has shape (512, 64); config.json implies (600, 64).",
         edited("config.json", tie_word_embeddings=True, vocab_size=600),
     ),
+    Refusal(
+        "a dtype that is a number",
+        ["plan", "source", "--length", 128],
+        "dtype in config.json is 5; expected a name, such as 'bfloat16'",
+        edited("config.json", dtype=5),
+    ),
+    Refusal(
+        "a sliding window that is text",
+        ["plan", "source", "--length", 128],
+        "sliding_window in config.json is '4k'; expected a number of tokens",
+        edited("config.json", sliding_window="4k"),
+    ),
+    *(
+        Refusal(
+            f"a text_config that the model type does not have, in {command[0]}",
+            command,
+            "text_config is 5, which LlamaConfig does not have",
+            edited("config.json", text_config=5),
+        )
+        for command in (
+            ["plan", "source", "--length", 128],
+            ["patch", "source", "--method", "rerope", "--factor", 2, "--output", "out"],
+        )
+    ),
 ]
 
 
