@@ -182,6 +182,52 @@ OTHERS += [
 ]
 
 
+def keys(intervals: list[list[int]]) -> Callable[[Path], object]:
+    """A `prepare` that writes a file of key tokens as earlier releases did."""
+    numbers = {"length": 64, "short_context": 16, "stride": 4, "min_gain": 2.0, "max_loss": 2.0}
+    document = {"name": "data.txt", "sha256": "", "characters": 90, "intervals": intervals}
+    return write("keys.json", json.dumps({"evaluator": "demo", "digest": "", **numbers, "documents": [document]}))
+
+
+OTHERS += [
+    Refusal(
+        f"keys whose intervals {what}",
+        ["eval-ppl", "source", "--data", "demo", "--protocol", "longppl", "--lengths", 64, "--keys", "keys.json"],
+        "keys.json is damaged: the intervals of data.txt overlap or are reversed.",
+        keys(intervals),
+    )
+    for what, intervals in [
+        ("overlap", [[3, 9], [8, 12]]),
+        ("are reversed", [[9, 3]]),
+        ("are not in order", [[8, 12], [3, 7]]),
+        ("end after the text", [[80, 91]]),
+    ]
+]
+OTHERS += [
+    Refusal(
+        "an infinite short weight",
+        ["tune", "demo", "--data", "demo-train", "--factor", 2, "--output", "out", "--short-weight", "inf"],
+        "--short-weight is inf; expected a finite number, at least 0.",
+    )
+]
+OTHERS += [
+    Refusal(
+        f"a split of a local file, in {name}",
+        [name, "source", "--split", "train", "--data", *options],
+        f"{options[0]} is not a Hub dataset, so it has no split 'train'. Remove the split.",
+        write("data.txt", "ba de fi go ku " * 200),
+    )
+    for name, *options in [
+        ("eval-ppl", "data.txt"),
+        ("compare", "demo", "--methods", "yarn"),
+        ("needle", "data.txt", "--lengths", 512),
+        ("ruler", "data.txt", "--lengths", 512),
+        ("tune", "demo-train", "--factor", 2, "--output", "run"),
+        ("finetune", "data.txt", "--output", "run"),
+    ]
+]
+
+
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=row.name) for row in (*RULER, *OUTPUTS, *TRAINING, *OTHERS)] or [None]
 )
