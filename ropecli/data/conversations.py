@@ -8,8 +8,10 @@ that also holds without the turns between the first and the current one, these a
 
 import hashlib
 import json
+import logging
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT = {"human": "user", "gpt": "assistant"}
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _BATCH = 32
+_PATIENCE = 10.0
+"""Seconds."""
 _INSTEAD = "Use train_on: all, or a chat template with {% generation %} markers."
 
 Messages = list[dict[str, Any]]
@@ -70,9 +74,10 @@ def tokenize_conversations(
     numbered, faults = enumerate(rows), _Faults()
     while batch := list(islice(numbered, _BATCH)):
         rendered = []
-        for number, (name, conversation) in batch:
-            with faults.collected(number, name):
-                rendered.append((number, name, *_render(conversation, tokenizer, train_on)))
+        with warn_if_slow():
+            for number, (name, conversation) in batch:
+                with faults.collected(number, name):
+                    rendered.append((number, name, *_render(conversation, tokenizer, train_on)))
         if not rendered:
             continue
         texts = [text for _, _, text, _ in rendered]
@@ -86,6 +91,19 @@ def tokenize_conversations(
                     ids = np.where(_trained(text, encoded["offset_mapping"][index], spans), ids, ~ids)
                 yield Document(name, ids)
     faults.refuse()
+
+
+@contextmanager
+def warn_if_slow() -> Iterator[None]:
+    """Warn after some seconds of rendering: a chat template is a program of its author, which may never end."""
+    warning = f"The chat template has been rendering for {_PATIENCE:g} seconds and may never end. Ctrl-C stops it."
+    timer = threading.Timer(_PATIENCE, logging.getLogger("ropecli").warning, [warning])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Faults:
