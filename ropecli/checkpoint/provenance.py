@@ -86,23 +86,15 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not is_own_file(path):
         return {}
     try:
-        return read_mapping(path)
-    except (OSError, ValueError) as error:
+        record = yaml.load(read_text(path, _LARGEST_RECORD), Loader=_BoundedLoader)
+        # aliases count every time they are repeated
+        if any(True for _ in itertools.islice(values(record), _MOST_VALUES, None)):
+            raise ValueError(f"it has more than {_MOST_VALUES} values")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise unreadable(folder, error) from error
-
-
-def read_mapping(path: Path) -> dict[str, Any]:
-    """Read a YAML file that ropecli wrote. Raises CheckpointError, OSError, ValueError."""
-    try:
-        mapping = yaml.load(read_text(path, _LARGEST_RECORD), Loader=_BoundedLoader)
-    except (RecursionError, yaml.YAMLError, KeyError, AttributeError) as error:  # the last two for bad tags
-        raise ValueError(f"it is not YAML ({reason_of(error)})") from error
-    # aliases count every time they are repeated
-    if any(True for _ in itertools.islice(values(mapping), _MOST_VALUES, None)):
-        raise ValueError(f"it has more than {_MOST_VALUES} values")
-    if not isinstance(mapping, dict):
-        raise ValueError("it is not a mapping")
-    return mapping
+    if not isinstance(record, dict):
+        raise unreadable(folder, TypeError("it is not a mapping"))
+    return record
 
 
 def other_notes(record: dict[str, Any]) -> dict[str, Any]:

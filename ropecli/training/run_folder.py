@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import yaml
 
 from ropecli.atomic import is_partial, new_file, refuse_existing, sole_use
-from ropecli.checkpoint.provenance import read_mapping
+from ropecli.checkpoint.files import read_bounded
 from ropecli.errors import OutputError, RecipeError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.resume import (
@@ -36,6 +36,8 @@ RUN = "run.yaml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 LOGS = "logs"
+_LARGEST = 2**20
+"""Bytes of run.yaml."""
 _PROJECT = "ropecli"
 T = TypeVar("T")
 LOCK = ".lock"
@@ -85,10 +87,10 @@ def _read_run(output: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        run = read_mapping(path)
-        if not isinstance(run.get("recipe"), dict):
-            raise ValueError("it has no recipe")
-    except (OSError, ValueError) as error:
+        run = yaml.safe_load(read_bounded(path, _LARGEST))
+        if not isinstance(run, dict) or not all(isinstance(run.get(key), dict) for key in ("source", "recipe")):
+            raise ValueError("it has no source or recipe")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise OutputError(
             f"Cannot resume from {path}: {reason_of(error)}. Restore a backup, or delete {output} to start over."
         ) from error

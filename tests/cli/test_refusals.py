@@ -68,11 +68,10 @@ TRAINING: list[Refusal] = [
     Refusal(f"run.yaml that is {what}", RESUME, f"run.yaml: {message}", damaged_run("run.yaml", text))
     for what, text, message in [
         ("not UTF-8", b"recipe: {data: caf\xe9}", "'utf-8' codec can't decode"),
-        ("half a file", "source:\n  checkpoint: source\nrec", "it is not YAML (while scanning a simple key)"),
-        ("a list", "- recipe", "it is not a mapping"),
-        ("without a recipe", "recipe: [1, 2]", "it has no recipe"),
-        ("huge", "recipe: {data: " + "x" * 10**6 + "}", "it is larger than 256 KiB"),
-        ("not of its tag", "recipe: !!bool data", "it is not YAML ('data')"),
+        ("half a file", "source:\n  checkpoint: source\nrec", "while scanning a simple key"),
+        ("a list", "- recipe", "it has no source or recipe"),
+        ("without a recipe", "recipe: [1, 2]", "it has no source or recipe"),
+        ("huge", "recipe: {data: " + "x" * 2**20 + "}", "it is larger than 1024 KiB"),
     ]
 ]
 TRAINING += [
