@@ -28,11 +28,9 @@ class Pieces:
     def several(self, texts: Sequence[str]) -> list[TokenIds]:
         """Tokenize several pieces in one call, which is much faster than one by one."""
         before = self.tokenizer.opening("\n")
-        whole = self.tokenizer.tokenizer(
-            [f"\n{text}" for text in texts], add_special_tokens=False, verbose=False, return_attention_mask=False
-        )["input_ids"]
+        whole = self.tokenizer.openings([f"\n{text}" for text in texts])
         return [
-            tuple(ids[len(before) :]) if tuple(ids[: len(before)]) == before else self.tokenizer.opening(text)
+            ids[len(before) :] if ids[: len(before)] == before else self.tokenizer.opening(text)
             for ids, text in zip(whole, texts, strict=True)
         ]
 
