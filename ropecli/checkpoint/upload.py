@@ -99,9 +99,9 @@ def hub_origin(record: dict[str, Any]) -> Source | None:
             return Source(name, str(commit))
         try:
             source = open_checkpoint(name) if Path(name).expanduser().is_dir() else None
+            if source is None or not source.matches(origin.get("digest")):
+                return None
         except (RopecliError, OSError, RuntimeError):
-            return None
-        if source is None or source.digest() != origin.get("digest"):
             return None
         record = read_record(source.folder)
     return None

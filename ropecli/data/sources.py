@@ -19,7 +19,7 @@ from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID
 from ropecli.data.conversations import Conversation, find_conversation
 from ropecli.demo import corpus
-from ropecli.errors import DataError, quoted, reason_of
+from ropecli.errors import DataError, quoted, reason_of, shown
 
 TEXT_COLUMN = "text"
 DEMO = "demo"
@@ -81,14 +81,14 @@ def read_rows(
     `messages` or `conversations`. split: of a Hub dataset; default: the first of `splits` that it has. whole: read more
     than the first HUB_DOCUMENTS of a Hub dataset. Raises DataError.
     """
-    if source == DEMO:
-        return demo_held_out()
-    if source == DEMO_TRAIN:
-        return corpus.training_files()
-    found = locate(source)
+    found = source if source in (DEMO, DEMO_TRAIN) else locate(source)
     if isinstance(found, HubDataset):
         rows = _read_hub(found, text_column, (split,) if split else splits)
         return rows if whole else islice(rows, HUB_DOCUMENTS)
+    if split:
+        raise DataError(f"{source} is not a Hub dataset, so it has no split {shown(split)}. Remove the split.")
+    if isinstance(found, str):
+        return demo_held_out() if found == DEMO else corpus.training_files()
     return _read_folder(found, text_column) if found.is_dir() else _read_file(found, text_column)
 
 

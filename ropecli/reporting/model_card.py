@@ -76,14 +76,14 @@ def _measurements(path: Path, reports: list[Report], checkpoint: Checkpoint) -> 
         one = measured[0]
         what = f"{one.checkpoint} with {one.label} in memory" if one.in_memory else one.checkpoint
         raise DataError(
-            f"{path} is a report of {what}, not of {checkpoint.name} as it is now (digest {one.digest[:12]}, expected "
-            f"{checkpoint.digest()[:12]}). Measure {checkpoint.name} again."
+            f"{path} is a report of {what}, not of {checkpoint.name} as it is now (digest {one.digest[:19]}, expected "
+            f"{checkpoint.digest()[:19]}). Measure {checkpoint.name} again."
         )
     return measured
 
 
 def _is_of(report: Measured, checkpoint: Checkpoint) -> bool:
-    return report.digest == checkpoint.digest() and not report.in_memory
+    return not report.in_memory and checkpoint.matches(report.digest)
 
 
 def make_card(

@@ -215,6 +215,19 @@ def test_the_origin_is_found_by_way_of_local_folders(writable, ropecli, tmp_path
     assert ModelCard.load(tmp_path / "twice.README.md").data.base_model is None
 
 
+def test_a_report_of_other_weights_is_refused(ropecli, large, changed_amid, corpus, tmp_path):
+    """They differ in one bit, in the middle of the file."""
+    assert ropecli("patch", large, *YARN, "-o", tmp_path / "first").code == 0
+    second, report = changed_amid(tmp_path / "first"), tmp_path / "report.json"
+    measure = ["--data", corpus, "--max-documents", 2, "--lengths", "24", "--output", report]
+    assert ropecli("eval-ppl", tmp_path / "first", *measure).code == 0
+    push = ["--repo", NEW, "--report", report, "--dry-run"]
+    assert ropecli("push", tmp_path / "first", *push).code == 0
+    outcome = ropecli("push", second, *push)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"is a report of {tmp_path / 'first'}, not of {second} as it is now (digest sha256:" in outcome.err
+
+
 # What is refused.
 
 
