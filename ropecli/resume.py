@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ropecli.atomic import is_partial, new_file, sole_use
+from ropecli.atomic import is_partial, new_file, sibling, sole_use
 from ropecli.errors import OutputError, RecipeError, reason_of, shown
 from ropecli.hashing import sha256_of
 
@@ -105,7 +105,7 @@ def _checksum(text: bytes) -> bytes:
 
 
 def state_folder(output: Path) -> Path:
-    return output.with_name(f"{output.name}.state")
+    return sibling(output, ".state")
 
 
 def refuse_interrupted(output: Path | None, resume: bool) -> None:
@@ -114,7 +114,7 @@ def refuse_interrupted(output: Path | None, resume: bool) -> None:
         if resume:
             raise OutputError("--resume needs --output, the output of the run to resume.")
         return
-    folder, earlier = state_folder(output), output.with_name(f"{output.name}.progress-0")
+    folder, earlier = state_folder(output), sibling(output, ".progress-0")
     if earlier.exists():
         raise OutputError(f"{earlier} was written by ropecli 0.1.0, which cannot be resumed. Delete it to start over.")
     if not folder.exists():

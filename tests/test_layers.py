@@ -30,6 +30,7 @@ NEIGHBOURS = {
     ("resume", "errors"),
     ("resume", "atomic"),
     ("resume", "hashing"),
+    ("yaml12", "errors"),
 }
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 

@@ -26,10 +26,10 @@ from ropecli.checkpoint.files import (
     is_file,
     is_own_file,
     read_json,
-    values,
 )
-from ropecli.errors import CheckpointError, reason_of, shown
+from ropecli.errors import CheckpointError, quoted, reason_of, shown
 from ropecli.hashing import sha256_of
+from ropecli.yaml12 import values
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Names that git accepts, without those that would leave the cache's refs folder.
@@ -196,7 +196,9 @@ def open_checkpoint(
     folder = fetched.folder
     has_config, is_adapter = is_own_file(folder / CONFIG), _is_adapter(folder)
     if is_adapter and not (adapters and has_config):
-        raise CheckpointError(f"{name} is an adapter. Merge it with its base model: ropecli merge {name} --output DIR.")
+        raise CheckpointError(
+            f"{name} is an adapter. Merge it with its base model: ropecli merge {quoted(name)} --output DIR."
+        )
     if not has_config:
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. Choose a folder with a checkpoint.")
     base = adapter_base(folder) if is_adapter else None

@@ -43,8 +43,8 @@ def eval_ppl(
     from ropecli.evaluation.protocols import Protocol
     from ropecli.resume import refuse_interrupted, remove_state
 
-    report_file = options.optional_path(shared["output"])
-    refuse_outputs(report_file)
+    report_file, key_file = options.optional_path(shared["output"]), options.optional_path(shared["keys"])
+    refuse_outputs(report_file, keys=key_file)
     refuse_interrupted(report_file, shared["resume"])
     loading = options.loading_of(shared)
     asked = Protocol(shared["protocol"], shared["stride"], shared["targets"])
@@ -65,7 +65,7 @@ def eval_ppl(
         loading=loading,
         workers=join_workers(),
         evaluator=shared["evaluator"],
-        key_file=shared["keys"],
+        key_file=key_file,
     )
     if base:
         _refuse_another_vocabulary(run, base)

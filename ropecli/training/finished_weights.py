@@ -22,6 +22,7 @@ from ropecli.checkpoint.files import ADAPTER_CONFIG, is_own_file, read_json
 from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.provenance import PROVENANCE, read_record
 from ropecli.checkpoint.writing import place
+from ropecli.config.changes import get_path
 from ropecli.errors import OutputError, RopecliError
 from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
 from ropecli.live.stock_transformers import quiet_transformers
@@ -119,7 +120,8 @@ def finished_step(output: Path) -> int | None:
     """Number of steps of a finished run; None if the run is not finished."""
     if not (output / CONFIG).is_file():
         return None
-    return (read_record(output).get(_RECORD) or {}).get("recipe", {}).get("steps")
+    steps = get_path(read_record(output), f"{_RECORD}.recipe.steps")
+    return steps if isinstance(steps, int) else None
 
 
 def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:
