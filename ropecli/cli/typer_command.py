@@ -134,8 +134,9 @@ def _typed(kind: Any, name: str, *, several: bool) -> tuple[Any, Callable[[Any],
         return list[str] | None, lambda value: parse_settings(value) if value else None
     elif typing.get_origin(inner) is Sequence:
         (item,) = typing.get_args(inner)
-        if several or Path in typing.get_args(item):
-            item = Path if Path in typing.get_args(item) else item
+        named = Path in (item, *typing.get_args(item))
+        if several or named:
+            item = Path if named else item
             return list[item], lambda value: value  # type: ignore[valid-type]
         item = typing.get_args(item)[0] if typing.get_origin(item) is Annotated else item
         inner, parse = str, lambda value: None if value is None else parse_list(value, name, item)

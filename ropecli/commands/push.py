@@ -56,7 +56,7 @@ def push(
         Doc("Report of this checkpoint to show in the model card; repeatable."),
     ] = None,
     include: Annotated[
-        Sequence[Path] | None,
+        Sequence[str | Path] | None,
         Flag("--include", metavar="PATTERN"),
         Doc("Other file of the folder to upload, by name or pattern such as '1_Pooling/*'; repeatable."),
     ] = None,

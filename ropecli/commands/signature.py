@@ -169,10 +169,15 @@ def _fitted(value: Any, annotation: Any, option: str, verb: str = "is") -> Any:
     if value is None:
         return None
     bounds = [note for note in _flat(notes) if type(note) in _BOUNDS]
+    if isinstance(value, int) and value > _LARGEST:
+        bounds.append(Le(_LARGEST))
     limits = [(_BOUNDS[type(note)], getattr(note, type(note).__name__.lower())) for note in bounds]
-    if not all(holds(value, limit) for (holds, _), limit in limits):
-        expected = " and ".join(f"{words} {limit}" for (_, words), limit in limits)
-        raise MethodError(f"{option} {verb} {shown(value)}; expected a number {expected}.")
+    finite = not isinstance(value, float) or math.isfinite(value)
+    if not finite or not all(holds(value, limit) for (holds, _), limit in limits):
+        ends = " and ".join(f"{words} {limit}" for (_, words), limit in limits)
+        number = f"{value:.15g}" if isinstance(value, float) else shown(value)
+        expected = f"a {'' if finite else 'finite '}number {ends}".rstrip()
+        raise MethodError(f"{option} {verb} {number}; expected {expected}.")
     for note in _flat(notes):
         if isinstance(note, MinLen) and len(value) < note.min_length:
             raise MethodError(f"{option} has {len(value)} values; expected at least {note.min_length}.")
@@ -195,17 +200,9 @@ def _typed(value: Any, kind: Any, option: str, verb: str) -> Any:
             return _fitted(value, parts[0], option)
         if isinstance(value, Sequence) and not isinstance(value, bytes):
             return [_fitted(item, parts[0], option, "has") for item in value]
-    elif kind is int:
-        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-            number = int(value)
-            if number > _LARGEST:
-                raise MethodError(f"{option} {verb} {shown(number)}; expected a number of at most {_LARGEST}.")
-            return number
-    elif kind is float:
-        if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise MethodError(f"{option} {verb} {value}; expected a finite number.")
-            return float(value)
+    elif kind in (int, float):
+        if isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool):
+            return kind(value)
     elif kind is str and isinstance(value, os.PathLike):
         return os.fspath(value)
     elif isinstance(value, origin or kind):

@@ -110,11 +110,15 @@ def test_what_type_checkers_do_not_see_is_named():
     ("name", "options", "message"),
     [
         ("ruler", {"threshold": 85.6}, "--threshold is 85.6; expected a number above 0 and of at most 1."),
-        ("needle", {"depths": [0, math.nan]}, "--depths has nan; expected a finite number."),
+        (
+            "needle",
+            {"depths": [0, math.nan]},
+            "--depths has nan; expected a finite number of at least 0 and of at most 1.",
+        ),
         ("passkey", {"depths": []}, "--depths has 0 values; expected at least 1."),
         ("passkey", {"lengths": [64, 0]}, "--lengths has 0; expected a number of at least 1 and of at most 16777216."),
         ("finetune", {"learning_rate": math.inf}, "--learning-rate is inf; expected a finite number."),
-        ("tune", {"seed": 2**63}, f"--seed is {2**63}; expected a number of at most {2**63 - 1}."),
+        ("tune", {"seed": 2**63}, f"--seed is {2**63}; expected a number of at least 0 and of at most {2**63 - 1}."),
     ],
 )
 def test_a_message_names_option_value_and_range(name, options, message):
