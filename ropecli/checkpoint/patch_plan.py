@@ -36,8 +36,8 @@ class PatchPlan:
     ropes: by layer type (None if all layers share one), including unscaled ones; scaled: the scaled layer types.
     original: the config before any patch; config: after this patch; changes: from the current config to it.
     unwritable: why config.json cannot express the method; `config` is then `original`. max_position_embeddings: the
-    value to write, tokens. length_note: a sentence on a pretraining length from the makers. settings_warnings: about
-    the source; scaling_warnings: these and those about the scaling; writing_warnings: only for a patch on disk.
+    value to write, tokens. settings_warnings: about the source; scaling_warnings: these and those about the scaling;
+    writing_warnings: only for a patch on disk.
     """
 
     source: Checkpoint
@@ -50,7 +50,6 @@ class PatchPlan:
     unwritable: str | None
     max_position_embeddings: int
     target_length: int
-    length_note: str | None
     settings_warnings: tuple[str, ...]
     scaling_warnings: tuple[str, ...]
     writing_warnings: tuple[str, ...]
@@ -130,7 +129,7 @@ def make_plan(
             write_saved_remapping(patched, saved)
     except PatchError as error:
         patched, unwritable = config, str(error)
-    opened = (*left_open, *_of_tuned_weights(checkpoint, spec))
+    opened = (*_of_length(settings), *left_open, *_of_tuned_weights(checkpoint, spec))
     return PatchPlan(
         source=checkpoint,
         spec=spec,
@@ -142,7 +141,6 @@ def make_plan(
         unwritable=unwritable,
         max_position_embeddings=written_length,
         target_length=target,
-        length_note=_length_note(settings),
         settings_warnings=opened,
         scaling_warnings=(*opened, *plan_warnings.of_scaling(config, settings, spec, scaled, target, keeps)),
         writing_warnings=tuple(plan_warnings.of_writing(config, spec, scaled[labels[0]], written_length)),
@@ -196,13 +194,14 @@ def _with_factor(
     return spec
 
 
-def _length_note(settings: RopeSettings) -> str | None:
-    makers, config_length = settings.makers, settings.config_length
-    if makers is None or makers.pretraining_length == config_length:
-        return None
+def _of_length(settings: RopeSettings) -> tuple[str, ...]:
+    """A sentence on a pretraining length that is the makers', not that of config.json."""
+    makers = settings.makers
+    if makers is None or makers.pretraining_length == settings.config_length:
+        return ()
     return (
-        f"The pretraining length is {makers.pretraining_length} tokens ({makers.source}); config.json alone gives "
-        f"{config_length}. Overrule it with --original-length."
+        f"the pretraining length is {makers.pretraining_length} tokens ({makers.source}); config.json alone gives "
+        f"{settings.config_length}. Overrule it with --original-length.",
     )
 
 

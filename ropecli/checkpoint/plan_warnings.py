@@ -32,7 +32,7 @@ def of_scaling(
         return [kept] if target > trained else []
     return [
         *_of_factor(rope, spec, target),
-        *_of_shipped_length(settings, scaled, target),
+        *_of_context_length(settings, target),
         *_of_remapping(rope, target),
         *_of_frequencies(rope, spec),
         *_of_softmax_scale(settings, spec),
@@ -78,16 +78,15 @@ def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
     ]
 
 
-def _of_shipped_length(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int) -> list[str]:
-    """A warning if the patch shortens the context of a checkpoint that ships with a scaling."""
-    shipped = settings.max_position_embeddings
-    for rope in settings.ropes:
-        if rope.geometry.layer_type in scaled and rope.spec.method.name != "none" and target < shipped:
-            return [
-                f"this shortens the context: the checkpoint ships with {rope.spec.method} and reads {shipped} tokens, "
-                f"the patch reads {target}. To keep {shipped}, use --target-length {shipped}."
-            ]
-    return []
+def _of_context_length(settings: RopeSettings, target: int) -> list[str]:
+    """A warning if the patch shortens the context."""
+    reads = settings.context_length
+    if target >= reads:
+        return []
+    return [
+        f"this shortens the context: the checkpoint reads {reads} tokens, the patch {target}. To keep {reads}, use "
+        f"--target-length {reads}."
+    ]
 
 
 def _of_remapping(rope: ScaledRope, target: int) -> list[str]:
@@ -150,8 +149,9 @@ def _of_shipped_scaling(
         if frequency is None or rope.geometry.layer_type not in scaled or shipped.method.name == "none":
             continue
         if frequency.method != shipped.method:
+            new_method = "unscaled" if frequency.method.name == "none" else frequency.method
             return [
-                f"{frequency.method} replaces the shipped {shipped.method} ×{shipped.factor:g}, with which the model "
+                f"{new_method} replaces the shipped {shipped.method} ×{shipped.factor:g}, with which the model "
                 "was trained. To keep it and only raise the context length, use --method none."
             ]
         new = scaled[rope.geometry.layer_type].attention_factor

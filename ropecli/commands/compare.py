@@ -10,7 +10,7 @@ from annotated_doc import Doc
 from annotated_types import Ge
 
 from ropecli.commands import options
-from ropecli.commands.messages import say, warn
+from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
 from ropecli.commands.outputs import refuse_outputs
 from ropecli.errors import MethodError, did_you_mean
@@ -150,8 +150,6 @@ def compare(
     opened = [open_checkpoint(name, weights=True, revision=revision, adapters=True) for name in names]
     specs = method_specs(options.listed(methods), options.sorted_numbers(factors, "--factors"), settings)
     plans = [plan_comparison(one, specs) for one in opened]
-    for note in dict.fromkeys(plan.length_note for own in plans for plan in own if plan and plan.length_note):
-        say(note)
     for one, plan in ((one, plan) for one, own in zip(opened, plans, strict=True) for plan in own):
         refuse_attention(one, plan, attn)
     for warning in dict.fromkeys(text for one, own in zip(opened, plans, strict=True) for text in _warnings(one, own)):

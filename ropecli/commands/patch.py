@@ -9,7 +9,7 @@ from annotated_doc import Doc
 from annotated_types import Ge
 
 from ropecli.atomic import refuse_existing
-from ropecli.commands.messages import say, warn
+from ropecli.commands.messages import warn
 from ropecli.commands.options import (
     OUTPUT,
     SCALING,
@@ -194,8 +194,6 @@ def _write(plan: "PatchPlan", output: Path | None, *, link: bool, verify: bool) 
         from ropecli.attention.patching import with_layout
 
         plan = with_layout(plan)
-    if plan.length_note:
-        say(plan.length_note)
     for warning in plan.warnings:
         warn(warning)
     if not verify and not is_known(plan.config):

@@ -11,7 +11,7 @@ from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
-from ropecli.commands.messages import command_line, progress_bar, say, warn
+from ropecli.commands.messages import command_line, progress_bar, warn
 from ropecli.commands.scalings import method_parameters, one_spec, refuse_without_method
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import MethodError
@@ -67,8 +67,6 @@ def open_subject(
     spec = one_spec(method, factor, settings, factors_file)
     checkpoint = open_checkpoint(name, weights=True, revision=revision, adapters=True)
     plan = make_plan(checkpoint, spec, original_length=original_length)
-    if plan.length_note:
-        say(plan.length_note)
     return Subject(checkpoint, plan.spec, plan.ropes[plan.scaled[0]], plan, plan.scaling_warnings)
 
 
