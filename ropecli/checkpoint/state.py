@@ -86,7 +86,7 @@ class CheckpointState:
 
     @property
     def length_source(self) -> str:
-        """Where the pretraining length is from."""
+        """The source of the pretraining length."""
         if self.note is not None:
             return "ropecli.yaml"
         return self.before.makers.source if self.before.makers else "config.json"

@@ -66,8 +66,8 @@ class RopeSettings:
         """Tokens that the model reads: the larger of max_position_embeddings and the scaled length.
 
         Qwen's model cards add yarn without raising max_position_embeddings; so does dynamic. For llama3, and for linear
-        where the makers name the pretraining length, the factor is no ratio of lengths: Llama 3.1 has factor 8 for
-        8,192 to 131,072 tokens, Gemma 3 for 32,768 to 131,072.
+        where the makers name the pretraining length, the factor is not a ratio of lengths: Llama 3.1 has factor 8
+        for 8,192 to 131,072 tokens, Gemma 3 for 32,768 to 131,072.
         """
         ropes = [rope for rope in self.ropes if rope.far] or self.ropes
         rope = max(ropes, key=lambda rope: rope.spec.factor)
