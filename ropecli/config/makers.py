@@ -50,6 +50,14 @@ class _Row(NamedTuple):
 
 _QWEN_CARDS = "Qwen's model cards"
 _QWEN_YARN = Extension("yarn", 4.0, _QWEN_CARDS)
+_LLAMA2 = {
+    "rope_theta": 1e4,
+    "vocab_size": 32000,
+    "rms_norm_eps": 1e-5,
+    "pretraining_tp": 1,
+    "hidden_size": {4096, 5120, 8192},
+}
+_LLAMA2_REPORT = "Llama 2 report, arXiv:2307.09288, table 1"
 _ROWS = (
     _Row("Qwen", ("qwen",), {"scaling": {"none", "dynamic"}}, "seq_length", "seq_length in config.json; Qwen's README"),
     _Row(
@@ -92,7 +100,7 @@ _ROWS = (
         Extension("yarn", 3.0, f"{_QWEN_CARDS}: positions of images grow more slowly than tokens, so 3 reaches 1M"),
     ),
     _Row(
-        "Qwen3-Coder, Qwen3-Next, Qwen3.5",
+        "Qwen3-2507, Qwen3-Coder, Qwen3-Next, Qwen3.5",
         ("qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
         {"rope_theta": 1e7, "max_position_embeddings": 262144},
         262144,
@@ -131,19 +139,9 @@ _ROWS = (
         "Llama 3 report, arXiv:2407.21783",
         Extension("llama3", 8.0, "Llama 3 report, section 3.4.2: six stages of training", trained=True),
     ),
-    _Row(
-        "Llama 2",  # its first revision on the Hub; Llama 1 has no pretraining_tp
-        ("llama",),
-        {
-            "max_position_embeddings": 2048,
-            "vocab_size": 32000,
-            "rms_norm_eps": 1e-5,
-            "pretraining_tp": 1,
-            "hidden_size": {4096, 5120, 8192},
-        },
-        4096,
-        "Llama 2 report, arXiv:2307.09288, table 1",
-    ),
+    # the first revision on the Hub named 2048; Llama 1 has no pretraining_tp
+    _Row("Llama 2", ("llama",), {**_LLAMA2, "max_position_embeddings": {2048, 4096}}, 4096, _LLAMA2_REPORT),
+    _Row("Llama 2, extended", ("llama",), {**_LLAMA2, "scaling": {"linear"}}, 4096, _LLAMA2_REPORT),
     _Row(
         "DeepSeek-Coder",
         ("llama",),

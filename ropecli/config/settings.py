@@ -65,20 +65,19 @@ class RopeSettings:
     def context_length(self) -> int:
         """Tokens that the model reads: the larger of max_position_embeddings and the scaled length.
 
-        Qwen's model cards add yarn without raising max_position_embeddings; so does dynamic. For llama3, and for linear
-        where the makers name the pretraining length, the factor is not a ratio of lengths: Llama 3.1 has factor 8
-        for 8,192 to 131,072 tokens, Gemma 3 for 32,768 to 131,072.
+        Qwen's model cards add yarn without raising max_position_embeddings; so does dynamic. The factor of llama3 is
+        not a ratio of lengths, nor is Gemma 3's linear ×8, for 32,768 to 131,072 tokens: a max_position_embeddings
+        above the pretraining length is linear's context length.
         """
         ropes = [rope for rope in self.ropes if rope.far] or self.ropes
         rope = max(ropes, key=lambda rope: rope.spec.factor)
-        method = rope.spec.method.name
-        # without a pretraining length only linear's context is known: vLLM, too, multiplies max_position_embeddings
-        known = not self.makers if method == "linear" else not self.guesses_pretraining_length
-        if method in ("none", "llama3") or not known:
-            return self.max_position_embeddings
-        return max(
-            self.max_position_embeddings, round(rope.geometry.original_max_position_embeddings * rope.spec.factor)
-        )
+        original, method = rope.geometry.original_max_position_embeddings, rope.spec.method.name
+        if method == "linear":
+            raised = self.max_position_embeddings > original
+        else:
+            raised = method in ("none", "llama3") or self.guesses_pretraining_length
+        scaled = round(original * rope.spec.factor)
+        return self.max_position_embeddings if raised else max(self.max_position_embeddings, scaled)
 
 
 def read_settings(config: dict[str, Any], original_length: int | None = None) -> RopeSettings:

@@ -114,6 +114,25 @@ KNOWN = {
         4,
     ),
     "vicuna-16k": (
+        {**LLAMA2, "pretraining_tp": 1, "max_position_embeddings": 4096, **LINEAR},
+        4096,
+        16384,
+        "linear",
+        4,
+    ),
+    "LLaMA-2-7B-32K": (
+        {
+            **LLAMA2,
+            "pretraining_tp": 1,
+            "max_position_embeddings": 32768,
+            "rope_scaling": {"type": "linear", "factor": 8.0},
+        },
+        4096,
+        32768,
+        "linear",
+        8,
+    ),
+    "not known": (
         {"model_type": "llama", "max_position_embeddings": 4096, **LINEAR, **SIZES},
         4096,
         16384,
