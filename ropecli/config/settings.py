@@ -17,7 +17,15 @@ from ropecli.config.dialects import (
     rope_type_of,
 )
 from ropecli.config.families import MSCALES, Family, family_of
-from ropecli.config.fields import first, head_dim, positive_number, rotary_dim, section_of, whole_number
+from ropecli.config.fields import (
+    far_layers_rotate,
+    first,
+    head_dim,
+    positive_number,
+    rotary_dim,
+    section_of,
+    whole_number,
+)
 from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
@@ -32,7 +40,7 @@ _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 class ConfiguredRope:
     """One rotary embedding in config.json; `geometry.layer_type` is None if all layers share it.
 
-    far: whether its layers see the whole context, so that scaling makes sense.
+    far: whether some of its layers see the whole context, so that scaling makes sense.
     """
 
     geometry: RopeGeometry
@@ -100,9 +108,12 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
             "again with transformers, which writes rope_parameters."
         )
     if silent and family.rope_theta is None and not family.layers:
+        code = "custom code (auto_map)" if config.get("auto_map") else "custom code"
         raise CheckpointError(
-            f"model_type {shown(model_type)} has no rotary position embedding: "
-            f"config.json has none of {', '.join(_ROPE_KEYS)}."
+            f"config.json has no RoPE field that ropecli knows ({', '.join(_ROPE_KEYS)}), neither at the top level nor "
+            f"in text_config. transformers has no language model of type {shown(model_type)}: the rotary settings may "
+            f"be in the model's {code}, where ropecli cannot change them. Use a conversion of the model to a type of "
+            "transformers, if there is one."
         )
 
 
@@ -122,14 +133,15 @@ def _read_rope(
         still = head // 2 - int(positive_number("partial_rotary_factor", 1.0 if share is None else share) * head // 2)
         share = None
     width = rotary_dim(section, head, share)
-    method = _read_method(parameters)
+    method = _read_method(parameters, family)
     original = original_length or _original_length(section, parameters, method, max_positions, layer_type, warnings)
     theta = positive_number("rope_theta", parameters["rope_theta"])
     if theta <= 1:
         raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
     geometry = RopeGeometry(head, width, theta, original, layer_type, still)
     spec = _read_spec(parameters, method, max_positions / original)
-    return ConfiguredRope(geometry, spec, family.sees_whole_context(layer_type))
+    far = far_layers_rotate(section, family) if layer_type is None else family.sees_whole_context(layer_type)
+    return ConfiguredRope(geometry, spec, far)
 
 
 def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters, layer_type: str | None) -> Any:
@@ -143,7 +155,7 @@ def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters
     return share
 
 
-def _read_method(parameters: Parameters) -> str:
+def _read_method(parameters: Parameters, family: Family) -> str:
     rope_type = rope_type_of(parameters)
     if rope_type not in NATIVE_KEYS:
         known, hint = ", ".join(NATIVE_KEYS), did_you_mean(rope_type, NATIVE_KEYS)
@@ -152,7 +164,8 @@ def _read_method(parameters: Parameters) -> str:
         return "none"
     if rope_type == "proportional":
         return "none" if parameters.get("factor") in (None, 1) else "linear"
-    return "ntk-by-parts" if rope_type == "yarn" and parameters.get("attention_factor") == 1.0 else rope_type
+    without_temperature = parameters.get("attention_factor") == 1.0 and not family.yarn_keeps_logits
+    return "ntk-by-parts" if rope_type == "yarn" and without_temperature else rope_type
 
 
 def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> ScalingSpec:
