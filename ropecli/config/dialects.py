@@ -123,13 +123,15 @@ def _by_layer_type(
         bases, scaled = {"full_attention": "rope_theta", "sliding_attention": LOCAL_THETA}, ("full_attention",)
     if not bases and not family.layers:
         return {None: parameters}
-    scales = rope_type_of(parameters) != "default"
-    if (scales and not scaled) or (parameters["rope_theta"] is not None and not bases):
+    rope_type = rope_type_of(parameters)
+    if (rope_type != "default" and not scaled) or (parameters["rope_theta"] is not None and not bases):
         raise _flat(family)
     fields, layers = {**section, "rope_theta": parameters["rope_theta"]}, layer_labels(section)
     ropes: dict[str | None, Any] = {}
     for label, defaults in (family.layers or {label: {} for label in bases}).items():
-        rope = dict(parameters) if label in scaled else {"rope_type": defaults.get("rope_type", "default")}
+        rope = {"rope_type": defaults.get("rope_type", "default")}
+        if label in scaled:
+            rope = {"rope_type": rope_type, **parameters}
         share = first(section, PARTIAL_KEYS) or defaults.get("partial_rotary_factor")
         if isinstance(shares := section.get(PARTIAL_LIST), list):  # one per layer
             share = dict(zip(layers, shares, strict=False)).get(label)

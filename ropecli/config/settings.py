@@ -109,11 +109,14 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
         )
     if silent and family.rope_theta is None and not family.layers:
         code = "custom code (auto_map)" if config.get("auto_map") else "custom code"
+        where = (
+            f"transformers has no language model of type {shown(model_type)}: the rotary settings may be in the model's "
+            f"{code}, where ropecli cannot change them. Use a conversion of the model to a type of transformers, if "
+            "there is one."
+        )
         raise CheckpointError(
             f"config.json has no RoPE field that ropecli knows ({', '.join(_ROPE_KEYS)}), neither at the top level nor "
-            f"in text_config. transformers has no language model of type {shown(model_type)}: the rotary settings may "
-            f"be in the model's {code}, where ropecli cannot change them. Use a conversion of the model to a type of "
-            "transformers, if there is one."
+            f"in text_config. {where if model_type else 'It has no model_type either: is it that of a language model?'}"
         )
 
 
