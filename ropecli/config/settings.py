@@ -110,9 +110,8 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
     if silent and family.rope_theta is None and not family.layers:
         code = "custom code (auto_map)" if config.get("auto_map") else "custom code"
         where = (
-            f"transformers has no language model of type {shown(model_type)}: the rotary settings may be in the model's "
-            f"{code}, where ropecli cannot change them. Use a conversion of the model to a type of transformers, if "
-            "there is one."
+            f"transformers has no language model of type {shown(model_type)}: the rotary settings may be in its {code}, "
+            "where ropecli cannot change them. Use a conversion of the model to a type of transformers, if there is one."
         )
         raise CheckpointError(
             f"config.json has no RoPE field that ropecli knows ({', '.join(_ROPE_KEYS)}), neither at the top level nor "
