@@ -16,7 +16,7 @@ from ropecli.checkpoint.fixes import (
     stops_early,
     unread_lengths,
 )
-from ropecli.checkpoint.plan_warnings import mixes_layers, moot_sliding_window
+from ropecli.checkpoint.plan_warnings import moot_sliding_window
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.config.dialects import (
     KEPT_KEYS,
@@ -27,6 +27,7 @@ from ropecli.config.dialects import (
     Parameters,
     rope_type_of,
 )
+from ropecli.config.families import ignores_top_level
 from ropecli.config.fields import first, mapping
 from ropecli.errors import shown
 from ropecli.scaling.scale import varies_with_length
@@ -115,6 +116,12 @@ def _overruled(state: CheckpointState, new: Parameters, old: Parameters) -> Iter
 
 def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
     config, section = state.checkpoint.config, state.section
+    if ignores_top_level(config):
+        message = (
+            "config.json has no text_config: transformers ignores the fields of the language model and uses the "
+            f"defaults of {config['model_type']}. Use a conversion of the model to transformers' format."
+        )
+        yield Finding("outside-text-config", message)
     if section is config:
         return
     names = ("rope_parameters", "rope_scaling", *THETA_KEYS)
@@ -256,9 +263,9 @@ def _sliding(state: CheckpointState) -> Iterator[Finding]:
     if sliding is not None and sliding < state.max_position_embeddings:
         message = f"sliding_window is {sliding}: no layer attends further back, so extending the context has no effect."
         yield Finding("sliding-window", message)
-    if family.only_sliding_turn and mixes_layers(section, family):
+    if not any(rope.far for rope in state.settings.ropes):
         message = (
-            f"in {family.model_type} only sliding layers have rotary embeddings; layers that see the whole context "
+            "only layers with a sliding or chunked window have rotary embeddings; layers that see the whole context "
             "have no positions to scale. patch --method none --target-length N only raises the context length."
         )
         yield Finding("far-layers-do-not-turn", message)

@@ -100,7 +100,7 @@ def make_plan(
     effect, PatchError for unknown layer types, and for scalings that the architecture does not support.
     """
     config, settings, left_open = _before_patches(read_state(checkpoint), original_length)
-    labels = _labels_to_scale(checkpoint.name, settings, layer_types)
+    labels = _labels_to_scale(checkpoint.name, settings, spec, layer_types)
     if spec.method.remaps:
         _refuse_near_layers(config, settings, labels)
     shipped = next(rope for rope in settings.ropes if rope.geometry.layer_type in labels)
@@ -158,16 +158,19 @@ def _of_tuned_weights(checkpoint: Checkpoint, spec: ScalingSpec) -> tuple[str, .
     )
 
 
-def _labels_to_scale(name: str, settings: RopeSettings, layer_types: Sequence[str] | None) -> tuple[str | None, ...]:
+def _labels_to_scale(
+    name: str, settings: RopeSettings, spec: ScalingSpec, layer_types: Sequence[str] | None
+) -> tuple[str | None, ...]:
     present = [rope.geometry.layer_type for rope in settings.ropes]
     if layer_types is None:
-        labels = far_layers(settings)
-        if not labels:
+        if spec.method.name != "none" and not any(rope.far for rope in settings.ropes):
+            other = f" To scale other layers, use --layer-types {','.join(map(str, present))}."
             raise PatchError(
-                f"{name}: no layer that sees the whole context has rotary positions. "
-                f"Scale other layers with --layer-types: {', '.join(str(label) for label in present)}."
+                f"{name}: no layer that sees the whole context has rotary positions, so {spec.method} has no effect on "
+                "distant tokens. Use --method none --target-length N to only raise the context length."
+                f"{'' if present == [None] else other}"
             )
-        return labels
+        return far_layers(settings)
     if present == [None]:
         raise PatchError(f"{name} does not support --layer-types: all layers share one rotary embedding.")
     unknown = [label for label in layer_types if label not in present]

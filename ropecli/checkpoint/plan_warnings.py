@@ -171,14 +171,9 @@ def _of_layers(
     if None in scaled and sliding is not None and sliding < target:
         warnings.append(f"sliding_window is {sliding}: no layer attends further back, even after scaling.")
     near = [rope.geometry.layer_type for rope in settings.ropes if rope.geometry.layer_type in scaled and not rope.far]
-    if near:
+    if near and next(iter(scaled.values())).spec.method.name != "none":
         warnings.append(
             f"layers of type {', '.join(map(str, near))} only see nearby tokens; scaling them reduces resolution."
-        )
-    if None in scaled and settings.family.only_sliding_turn and mixes_layers(section, settings.family):
-        warnings.append(
-            f"in {settings.family.model_type} layers that see the whole context have no positions. Scaling only "
-            "affects sliding layers and reduces their resolution. Use --method none to only raise the context length."
         )
     return warnings
 
@@ -193,11 +188,3 @@ def moot_sliding_window(section: dict[str, Any], family: Family) -> int | None:
         return None if any(family.sees_whole_context(str(label)) for label in labels) else sliding
     # older config.json without layer_types: most model types mix layers by their own rule
     return sliding if family.slides_throughout else None
-
-
-def mixes_layers(section: dict[str, Any], family: Family) -> bool:
-    """Return whether some layers slide and others see the whole context, for model types that mix layers."""
-    labels = section.get("layer_types")
-    if isinstance(labels, list) and labels:
-        return len({family.sees_whole_context(str(label)) for label in labels}) > 1
-    return "sliding_window" not in section or section["sliding_window"] is not None

@@ -125,8 +125,12 @@ def edit_warning(edited: Provenance | None) -> tuple[str, ...]:
 
 
 def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:
-    """The layer types that see the whole context, in the config's order; (None,) if all layers share one rope."""
-    return tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
+    """The layer types that see the whole context, in the config's order; all, if none of these rotates.
+
+    (None,) if all layers share one rope.
+    """
+    far = tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
+    return far or tuple(rope.geometry.layer_type for rope in settings.ropes)
 
 
 def scale_layers(

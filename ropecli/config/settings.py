@@ -17,7 +17,15 @@ from ropecli.config.dialects import (
     rope_type_of,
 )
 from ropecli.config.families import MSCALES, Family, family_of
-from ropecli.config.fields import first, head_dim, positive_number, rotary_dim, section_of, whole_number
+from ropecli.config.fields import (
+    far_layers_rotate,
+    first,
+    head_dim,
+    positive_number,
+    rotary_dim,
+    section_of,
+    whole_number,
+)
 from ropecli.config.makers import Makers, find_makers
 from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
@@ -33,7 +41,7 @@ _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 class ConfiguredRope:
     """One rotary embedding in config.json; `geometry.layer_type` is None if all layers share it.
 
-    far: whether its layers see the whole context, so that scaling makes sense.
+    far: whether some of its layers see the whole context, so that scaling makes sense.
     """
 
     geometry: RopeGeometry
@@ -104,7 +112,8 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
     if original_length is None:
         warnings += _leftover_lengths(section, by_layer_type, ropes)
     named = [
-        _named_length(section, parameters, _read_method(parameters), label) for label, parameters in rotating.items()
+        _named_length(section, parameters, _read_method(parameters, family), label)
+        for label, parameters in rotating.items()
     ]
     in_config = makers.pretraining_length if makers and makers.in_config else max_positions
     config_length = next((length for length in named if length), in_config)
@@ -115,7 +124,7 @@ def _find_makers(section: dict[str, Any], family: Family, rotating: dict[str | N
     """What the makers say of a model with these parameters in the layers that see the whole context."""
     far = [parameters for label, parameters in rotating.items() if family.sees_whole_context(label)]
     for parameters in far or list(rotating.values())[:1]:
-        method = _read_method(parameters)
+        method = _read_method(parameters, family)
         return find_makers(section, family.model_type, method, parameters.get("factor") or 1, parameters["rope_theta"])
     return None
 
@@ -146,9 +155,14 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
             "again with transformers, which writes rope_parameters."
         )
     if silent and family.rope_theta is None and not family.layers:
+        code = "custom code (auto_map)" if config.get("auto_map") else "custom code"
+        where = (
+            f"transformers has no language model of type {shown(model_type)}: the rotary settings may be in its {code}, "
+            "where ropecli cannot change them. Use a conversion of the model to a type of transformers, if there is one."
+        )
         raise CheckpointError(
-            f"model_type {shown(model_type)} has no rotary position embedding: "
-            f"config.json has none of {', '.join(_ROPE_KEYS)}."
+            f"config.json has no RoPE field that ropecli knows ({', '.join(_ROPE_KEYS)}), neither at the top level nor "
+            f"in text_config. {where if model_type else 'It has no model_type either: is it that of a language model?'}"
         )
 
 
@@ -169,7 +183,7 @@ def _read_rope(
         still = head // 2 - int(positive_number("partial_rotary_factor", 1.0 if share is None else share) * head // 2)
         share = None
     width = rotary_dim(section, head, share)
-    method = _read_method(parameters)
+    method = _read_method(parameters, family)
     original = original_length or _named_length(section, parameters, method, layer_type)
     if original is None:
         original = makers.pretraining_length if makers else max_positions
@@ -186,7 +200,8 @@ def _read_rope(
         raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
     geometry = RopeGeometry(head, width, theta, original, layer_type, still)
     spec = _read_spec(parameters, method, max_positions / original)
-    return ConfiguredRope(geometry, spec, family.sees_whole_context(layer_type))
+    far = far_layers_rotate(section, family) if layer_type is None else family.sees_whole_context(layer_type)
+    return ConfiguredRope(geometry, spec, far)
 
 
 def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters, layer_type: str | None) -> Any:
@@ -200,7 +215,7 @@ def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters
     return share
 
 
-def _read_method(parameters: Parameters) -> str:
+def _read_method(parameters: Parameters, family: Family) -> str:
     rope_type = rope_type_of(parameters)
     if rope_type not in NATIVE_KEYS:
         known, hint = ", ".join(NATIVE_KEYS), did_you_mean(rope_type, NATIVE_KEYS)
@@ -209,7 +224,8 @@ def _read_method(parameters: Parameters) -> str:
         return "none"
     if rope_type == "proportional":
         return "none" if parameters.get("factor") in (None, 1) else "linear"
-    return "ntk-by-parts" if rope_type == "yarn" and parameters.get("attention_factor") == 1.0 else rope_type
+    without_temperature = parameters.get("attention_factor") == 1.0 and not family.yarn_keeps_logits
+    return "ntk-by-parts" if rope_type == "yarn" and without_temperature else rope_type
 
 
 def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> ScalingSpec:

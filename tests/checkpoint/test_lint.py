@@ -263,7 +263,7 @@ TRAPS = {
     "layers of which only the sliding ones turn": Trap(
         "far-layers-do-not-turn",
         COHERE2,
-        "in cohere2 only sliding layers have rotary embeddings",
+        "only layers with a sliding or chunked window have rotary embeddings",
         {**COHERE2, "model_type": "gemma2"},
         None,
     ),

@@ -169,7 +169,7 @@ def test_what_the_config_leaves_open_is_found(llama, edited, ropecli, inspected)
     ("text", "named"),
     [
         ("{", "cannot be read as JSON"),
-        ("{}", "no rotary position embedding"),
+        ("{}", "no RoPE field that ropecli knows"),
         ('{"rope_theta": 10000.0, "max_position_embeddings": 64}', "hidden_size"),
         (
             '{"rope_theta": 1e4, "rope_scaling": {"type": "xdrope"}, "max_position_embeddings": 64, "head_dim": 8}',
