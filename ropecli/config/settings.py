@@ -155,14 +155,14 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
             "again with transformers, which writes rope_parameters."
         )
     if silent and family.rope_theta is None and not family.layers:
+        keys = ", ".join(_ROPE_KEYS)
+        if model_type is None:
+            raise CheckpointError(f"config.json has no model_type and no RoPE field that ropecli knows ({keys}).")
         code = "custom code (auto_map)" if config.get("auto_map") else "custom code"
-        where = (
-            f"transformers has no language model of type {shown(model_type)}: the rotary settings may be in its {code}, "
-            "where ropecli cannot change them. Use a conversion of the model to a type of transformers, if there is one."
-        )
         raise CheckpointError(
-            f"config.json has no RoPE field that ropecli knows ({', '.join(_ROPE_KEYS)}), neither at the top level nor "
-            f"in text_config. {where if model_type else 'It has no model_type either: is it that of a language model?'}"
+            f"config.json has no RoPE field that ropecli knows ({keys}), and transformers has no language model of "
+            f"type {shown(model_type)}. The rotary settings may be in its {code}, where ropecli cannot change them. Use a "
+            "conversion of the model to a type of transformers, if there is one."
         )
 
 
