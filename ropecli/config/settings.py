@@ -161,8 +161,8 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
         code = "custom code (auto_map)" if config.get("auto_map") else "custom code"
         raise CheckpointError(
             f"config.json has no RoPE field that ropecli knows ({keys}), and transformers has no language model of "
-            f"type {shown(model_type)}. The rotary settings may be in its {code}, where ropecli cannot change them. Use a "
-            "conversion of the model to a type of transformers, if there is one."
+            f"type {shown(model_type)}. The rotary settings may be in its {code}, where ropecli cannot change them. "
+            "Use a conversion of the model to a type of transformers, if there is one."
         )
 
 

@@ -290,7 +290,7 @@ def test_so_are_the_rotary_type_and_share_of_each_layer_type(model_type, written
     [
         ("gpt_oss", "gpt_oss is scaled by default"),
         ("granitemoehybrid", "position_embedding_type in config.json is not 'rope'"),
-        ("my_own", "no RoPE field that ropecli knows .* no language model of type 'my_own': .* custom code"),
+        ("my_own", "no RoPE field that ropecli knows .* no language model of type 'my_own'. .* custom code"),
     ],
 )
 def test_a_silent_config_whose_meaning_is_not_known_is_refused(model_type, message, written):
