@@ -15,7 +15,11 @@ FILE = Path(__file__).parents[1] / "ropecli" / "config" / "families.json"
 
 
 def make_table() -> dict[str, dict[str, Any]]:
-    """One entry per type and per type of a text part; {"rotary": false} if no layer uses RoPE."""
+    """One entry per type and per type of a text part; {"rotary": false} if no layer uses RoPE.
+
+    new: transformers 4.57 does not have the type. Types that the file does not list yet are new.
+    """
+    before = json.loads(FILE.read_text(encoding="utf-8"))
     table: dict[str, dict[str, Any]] = {}
     for model_type in coverage.all_types():
         try:
@@ -28,6 +32,9 @@ def make_table() -> dict[str, dict[str, Any]]:
             table.setdefault(text.model_type, entry)
             entry = {"text_type": text.model_type} | ({"reads_top_level": True} if _reads_top_level(model_type) else {})
         table[model_type] = entry
+    for name, entry in table.items():
+        if entry.get("rotary", True) and "text_type" not in entry and before.get(name, {"new": True}).get("new"):
+            entry["new"] = True
     return table
 
 

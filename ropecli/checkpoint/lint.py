@@ -32,7 +32,7 @@ from ropecli.config.fields import first, mapping
 from ropecli.errors import shown
 from ropecli.scaling.scale import varies_with_length
 
-_READ = {"rope_type", "type", "rope_theta", ORIGINAL_LENGTH, *KEPT_KEYS}
+_READ = {"rope_type", "type", "rope_theta", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}  # finetuned: a note of YaRN's
 _USUAL_BASE = 10000.0
 
 
@@ -52,15 +52,13 @@ def find_faults(state: CheckpointState) -> list[Finding]:
 def _unclear(state: CheckpointState) -> Iterator[Finding]:
     """Warnings from reading config.json."""
     for warning in state.warnings:
-        usual = f"has no rope_theta; the default of this model type is {_USUAL_BASE:g}"
-        if not any(f"{usual}{end}" in warning for end in (".", " in layers")):  # every reader has this default
-            yield Finding("unclear", warning, fix_command(state))
+        yield Finding("unclear", warning, fix_command(state))
 
 
 def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
     section, main, family = state.section, state.main, state.settings.family
     # model types with a rope per layer type have no older dialect, unless they read flat fields
-    if not section.get("rope_parameters") or (family.layers and not family.flat_means_full):
+    if not section.get("rope_parameters") or family.new or (family.layers and not family.flat_means_full):
         return
     default = family.layers.get("full_attention", {}).get("rope_theta") or family.rope_theta or _USUAL_BASE
     lost = []
@@ -156,7 +154,7 @@ def _null_head_dim(state: CheckpointState) -> Iterator[Finding]:
 def _old_names(state: CheckpointState) -> Iterator[Finding]:
     for label, parameters in rope_fields(state):
         named = parameters.get("rope_type") or parameters.get("type")
-        if named and named != rope_type_of(parameters):
+        if named and named not in (rope_type_of(parameters), "mrope"):  # transformers 5 reads mrope as default
             yield Finding(
                 "old-name",
                 f"the rope_type in {label} is {shown(named)}; transformers 5 only supports the new name, "

@@ -96,7 +96,7 @@ def parameters_by_layer_type(
     _refuse_mixed_bases(section)
     for layer_type, parameters in ropes.items():
         if parameters is not None and parameters["rope_theta"] is None:
-            parameters["rope_theta"] = _implicit_base(family, layer_type, warnings)
+            parameters["rope_theta"] = _implicit_base(family, layer_type)
     return ropes
 
 
@@ -178,7 +178,7 @@ def _flat_parameters(
     section: dict[str, Any], new: Parameters, legacy: Parameters, theta: Any, warnings: list[str]
 ) -> Parameters:
     # in transformers 5 rope_scaling takes precedence; base and rotary share missing there come from the other fields
-    parameters = {**(legacy or new)}
+    parameters = {**(legacy or new or _dynamic_of_qwen(section))}
     if parameters.get("rope_theta") is None:
         parameters["rope_theta"] = theta if theta is not None else new.get("rope_theta")
     if legacy and first(section, PARTIAL_KEYS) is None and "partial_rotary_factor" in new:
@@ -193,15 +193,21 @@ def _flat_parameters(
     return parameters
 
 
-def _implicit_base(family: Family, layer_type: str | None, warnings: list[str]) -> float:
+def _dynamic_of_qwen(section: dict[str, Any]) -> Parameters:
+    """The dynamic NTK of Qwen's own code, from seq_length to max_position_embeddings; empty if it is off."""
+    lengths = section.get("seq_length"), section.get(MAX_POSITIONS)
+    if section.get("use_dynamic_ntk") is not True or not all(isinstance(length, int) for length in lengths):
+        return {}
+    return {"rope_type": "dynamic", "factor": max(1.0, lengths[1] / max(1, lengths[0]))}  # type: ignore[operator,type-var]
+
+
+def _implicit_base(family: Family, layer_type: str | None) -> float:
     theta = family.layers.get(layer_type or "", {}).get("rope_theta", family.rope_theta)
     if theta is None:
         raise CheckpointError(
             "config.json has no rope_theta, and this model type has no known default. "
             "Add the base that the model was trained with."
         )
-    layers = f" in layers of type {layer_type}" if layer_type else ""
-    warnings.append(f"config.json has no rope_theta; the default of this model type is {theta:g}{layers}.")
     return theta
 
 

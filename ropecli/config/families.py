@@ -132,12 +132,12 @@ class Family:
 
     known: listed in families.json. rotary: has rotary embeddings that config.json configures. rope_theta,
     partial_rotary_factor, head_dim, hidden_size, num_attention_heads, max_position_embeddings: defaults of absent keys;
-    None if derived or required.
-    fills_head_dim: the default also replaces a head_dim of null. null_head_dim: an absent head_dim is null. layers:
-    defaults by layer type, if each has its own rope. names: keys with several names (transformers' attribute_map), the
-    preferred one first. scaled: scaled by default, without RoPE fields. rope_types: supported rope_types; None for all.
-    rotates_only_in: the only layer type that rotates by default. switch: (key, value) that enables rotary embeddings.
-    refused: why the model type cannot be patched. Other fields: see the sets above.
+    None if derived or required. fills_head_dim: the default also replaces a head_dim of null. null_head_dim: an absent
+    head_dim is null. layers: defaults by layer type, if each has its own rope. names: keys with several names
+    (transformers' attribute_map), the preferred one first. scaled: scaled by default, without RoPE fields. new:
+    transformers 4.57 does not have the type. rope_types: supported rope_types; None for all. rotates_only_in: the only
+    layer type that rotates by default. switch: (key, value) that enables rotary embeddings. refused: why the model type
+    cannot be patched. Other fields: see the sets above.
     """
 
     model_type: str | None
@@ -154,6 +154,7 @@ class Family:
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)
     scaled: bool = False
+    new: bool = False
     rope_types: tuple[str, ...] | None = None
     reads_mscales: bool = False
     reads_mscale_all_dim: bool = False

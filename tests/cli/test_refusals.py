@@ -1,7 +1,7 @@
 """Bad input, one row each: what is prepared, the command, and the part of the one message that matters.
 
-A row's `prepare` writes files below the current folder, which has the checkpoint `source` (a copy of the tiny Llama). It
-may return the path that the command needs. Every command ends with exit status 2, one message, and no traceback.
+A row's `prepare` writes files below the current folder, which has the checkpoint `source` (a copy of the tiny Llama).
+Every command ends with exit status 2, one message, and no traceback.
 """
 
 from collections.abc import Callable, Sequence

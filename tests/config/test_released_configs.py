@@ -398,15 +398,11 @@ CONFIGS = {
 FOUND = {
     "Mistral-7B-v0.1": ["sliding-window"],
     "Qwen2.5-7B-Instruct with yarn": ["window-below-scaling"],
-    "gemma-3-4b": ["unclear", "unclear", "unclear"],  # the window, the base, and the window it was scaled from
     "Phi-3-mini-128k": ["switches-with-length"],
     "Phi-3-mini-4k": ["sliding-window"],
-    "falcon-7b": ["unclear"],
     "c4ai-command-r7b": ["far-layers-do-not-turn"],
     "Llama-4-Maverick": ["far-layers-do-not-turn"],
     "vicuna-7b-v1.5-16k": ["unclear"],
-    "Ministral-3-8B": ["one-dialect"],
-    "Yarn-Llama-2-7b-128k": ["unread-key"],  # finetuned
 }
 
 
@@ -481,6 +477,15 @@ def test_the_released_fields_say_what_rope_parameters_say(method, params, releas
         assert table.attention_factor == alone[label].attention_factor
 
 
+@pytest.mark.transformers("5.23", "deepseek_v4 is unknown")
+def test_a_yarn_that_does_not_change_the_logits_stays_so(released):
+    plan = make_plan(open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0))
+    assert plan.ropes["compress"].attention_factor == 1.0
+    assert not any("attention factor" in warning for warning in plan.warnings)
+    own = make_plan(open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0, {"attention_factor": 1.2}))
+    assert own.ropes["compress"].attention_factor == 1.2
+
+
 def test_a_base_that_transformers_does_not_read_is_written_where_it_does(released, patched, live):
     source = released("MiMo-V2-Flash", swa_rope_theta=20000)
     warning = "swa_rope_theta is 20000, but transformers 5 ignores it in mimo_v2_flash and uses 10000."
@@ -519,6 +524,8 @@ def test_it_is_scaled_from_its_pretraining_window(name, method, released, patche
     bare = open_checkpoint(released(name, **never, max_position_embeddings=window))
     keeps = name == "Ministral-3-8B" and method == "yarn"  # the temperature that it was trained with
     kept = {"mscale": 1.0, "mscale_all_dim": 1.0} if keeps else {}
+    if name == "gpt-oss-20b" and method == "yarn":
+        kept = {"truncate": False}
     expected = make_plan(bare, make_spec(method, 64.0, {**params, **kept})).ropes[None]
     folder = patched(source, method, 64.0, **params)
     table = live(folder)[None]
@@ -531,20 +538,15 @@ def test_it_is_scaled_from_its_pretraining_window(name, method, released, patche
 def test_its_own_factor_gives_its_own_frequencies_back(name, released, patched, live, config_of):
     folder = released(name)
     own = config_of(folder).get("rope_scaling") or config_of(folder)["rope_parameters"]
-    params = {"truncate": False} if own.get("truncate") is False else {}
-    again = patched(folder, own.get("rope_type") or own["type"], own["factor"], **params)
+    again = patched(folder, own.get("rope_type") or own["type"], own["factor"])
     np.testing.assert_allclose(live(again)[None].inv_freq, live(folder)[None].inv_freq, rtol=1e-6)
     assert live(again)[None].attention_factor == pytest.approx(live(folder)[None].attention_factor, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("method", "params", "warned"),
-    [("yarn", {}, True), ("yarn", {"truncate": False}, False), ("linear", {}, False)],
-)
-def test_parameters_that_it_was_trained_with_are_not_dropped_in_silence(method, params, warned, released):
-    plan = make_plan(open_checkpoint(released("gpt-oss-20b")), make_spec(method, 64.0, params))
-    said = "the checkpoint ships with other parameters of yarn; --set truncate=false keeps them."
-    assert (said in plan.warnings) is warned
+@pytest.mark.parametrize("params", [{}, {"truncate": True}])
+def test_parameters_that_it_was_trained_with_are_kept_unless_others_are_set(params, released):
+    plan = make_plan(open_checkpoint(released("gpt-oss-20b")), make_spec("yarn", 64.0, params))
+    assert plan.spec.params == {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, **params}
 
 
 @pytest.mark.parametrize("method", ["linear", "longrope"])
