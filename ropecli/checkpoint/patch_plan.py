@@ -163,7 +163,7 @@ def _labels_to_scale(
 ) -> tuple[str | None, ...]:
     present = [rope.geometry.layer_type for rope in settings.ropes]
     if layer_types is None:
-        if spec.method.name != "none" and not any(rope.far for rope in settings.ropes):
+        if spec.method.name not in ("none", "unscaled") and not any(rope.far for rope in settings.ropes):
             other = f" To scale other layers, use --layer-types {','.join(map(str, present))}."
             raise PatchError(
                 f"{name}: no layer that sees the whole context has rotary positions, so {spec.method} has no effect on "
@@ -211,11 +211,13 @@ def _of_length(settings: RopeSettings) -> tuple[str, ...]:
 def _with_shipped_parameters(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
     """`spec` with the numbers that the checkpoint ships with for the same method, unless the user sets others.
 
-    The attention factor belongs to the factor, and is kept only with it. Numbers beside a list belong to that list.
+    An attention factor other than 1 belongs to the factor, and is kept only with it. Numbers beside a list belong to
+    that list.
     """
     if spec.method != shipped.method or any(isinstance(value, list) for value in shipped.params.values()):
         return spec
-    left_out = set() if spec.factor == shipped.factor else {"attention_factor"}
+    belongs = shipped.params.get("attention_factor") != 1 and spec.factor != shipped.factor
+    left_out = {"attention_factor"} if belongs else set()
     left_out |= {*MSCALE_PAIR} if "attention_factor" in spec.params else set()
     kept = {key: value for key, value in shipped.params.items() if key not in left_out}
     return replace(spec, params={**kept, **spec.params})

@@ -155,7 +155,7 @@ def _of_shipped_scaling(
                 "was trained. To keep it and only raise the context length, use --method none."
             ]
         new = scaled[rope.geometry.layer_type].attention_factor
-        if "attention_factor" in shipped.params and frequency.factor != shipped.factor:
+        if frequency.factor != shipped.factor and shipped.params.get("attention_factor", new) != new:
             return [
                 f"the attention factor is {new:g}, that of factor {frequency.factor:g}; the checkpoint ships with "
                 f"--set attention_factor={shipped.params['attention_factor']} for factor {shipped.factor:g}."

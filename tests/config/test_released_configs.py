@@ -477,6 +477,15 @@ def test_the_released_fields_say_what_rope_parameters_say(method, params, releas
         assert table.attention_factor == alone[label].attention_factor
 
 
+@pytest.mark.transformers("5.23", "deepseek_v4 is unknown")
+def test_a_yarn_that_does_not_change_the_logits_stays_so(released):
+    plan = make_plan(open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0))
+    assert plan.ropes["compress"].attention_factor == 1.0
+    assert not any("attention factor" in warning for warning in plan.warnings)
+    own = make_plan(open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0, {"attention_factor": 1.2}))
+    assert own.ropes["compress"].attention_factor == 1.2
+
+
 def test_a_base_that_transformers_does_not_read_is_written_where_it_does(released, patched, live):
     source = released("MiMo-V2-Flash", swa_rope_theta=20000)
     warning = "swa_rope_theta is 20000, but transformers 5 ignores it in mimo_v2_flash and uses 10000."
