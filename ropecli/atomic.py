@@ -1,6 +1,7 @@
 """Atomic writes of files and folders: write to a temporary sibling, then rename it."""
 
 import contextlib
+import hashlib
 import os
 import platform
 import re
@@ -9,7 +10,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ropecli.errors import OutputError, RopecliError
+from ropecli.errors import OutputError, RopecliError, quoted
+
+_LONGEST_NAME = 255
+"""Bytes of a file name."""
 
 
 @contextlib.contextmanager
@@ -37,6 +41,14 @@ def new_file(path: Path) -> Iterator[Path]:
                 partial.unlink(missing_ok=True)
 
 
+def sibling(path: Path, suffix: str) -> Path:
+    """`path` with `suffix` added to its name. A name that becomes too long ends in a hash instead."""
+    name = os.fsencode(path.name)
+    if len(name) + len(suffix) <= _LONGEST_NAME:
+        return path.with_name(path.name + suffix)
+    return path.with_name(f"{_first_bytes(path, 200)}-{hashlib.sha256(name).hexdigest()[:16]}{suffix}")
+
+
 def is_partial(path: Path, of: Path) -> bool:
     """Return whether `path` is a temporary file of `of`, from this machine or another."""
     return path.name.startswith(_partial_prefix(of))
@@ -49,7 +61,7 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
 
     parents: list[Path] = []
     try:
-        parents = _make_parents(lock_file)
+        parents = _make_parents(_followed(lock_file))
         lock = FileLock(lock_file, timeout=0)
         lock.acquire()
     except Timeout as error:
@@ -127,18 +139,21 @@ def refuse_existing(output: Path) -> None:
     if fixed:
         raise OutputError(
             f"{output} is the current folder or a mount point and cannot be replaced. Choose a folder inside it: "
-            f"--output {output / 'checkpoint'}."
+            f"--output {quoted(output / 'checkpoint')}"
         )
     _refuse_place(output)
 
 
 def _refuse_place(path: Path) -> None:
-    """Raise OutputError if the nearest existing parent folder is not writable."""
+    """Raise OutputError if no file can be created in the nearest existing parent folder."""
     with _as_output_error(path):
         folder = next(parent for parent in _followed(path).parents if parent.exists())
-        writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-    if not writable:
-        raise OutputError(f"{path} could not be written: {folder} is not a writable folder.")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OutputError(
+            f"{path} could not be written: {folder} is not a writable folder ({error.strerror})."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -173,7 +188,12 @@ def _followed(path: Path) -> Path:
 
 
 def _partial_prefix(output: Path) -> str:
-    return f".{output.name[:100]}.partial-"
+    return f".{_first_bytes(output, 100)}.partial-"
+
+
+def _first_bytes(path: Path, most: int) -> str:
+    """The beginning of the file's name, without half a character."""
+    return os.fsencode(path.name)[:most].decode(errors="ignore")
 
 
 def _host_prefix(output: Path) -> str:

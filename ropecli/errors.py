@@ -13,6 +13,7 @@ RopecliError
 """
 
 import difflib
+import shlex
 from collections.abc import Iterable
 
 
@@ -61,6 +62,17 @@ def reason_of(error: BaseException) -> str:
     first, *others = (line.strip() for line in str(error).strip().split("\n"))
     following = next(filter(None, others), "") if first.endswith(":") else ""
     return f"{first} {following}".strip() or type(error).__name__
+
+
+def quoted(*words: object) -> str:
+    """Words of a command in a message, quoted for a shell."""
+    return shlex.join(map(str, words))
+
+
+def shortened(text: str, longest: int = 1000) -> str:
+    """The text without its middle, if it is longer than this many characters."""
+    half = (longest - 3) // 2
+    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
 
 
 def shown(value: object) -> str:

@@ -13,24 +13,22 @@ OUTPUT/checkpoints/      snapshots of a training run; its request is OUTPUT/run.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ropecli.atomic import is_partial, new_file, sole_use
+from ropecli.atomic import is_partial, new_file, sibling, sole_use
 from ropecli.errors import OutputError, RecipeError, reason_of, shown
+from ropecli.hashing import sha256_of
 
 MANIFEST = "manifest.json"
 _REQUEST = "request"
 _ABSENT = object()
-_PIECE = 2**20
 
 
 # Request
@@ -107,7 +105,7 @@ def _checksum(text: bytes) -> bytes:
 
 
 def state_folder(output: Path) -> Path:
-    return output.with_name(f"{output.name}.state")
+    return sibling(output, ".state")
 
 
 def refuse_interrupted(output: Path | None, resume: bool) -> None:
@@ -116,7 +114,7 @@ def refuse_interrupted(output: Path | None, resume: bool) -> None:
         if resume:
             raise OutputError("--resume needs --output, the output of the run to resume.")
         return
-    folder, earlier = state_folder(output), output.with_name(f"{output.name}.progress-0")
+    folder, earlier = state_folder(output), sibling(output, ".progress-0")
     if earlier.exists():
         raise OutputError(f"{earlier} was written by ropecli 0.1.0, which cannot be resumed. Delete it to start over.")
     if not folder.exists():
@@ -262,8 +260,7 @@ def manifest_fault(folder: Path) -> str | None:
 
 
 def _describe(folder: Path, names: list[str]) -> dict[str, Any]:
-    with ThreadPoolExecutor() as threads:  # hashing releases the GIL
-        digests = list(threads.map(_sha256, [folder / name for name in names]))
+    digests = sha256_of([folder / name for name in names])
     sizes = [(folder / name).stat().st_size for name in names]
     return {name: {"size": size, "sha256": digest} for name, size, digest in zip(names, sizes, digests, strict=True)}
 
@@ -278,11 +275,3 @@ def fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            sha.update(piece)
-    return sha.hexdigest()

@@ -5,8 +5,9 @@
     python scripts/bench_patch.py --layers ""   # only the patch
 
 The weights are sparse files of zeros with the headers and sizes of the model. This favours loading and saving, which
-then reads nothing from the disk; a patch only reads the headers. Each command runs in a new process; wall time and
-peak resident memory are the operating system's counts for it.
+then reads nothing from the disk. A patch of a local folder reads all weights once for its digest, which is also
+measured alone. Each command runs in a new process; wall time and peak resident memory are the operating system's
+counts for it.
 """
 
 import json
@@ -32,6 +33,11 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
 model.config.max_position_embeddings *= 4
 model.save_pretrained(sys.argv[2], max_shard_size="5GB")
+"""
+DIGEST = """
+import sys
+from ropecli.checkpoint.opening import open_checkpoint
+open_checkpoint(sys.argv[1]).digest()
 """
 
 
@@ -171,6 +177,7 @@ def main(
         for label, options in {"ropecli patch --no-verify": ["--no-verify"], "ropecli patch": []}.items():
             costs = [patch(home / "source", home / f"{len(options)}-{run}", *options) for run in range(runs)]
             add(label, median_of(costs))
+        add("digest", median_of([measure("-c", DIGEST, home / "source") for _ in range(runs)]))
         depths = [int(part) for part in layers.split(",") if part.strip()]
         saved = {depth: load_and_save(home, depth) for depth in depths}
         for depth, cost in saved.items():

@@ -190,6 +190,36 @@ def llama(build) -> Path:
     return build("llama", head_dim=32)
 
 
+@pytest.fixture(scope="session")
+def large(build) -> Path:
+    """A Llama whose weights, in one file of 6 MiB, are more than the first and the last MiB."""
+    return build("llama", head_dim=32, intermediate_size=4096)
+
+
+@pytest.fixture
+def changed_amid(tmp_path):
+    """changed_amid(folder) -> a copy whose weights differ in one bit, in the middle of the file."""
+    import shutil
+
+    def change(folder: Path) -> Path:
+        target = Path(shutil.copytree(folder, tmp_path / "changed-amid"))
+        content = bytearray((target / "model.safetensors").read_bytes())
+        content[len(content) // 2 // 4 * 4] ^= 1  # of a float32, so that it stays finite
+        (target / "model.safetensors").write_bytes(content)
+        return target
+
+    return change
+
+
+@pytest.fixture
+def earlier_digest():
+    """earlier_digest(folder) -> the digest that earlier releases wrote; the one warning on it is given again."""
+    from ropecli.checkpoint import opening
+
+    opening._warn_of_sampled_digest.cache_clear()
+    return lambda folder: opening.open_checkpoint(folder)._sampled_digest()
+
+
 @pytest.fixture
 def edited(tmp_path):
     """edited(folder, key=value, ...) -> a copy of the checkpoint with config.json changed; a value of ... removes."""

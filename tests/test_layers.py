@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "ropecli"
 
 # From the ground up. A room imports from lower lines; on its own line only what NEIGHBOURS lists.
 LAYERS = [
-    {"errors", "version", "rope", "demo", "atomic", "resume", "signals", "yaml12"},
+    {"errors", "version", "rope", "demo", "atomic", "hashing", "resume", "signals", "yaml12"},
     {"scaling"},
     {"remapping", "analysis"},
     {"config"},
@@ -24,7 +24,14 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-NEIGHBOURS = {("rope", "errors"), ("atomic", "errors"), ("resume", "errors"), ("resume", "atomic")}
+NEIGHBOURS = {
+    ("rope", "errors"),
+    ("atomic", "errors"),
+    ("resume", "errors"),
+    ("resume", "atomic"),
+    ("resume", "hashing"),
+    ("yaml12", "errors"),
+}
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "peft", "datasets", "deepspeed"}

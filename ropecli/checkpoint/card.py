@@ -11,10 +11,11 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ropecli.checkpoint.files import read_text
 from ropecli.checkpoint.opening import CONFIG, HUB_ID, Checkpoint
-from ropecli.checkpoint.provenance import Provenance, read_record, tuned_weights
+from ropecli.checkpoint.provenance import Provenance, entry, read_record, tuned_weights
 from ropecli.checkpoint.state import CheckpointState, far_layers, read_state
 from ropecli.config.settings import read_settings
 from ropecli.scaling.registry import find_method
@@ -42,7 +43,9 @@ def with_section(readme: bytes, section: str) -> bytes:
 
 def without_section(readme: bytes) -> bytes:
     """The README.md before `with_section`."""
-    return _SECTION.sub(b"", readme)
+    # after the last end, the pattern would search the whole rest for every begin
+    head, end, tail = readme.rpartition(_END.encode())
+    return _SECTION.sub(b"", head + end + tail[:1]) + tail[1:]
 
 
 def split_metadata(readme: bytes) -> tuple[str, bytes]:
@@ -83,7 +86,7 @@ def describe_changes(state: CheckpointState) -> list[str]:
     record, note = read_record(state.checkpoint.folder), state.note
     steps = []
     for key, describe in _STEPS.items():
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
             steps += [describe(record[key], record)] if key in record else []
     if not trained(record):
         steps.append("The weights are unchanged.")
@@ -108,10 +111,12 @@ def _scaling(scaling: dict[str, Any], record: dict[str, Any]) -> str:
 
 
 def _tuned(tuned: dict[str, Any], record: dict[str, Any]) -> str:
-    trains = f" and trained {tuned['learned']:,} parameters in {tuned['steps']} steps" if tuned_weights(record) else ""
+    trains = ""
+    if tuned_weights(record):
+        trains = f" and trained {tuned['learned']:,} parameters in {tuned['steps']:,} steps"
     return (
-        f"`ropecli tune --level {tuned['level']}` chose these constants from {tuned['points']:,} measurements{trains}, "
-        f"on {code(public_name(tuned['data']))}."
+        f"{code('ropecli tune --level ' + tuned['level'])} chose these constants from {tuned['points']:,} "
+        f"measurements{trains}, on {code(public_name(tuned['data']))}."
     )
 
 
@@ -128,8 +133,7 @@ def _finetuned(run: dict[str, Any], record: dict[str, Any]) -> str:
 
 def _in_recipe(record: dict[str, Any]) -> bool:
     """Return whether the patch was part of a training recipe."""
-    recipe = (record.get("finetuned") or {}).get("recipe")
-    return isinstance(recipe, dict) and bool(recipe.get("patch"))
+    return bool(entry(entry(record, "finetuned"), "recipe").get("patch"))
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -154,17 +158,17 @@ def _source(origin: dict[str, Any]) -> str:
     if commit is None or not HUB_ID.fullmatch(name):
         stage = Path(name).parent.name == "stages"
         return f"the result of stage {text(Path(name).name)}" if stage else code(public_name(name))
-    return hub_link(name, commit)
+    return hub_link(name, str(commit))
 
 
 def hub_link(name: str, revision: str | None) -> str:
     """A link to a model on the Hub."""
-    return f"[{text(name)}](https://huggingface.co/{name}{f'/tree/{revision}' if revision else ''})"
+    return f"[{text(name)}](https://huggingface.co/{quote(name)}{f'/tree/{quote(revision)}' if revision else ''})"
 
 
 def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
     """The `ropecli patch` command that writes the same config.json."""
-    source = record.get("source") or {}
+    source = entry(record, "source")
     words = ["ropecli", "patch", public_name(source.get("checkpoint", "CHECKPOINT"))]
     words += ["--revision", str(source["commit"])] if source.get("commit") else []
     words += ["--method", note.method, "--factor", f"{note.factor:.17g}"]

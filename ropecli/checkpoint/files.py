@@ -7,11 +7,11 @@ Weights may be links, as is common; their headers are checked.
 
 import json
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ropecli.errors import CheckpointError
+from ropecli.yaml12 import values
 
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -21,11 +21,20 @@ FACTORS = "factors.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "*.safetensors"
-# Files of a checkpoint. Code is copied only if the config refers to it.
-CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*"]
+_TERMS = ["LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]
+# Files that are copied to a new folder. Code is copied only if the config refers to it.
+CHECKPOINT_FILES = ["*.json", WEIGHTS, "*.model", "*.txt", "*.tiktoken", "*.jinja", "README.md", *_TERMS]
 CODE = "*.py"
+# Files that are uploaded, in lower case: other JSON and text can be private, or the state of a training run.
+PUBLIC_FILES = [
+    *(WEIGHTS, "*.safetensors.index.json", CONFIG, "generation_config.json", "configuration.json", "params.json"),
+    *("tokenizer*.json", "*.model", "*.tiktoken", "tekken.json", "*vocab*.json", "*vocab*.txt", "merges*.txt"),
+    *("added_tokens.json", "special_tokens_map.json", "emoji.json", "normalizer.json", "chat_template*", "*.jinja"),
+    *("*processor*_config.json", "audio_tokenizer_config.json", "*quant*_config.json"),
+    *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json"),
+    *("readme.md", *map(str.lower, _TERMS), CODE),
+]
 LARGEST_JSON = 32 * 2**20
-_DEEPEST = 64
 
 
 def is_file(path: Path) -> bool:
@@ -99,18 +108,3 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path} is invalid: {error}.") from error
     return value
-
-
-def values(value: Any) -> Iterator[Any]:
-    """Iterate over all nested values, including lists and objects. Raises ValueError if nested too deep."""
-    open_values = [iter([value])]
-    while open_values:
-        for inner in open_values[-1]:
-            yield inner
-            if isinstance(inner, dict | list):
-                open_values.append(iter(inner.values() if isinstance(inner, dict) else inner))
-                break
-        else:
-            open_values.pop()
-        if len(open_values) > _DEEPEST + 1:
-            raise ValueError(f"nested more than {_DEEPEST} levels deep")

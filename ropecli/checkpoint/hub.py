@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ropecli.checkpoint.files import CHECKPOINT_FILES, CODE, CONFIG, PROVENANCE, TOKENIZER_CONFIG, WEIGHTS
-from ropecli.errors import CheckpointError, reason_of
+from ropecli.errors import CheckpointError, quoted, reason_of
 
 _ALL = [*CHECKPOINT_FILES, CODE, PROVENANCE]
 _NONE_OF = ["*/*", "consolidated*"]
+BAD_TOKEN = "the token in HF_TOKEN, or of `hf auth login`, has characters that are not ASCII. Set it again."
 _PATIENCE = 10.0  # seconds for the Hub's first answer
 
 
@@ -83,10 +84,10 @@ def _explain(name: str, revision: str | None, error: Exception, cached: str) -> 
     """The rest of a message: what is missing, and the next step."""
     from huggingface_hub import constants, errors
 
-    named = f"{name} --revision {revision}" if revision else name
+    named = quoted(name, *(["--revision", revision] if revision else []))
     login = "log in with `hf auth login`"
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return f"{cached}, and HF_HUB_OFFLINE is set. Unset it, or download the model first: hf download {named}."
+        return f"{cached}, and HF_HUB_OFFLINE is set. Unset it, or download the model first: hf download {named}"
     if isinstance(error, errors.GatedRepoError):
         return f"and it is gated on the Hub. Request access at {constants.ENDPOINT}/{name}, then {login}."
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -101,4 +102,6 @@ def _explain(name: str, revision: str | None, error: Exception, cached: str) -> 
         return f"{cached}, and the Hub answered with status {status}. {step}"
     if isinstance(error, errors.HTTPError):  # errors of the HTTP client: connection, DNS, certificates
         return f"{cached}, and {constants.ENDPOINT} cannot be reached: {reason_of(error)}. Check network and proxies."
+    if isinstance(error, UnicodeEncodeError):
+        return f"and the Hub cannot be asked: {BAD_TOKEN}"
     return f"and the download from the Hub failed: {reason_of(error)}"

@@ -29,7 +29,7 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.families import ignores_top_level
 from ropecli.config.fields import first, mapping
-from ropecli.errors import shown
+from ropecli.errors import quoted, shown
 from ropecli.scaling.scale import varies_with_length
 
 _READ = {"rope_type", "type", "rope_theta", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}  # finetuned: a note of YaRN's
@@ -172,7 +172,7 @@ def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
             if key in read or isinstance(value, dict | None) or (key == "mscale_all_dim" and _scales_softmax(state)):
                 continue
             meant = difflib.get_close_matches(key, sorted({*NATIVE_KEYS.get(rope_type, ())}), n=1)
-            hint = f" Did you mean {meant[0]}? Then add --set {meant[0]}={_short(value)}." if meant else ""
+            hint = f" Did you mean {meant[0]}? Then add --set {quoted(f'{meant[0]}={_short(value)}')}." if meant else ""
             if key in sum(NATIVE_KEYS.values(), ()):
                 hint = ""  # not a typo, but another rope_type's key
             elif not (family.known or meant):

@@ -3,9 +3,10 @@
 import fnmatch
 import hashlib
 import json
+import logging
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,15 @@ from ropecli.checkpoint.files import (
     is_file,
     is_own_file,
     read_json,
-    values,
 )
-from ropecli.errors import CheckpointError, shown
+from ropecli.errors import CheckpointError, quoted, reason_of, shown
+from ropecli.hashing import sha256_of
+from ropecli.yaml12 import values
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Names that git accepts, without those that would leave the cache's refs folder.
 _REVISION = re.compile(r"(?!.*\.\.)[^\s/][^\s]*")
+_SHA256 = "sha256:"
 _SAMPLE = 2**20
 
 
@@ -94,15 +97,40 @@ class Checkpoint:
         return [path for path in paths if fnmatch.fnmatch(path.name, WEIGHTS) or is_own_file(path)]
 
     def digest(self) -> str:
-        """sha256 over config.json and each weight file's name, size, first MiB and last MiB. Computed once."""
+        """`sha256:` and the sha256 of config.json and all weights. Raises CheckpointError.
+
+        Computed at the first call. A process reads each file once, also for other checkpoints that link to it.
+        """
         return self._digest
 
     @cached_property
     def _digest(self) -> str:
         sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        for path in sorted(self.folder.glob(WEIGHTS)):
-            if not is_file(path):
-                continue
+        paths = self._files_to_hash()
+        try:
+            for path, content in zip(paths, _hashes_of(paths), strict=True):
+                sha.update(f"{path.name} {content}".encode())
+        except OSError as error:
+            raise CheckpointError(
+                f"The weights in {self.folder} cannot be read: {reason_of(error)}. Download or copy them again."
+            ) from error
+        if self.base:
+            sha.update(self.base.digest().encode())
+        return _SHA256 + sha.hexdigest()
+
+    def matches(self, recorded: object) -> bool:
+        """Return whether `recorded` is a digest of this checkpoint, of this release or an earlier one."""
+        if str(recorded).startswith(_SHA256):
+            return recorded == self.digest()
+        if recorded != self._sampled_digest():
+            return False
+        _warn_of_sampled_digest()
+        return True
+
+    def _sampled_digest(self) -> str:
+        """The digest that earlier releases wrote: of each weight file only the size, the first and the last MiB."""
+        sha = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for path in self._files_to_hash():
             size = path.stat().st_size
             sha.update(f"{path.name} {size}".encode())
             with path.open("rb") as file:
@@ -110,13 +138,42 @@ class Checkpoint:
                 file.seek(max(0, size - _SAMPLE))
                 sha.update(file.read(_SAMPLE))
         if self.base:
-            sha.update(self.base.digest().encode())
+            sha.update(self.base._sampled_digest().encode())
         return sha.hexdigest()
 
-    def origin(self) -> dict[str, Any]:
-        """Name, revision, commit and digest, for records of where something came from."""
+    def _files_to_hash(self) -> list[Path]:
+        return [path for path in sorted(self.folder.glob(WEIGHTS)) if is_file(path)]
+
+    def origin(self, *, digest: bool = True) -> dict[str, Any]:
+        """Name, revision, commit and digest, for records of where something came from.
+
+        digest: false to read no weights of a Hub id, which its commit identifies.
+        """
         pinned = {"revision": self.revision, "commit": self.commit} if self.commit else {}
-        return {"checkpoint": self.name, **pinned, "digest": self.digest()}
+        return {"checkpoint": self.name, **pinned, **({"digest": self.digest()} if digest or not pinned else {})}
+
+
+_hashes: dict[tuple[object, ...], str] = {}
+
+
+def _hashes_of(paths: list[Path]) -> list[str]:
+    """The sha256 of each file, from memory if the process has read it or another link to it. Raises OSError."""
+    files = []
+    for path in paths:
+        status = path.stat()
+        files.append((path.name, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+    missing = {file: path for file, path in zip(files, paths, strict=True) if file not in _hashes}
+    _hashes.update(zip(missing, sha256_of(missing.values()), strict=True))
+    return [_hashes[file] for file in files]
+
+
+@cache
+def _warn_of_sampled_digest() -> None:
+    """Warn once per process."""
+    logging.getLogger("ropecli").warning(
+        "A recorded digest is of an earlier release, which covers only the ends of each weight file. Checkpoints that "
+        "differ elsewhere are not told apart."
+    )
 
 
 def open_checkpoint(
@@ -139,7 +196,9 @@ def open_checkpoint(
     folder = fetched.folder
     has_config, is_adapter = is_own_file(folder / CONFIG), _is_adapter(folder)
     if is_adapter and not (adapters and has_config):
-        raise CheckpointError(f"{name} is an adapter. Merge it with its base model: ropecli merge {name} --output DIR.")
+        raise CheckpointError(
+            f"{name} is an adapter. Merge it with its base model: ropecli merge {quoted(name)} --output DIR."
+        )
     if not has_config:
         raise CheckpointError(f"{name}: no {CONFIG} in {folder}. Choose a folder with a checkpoint.")
     base = adapter_base(folder) if is_adapter else None

@@ -1,17 +1,15 @@
 """Reads ropecli.yaml, the record of a patch, and restores the original config from it."""
 
 import copy
-import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from ropecli.checkpoint.files import PROVENANCE, is_own_file, read_text, values
+from ropecli.checkpoint.files import PROVENANCE, is_own_file, read_text
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.changes import ConfigChange, get_path, put_in_order, undo
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.scaling.spec import ScalingSpec, make_spec
+from ropecli.yaml12 import BoundedLoader, read_yaml
 
 _OF_A_PATCH = {
     "ropecli",
@@ -25,7 +23,6 @@ _OF_A_PATCH = {
 }
 _TUNED = "tuned"
 _LARGEST_RECORD = 2**18  # bytes; PyYAML parses about 100 KB per second
-_MOST_VALUES = 20_000
 
 
 class Provenance(NamedTuple):
@@ -86,15 +83,18 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not is_own_file(path):
         return {}
     try:
-        record = yaml.load(read_text(path, _LARGEST_RECORD), Loader=_BoundedLoader)
-        # aliases count every time they are repeated
-        if any(True for _ in itertools.islice(values(record), _MOST_VALUES, None)):
-            raise ValueError(f"it has more than {_MOST_VALUES} values")
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        record = read_yaml(read_text(path, _LARGEST_RECORD), BoundedLoader)
+    except (OSError, ValueError) as error:
         raise unreadable(folder, error) from error
     if not isinstance(record, dict):
         raise unreadable(folder, TypeError("it is not a mapping"))
     return record
+
+
+def entry(record: dict[str, Any], key: str) -> dict[str, Any]:
+    """An entry of a record; empty if it is absent or not a mapping."""
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def other_notes(record: dict[str, Any]) -> dict[str, Any]:
@@ -107,8 +107,7 @@ def other_notes(record: dict[str, Any]) -> dict[str, Any]:
 
 def tuned_weights(record: dict[str, Any]) -> bool:
     """Return whether `ropecli tune` changed the weights."""
-    tuned = record.get(_TUNED)
-    return isinstance(tuned, dict) and bool(tuned.get("weights_changed"))
+    return bool(entry(record, _TUNED).get("weights_changed"))
 
 
 def untuned(record: dict[str, Any]) -> str:
@@ -119,14 +118,6 @@ def untuned(record: dict[str, Any]) -> str:
 def tuned_for(record: dict[str, Any]) -> str:
     """The label of the scaling that the weights were tuned for."""
     return str(record[_TUNED].get("scaling"))
-
-
-class _BoundedLoader(yaml.SafeLoader):
-    """SafeLoader without merge keys: a few lines of them can expand to billions of values."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise ValueError("merge keys (<<) are not supported")
 
 
 def unreadable(folder: Path, error: Exception) -> CheckpointError:

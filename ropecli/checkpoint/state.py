@@ -44,7 +44,12 @@ class CheckpointState:
     def before(self) -> RopeSettings:
         """The settings before any known patch. Raises CheckpointError."""
         if self.note is not None:
-            return read_settings(self.note.original, self.note.original_length)
+            before = read_settings(self.note.original, self.note.original_length)
+            if {rope.geometry.layer_type for rope in before.ropes} != {
+                rope.geometry.layer_type for rope in self.settings.ropes
+            }:
+                raise unreadable(self.checkpoint.folder, ValueError("its changes are of other layer types"))
+            return before
         saved = read_saved_remapping(self.checkpoint.config)
         return self.settings if saved is None else _before_remapping(self.checkpoint.config, saved)
 

@@ -6,16 +6,18 @@ are copied there, by the Hub.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ropecli.checkpoint.files import CONFIG, FACTORS, PROVENANCE, TUNING, WEIGHTS, is_own_file
+from ropecli.checkpoint.files import CONFIG, FACTORS, PROVENANCE, PUBLIC_FILES, TUNING, WEIGHTS, is_own_file
+from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID, Checkpoint, open_checkpoint
-from ropecli.checkpoint.provenance import read_record
-from ropecli.errors import OutputError, RopecliError, reason_of, shown
+from ropecli.checkpoint.provenance import entry, read_record
+from ropecli.errors import OutputError, RopecliError, quoted, reason_of, shortened, shown
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -50,11 +52,35 @@ class Upload:
     files: tuple[PushedFile, ...]
 
 
-def files_to_push(checkpoint: Checkpoint) -> dict[str, Path]:
-    """The files of a checkpoint that belong on the Hub: its own, ropecli.yaml and tune.json. No logs, no states."""
-    own = [checkpoint.folder / name for name in (CONFIG, PROVENANCE, TUNING, FACTORS)]
-    found = [*(path for path in own if is_own_file(path)), *checkpoint.files()]
-    return {path.name: path for path in found if not path.name.startswith(".")}
+def files_to_push(
+    checkpoint: Checkpoint, include: Sequence[str] = (), say: Callable[[str], None] = lambda message: None
+) -> dict[str, Path]:
+    """The files of a checkpoint that belong on the Hub, ropecli.yaml and tune.json, by name.
+
+    include: patterns of other files in the folder. say: called with the files that look like those of a checkpoint and
+    are not among them. Raises OutputError for a pattern without a file.
+    """
+    folder, copied = checkpoint.folder, [path for path in checkpoint.files() if not path.name.startswith(".")]
+    own = [path for name in (CONFIG, PROVENANCE, TUNING, FACTORS) if is_own_file(path := folder / name)]
+    public = {path.name: path for path in [*own, *filter(_is_public, copied)]}
+    for pattern in include:
+        names = glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207, Path.glob refuses some patterns
+        added = {name: folder / name for name in names if (folder / name).is_file() and _is_inside(folder, name)}
+        if not added:
+            raise OutputError(f"--include is {shown(pattern)}, but {folder} has no such file.")
+        public |= added
+    if others := [path.name for path in copied if path.name not in public]:
+        say(f"Not uploaded: {shortened(', '.join(others), 200)}. To upload one of them, add --include NAME.")
+    return public
+
+
+def _is_public(path: Path) -> bool:
+    name = path.name.lower()
+    return any(fnmatch(name, pattern) for pattern in PUBLIC_FILES) and not name.startswith("optimizer")
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    return (folder / name).resolve().is_relative_to(folder.resolve())
 
 
 def hub_origin(record: dict[str, Any]) -> Source | None:
@@ -63,23 +89,26 @@ def hub_origin(record: dict[str, Any]) -> Source | None:
     record: of ropecli.yaml. None if it is unknown.
     """
     for _ in range(_LONGEST_CHAIN):
-        run, merged = record.get("finetuned") or {}, record.get("merged") or {}
-        origin = record.get("source") or run.get("source") or merged.get("base") or {}
+        origin = (
+            entry(record, "source")
+            or entry(entry(record, "finetuned"), "source")
+            or entry(entry(record, "merged"), "base")
+        )
         name, commit = str(origin.get("checkpoint")), origin.get("commit")
         if commit and HUB_ID.fullmatch(name):
             return Source(name, str(commit))
         try:
             source = open_checkpoint(name) if Path(name).expanduser().is_dir() else None
-        except RopecliError:
-            return None
-        if source is None or source.digest() != origin.get("digest"):
+            if source is None or not source.matches(origin.get("digest")):
+                return None
+        except (RopecliError, OSError, RuntimeError):
             return None
         record = read_record(source.folder)
     return None
 
 
-def refuse_repo(repo: str) -> None:
-    """Raise OutputError unless `repo` is owner/name."""
+def refuse_repo(repo: str, option: str) -> None:
+    """Raise OutputError unless `repo`, given with `option`, is owner/name."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -88,7 +117,7 @@ def refuse_repo(repo: str) -> None:
         if not HUB_ID.fullmatch(repo):
             raise HFValidationError
     except HFValidationError as error:
-        raise OutputError(f"--repo is {shown(repo)}; expected owner/name, such as my-name/my-model-128k.") from error
+        raise OutputError(f"{option} is {shown(repo)}; expected owner/name, such as my-name/my-model-128k.") from error
 
 
 def upload(
@@ -205,8 +234,8 @@ def _refuse_other_weights(repo: str, there: Mapping[str, Any], files: Mapping[st
     if others := sorted(name for name in there if fnmatch(name, f"{WEIGHTS}*") and name not in files):
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise OutputError(
-            f"{repo} has {others[0]}{more}, which this checkpoint does not have; engines could load both. Delete it: "
-            f"hf repos delete-files {repo} {' '.join(others[:4])}. Or choose another --repo."
+            f"{repo} has {others[0]}{more}, which this checkpoint does not have; engines could load both. Delete it by "
+            f"`hf repos delete-files {quoted(repo, *others[:4])}`, or choose another --repo."
         )
 
 
@@ -250,6 +279,8 @@ def _explain(repo: str, error: Exception) -> str:
         return f"The Hub answered with status {status}: {why} {_AGAIN}"
     if isinstance(error, errors.HTTPError):  # errors of the HTTP client: connection, DNS, certificates
         return f"{constants.ENDPOINT} cannot be reached: {reason_of(error)}. Check network and proxies. {_AGAIN}"
-    if isinstance(error, ValueError):
-        return f"The Hub refused the files: {' '.join(str(error).split())}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"The Hub cannot be asked: {BAD_TOKEN}"
+    if isinstance(error, ValueError):  # checks of the client
+        return f"The files cannot be uploaded: {' '.join(str(error).split())}"
     return f"The upload to {repo} failed: {reason_of(error)}. {_AGAIN}"

@@ -87,7 +87,7 @@ def write_record(
     changes = diff(plan.original, plan.config)
     record = {
         "ropecli": VERSION,
-        "source": plan.source.origin(),
+        "source": plan.source.origin(digest=False),
         "original_max_position_embeddings": geometry.original_max_position_embeddings,
         "target_length": plan.target_length,
         "scaling": {

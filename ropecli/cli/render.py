@@ -1,10 +1,10 @@
 """Prints what the commands return; inspect, methods and plan have files of their own."""
 
-import shlex
 from typing import TYPE_CHECKING
 
 from ropecli import demo
 from ropecli.cli.terminal import err, out, print_json, show_changes, tell, warn
+from ropecli.errors import quoted
 
 if TYPE_CHECKING:
     from ropecli.commands.compare import Comparison
@@ -57,7 +57,7 @@ def _tables(proved: int) -> str:
 
 def _next(*words: object) -> None:
     """The next sensible command, ready to paste."""
-    tell("Next: " + shlex.join(map(str, ("ropecli", *words))))
+    tell("Next: " + quoted("ropecli", *words))
 
 
 def _data_for(checkpoint: str) -> str:

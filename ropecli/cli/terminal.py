@@ -11,11 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from ropecli.errors import MethodError, shown
+from ropecli.errors import MethodError, shortened, shown
 from ropecli.yaml12 import read_yaml, token_count
 
 # Control characters in names or configs from strangers must not reach the terminal.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
+
+_MOST_LINES = 40
+"""Of one message."""
 
 
 class _Console(Console):
@@ -51,7 +54,7 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> None:
 def fail(message: str) -> None:
     err.quiet = False  # quiet processes still print why they end
     err.print("[bold red]error:[/]", end=" ")
-    err.print(message, markup=False, soft_wrap=True)
+    err.print(_bounded(message), markup=False, soft_wrap=True)
 
 
 def tell(text: str) -> None:
@@ -61,7 +64,13 @@ def tell(text: str) -> None:
 
 def warn(message: str) -> None:
     err.print("[yellow]warning:[/]", end=" ")
-    err.print(message, markup=False, soft_wrap=True)
+    err.print(_bounded(message), markup=False, soft_wrap=True)
+
+
+def _bounded(message: str) -> str:
+    """The message without the middle of long lines and lists: values from the user or a file can be of any length."""
+    lines = [shortened(line) for line in message.split("\n")]
+    return "\n".join(lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 2], "  ...", lines[-1]])
 
 
 def print_json(value: Any) -> None:

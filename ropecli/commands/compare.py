@@ -124,9 +124,9 @@ def compare(
     from ropecli.reporting.plot_kinds import draw_reports
     from ropecli.resume import open_state, refuse_interrupted, remove_state
 
-    report_file, picture = options.optional_path(output), options.optional_path(plot)
+    report_file, picture, key_file = map(options.optional_path, (output, plot, keys))
     refuse_unknown_ending(picture)
-    refuse_outputs(report_file, picture)
+    refuse_outputs(report_file, picture, key_file)
     refuse_interrupted(report_file, resume)
     loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
     asked = Protocol(protocol, stride, targets)
@@ -163,7 +163,7 @@ def compare(
     runs: list[list[PerplexityRun]] = [[] for _ in opened]
     for wanted in _protocols(measures, asked, evaluator, keys):
         before: list[PerplexityRun] = []
-        of_keys: dict[str, Any] = {"evaluator": evaluator, "key_file": keys} if wanted.name == LONGPPL else {}
+        of_keys: dict[str, Any] = {"evaluator": evaluator, "key_file": key_file} if wanted.name == LONGPPL else {}
         for one, own in zip(opened, runs, strict=True):
             run = prepare_run(
                 one,

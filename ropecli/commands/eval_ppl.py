@@ -66,8 +66,8 @@ def eval_ppl(
     from ropecli.evaluation.protocols import Protocol
     from ropecli.resume import refuse_interrupted, remove_state
 
-    report_file = options.optional_path(output)
-    refuse_outputs(report_file)
+    report_file, key_file = options.optional_path(output), options.optional_path(keys)
+    refuse_outputs(report_file, keys=key_file)
     refuse_interrupted(report_file, resume)
     loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
     asked = Protocol(protocol, stride, targets)
@@ -90,7 +90,7 @@ def eval_ppl(
         loading=loading,
         workers=join_workers(),
         evaluator=evaluator,
-        key_file=keys,
+        key_file=key_file,
     )
     if base:
         _refuse_another_vocabulary(run, base)

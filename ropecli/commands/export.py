@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_doc import Doc
 
-from ropecli.commands.options import OUTPUT, Checkpoint, Flag, Revision
+from ropecli.commands.options import OUTPUT, Checkpoint, Flag, Revision, optional_path
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export
@@ -31,6 +31,4 @@ def export(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.engines.engine_export import export_checkpoint
 
-    return export_checkpoint(
-        open_checkpoint(checkpoint, revision=revision), engine, None if output is None else Path(output)
-    )
+    return export_checkpoint(open_checkpoint(checkpoint, revision=revision), engine, optional_path(output))

@@ -130,9 +130,10 @@ def finetune(
 
 
 def _run(opened: "OpenedCheckpoint", recipe: "Recipe", output: Path, resume: bool, total: int) -> FinetuneResult:
-    from ropecli.evaluation.processes import among_processes
+    from ropecli.evaluation.processes import among_processes, warn_if_alone
     from ropecli.training.stages import run_stages
 
+    warn_if_alone()
     again, begun = "Run the same command with --resume to continue.", time.monotonic()
     first: TrainingProgress | None = None
     last: TrainingProgress | None = None

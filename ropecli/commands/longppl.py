@@ -58,7 +58,7 @@ def get_keys(
     subject = open_subject(evaluator) if evaluator else None
     if path and path.exists():
         keys = read_keys(path)
-        if subject and subject.checkpoint.digest() != keys.digest:
+        if subject and not subject.checkpoint.matches(keys.digest):
             raise MethodError(
                 f"{path} has the key tokens of another evaluator, {keys.evaluator}. Remove --evaluator to use them, or "
                 "give another --keys FILE."

@@ -14,14 +14,14 @@ from ropecli.commands.subject import Subject, base_report, weight_settings
 from ropecli.data.documents import Documents, read_documents, special_tokens
 from ropecli.data.sources import HUB_DOCUMENTS, Texts, is_hub_dataset, read_texts
 from ropecli.errors import DataError
-from ropecli.evaluation.eval_report import EvalReport, environment
+from ropecli.evaluation.eval_report import EvalReport, loading_request
 from ropecli.evaluation.longppl import Keys
 from ropecli.evaluation.perplexity import count_passes
 from ropecli.evaluation.processes import Workers, among_processes
 from ropecli.evaluation.protocols import Protocol
 from ropecli.evaluation.results import LengthResult
 from ropecli.evaluation.saved_progress import EvalProgress
-from ropecli.live.loading import load_tokenizer, settle
+from ropecli.live.loading import load_tokenizer
 from ropecli.resume import state_folder
 from ropecli.signals import terminated_by_signals
 
@@ -172,7 +172,6 @@ class PerplexityRun:
 
     def request(self) -> dict[str, Any]:
         """Everything that the numbers depend on. A run resumes only with the same."""
-        dtype, device = settle(self.loading["dtype"], self.loading["device"])
         return {
             "protocol": self.protocol.name,
             "stride": self.protocol.stride,
@@ -180,11 +179,7 @@ class PerplexityRun:
             "lengths": self.lengths,
             "documents": len(self.documents.kept),
             "data": self.fingerprint,
-            "dtype": dtype,
-            "device": device.partition(":")[0],
-            "attn": self.loading["attn"],
-            **weight_settings(self.loading),
-            "versions": environment(),
+            **loading_request(self.loading),
         }
 
     @contextlib.contextmanager

@@ -3,6 +3,7 @@
 The option's name follows from the parameter's (max_documents: --max-documents), unless there is a Flag.
 """
 
+import errno
 import math
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Ge
 
-from ropecli.errors import MethodError, shown
+from ropecli.errors import MethodError, OutputError, shown
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 
 
@@ -255,9 +256,15 @@ def _sizes(max_memory: str | None) -> dict[int | str, str] | None:
 
 
 def as_path(path: str | Path) -> Path:
-    """Expand `~`: no shell does it in `--output=~/x`."""
+    """Expand `~`: no shell does it in `--output=~/x`. Raises OutputError for a name that is too long."""
     # Path.expanduser raises for an unknown user
-    return Path(os.path.expanduser(path))  # noqa: PTH111
+    expanded = Path(os.path.expanduser(path))  # noqa: PTH111
+    try:
+        expanded.stat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise OutputError(f"{shown(str(path))} is not a path: {error.strerror}.") from error
+    return expanded
 
 
 def optional_path(path: str | Path | None) -> Path | None:

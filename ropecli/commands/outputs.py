@@ -2,56 +2,78 @@
 
 import json
 import os
+from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 from ropecli.atomic import refuse_unwritable
 from ropecli.errors import OutputError
 
 _REPORTS = ("perplexity", "retrieval", "ruler")
-_LARGEST_REPORT = 256 * 2**20
-_BEGINNINGS = {
-    ".png": b"\x89png",
-    ".pdf": b"%pdf",
-    ".svg": b"<?xml",
-    ".html": b"<!doctype html",
-    ".htm": b"<!doctype html",
+_LARGEST = 256 * 2**20
+_MARKS = {
+    ".png": b"Software\0ropecli ",
+    ".pdf": b"/Creator (ropecli ",
+    ".svg": b"<dc:title>ropecli ",
+    ".html": b'<meta name="generator" content="ropecli ',
+    ".htm": b'<meta name="generator" content="ropecli ',
 }
-"""First bytes of drawn files by ending, in lower case."""
+"""Where a drawn file names the program that wrote it, by ending."""
 
 
-def refuse_outputs(report: Path | None = None, drawn: Path | None = None) -> None:
-    """Raises OutputError for outputs that cannot be written, are the same file, or exist as another kind of file.
+def refuse_outputs(
+    report: Path | None = None, drawn: Path | None = None, keys: Path | None = None, card: Path | None = None
+) -> None:
+    """Raises OutputError for outputs that cannot be written, exclude each other, or exist as another kind of file.
 
-    report: a JSON file. drawn: a picture or a page, with a known ending.
+    report: a JSON file. drawn: a picture or a page, with a known ending. keys: a file that is read if it exists. card:
+    a model card, which is not written through a link, since the user did not choose its name.
     """
-    refuse_unwritable(report)
-    refuse_unwritable(drawn)
-    if report and drawn and os.path.realpath(report) == os.path.realpath(drawn):
-        raise OutputError(f"{report} is both the report and the plot. Give one of them another name.")
-    for path, is_earlier, kind in ((report, _holds_reports, "report"), (drawn, _is_drawn, "plot or page")):
-        if path and path.exists() and not (path.is_file() and is_earlier(path)):
+    outputs = [path for path in (report, drawn, card, keys) if path and not (path is keys and path.exists())]
+    for output in outputs:
+        refuse_unwritable(output)
+    for first, second in permutations(outputs, 2):
+        if Path(os.path.realpath(second)).is_relative_to(os.path.realpath(first)):
+            raise OutputError(f"{first} and {second} cannot both be written. Give one of them another name.")
+    kinds = (report, _holds_reports, "report"), (drawn, _is_drawn, "plot or page"), (card, _is_card, "model card")
+    for path, is_earlier, kind in kinds:
+        exists = path and (path.exists() or (path == card and path.is_symlink()))
+        if path and exists and not _is_ours(path, is_earlier):
             raise OutputError(
-                f"{path} exists and is not a {kind} of ropecli, so it is not overwritten. Give another name."
+                f"{path} exists and is not a {kind} of ropecli, so it is not overwritten. Give another name, or delete "
+                "it if an earlier release wrote it."
             )
 
 
-def _holds_reports(path: Path) -> bool:
-    """Whether the file is empty or holds evaluation reports. (A tune.json belongs to its checkpoint.)"""
+def _is_ours(path: Path, is_earlier: Callable[[Path, bytes], bool]) -> bool:
+    """Whether the file is empty or an earlier output."""
     try:
-        if path.stat().st_size > _LARGEST_REPORT:
-            return False
-        text = path.read_bytes()
-        value = json.loads(text) if text else []
-    except (OSError, ValueError, RecursionError):
-        return False
-    reports = value if isinstance(value, list) else [value]
-    return all(isinstance(one, dict) and one.get("kind") in _REPORTS for one in reports)
-
-
-def _is_drawn(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            start = file.read(100).lstrip().lower()
+        size = path.stat().st_size if path.is_file() else _LARGEST + 1
+        return size == 0 or (size <= _LARGEST and is_earlier(path, path.read_bytes()))
     except OSError:
         return False
-    return not start or start.startswith(_BEGINNINGS[path.suffix.lower()])
+
+
+def _holds_reports(path: Path, content: bytes) -> bool:
+    """Whether all values are evaluation reports. (A tune.json belongs to its checkpoint.)"""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    reports = value if isinstance(value, list) else [value]
+    return bool(reports) and all(map(_is_report, reports))
+
+
+def _is_report(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("kind") in _REPORTS and {"schema_version", "digest"} <= value.keys()
+
+
+def _is_drawn(path: Path, content: bytes) -> bool:
+    return _MARKS[path.suffix.lower()] in content
+
+
+def _is_card(path: Path, content: bytes) -> bool:
+    from ropecli.checkpoint.card import without_section
+
+    return not path.is_symlink() and without_section(content) != content

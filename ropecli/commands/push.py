@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
+from ropecli.atomic import new_file, sibling
 from ropecli.commands.messages import say, warn
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
-from ropecli.errors import CheckpointError, OutputError
+from ropecli.commands.outputs import refuse_outputs
+from ropecli.errors import CheckpointError, OutputError, quoted
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
@@ -51,6 +53,11 @@ def push(
         Flag("--report", metavar="FILE"),
         Doc("Report of this checkpoint to show in the model card; repeatable."),
     ] = None,
+    include: Annotated[
+        Sequence[Path] | None,
+        Flag("--include", metavar="PATTERN"),
+        Doc("Other file of the folder to upload, by name or pattern such as '1_Pooling/*'; repeatable."),
+    ] = None,
     base_model: Annotated[
         str | None,
         Flag("--base-model", metavar="OWNER/NAME"),
@@ -70,18 +77,24 @@ def push(
     from ropecli.checkpoint.upload import Source, files_to_push, refuse_repo, upload
     from ropecli.reporting.model_card import make_card, read_measurements
 
-    refuse_repo(repo)
+    refuse_repo(repo, "--repo")
     state = _open(as_path(folder), repo)
     checkpoint = state.checkpoint
+    card_file = sibling(checkpoint.folder.resolve(), ".README.md")  # resolved, so that `.` has a name
+    if dry_run:
+        refuse_outputs(card=card_file)
     reports = [as_path(one) for one in listed(report or ())]
     base = Source(base_model, None) if base_model else _origin(checkpoint)
     _check_base(base, repo)
     card = make_card(state, repo, read_measurements(reports, checkpoint), base)
     _warn_of_gaps(checkpoint, base, card.license)
-    files: dict[str, Path | bytes] = {**files_to_push(checkpoint), "README.md": card.content.encode()}
+    public_files = files_to_push(checkpoint, [str(pattern) for pattern in listed(include or ())], say)
+    files: dict[str, Path | bytes] = {**public_files, "README.md": card.content.encode()}
     url = f"{constants.ENDPOINT}/{repo}"
     if dry_run:
-        return PushResult(checkpoint.folder, repo, url, _listed(files), card=_write_beside(checkpoint, card.content))
+        with new_file(card_file) as partial:
+            partial.write_text(card.content, encoding="utf-8", newline="")
+        return PushResult(checkpoint.folder, repo, url, _listed(files), card=card_file)
     with _resumable():
         done = upload(files, repo, public=public, message=_message(state), base=base, say=say)
     if public and done.private:
@@ -102,8 +115,8 @@ def _open(folder: Path, repo: str) -> "CheckpointState":
     checkpoint.weight_files()
     if not _record(checkpoint):
         raise CheckpointError(
-            f"{folder} has no ropecli.yaml: ropecli did not change this checkpoint. Upload it with: hf upload {repo} "
-            f"{folder}."
+            f"{folder} has no ropecli.yaml: ropecli did not change this checkpoint. Upload it with: hf upload "
+            f"{quoted(repo, folder)}"
         )
     state = read_state(checkpoint)
     if state.edited:
@@ -128,10 +141,10 @@ def _origin(checkpoint: "Checkpoint") -> "Source | None":
 
 
 def _check_base(base: "Source | None", repo: str) -> None:
-    from ropecli.checkpoint.opening import HUB_ID
+    from ropecli.checkpoint.upload import refuse_repo
 
-    if base and not HUB_ID.fullmatch(base.repo):
-        raise OutputError(f"--base-model is {base.repo!r}; expected a Hub id, owner/name.")
+    if base:
+        refuse_repo(base.repo, "--base-model")
     if base and base.repo == repo:
         raise OutputError(f"--repo is {repo}, which is the base model. Choose another repository.")
 
@@ -155,16 +168,6 @@ def _listed(files: "dict[str, Path | bytes]") -> "tuple[PushedFile, ...]":
 
     sizes = {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in files.items()}
     return tuple(PushedFile(name, size, "listed") for name, size in sizes.items())
-
-
-def _write_beside(checkpoint: "Checkpoint", content: str) -> Path:
-    from ropecli.atomic import new_file
-
-    folder = checkpoint.folder.resolve()  # so that `.` has a name
-    path = folder.with_name(f"{folder.name}.README.md")
-    with new_file(path) as partial:
-        partial.write_text(content, encoding="utf-8", newline="")
-    return path
 
 
 @contextmanager

@@ -153,7 +153,7 @@ def ruler(
             warn(warning)
     runs = [prepare_ruler(subject.checkpoint, subject.reach, asked) for subject in subjects]
     workers = join_workers()
-    request = _request(subjects, runs, asked.loading)
+    request = _request(subjects, runs)
     state = open_state(report_file, request, workers.rank) if report_file else nullcontext()
     reports = []
     with interruptible(report_file), state as folder:
@@ -171,20 +171,12 @@ def ruler(
     return RulerComparison(reports, picture)
 
 
-def _request(subjects: "Sequence[Subject]", runs: "Sequence[RulerRun]", loading: dict[str, Any]) -> dict[str, Any]:
+def _request(subjects: "Sequence[Subject]", runs: "Sequence[RulerRun]") -> dict[str, Any]:
     """Everything that the scores depend on."""
-    from ropecli.commands.subject import fingerprint, weight_settings
-    from ropecli.evaluation.eval_report import environment
-    from ropecli.live.loading import settle
+    from ropecli.commands.subject import fingerprint
 
-    dtype, device = settle(loading["dtype"], loading["device"])
     return {
         "checkpoints": [subject.checkpoint.digest() for subject in subjects],
         "scalings": [fingerprint(subject.plan) for subject in subjects],
         "runs": [run.request() for run in runs],
-        "dtype": dtype,
-        "device": device.partition(":")[0],
-        "attn": loading["attn"],
-        **weight_settings(loading),
-        "versions": environment(),
     }

@@ -1,7 +1,7 @@
 """A RULER run: makes the prompts of a checkpoint, asks its model, makes the report. Imports torch when it runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,10 @@ def choose_ruler(data: str, lengths: Sequence[int] | None, tasks: Sequence[str] 
     check_mode(choice.mode)
     if wanted and wanted[-1] > _LONGEST:
         raise MethodError(f"--lengths has {wanted[-1]}; expected at most {_LONGEST} tokens.")
+    if choice.threshold is not None and not 0 < choice.threshold <= 1:
+        raise MethodError(
+            f"--threshold is {choice.threshold:g}; expected a share above 0 and up to 1, such as 0.856 for 85.6%."
+        )
     choose_tasks(choice.tasks, choice.mode, list(choice.questions))
     return choice
 
@@ -73,6 +77,8 @@ class RulerRun:
 
     def request(self) -> dict[str, Any]:
         """Everything that the scores depend on, next to the checkpoint and its scaling."""
+        from ropecli.evaluation.eval_report import loading_request
+
         return {
             "prompts": self._fingerprint(),
             "tasks": [task.name for task in self.tasks],
@@ -80,15 +86,18 @@ class RulerRun:
             "samples": self.asked.samples,
             "mode": self.asked.mode,
             "seed": self.asked.seed,
+            **loading_request(self.asked.loading),
         }
 
     def _fingerprint(self) -> str:
-        """Hash of the first prompt of each task at the longest length."""
+        """Hash of the essay, the questions, and the first prompt of each task at the longest length."""
         import hashlib
 
-        sha = hashlib.sha256()
+        longest = self.lengths[-1]
+        essay = self.maker.essay.read(longest) if self.maker.essay else None
+        sha = hashlib.sha256(repr((essay, self.maker.questions)).encode())
         for task in self.tasks:
-            sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
+            sha.update(self.maker.make(task, longest, 0).ids.astype("<i8").tobytes())
         return sha.hexdigest()
 
     def measure(
@@ -127,12 +136,7 @@ class RulerRun:
                 advance=step,
                 say=warn,
             )
-        by_length: dict[int, list[float]] = {length: [] for length in self.lengths}
-        for cell in result.cells:
-            by_length[cell.length].append(cell.score)
-        means = {length: sum(found) / len(found) for length, found in by_length.items()}
-        threshold = PUBLISHED * means[self.lengths[0]] if self.asked.threshold is None else self.asked.threshold
-        return RulerReport(
+        report = RulerReport(
             **base_report(subject, self.asked.data, model),
             mode=self.asked.mode,
             settings={
@@ -151,11 +155,15 @@ class RulerRun:
                 **weight_settings(self.asked.loading),
             },
             fingerprint=result.fingerprint,
-            threshold=threshold,
+            threshold=self.asked.threshold or 0.0,
             relative=self.asked.threshold is None,
-            effective_length=effective_length(means, threshold) if max(means.values()) > 0 else None,
+            effective_length=None,
             cells=result.cells,
         )
+        means = {length: report.mean(length)[0] for length in report.lengths}
+        threshold = PUBLISHED * means[report.lengths[0]] if report.relative else report.threshold
+        longest = effective_length(means, threshold) if report.above_chance() else None
+        return replace(report, threshold=threshold, effective_length=longest)
 
 
 def prepare_ruler(checkpoint: "Checkpoint", reach: tuple[int, int], asked: RulerChoice) -> "RulerRun":

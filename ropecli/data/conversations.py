@@ -2,13 +2,16 @@
 
 A row has `messages` in OpenAI's format (role, content) or `conversations` in ShareGPT's (from, value). An answer is
 what follows the generation prompt, up to and including its end marker. A template with `{% generation %}` marks its
-answers itself; of another one, prefixes of the conversation are rendered, and each must be a prefix of the whole.
+answers itself; of another one, prefixes of the conversation are rendered, and each must be a prefix of the whole. If
+that also holds without the turns between the first and the current one, these are skipped, which takes linear time.
 """
 
 import hashlib
 import json
+import logging
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.data.documents import Document
+from ropecli.data.documents import Document, encode
 from ropecli.errors import DataError, reason_of, shown
 
 COLUMNS = ("messages", "conversations")
@@ -25,6 +28,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT = {"human": "user", "gpt": "assistant"}
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _BATCH = 32
+_PATIENCE = 10.0
+"""Seconds."""
 _INSTEAD = "Use train_on: all, or a chat template with {% generation %} markers."
 
 Messages = list[dict[str, Any]]
@@ -38,7 +43,7 @@ class Conversation:
 
     messages: list[Any]
     tools: Any = None
-    system: str | None = None
+    system: Any = None
 
 
 def find_conversation(row: dict[str, Any], column: str, default: str) -> Conversation | None:
@@ -69,15 +74,16 @@ def tokenize_conversations(
     numbered, faults = enumerate(rows), _Faults()
     while batch := list(islice(numbered, _BATCH)):
         rendered = []
-        for number, (name, conversation) in batch:
-            with faults.collected(number, name):
-                rendered.append((number, name, *_render(conversation, tokenizer, train_on)))
+        with warn_if_slow():
+            for number, (name, conversation) in batch:
+                with faults.collected(number, name):
+                    rendered.append((number, name, *_render(conversation, tokenizer, train_on)))
         if not rendered:
             continue
         texts = [text for _, _, text, _ in rendered]
         masked = train_on == "assistant"
         # the template has the special tokens
-        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=masked, verbose=False)
+        encoded = encode(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=masked)
         for index, (number, name, text, spans) in enumerate(rendered):
             ids = np.array(encoded["input_ids"][index], dtype=np.int64)
             with faults.collected(number, name):
@@ -85,6 +91,19 @@ def tokenize_conversations(
                     ids = np.where(_trained(text, encoded["offset_mapping"][index], spans), ids, ~ids)
                 yield Document(name, ids)
     faults.refuse()
+
+
+@contextmanager
+def warn_if_slow() -> Iterator[None]:
+    """Warn after some seconds of rendering: a chat template is a program of its author, which may never end."""
+    warning = f"The chat template has been rendering for {_PATIENCE:g} seconds and may never end. Ctrl-C stops it."
+    timer = threading.Timer(_PATIENCE, logging.getLogger("ropecli").warning, [warning])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Faults:
@@ -154,22 +173,23 @@ def _refuse_missing_text(messages: Messages, whole: str) -> None:
 
 def _answers(messages: Messages, whole: str, render: Callable[..., str], eos: str) -> Spans:
     spans: Spans = []
-    closing: str | None = None
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        if number == 0:
-            raise DataError("message 0 is the assistant's; expected a message to answer.")
-        before = render(messages[:number], prompt=True)
+    closing, prompts = None, False
+    # messages, and characters of `whole`: of the first turn; before this turn
+    first, head, start, offset, stop = 0, 0, 0, 0, 0
+
+    def place(number: int, context: Messages, head: int, offset: int) -> tuple[int, int]:
+        """(start, stop) of an answer after `context`, of which `head` characters replace `offset` of the whole."""
+        nonlocal closing, prompts
+        message, before = messages[number], render(context, prompt=True)
         if closing is None:
-            unprompted = render(messages[:number])
+            unprompted = render(context)
             # Phi-3's template ends a text with eos, unless it ends with the generation prompt
             closing = "" if before.startswith(unprompted) else eos
             prompts = before != unprompted
-        after = render(messages[: number + 1]).removesuffix(closing)
+        after = render([*context, message]).removesuffix(closing)
         if not after.startswith(before):
             raise DataError(f"message {number} does not start with the chat template's generation prompt. {_INSTEAD}")
-        if not whole.startswith(after):
+        if after[:head] != whole[:head] or not whole.startswith(after[head:], offset):
             raise DataError(
                 f"the chat template renders message {number} differently if others follow, for example without its "
                 f"reasoning. End each conversation with its only answer. {_INSTEAD}"
@@ -177,8 +197,23 @@ def _answers(messages: Messages, whole: str, render: Callable[..., str], eos: st
         answer = after[len(before) :]
         if not prompts and not answer.lstrip().startswith(message.get("content", "").strip()):
             raise DataError(f"the chat template ignores add_generation_prompt. {_INSTEAD}")
+        begin = offset + len(before) - head
+        return begin, begin + len(answer)
+
+    for number, message in enumerate(messages):
+        if number and message["role"] == "user" and messages[number - 1]["role"] == "assistant":
+            start, offset = number, stop
+            first, head = (first, head) if first else (start, offset)
+        if message["role"] != "assistant":
+            continue
+        if number == 0:
+            raise DataError("message 0 is the assistant's; expected a message to answer.")
+        try:
+            begin, stop = place(number, messages[:first] + messages[start:number], head, offset)
+        except DataError:
+            begin, stop = place(number, messages[:number], 0, 0)
         # white space after the end marker is not part of the answer
-        spans.append((len(before), len(before) + len(answer.rstrip())))
+        spans.append((begin, begin + len(whole[begin:stop].rstrip())))
     return spans
 
 
@@ -188,24 +223,25 @@ def _trained(text: str, offsets: list[tuple[int, int]], spans: Spans) -> np.ndar
     White space that a token shares with an answer does not matter: such a token belongs to what else is in it.
     """
     starts, stops = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-    trained = np.zeros(len(starts), dtype=bool)
-    for first, end in spans:
-        for border, outside in ((first, "prompt"), (end, "next message")):
-            for token in np.flatnonzero((starts < border) & (border < stops)):
-                if text[border : stops[token]].strip():
-                    raise DataError(
-                        f"the token {text[starts[token] : stops[token]]!r} belongs to both the answer and the "
-                        f"{outside}, so the answer cannot be masked exactly. Use train_on: all, or change the spaces "
-                        "there in the chat template."
-                    )
-        trained |= (starts >= first) & (starts < end)
-    return trained
+    borders = np.array(spans, dtype=np.int64).reshape(-1)
+    passed, reached = np.searchsorted(borders, starts, side="right"), np.searchsorted(borders, stops)
+    for token in np.flatnonzero(passed < reached):
+        for number in range(passed[token], reached[token]):
+            if text[borders[number] : stops[token]].strip():
+                raise DataError(
+                    f"the token {text[starts[token] : stops[token]]!r} belongs to both the answer and the "
+                    f"{('prompt', 'next message')[number % 2]}, so the answer cannot be masked exactly. Use train_on: "
+                    "all, or change the spaces there in the chat template."
+                )
+    return passed % 2 == 1
 
 
 def _messages(conversation: Conversation) -> Messages:
     if not conversation.messages:
         raise DataError("the conversation is empty.")
     messages = [_message(number, message) for number, message in enumerate(conversation.messages)]
+    if not isinstance(conversation.system, str | None):
+        raise DataError(f"system is {shown(conversation.system)}; expected text.")
     if conversation.system and messages[0]["role"] not in ("system", "developer"):
         messages.insert(0, {"role": "system", "content": conversation.system})
     return messages
@@ -216,7 +252,8 @@ def _message(number: int, given: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise DataError(f"message {number} is {shown(given)}; expected a role and a content.")
     if "from" in message and "role" not in message:
-        message = {"role": _SHAREGPT.get(message["from"], message["from"]), "content": message.get("value")}
+        role = message["from"]
+        message = {"role": _SHAREGPT.get(str(role), role), "content": message.get("value")}
     if message.get("role") not in ROLES:
         raise DataError(
             f"message {number} has the role {shown(message.get('role'))}; expected {', '.join(ROLES)}, or ShareGPT's "
@@ -224,7 +261,9 @@ def _message(number: int, given: Any) -> dict[str, Any]:
         )
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = message["content"] = "".join(part.get("text", "") for part in content)
+        texts = [part.get("text", "") for part in content]
+        if all(isinstance(text, str) for text in texts):
+            content = message["content"] = "".join(texts)
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         raise DataError(f"message {number} has the content {shown(content)}; expected text.")
     return message
@@ -240,5 +279,5 @@ def _without_none(value: Any) -> Any:
 def _tools(given: Any) -> list[Any] | None:
     try:
         return _without_none(json.loads(given) if isinstance(given, str) else given) or None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"tools is not JSON: {error}") from error

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.errors import DataError
+from ropecli.errors import CheckpointError, DataError, reason_of
 
 _BATCH = 32
 _CHARACTERS = 8
@@ -136,10 +136,21 @@ def _cut(document: Document, tokens: int) -> Document:
     return Document(document.name, document.ids[:tokens].copy(), ends, spans)
 
 
+def encode(tokenizer, text: str | list[str], **options: Any):
+    """Call the tokenizer. Raises CheckpointError if it fails, as with a tokenizer_class that its files do not fit."""
+    try:
+        return tokenizer(text, verbose=False, **options)
+    except Exception as error:  # the library raises nothing more specific
+        raise CheckpointError(
+            f"The tokenizer {tokenizer.name_or_path}, a {type(tokenizer).__name__}, cannot encode text: "
+            f"{reason_of(error)}. Check tokenizer_class in its tokenizer_config.json."
+        ) from error
+
+
 def special_tokens(tokenizer) -> SpecialTokens:
     """Find the special tokens by tokenizing a short text with and without them."""
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
+    bare = encode(tokenizer, "a", add_special_tokens=False)["input_ids"]
+    whole = encode(tokenizer, "a")["input_ids"]
     if not bare:  # no token for letters: all ids are the prefix
         return SpecialTokens(tuple(whole), tokenizer.bos_token_id, tokenizer.eos_token_id)
     starts = range(len(whole) - len(bare) + 1)
@@ -166,7 +177,7 @@ def tokenize(
     while batch := list(islice(texts, _BATCH)):
         names, bodies = zip(*batch, strict=True)
         if not tokenizer.is_fast:
-            for name, ids in zip(names, tokenizer(list(bodies), verbose=False)["input_ids"], strict=True):
+            for name, ids in zip(names, encode(tokenizer, list(bodies))["input_ids"], strict=True):
                 yield Document(name, np.array(ids, dtype=np.int64))
             continue
         for name, body, (encoding, count) in zip(names, bodies, _encode(bodies, tokenizer, enough), strict=True):
@@ -185,7 +196,7 @@ def _encode(texts: Sequence[str], tokenizer, enough: int | None) -> list[tuple[A
     characters = None if enough is None else _CHARACTERS * enough
     while pending := [index for index in range(len(texts)) if index not in found]:
         heads = [texts[index][:characters] for index in pending]
-        for index, head, encoding in zip(pending, heads, tokenizer(heads, verbose=False).encodings, strict=True):
+        for index, head, encoding in zip(pending, heads, encode(tokenizer, heads).encodings, strict=True):
             whole = len(head) == len(texts[index])
             count = len(encoding) if whole else _final_tokens(head, encoding)
             if whole or count >= (enough or 0):

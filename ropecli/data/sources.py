@@ -15,10 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from ropecli.checkpoint.hub import BAD_TOKEN
 from ropecli.checkpoint.opening import HUB_ID
 from ropecli.data.conversations import Conversation, find_conversation
 from ropecli.demo import corpus
-from ropecli.errors import DataError, reason_of
+from ropecli.errors import DataError, quoted, reason_of, shown
 
 TEXT_COLUMN = "text"
 DEMO = "demo"
@@ -80,14 +81,14 @@ def read_rows(
     `messages` or `conversations`. split: of a Hub dataset; default: the first of `splits` that it has. whole: read more
     than the first HUB_DOCUMENTS of a Hub dataset. Raises DataError.
     """
-    if source == DEMO:
-        return demo_held_out()
-    if source == DEMO_TRAIN:
-        return corpus.training_files()
-    found = locate(source)
+    found = source if source in (DEMO, DEMO_TRAIN) else locate(source)
     if isinstance(found, HubDataset):
         rows = _read_hub(found, text_column, (split,) if split else splits)
         return rows if whole else islice(rows, HUB_DOCUMENTS)
+    if split:
+        raise DataError(f"{source} is not a Hub dataset, so it has no split {shown(split)}. Remove the split.")
+    if isinstance(found, str):
+        return demo_held_out() if found == DEMO else corpus.training_files()
     return _read_folder(found, text_column) if found.is_dir() else _read_file(found, text_column)
 
 
@@ -166,6 +167,8 @@ def _read_text(path: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return BAD_TOKEN
     if "zstd not supported" in str(error):  # fsspec
         return "it is compressed with zstd. Run `pip install zstandard`."
     return reason_of(error)
@@ -199,7 +202,8 @@ def _refuse_unknown_config(dataset: HubDataset) -> None:
         return
     if config not in configs and len(configs) > 1:
         problem = f"has no configuration {config}" if config else "has several configurations"
-        raise DataError(f"{name} {problem}. Choose one of {', '.join(configs)}, such as --data {name}:{configs[0]}.")
+        example = quoted("--data", f"{name}:{configs[0]}")
+        raise DataError(f"{name} {problem}. Choose one of {', '.join(configs)}, such as {example}.")
 
 
 def _read_table(label: str, text_column: str, builder: str, **arguments: str | None) -> Rows:

@@ -2,6 +2,7 @@
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 from annotated_types import Interval, Len
 
 from ropecli.atomic import new_file
-from ropecli.evaluation.results import Count, Headline, LengthResult, TokenCount
+from ropecli.evaluation.results import Count, Headline, LengthResult, TokenCount, wilson
 from ropecli.scaling.spec import label_of
 from ropecli.version import VERSION
 
@@ -24,6 +25,16 @@ def environment() -> dict[str, str]:
 
     versions = {"ropecli": VERSION, "torch": torch.__version__, "transformers": transformers.__version__}
     return {**versions, "python": platform.python_version()}
+
+
+def loading_request(loading: Mapping[str, Any]) -> dict[str, Any]:
+    """What numbers depend on besides checkpoint, scaling and data. loading: see load_model. Raises CheckpointError."""
+    from ropecli.live.loading import settle
+
+    dtype, device = settle(loading.get("dtype", "auto"), loading.get("device", "auto"))
+    bits = {"bits": loading["bits"]} if "bits" in loading else {}
+    attn = loading.get("attn", "auto")
+    return {"dtype": dtype, "device": device.partition(":")[0], "attn": attn, **bits, "versions": environment()}
 
 
 @dataclass(frozen=True)
@@ -138,8 +149,8 @@ class RulerReport(BaseReport):
     """Scores of RULER's tasks by length. mode: generate or rank. source: the text of the essay.
 
     threshold: mean score that the effective length requires. relative: whether it follows from the score at the
-    shortest length. effective_length: tokens; None if no length reaches it. settings: samples, seed, chat template.
-    fingerprint: sha256 of all prompts.
+    shortest length. effective_length: tokens; None if no length reaches it, or if the score at the shortest length is
+    not above chance. settings: samples, seed, chat template. fingerprint: sha256 of all prompts.
     """
 
     mode: str
@@ -165,6 +176,17 @@ class RulerReport(BaseReport):
         """Mean over tasks at a length, and the number of samples."""
         cells = [cell for cell in self.cells if cell.length == length]
         return sum(cell.score for cell in cells) / len(cells), sum(len(cell.scores) for cell in cells)
+
+    def chance(self, length: int) -> float:
+        """Mean score of guessing over tasks at a length; 0 in the mode generate."""
+        chances = [cell.chance or 0.0 for cell in self.cells if cell.length == length]
+        return sum(chances) / len(chances)
+
+    def above_chance(self) -> bool:
+        """Return whether the score at the shortest length is above that of guessing, by its 95% interval."""
+        mean, samples = self.mean(self.lengths[0])
+        # without a hit, the interval's lower end is only 0 up to rounding
+        return mean > 0 and wilson(mean * samples, samples)[0] > self.chance(self.lengths[0])
 
 
 def write_report(path: Path, value: Any) -> None:

@@ -13,7 +13,7 @@ there, the judged model's text starts with what its tokenizer puts before every 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -57,7 +57,7 @@ class Keys:
     """The key tokens of a data set, for any number of models. digest: of the evaluator.
 
     length: tokens that the evaluator read of each document. short_context, stride: tokens, see ShortContext. min_gain,
-    max_loss: nats.
+    max_loss: nats. checksum: of all else, written by write_keys; None in files of earlier releases.
     """
 
     evaluator: str
@@ -70,11 +70,16 @@ class Keys:
     documents: Annotated[tuple[KeyDocument, ...], Len(1)]
     kind: Literal["longppl-keys"] = "longppl-keys"
     schema_version: Annotated[int, Interval(ge=1, le=1)] = 1
+    checksum: str | None = field(default=None, compare=False)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that determine the key tokens, for reports."""
-        return {key: value for key, value in asdict(self).items() if key not in ("documents", "kind", "schema_version")}
+        others = ("documents", "kind", "schema_version", "checksum")
+        return {key: value for key, value in asdict(self).items() if key not in others}
+
+    def computed_checksum(self) -> str:
+        return fingerprint(json.dumps(asdict(replace(self, checksum=None))))
 
     def select(self, texts: Texts) -> Iterator[tuple[str, str]]:
         """The texts that have keys, cut to what the evaluator read. Raises DataError for a text that is another."""
@@ -181,7 +186,7 @@ def fingerprint(text: str) -> str:
 
 def write_keys(path: Path, keys: Keys) -> None:
     """Write the file of key tokens atomically. Raises OutputError."""
-    write_report(path, asdict(keys))
+    write_report(path, asdict(replace(keys, checksum=keys.computed_checksum())))
 
 
 def read_keys(path: Path) -> Keys:
@@ -189,10 +194,17 @@ def read_keys(path: Path) -> Keys:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(Keys).validate_python(json.loads(read_bounded(path, _LARGEST)))
+        keys = TypeAdapter(Keys).validate_python(json.loads(read_bounded(path, _LARGEST)))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = ".".join(map(str, fault["loc"])) or "file"
         raise DataError(f"{path} is not a file of key tokens, {where}: {fault['msg']}.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as a file of key tokens: {error}.") from error
+    for document in keys.documents:
+        borders = [0, *(border for interval in document.intervals for border in interval), document.characters]
+        if borders != sorted(borders):
+            raise DataError(f"{path} is damaged: the intervals of {document.name} overlap or are reversed.")
+    if keys.checksum not in (None, keys.computed_checksum()):
+        raise DataError(f"{path} is damaged: it does not match its checksum. Find the key tokens again.")
+    return keys

@@ -1,6 +1,7 @@
 """Share the documents of an evaluation among processes started by `accelerate launch` or torchrun."""
 
 import contextlib
+import logging
 import os
 import re
 import time
@@ -53,6 +54,7 @@ def join_workers() -> Workers:
 
     Uses gloo on GPUs too: only a few Python objects are exchanged.
     """
+    warn_if_alone()
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Workers()
     from torch import distributed
@@ -60,6 +62,19 @@ def join_workers() -> Workers:
     with among_processes("Start all processes again."):
         distributed.init_process_group("gloo", timeout=_PATIENCE)
     return Workers(distributed.get_rank(), distributed.get_world_size())
+
+
+def warn_if_alone() -> None:
+    """Warn if `accelerate launch --num_processes N` started this process only, as it does without several GPUs.
+
+    It then exports no number of processes, but the address of the first one, which is set to 127.0.0.1.
+    """
+    launched = "ACCELERATE_DYNAMO_MODE" in os.environ and os.environ.get("MASTER_ADDR") == "127.0.0.1"
+    if launched and "WORLD_SIZE" not in os.environ:
+        logging.getLogger("ropecli").warning(
+            "accelerate launch started one process: it starts several only on several GPUs. On CPUs, use torchrun "
+            "--nproc_per_node N -m ropecli ..."
+        )
 
 
 @contextlib.contextmanager

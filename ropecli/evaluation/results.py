@@ -254,3 +254,11 @@ def headlines(
     elif longest > original_length and inside is not None:
         found.append(Headline("long-context gain", longest, inside, paired_change(own[longest], base[inside])))
     return found
+
+
+def wilson(hits: float, trials: int) -> tuple[float, float]:
+    """Wilson score interval (95%) of a proportion; not empty even if all trials are hits (Wilson 1927)."""
+    share, correction = hits / trials, _NORMAL * _NORMAL / trials
+    middle = (share + correction / 2) / (1 + correction)
+    half = _NORMAL / (1 + correction) * math.sqrt(share * (1 - share) / trials + correction / (4 * trials))
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -80,15 +80,15 @@ def merge_adapter(
         ) from error
 
 
-def weights_digest(checkpoint: Checkpoint) -> str:
-    """A digest of only the weights; patching config.json does not change it."""
-    return dataclasses.replace(checkpoint, config={}).digest()
+def only_weights(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint whose digest is of the weights alone; patching config.json does not change it."""
+    return dataclasses.replace(checkpoint, config={})
 
 
 def other_base(adapter: Path, base: Checkpoint) -> str | None:
     """Return a warning if the adapter was trained with other base weights."""
     recorded = (read_record(adapter).get(ADAPTER_NOTE) or {}).get("weights")
-    if not recorded or recorded == weights_digest(base):
+    if not recorded or only_weights(base).matches(recorded):
         return None
     return f"The adapter {adapter} was trained on different weights than those of {base.name}."
 

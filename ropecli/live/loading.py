@@ -14,6 +14,7 @@ from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import CheckpointError, reason_of
 from ropecli.live.stock_transformers import (
     auto_class_of,
+    build_without_weights,
     quiet_transformers,
     read_stock_config,
     reason_of_stock,
@@ -147,6 +148,8 @@ def load_model(
                 **options,
             )
     except Exception as error:  # damaged weights and configs raise many kinds of errors
+        if isinstance(error, NotImplementedError):  # transformers fails to compare tied weights of other shapes
+            _check_weights(checkpoint, {"mismatched_keys": _mismatched(checkpoint, config)}, say)
         raise CheckpointError(f"{checkpoint.name} cannot be loaded: {reason_of_stock(error)}") from error
     model, found = loaded
     if saved is not None and model.config.get_text_config()._attn_implementation != saved.attention:
@@ -216,19 +219,30 @@ def _refuse_unsupported(checkpoint: Checkpoint, bits: int | None, device: str) -
 
 def _check_weights(checkpoint: Checkpoint, found: Mapping[str, Any], say: Callable[[str], None] | None) -> None:
     """Check that files and model have the same tensors. found: transformers' loading_info. say: see load_model."""
-    if found["mismatched_keys"]:
-        name, there, expected = sorted(found["mismatched_keys"])[0]
-        raise CheckpointError(
-            f"{checkpoint.name}: {name} has shape {tuple(there)}; config.json implies {tuple(expected)}."
-        )
-    if found["missing_keys"]:
-        raise CheckpointError(f"{checkpoint.name}: {sorted(found['missing_keys'])[0]} is missing in the weight files.")
-    if unused := sorted(name for name in found["unexpected_keys"] if not _is_mtp(name, checkpoint.config)):
+    what = f"The adapter {checkpoint.folder} does not fit {checkpoint.name}" if checkpoint.base else checkpoint.name
+    if mismatched := found.get("mismatched_keys"):
+        name, there, expected = sorted(mismatched)[0]
+        raise CheckpointError(f"{what}: {name} has shape {tuple(there)}; config.json implies {tuple(expected)}.")
+    if missing := found.get("missing_keys"):
+        raise CheckpointError(f"{what}: {sorted(missing)[0]} is missing in the weight files.")
+    if unused := sorted(name for name in found.get("unexpected_keys", ()) if not _is_mtp(name, checkpoint.config)):
         names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-        message = f"{checkpoint.name}: {len(unused)} tensors of the weight files are not used by config.json: {names}."
+        message = f"{what}: {len(unused)} tensors of the weight files are not used by config.json: {names}."
         if say is None:
             raise CheckpointError(f"{message} Fix config.json (num_hidden_layers, biases) or remove these tensors.")
         say(message)
+
+
+def _mismatched(checkpoint: Checkpoint, config: Any) -> list[tuple[str, list[int], list[int]]]:
+    """(name, shape in the weight files, shape that the config implies) of the tensors where these differ."""
+    from safetensors import safe_open
+
+    expected = {name: list(tensor.shape) for name, tensor in build_without_weights(config).state_dict().items()}
+    shapes: dict[str, list[int]] = {}
+    for path in checkpoint.weight_files():
+        with safe_open(path, framework="pt") as file:
+            shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    return [(name, shape, expected[name]) for name, shape in shapes.items() if shape != expected.get(name, shape)]
 
 
 def _is_mtp(name: str, config: dict[str, Any]) -> bool:

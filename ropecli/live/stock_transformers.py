@@ -16,12 +16,16 @@ from ropecli.errors import CheckpointError, OutputError, PatchError, reason_of, 
 
 def read_stock_config(folder: Path, name: str = "") -> Any:
     """Read folder/config.json with transformers. name: the checkpoint, for messages. Raises CheckpointError."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     of = f"{name}: " if name else ""
     try:
         with quiet_transformers():
-            return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        text = getattr(config, "text_config", None)
+        if not isinstance(text, PreTrainedConfig | None):
+            raise TypeError(f"text_config is {shown(text)}, which {type(config).__name__} does not have")
+        return config
     except Exception as error:  # config classes raise many kinds of errors
         config = read_json(folder / CONFIG)
         if (unknown := unknown_type(config)) is not None:

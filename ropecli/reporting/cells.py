@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ropecli.evaluation.eval_report import EvalReport, RetrievalCell, RetrievalReport, RulerReport
-from ropecli.evaluation.results import LengthResult
+from ropecli.evaluation.results import LengthResult, wilson
 from ropecli.reporting.lines import (
     PPL,
     Line,
@@ -20,8 +20,6 @@ from ropecli.reporting.lines import (
 from ropecli.reporting.wording import clean, distinct, duration, number, protocol_name, ruler_sentences, size
 from ropecli.tuning.tune_report import TRAINING, Score, TuneReport
 
-_Z = 1.959964
-"""Quantile of a 95% interval."""
 OVERFLOW = 700.0
 """Nats; perplexity overflows float64 above this."""
 
@@ -205,14 +203,6 @@ def ruler_scores(report: RulerReport) -> TextTable:
     rows.append(["mean", *(f"{100 * mean:.1f}" for mean, _ in means)])
     rows.append(["95% (Wilson)", *(f"{100 * low:.0f} to {100 * high:.0f}" for low, high in intervals)])
     return TextTable(["task", *(f"{length}" for length in report.lengths)], rows)
-
-
-def wilson(hits: float, trials: int) -> tuple[float, float]:
-    """Wilson score interval (95%) of a proportion; not empty even if all trials are hits (Wilson 1927)."""
-    share, correction = hits / trials, _Z * _Z / trials
-    middle = (share + correction / 2) / (1 + correction)
-    half = _Z / (1 + correction) * math.sqrt(share * (1 - share) / trials + correction / (4 * trials))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _mean(cells: Sequence[RetrievalCell], field: str, form: str) -> str:

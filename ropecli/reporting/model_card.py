@@ -28,9 +28,9 @@ from ropecli.checkpoint.card import (
     with_section,
     without_section,
 )
-from ropecli.checkpoint.files import TUNING, is_own_file
+from ropecli.checkpoint.files import TUNING, is_own_file, read_text
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import read_record
+from ropecli.checkpoint.provenance import entry, read_record
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.checkpoint.upload import Source
 from ropecli.engines.engine_export import export_checkpoint
@@ -43,6 +43,8 @@ from ropecli.scaling.scale import varies_with_length
 from ropecli.yaml12 import read_yaml
 
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "mlx": "mlx-lm"}
+_LARGEST_README = 2**21
+"""Bytes. PyYAML parses 150 KB per second."""
 _ROWS = 20
 """Maximum rows of a table."""
 _OF_ANOTHER = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
@@ -74,14 +76,14 @@ def _measurements(path: Path, reports: list[Report], checkpoint: Checkpoint) -> 
         one = measured[0]
         what = f"{one.checkpoint} with {one.label} in memory" if one.in_memory else one.checkpoint
         raise DataError(
-            f"{path} is a report of {what}, not of {checkpoint.name} as it is now (digest {one.digest[:12]}, expected "
-            f"{checkpoint.digest()[:12]}). Measure {checkpoint.name} again."
+            f"{path} is a report of {what}, not of {checkpoint.name} as it is now (digest {one.digest[:19]}, expected "
+            f"{checkpoint.digest()[:19]}). Measure {checkpoint.name} again."
         )
     return measured
 
 
 def _is_of(report: Measured, checkpoint: Checkpoint) -> bool:
-    return report.digest == checkpoint.digest() and not report.in_memory
+    return not report.in_memory and checkpoint.matches(report.digest)
 
 
 def make_card(
@@ -90,28 +92,28 @@ def make_card(
     """Make the card of a checkpoint folder for the Hub repository `repo`.
 
     measurements: of each file, see read_measurements. base: the base model, None if unknown. Raises CheckpointError for
-    a README.md whose metadata are not a YAML mapping.
+    a README.md that is too large, not UTF-8, or whose metadata are not a YAML mapping.
     """
     from huggingface_hub import ModelCardData
 
     path = state.checkpoint.folder / README
-    readme = without_section(path.read_bytes()) if path.is_file() else b""
     try:
+        readme = without_section(read_text(path, _LARGEST_README).encode()) if path.is_file() else b""
         metadata = _metadata(readme, state, base)
         data = ModelCardData(**metadata)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"The metadata of {path} cannot be read: {reason_of(error)}. Correct them.") from error
+    except (OSError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot become the model card: {reason_of(error)}. Correct it.") from error
     _, rest = split_metadata(readme)
     section = "\n\n".join(_parts(state, repo, measurements, base, has_more=bool(rest.strip())))
     content = with_section(f"---\n{data.to_yaml()}\n---\n".encode() + rest, section)
-    return ModelCard(content.decode("utf-8", errors="replace"), metadata.get("license"))
+    return ModelCard(content.decode(), metadata.get("license"))
 
 
 def _metadata(readme: bytes, state: CheckpointState, base: Source | None) -> dict[str, Any]:
     """Raises TypeError, ValueError."""
     found = read_yaml(split_metadata(readme)[0]) or {}
     if not isinstance(found, dict):
-        raise ValueError(f"expected a mapping, found a {type(found).__name__}")
+        raise ValueError(f"its metadata are a {type(found).__name__}; expected a mapping")
     kept = {key: value for key, value in found.items() if key not in _OF_ANOTHER}
     tags = kept.get("tags") or []
     own = ["long-context", "rope", *state.main.spec.method.name.split("+")]
@@ -157,7 +159,7 @@ def _parts(
 def _recipe(folder: Path) -> Iterator[str]:
     """The commands and settings of `tune` and `finetune`, folded."""
     # run.yaml has all stages, ropecli.yaml only the last one
-    recipe = read_run(folder).get("recipe") or (read_record(folder).get("finetuned") or {}).get("recipe")
+    recipe = read_run(folder).get("recipe") or entry(read_record(folder), "finetuned").get("recipe")
     if recipe:
         shown = yaml.safe_dump(_without_paths(recipe), sort_keys=False, allow_unicode=True)
         yield _folded("Recipe, for `ropecli finetune --recipe`", shown, "yaml")

@@ -22,6 +22,7 @@ from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import Report
 from ropecli.reporting.wording import HEADLINES_NOTE, clean, headline_sentence, protocol_name, ruler_sentences
 from ropecli.tuning.tune_report import TuneReport
+from ropecli.version import GENERATOR
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,6 +76,7 @@ def render_page(reports: Sequence[Report]) -> str:
     tasks = dict.fromkeys((report.task, report.mode) for report in retrieved)
     return template.render(
         title=_title(reports),
+        generator=GENERATOR,
         protocols=[
             _protocol([report for report in measured if report.protocol == name])
             for name in dict.fromkeys(report.protocol for report in measured)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ropecli.evaluation.protocol_descriptions import YARN_NOTE
+from ropecli.evaluation.results import wilson
 
 if TYPE_CHECKING:
     from ropecli.evaluation.eval_report import EvalReport, RulerReport
@@ -75,10 +76,17 @@ def ruler_sentences(report: "RulerReport") -> list[str]:
     if not any(map(any, (cell.scores for cell in report.cells))):
         sentences = ["Effective length: none, because no answer was right."]
         sentences += ["For a base model, use --mode rank."] if report.mode == "generate" else []
+    elif not report.above_chance():
+        shortest = report.lengths[0]
+        mean, samples = report.mean(shortest)
+        low, high = wilson(mean * samples, samples)
+        sentences = [
+            f"Effective length: none, because the score at {shortest} tokens, {100 * mean:.1f}% ({100 * low:.0f} to "
+            f"{100 * high:.0f}), is not above that of guessing, {100 * report.chance(shortest):.0f}%."
+        ]
     if report.mode == "rank":
-        longest = [cell for cell in report.cells if cell.length == report.lengths[-1]]
-        chances = [cell.chance for cell in longest if cell.chance is not None]
-        sentences.append(f"Guessing scores {100 * sum(chances) / len(chances):.0f}% at {report.lengths[-1]} tokens.")
+        longest = report.lengths[-1]
+        sentences.append(f"Guessing scores {100 * report.chance(longest):.0f}% at {longest} tokens.")
     if reasons:
         sentences.append(f"Not comparable with published tables: {'; '.join(reasons)}.")
     return sentences

@@ -101,7 +101,7 @@ def finetune_checkpoint(
         trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
         say(f"{recipe.adapter} trains {trained:,} of {total:,} parameters ({trained / total:.2%}).")
     settings = {
-        "source": checkpoint.origin(),
+        "source": checkpoint.origin() if main else {},  # only written and compared there
         "data": stream.fingerprint(),
         "length": length,
         "window": reach,
@@ -110,7 +110,7 @@ def finetune_checkpoint(
     }
     with lock_output(output) if main else nullcontext(), stop_on_signals(say) as interrupt:
         if main:
-            begin_run(output, settings, resume)
+            begin_run(output, checkpoint, settings, resume)
         accelerator.wait_for_everyone()
         if (steps := finished_step(output)) is not None:
             say(f"{output} is already finished ({steps} steps).")

@@ -22,8 +22,9 @@ from ropecli.checkpoint.files import ADAPTER_CONFIG, is_own_file, read_json
 from ropecli.checkpoint.opening import CONFIG, Checkpoint, adapter_base, open_checkpoint
 from ropecli.checkpoint.provenance import PROVENANCE, read_record
 from ropecli.checkpoint.writing import place
+from ropecli.config.changes import get_path
 from ropecli.errors import OutputError, RopecliError
-from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, other_base, read_adapter, weights_digest
+from ropecli.live.adapter import ADAPTER_NOTE, Tensors, merge_adapter, only_weights, other_base, read_adapter
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import adapter_tensors, all_names, is_attached, lora_config, save_adapter
 from ropecli.training.run_folder import CHECKPOINTS
@@ -59,7 +60,7 @@ def write_result(
     elif not is_attached(model):
         write = partial(save_weights, checkpoint, model, state=state)
     elif save == "adapter":
-        notes[ADAPTER_NOTE] = {"weights": weights_digest(checkpoint)}
+        notes[ADAPTER_NOTE] = {"weights": only_weights(checkpoint).digest()}
         write = partial(save_adapter, checkpoint, model, state=state)
     else:
         # merge into the weights on disk: a base loaded in 4 bits or bfloat16 is rounded
@@ -119,7 +120,8 @@ def finished_step(output: Path) -> int | None:
     """Number of steps of a finished run; None if the run is not finished."""
     if not (output / CONFIG).is_file():
         return None
-    return (read_record(output).get(_RECORD) or {}).get("recipe", {}).get("steps")
+    steps = get_path(read_record(output), f"{_RECORD}.recipe.steps")
+    return steps if isinstance(steps, int) else None
 
 
 def save_weights(checkpoint: Checkpoint, model: "PreTrainedModel", folder: Path, state: Tensors | None = None) -> None:

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import yaml
 
 from ropecli.atomic import is_partial, new_file, refuse_existing, sole_use
+from ropecli.checkpoint.files import read_bounded
+from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import OutputError, RecipeError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.resume import (
@@ -35,6 +37,8 @@ RUN = "run.yaml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 LOGS = "logs"
+_LARGEST = 2**20
+"""Bytes of run.yaml."""
 _PROJECT = "ropecli"
 T = TypeVar("T")
 LOCK = ".lock"
@@ -46,10 +50,12 @@ _MAY_CHANGE = (
 
 
 def refuse_foreign(output: Path, resume: bool) -> None:
-    """Raise OutputError for a folder that contains anything but a run to resume."""
+    """Raise OutputError for a folder that contains anything but a run to resume, and for damaged files of the run."""
     if output.is_dir() and (output / RUN).exists():
         if not resume:
             raise OutputError(f"{output} already contains a run. Use --resume to continue it, or another --output.")
+        _read_run(output)
+        metrics_until(output, 0)
     elif not output.is_dir() or [
         path for path in output.iterdir() if path.name != LOCK and not is_partial(path, output / RUN)
     ]:
@@ -61,23 +67,40 @@ def lock_output(output: Path) -> contextlib.AbstractContextManager[None]:
     return sole_use(output / LOCK, output)
 
 
-def begin_run(output: Path, settings: dict[str, Any], resume: bool) -> None:
-    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError."""
+def begin_run(output: Path, checkpoint: Checkpoint, settings: dict[str, Any], resume: bool) -> None:
+    """Write run.yaml, or compare it with the settings of a resumed run. Raises OutputError, RecipeError.
+
+    checkpoint: the source, which is also in the settings.
+    """
     refuse_foreign(output, resume)  # check again under the lock
-    path = output / RUN
-    if path.exists():
-        before = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if before := _read_run(output):
+        if checkpoint.matches(before["source"].get("digest")):
+            before["source"]["digest"] = checkpoint.digest()  # it may be one of an earlier release
         refuse_other_request(before, settings, output, _MAY_CHANGE)
         return
-    with new_file(path) as partial:
+    with new_file(output / RUN) as partial:
         partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
 
 
 def recorded_recipe(output: Path) -> dict[str, Any]:
-    """The recipe in run.yaml; empty for a new run."""
+    """The recipe in run.yaml; empty for a new run. Raises OutputError."""
+    return _read_run(output).get("recipe", {})
+
+
+def _read_run(output: Path) -> dict[str, Any]:
+    """Read run.yaml; empty for a new run. Raises OutputError for a damaged one."""
     path = output / RUN
-    recorded = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return dict(recorded.get("recipe") or {}) if isinstance(recorded, dict) else {}
+    if not path.exists():
+        return {}
+    try:
+        run = yaml.safe_load(read_bounded(path, _LARGEST))
+        if not isinstance(run, dict) or not all(isinstance(run.get(key), dict) for key in ("source", "recipe")):
+            raise ValueError("it has no source or recipe")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise OutputError(
+            f"Cannot resume from {path}: {reason_of(error)}. Restore a backup, or delete {output} to start over."
+        ) from error
+    return run
 
 
 def choose_tracker(name: str) -> str | None:
@@ -140,14 +163,23 @@ class RunLog:
 
 
 def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl up to `step`, without a line truncated by a kill."""
+    """The lines of metrics.jsonl up to `step`. A kill may have truncated the last one. Raises OutputError."""
     path = output / METRICS
-    if not path.exists():
-        return []
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror}.") from error
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError):
-            kept.append(json.loads(line))
+    for number, line in enumerate(lines, 1):
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
+        whole = isinstance(values, dict) and isinstance(values.get("step"), int)
+        if whole and isinstance(values.get("loss", 0.0), int | float):
+            kept.append(values)
+        elif number < len(lines):
+            raise OutputError(f"{path} is damaged in line {number}. Delete that line or the file, then use --resume.")
     return [values for values in kept if values["step"] <= step]
 
 

@@ -217,7 +217,8 @@ def run_stages(
         return
     with lock_output(output) if first else nullcontext():
         if first:
-            begin_run(output, {"source": checkpoint.origin(), "recipe": recipe.model_dump(mode="json")}, resume)
+            settings = {"source": checkpoint.origin(), "recipe": recipe.model_dump(mode="json")}
+            begin_run(output, checkpoint, settings, resume)
         if kept := len(stages) - 1:
             size = sum(path.stat().st_size for path in checkpoint.weight_files()) / 2**30
             say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {size:.3g} GiB.")

@@ -10,10 +10,10 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import MethodError, PatchError
-from ropecli.evaluation.eval_report import environment
+from ropecli.evaluation.eval_report import loading_request
 from ropecli.evaluation.protocols import Protocol, short_context
 from ropecli.evaluation.retrieval.templates import STYLES, default_style
-from ropecli.live.loading import load_tokenizer, settle
+from ropecli.live.loading import load_tokenizer
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScalingSpec, make_spec
 from ropecli.tuning.calibration import MOST_EVALUATED, Calibration, hide_needles, mark_keys, read_calibration
@@ -77,7 +77,6 @@ class TuningTask:
 
     def request(self) -> dict[str, Any]:
         """Everything that the results depend on. A run resumes only if it is unchanged."""
-        dtype, device = settle(self.loading.get("dtype", "auto"), self.loading.get("device", "auto"))
         return {
             "checkpoint": self.checkpoint.digest(),
             "factor": self.factor,
@@ -85,11 +84,7 @@ class TuningTask:
             "target": self.target_length,
             **self.settings_values(),
             "data": self.calibration.fingerprint(),
-            "dtype": dtype,
-            "device": device.partition(":")[0],
-            "attn": self.loading.get("attn", "auto"),
-            **({"bits": self.loading["bits"]} if "bits" in self.loading else {}),
-            "versions": environment(),
+            **loading_request(self.loading),
         }
 
 

@@ -199,3 +199,29 @@ def with_weights(llama, tmp_path):
         return folder
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("options", "address", "warned"),
+    [
+        (["--cpu", "--num_processes", "2"], None, True),
+        (["--cpu", "--num_processes", "1"], None, False),
+        (["--cpu", "--num_processes", "1"], "node17", False),  # as exported by a cluster's script
+    ],
+)
+def test_accelerate_launch_that_starts_one_process_instead_of_several(
+    ropecli, llama, corpus, monkeypatch, options, address, warned
+):
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    if address:
+        monkeypatch.setenv("MASTER_ADDR", address)
+    launch, *_ = _validate_launch_command(launch_command_parser().parse_args([*options, "-m", "ropecli"]))
+    _, environment = prepare_simple_launcher_cmd_env(launch)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    outcome = ropecli("eval-ppl", llama, "--data", corpus, "--lengths", 32, "--max-documents", 1)
+    assert outcome.code == 0
+    assert ("accelerate launch started one process" in outcome.err) == warned
+    assert ("torchrun --nproc_per_node N -m ropecli" in outcome.err) == warned

@@ -5,10 +5,12 @@ Two processes give the very numbers of one.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,6 +127,16 @@ def test_another_checkpoint_under_the_same_name_is_another_request(
     (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
     outcome = ropecli(*arguments("--output", tmp_path / "report.json", "--resume", checkpoint=folder))
     is_one_message(outcome, "checkpoint: ")
+
+
+def test_other_weights_under_the_same_name_are_another_request(
+    ropecli, arguments, stopped, large, changed_amid, tmp_path
+):
+    """They differ in one bit, in the middle of the file."""
+    folder, output = Path(shutil.copytree(large, tmp_path / "checkpoint")), tmp_path / "report.json"
+    stopped(2, "--output", output, checkpoint=folder)
+    shutil.copyfile(changed_amid(folder) / "model.safetensors", folder / "model.safetensors")
+    is_one_message(ropecli(*arguments("--output", output, "--resume", checkpoint=folder)), "checkpoint: 'sha256:")
 
 
 def started(arguments):

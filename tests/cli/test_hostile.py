@@ -225,7 +225,7 @@ def repeated(first: str, line: str, between: str) -> str:
 
 
 NOTES = {
-    "aliases": (repeated("a0: &a0 [x]\n", "a{i}: &a{i} [{names}]\n", ", "), "more than 20000 values"),
+    "aliases": (repeated("a0: &a0 [x]\n", "a{i}: &a{i} [{names}]\n", ", "), "it has too many values"),
     "itself": ("a: &a [*a]\n", "nested more than 64 levels deep"),
     "a call": ("a: !!python/object/apply:os.system ['touch canary']\n", "could not determine a constructor"),
     "no mapping": ("- 1\n", "it is not a mapping"),

@@ -104,8 +104,26 @@ def test_wrong_keys_are_one_message(evaluate, ropecli, llama, edited, corpus, tm
     other = edited(llama, rms_norm_eps=1e-3)
     is_one_message(evaluate("--evaluator", other, "--keys", keys), "has the key tokens of another evaluator")
     is_one_message(evaluate("--keys", keys, lengths=("--lengths", "64,256")), "--lengths asks for 256")
+    written = json.loads(keys.read_text())
+    written["documents"][0]["intervals"].pop()
+    keys.write_text(json.dumps(written))
+    is_one_message(evaluate("--keys", keys), "does not match its checksum")
+    del written["checksum"]  # as in earlier releases
+    keys.write_text(json.dumps(written))
+    assert evaluate("--keys", keys).code == 0
     longppl.MAX_LOSS = 0.0
     is_one_message(evaluate("--evaluator", llama), "found no key tokens in 3 documents")
+
+
+def test_keys_of_an_earlier_release_are_of_their_evaluator(evaluate, llama, edited, earlier_digest, tmp_path):
+    keys = tmp_path / "keys.json"
+    assert evaluate("--evaluator", llama, "--keys", keys).code == 0
+    keys.write_text(json.dumps({**json.loads(keys.read_text()), "digest": earlier_digest(llama)}))
+    outcome = evaluate("--evaluator", llama, "--keys", keys)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("digest is of an earlier release") == 1
+    other = edited(llama, rms_norm_eps=1e-3)
+    is_one_message(evaluate("--evaluator", other, "--keys", keys), "has the key tokens of another evaluator")
 
 
 def test_default_lengths_end_with_those_of_the_keys(evaluate, llama, patched, tmp_path):

@@ -118,10 +118,17 @@ def test_a_base_that_does_not_fit_is_refused(ropecli, build, adapter, tmp_path, 
     assert not (tmp_path / "whole").exists()
 
 
-def test_weights_that_do_not_fill_the_adapters_config_are_refused(ropecli, build, adapter, tmp_path):
-    outcome = ropecli("merge", adapter, "-o", tmp_path / "whole", "--base", build("llama", hidden_size=128))
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_do_not_fill_the_adapters_config_are_refused(ropecli, build, adapter, tmp_path, tied):
+    """For tied weights, transformers compares the tensors of the two shapes, and fails."""
+    copy = Path(shutil.copytree(adapter, tmp_path / "adapter"))
+    config = json.loads((copy / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    (copy / "config.json").write_text(json.dumps(config))
+    base = build("llama", hidden_size=128)
+    outcome = ropecli("merge", copy, "-o", tmp_path / "whole", "--base", base)
     assert outcome.code == 2
-    assert "config.json implies" in outcome.err
+    expected = "lm_head.weight has shape (512, 128); config.json implies (512, 64)."
+    assert f"adapter does not fit {base}: {expected}" in outcome.err
     assert not (tmp_path / "whole").exists()
 
 

@@ -65,7 +65,7 @@ def test_no_file_of_the_user_is_overwritten(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("before", ["", '[{"kind": "perplexity", "schema_version": 1}]'])
+@pytest.mark.parametrize("before", ["", '[{"kind": "perplexity", "schema_version": 1, "digest": "0"}]'])
 def test_an_earlier_output_is_replaced(ropecli, llama, text, tmp_path, before):
     report, plot, page = tmp_path / "report.json", tmp_path / "plot.svg", tmp_path / "page.html"
     report.write_text(before)

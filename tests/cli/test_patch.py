@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ropecli.checkpoint.opening import open_checkpoint
+
 
 @pytest.fixture
 def patch(ropecli, tmp_path):
@@ -108,7 +110,7 @@ def test_the_note_says_what_was_done_to_what(patch, source):
     assert text.startswith("# ")
     note = yaml.safe_load(text)
     assert note["source"]["checkpoint"] == str(source)
-    assert len(note["source"]["digest"]) == 64
+    assert note["source"]["digest"] == open_checkpoint(source).digest()
     assert note["original_max_position_embeddings"] == 64
     assert note["target_length"] == 256
     assert note["scaling"]["method"] == "yarn"

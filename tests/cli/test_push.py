@@ -116,8 +116,8 @@ def test_a_dry_run_asks_nobody_and_leaves_out_what_is_no_checkpoint(writable, ro
     for name in ("checkpoints", "logs"):
         (patched / name).mkdir()
         (patched / name / "state.safetensors").write_bytes(b"x")
-    for name in ("metrics.jsonl", "run.log", ".hidden.json", "optimizer.bin"):
-        (patched / name).write_bytes(b"x")
+    for name in ("metrics.jsonl", "run.log", ".hidden.json", "optimizer.bin", *PRIVATE):
+        (patched / name).write_bytes(b"{}")
     before = contents(patched)
     writable.requests.clear()
     outcome = ropecli("push", patched, "--repo", NEW, "--dry-run", "--json")
@@ -130,13 +130,58 @@ def test_a_dry_run_asks_nobody_and_leaves_out_what_is_no_checkpoint(writable, ro
     assert {one["name"]: one["size"] for one in printed["files"]} == sizes
     assert "The base model's Hub id is unknown" in outcome.err
     assert "The license is unknown" in outcome.err
+    assert f"Not uploaded: {', '.join(sorted(PRIVATE))}. To upload one of them, add --include NAME." in outcome.err
     named = ropecli("push", patched, "--repo", NEW, "--dry-run", "--base-model", "owner/other")
     assert ModelCard.load(printed["card"]).data.base_model == "owner/other"
     assert "model.safetensors" in named.out
 
 
+PRIVATE = ("credentials.json", "trainer_state.json", "notes.txt", "training_config.json")
 PUSHED = ("config.json", "ropecli.yaml", "generation_config.json", "model.safetensors", "tokenizer.json")
 PUSHED += ("tokenizer_config.json",)
+
+
+# fmt: off
+PUBLIC = [
+    "config.json", "generation_config.json", "configuration.json", "params.json", "ropecli.yaml",
+    "model.safetensors", "tune.json", "factors.json", "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt",
+    "merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer.model", "tiktoken.model",
+    "qwen.tiktoken", "tekken.json", "preprocessor_config.json", "processor_config.json",
+    "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja", "quantize_config.json",
+    "hf_quant_config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "README.md", "LICENSE", "license.txt", "NOTICE", "NOTICE.txt", "USE_POLICY.md"
+]
+# fmt: on
+
+
+def test_all_that_a_checkpoint_needs_is_pushed(tmp_path):
+    from ropecli.checkpoint.opening import Checkpoint
+    from ropecli.checkpoint.upload import files_to_push
+
+    for name in (*PUBLIC, *PRIVATE, "optimizer.safetensors"):
+        (tmp_path / name).write_text("{}")
+    assert set(files_to_push(Checkpoint("folder", tmp_path, {}))) == set(PUBLIC)
+
+
+def test_other_files_are_included_by_name_or_pattern(ropecli, patched, tmp_path):
+    (tmp_path / "key.txt").write_text("secret")
+    (patched / "1_Pooling").mkdir()
+    for name in ("notes.txt", "1_Pooling/config.json", ".hidden.txt"):
+        (patched / name).write_text("{}")
+
+    def names(*patterns: str) -> set[str]:
+        options = [word for pattern in patterns for word in ("--include", pattern)]
+        outcome = ropecli("push", patched, "--repo", NEW, "--dry-run", "--json", *options)
+        assert outcome.code == 0, outcome.err
+        return {file["name"] for file in json.loads(outcome.out)["files"]}
+
+    assert names("n*.txt", "1_Pooling/*") - names() == {"notes.txt", "1_Pooling/config.json"}
+    (patched / "1_Pooling" / "link.txt").symlink_to(tmp_path / "key.txt")
+    for pattern in ("absent.txt", "../key.txt", str(tmp_path / "key.txt"), "1_Pooling/link.txt", ""):
+        outcome = ropecli("push", patched, "--repo", NEW, "--dry-run", "--include", pattern)
+        assert outcome.code == 2
+        assert "has no such file" in outcome.err
 
 
 def test_the_origin_is_found_by_way_of_local_folders(writable, ropecli, tmp_path, monkeypatch):
@@ -150,6 +195,19 @@ def test_the_origin_is_found_by_way_of_local_folders(writable, ropecli, tmp_path
     assert ModelCard.load(tmp_path / "twice.README.md").data.base_model is None
 
 
+def test_a_report_of_other_weights_is_refused(ropecli, large, changed_amid, corpus, tmp_path):
+    """They differ in one bit, in the middle of the file."""
+    assert ropecli("patch", large, *YARN, "-o", tmp_path / "first").code == 0
+    second, report = changed_amid(tmp_path / "first"), tmp_path / "report.json"
+    measure = ["--data", corpus, "--max-documents", 2, "--lengths", "24", "--output", report]
+    assert ropecli("eval-ppl", tmp_path / "first", *measure).code == 0
+    push = ["--repo", NEW, "--report", report, "--dry-run"]
+    assert ropecli("push", tmp_path / "first", *push).code == 0
+    outcome = ropecli("push", second, *push)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"is a report of {tmp_path / 'first'}, not of {second} as it is now (digest sha256:" in outcome.err
+
+
 # What is refused.
 
 
@@ -160,10 +218,10 @@ def test_the_origin_is_found_by_way_of_local_folders(writable, ropecli, tmp_path
         ("unfinished", "has an unfinished training run. Finish it with ropecli finetune --resume."),
         ("adapter", "is an adapter. Merge it with its base model: ropecli merge"),
         ("edited", "was edited after ropecli.yaml was written (max_position_embeddings)"),
-        ("metadata", "The metadata of"),
+        ("metadata", "README.md cannot become the model card: its metadata are a list"),
         ("missing", "is not a folder"),
         ("name", "--repo is 'tiny'; expected owner/name"),
-        ("base", "--base-model is 'tiny'; expected a Hub id"),
+        ("base", "--base-model is 'tiny'; expected owner/name"),
         ("itself", "which is the base model. Choose another repository."),
         ("token", "Log in with `hf auth login`, or set HF_TOKEN."),
         ("offline", "HF_HUB_OFFLINE is set, so nothing can be uploaded."),

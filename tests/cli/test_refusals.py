@@ -4,11 +4,14 @@ A row's `prepare` writes files below the current folder, which has the checkpoin
 Every command ends with exit status 2, one message, and no traceback.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+import ropecli
 
 
 class Refusal(NamedTuple):
@@ -29,13 +32,252 @@ def write(name: str, text: str | bytes) -> Callable[[Path], object]:
     return prepare
 
 
-RULER: list[Refusal] = []
+SQUAD = (
+    '{"data": [{"paragraphs": [{"context": "A text.", "qas": [{"question": "Which?", "answers": [{"text": %s}]}]}]}]}'
+)
+HOTPOTQA = '[{"question": "Which?", "answer": %s, "context": [["A title", ["A text."]]]}]'
+ASK_SQUAD = ["ruler", "source", "--lengths", "512", "--tasks", "qa_1", "--squad", "questions.json"]
+ASK_HOTPOTQA = ["ruler", "source", "--lengths", "512", "--tasks", "qa_2", "--hotpotqa", "questions.json"]
+ANSWER = "questions.json is not a file of squad questions, data.0.paragraphs.0.qas.0.answers.0.text: Input should be"
+RULER: list[Refusal] = [
+    *(
+        Refusal(
+            f"ruler: threshold {value}", ["ruler", "source", "--threshold", value], f"--threshold is {value}; expected"
+        )
+        for value in ("85.6", "0", "nan")
+    ),
+    Refusal(
+        "ruler: questions without their task",
+        ["ruler", "source", "--tasks", "vt", "--squad", "questions.json"],
+        "--squad is for qa_1, which is not in --tasks",
+    ),
+    *(
+        Refusal(f"ruler: answer {answer}", ASK_SQUAD, ANSWER, write("questions.json", SQUAD % answer))
+        for answer in ("1945", "null", '["a"]')
+    ),
+    Refusal(
+        "ruler: empty answer",
+        ASK_SQUAD,
+        "questions.json: the question 'Which?' has an empty answer",
+        write("questions.json", SQUAD % '""'),
+    ),
+    Refusal(
+        "ruler: lone surrogate",
+        ASK_SQUAD,
+        "questions.json is not a file of squad questions, file: Invalid JSON",
+        write("questions.json", SQUAD % r'"\ud800"'),
+    ),
+    Refusal(
+        "ruler: deep nesting",
+        ASK_SQUAD,
+        "questions.json is not a file of squad questions, file: Invalid JSON: recursion limit",
+        write("questions.json", "[" * 100_000),
+    ),
+    Refusal(
+        "ruler: context that is a number",
+        ASK_SQUAD,
+        "data.0.paragraphs.0.context: Input should be a valid string",
+        write("questions.json", (SQUAD % '"a"').replace('"A text."', "5")),
+    ),
+    Refusal(
+        "ruler: hotpotqa answer that is a number",
+        ASK_HOTPOTQA,
+        "questions.json is not a file of hotpotqa questions, 0.answer: Input should be a valid string",
+        write("questions.json", HOTPOTQA % 5),
+    ),
+]
 
 OUTPUTS: list[Refusal] = []
 
-TRAINING: list[Refusal] = []
 
-OTHERS: list[Refusal] = []
+def conversation(messages: list[object], **fields: object) -> Callable[[Path], object]:
+    """A `prepare` that writes one conversation to data.jsonl, and a chat template."""
+
+    def prepare(folder: Path) -> None:
+        row = {"messages": messages, **fields}
+        write("data.jsonl", json.dumps(row))(folder)
+        template = "{% for message in messages %}{{ message.role + ': ' + message.content }}{% endfor %}"
+        write("source/chat_template.jinja", template)(folder)
+
+    return prepare
+
+
+def damaged_run(name: str, text: str | bytes) -> Callable[[Path], object]:
+    """A `prepare` that leaves the unfinished run `run`, with one of its files replaced."""
+
+    def prepare(folder: Path) -> None:
+        write("data.txt", "ba de fi go ku " * 200)(folder)
+        settings = {"tracker": "none", "warmup_steps": 0}
+        ropecli.finetune("source", data="data.txt", length=16, steps=1, output="run", settings=settings)
+        (folder / "run" / "config.json").unlink()
+        write(f"run/{name}", text)(folder)
+
+    return prepare
+
+
+RESUME = ["finetune", "source", "--data", "data.txt", "--length", 16, "--steps", 1, "--output", "run", "--resume"]
+
+TRAINING: list[Refusal] = [
+    Refusal(f"run.yaml that is {what}", RESUME, f"run.yaml: {message}", damaged_run("run.yaml", text))
+    for what, text, message in [
+        ("not UTF-8", b"recipe: {data: caf\xe9}", "'utf-8' codec can't decode"),
+        ("half a file", "source:\n  checkpoint: source\nrec", "while scanning a simple key"),
+        ("a list", "- recipe", "it has no source or recipe"),
+        ("without a recipe", "recipe: [1, 2]", "it has no source or recipe"),
+        ("huge", "recipe: {data: " + "x" * 2**20 + "}", "it is larger than 1024 KiB"),
+    ]
+]
+TRAINING += [
+    Refusal(
+        f"metrics.jsonl with {what}",
+        RESUME,
+        "metrics.jsonl is damaged in line 1. Delete that line or the file",
+        damaged_run("metrics.jsonl", text + b'\n{"step": 1, "loss": 2.5}\n'),
+    )
+    for what, text in [
+        ("a line that is not UTF-8", b'{"step": 1, "loss": 2.5, "protocol": "\xe9"}'),
+        ("a line that is half", b'{"step": 1, "lo'),
+        ("a list", b"[1, 2.5]"),
+        ("a loss that is text", b'{"step": 1, "loss": "low"}'),
+        ("deep nesting", b"[" * 10**5),
+    ]
+]
+TRAINING += [
+    Refusal(
+        f"conversations with {what}",
+        ["finetune", "source", "--data", "data.jsonl", "--length", 16, "--steps", 1, "--output", "run"],
+        f"data.jsonl:0: {message}",
+        conversation(messages, **fields),
+    )
+    for what, messages, fields, message in [
+        (
+            "a system prompt that is a number",
+            [{"role": "user", "content": "a"}],
+            {"system": 5},
+            "system is 5; expected",
+        ),
+        ("a role that is a list", [{"from": ["human"], "value": "a"}], {}, "message 0 has the role ['human']"),
+        (
+            "a part that is a number",
+            [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+            {},
+            "message 0 has the content [{'type': 'text', 'text': 5}]; expected text.",
+        ),
+        ("deep tools", [{"role": "user", "content": "a"}], {"tools": "[" * 10**5}, "tools is not JSON"),
+    ]
+]
+
+
+def edited(name: str, **values: object) -> Callable[[Path], object]:
+    """A `prepare` that changes keys of a JSON file in `source`, and writes data.txt."""
+
+    def prepare(folder: Path) -> None:
+        write("data.txt", "ba de fi go ku " * 200)(folder)
+        path = folder / "source" / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return prepare
+
+
+# loads the files of the other class, and then fails on most words
+wordpiece = edited("tokenizer_config.json", tokenizer_class="BertTokenizer")
+
+
+OTHERS: list[Refusal] = [
+    Refusal(
+        f"a tokenizer that fails, in {name}",
+        [name, "source", *options],
+        "source, a BertTokenizer, cannot encode text: WordPiece error: Missing [UNK] token from the vocabulary",
+        wordpiece,
+    )
+    for name, *options in [
+        ("eval-ppl", "--data", "data.txt"),
+        ("finetune", "--data", "data.txt", "--output", "run"),
+        ("compare", "--data", "data.txt", "--methods", "yarn"),
+        ("tune", "--data", "data.txt", "--factor", 2, "--output", "run"),
+        ("passkey", "--lengths", 512),
+        ("needle", "--lengths", 512),
+        ("ruler", "--lengths", 512),
+    ]
+]
+OTHERS += [
+    Refusal(
+        "tied weights of other shapes",
+        ["eval-ppl", "source", "--data", "data.txt"],
+        "source: lm_head.weight has shape (512, 64); config.json implies (600, 64).",
+        edited("config.json", tie_word_embeddings=True, vocab_size=600),
+    ),
+    Refusal(
+        "a dtype that is a number",
+        ["plan", "source", "--length", 128],
+        "dtype in config.json is 5; expected a name, such as 'bfloat16'",
+        edited("config.json", dtype=5),
+    ),
+    Refusal(
+        "a sliding window that is text",
+        ["plan", "source", "--length", 128],
+        "sliding_window in config.json is '4k'; expected a number of tokens",
+        edited("config.json", sliding_window="4k"),
+    ),
+    *(
+        Refusal(
+            f"a text_config that the model type does not have, in {command[0]}",
+            command,
+            "text_config is 5, which LlamaConfig does not have",
+            edited("config.json", text_config=5),
+        )
+        for command in (
+            ["plan", "source", "--length", 128],
+            ["patch", "source", "--method", "rerope", "--factor", 2, "--output", "out"],
+        )
+    ),
+]
+
+
+def keys(intervals: list[list[int]]) -> Callable[[Path], object]:
+    """A `prepare` that writes a file of key tokens as earlier releases did."""
+    numbers = {"length": 64, "short_context": 16, "stride": 4, "min_gain": 2.0, "max_loss": 2.0}
+    document = {"name": "data.txt", "sha256": "", "characters": 90, "intervals": intervals}
+    return write("keys.json", json.dumps({"evaluator": "demo", "digest": "", **numbers, "documents": [document]}))
+
+
+OTHERS += [
+    Refusal(
+        f"keys whose intervals {what}",
+        ["eval-ppl", "source", "--data", "demo", "--protocol", "longppl", "--lengths", 64, "--keys", "keys.json"],
+        "keys.json is damaged: the intervals of data.txt overlap or are reversed.",
+        keys(intervals),
+    )
+    for what, intervals in [
+        ("overlap", [[3, 9], [8, 12]]),
+        ("are reversed", [[9, 3]]),
+        ("are not in order", [[8, 12], [3, 7]]),
+        ("end after the text", [[80, 91]]),
+    ]
+]
+OTHERS += [
+    Refusal(
+        "an infinite short weight",
+        ["tune", "demo", "--data", "demo-train", "--factor", 2, "--output", "out", "--short-weight", "inf"],
+        "--short-weight is inf; expected a finite number, at least 0.",
+    )
+]
+OTHERS += [
+    Refusal(
+        f"a split of a local file, in {name}",
+        [name, "source", "--split", "train", "--data", *options],
+        f"{options[0]} is not a Hub dataset, so it has no split 'train'. Remove the split.",
+        write("data.txt", "ba de fi go ku " * 200),
+    )
+    for name, *options in [
+        ("eval-ppl", "data.txt"),
+        ("compare", "demo", "--methods", "yarn"),
+        ("needle", "data.txt", "--lengths", 512),
+        ("ruler", "data.txt", "--lengths", 512),
+        ("tune", "demo-train", "--factor", 2, "--output", "run"),
+        ("finetune", "data.txt", "--output", "run"),
+    ]
+]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +288,7 @@ def test_bad_input_is_refused(row, ropecli, source, tmp_path, monkeypatch):
     row.prepare(tmp_path)
     outcome = ropecli(*row.command)
     assert outcome.code == 2, outcome
-    assert outcome.err.count("error:") == 1, outcome.err
+    assert f"\n{outcome.err}".count("\nerror:") == 1, outcome.err
     assert "Traceback" not in outcome.err
     assert row.message in outcome.err
     assert len(outcome.err) < 1500

@@ -48,6 +48,22 @@ def test_a_model_that_answers_nothing_has_no_effective_length(ropecli):
     assert "Effective length: none, because no answer was right. For a base model" in " ".join(outcome.out.split())
 
 
+def test_a_model_that_guesses_has_no_effective_length(ropecli, llama, tmp_path):
+    """Its weights are random."""
+    report, page = tmp_path / "ruler.json", tmp_path / "page.html"
+    options = ["--mode", "rank", "--lengths", "1200,1300", "--tasks", "fwe,niah_single_1", "--samples", 10]
+    outcome = ropecli("ruler", llama, *options, "--output", report)
+    assert outcome.code == 0, outcome.err
+    values = json.loads(report.read_text())[0]
+    assert sum(sum(cell["scores"]) for cell in values["cells"] if cell["length"] == 1200) > 0
+    assert values["effective_length"] is None
+    reason = "Effective length: none, because the score at 1200 tokens, "
+    assert reason in " ".join(outcome.out.split())
+    assert "is not above that of guessing" in " ".join(outcome.out.split())
+    assert ropecli("report", report, "--output", page).code == 0
+    assert reason in page.read_text()
+
+
 def test_an_interrupted_run_resumes(ask, tmp_path, monkeypatch):
     whole, report = tmp_path / "whole.json", tmp_path / "ruler.json"
     options = ["--lengths", "512", "--seed", 3]
@@ -67,6 +83,50 @@ def test_an_interrupted_run_resumes(ask, tmp_path, monkeypatch):
     assert len(asked) == 4
     kept = [json.loads(path.read_text())[0]["cells"] for path in (whole, report)]
     assert kept[0] == kept[1]
+
+
+def squad(answers) -> str:
+    """SQuAD's JSON with a paragraph of 60 words for each answer."""
+    paragraphs = [
+        {
+            "context": f"Paragraph {number}. " + "Many words stand here. " * 15,
+            "qas": [{"question": f"Which answer has {number}?", "answers": [{"text": answer}]}],
+        }
+        for number, answer in enumerate(answers)
+    ]
+    return json.dumps({"data": [{"paragraphs": paragraphs}]})
+
+
+COMPARE = ["compare", "demo", "--data", "demo", "--methods", "none", "--measure", "ruler", "--tasks", "fwe"]
+RULER = ["ruler", "demo", "--tasks", "qa_1", "--squad", "squad.json"]
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "named"),
+    [
+        (COMPARE, ["--dtype", "bfloat16"], "dtype: 'float32' then, 'bfloat16' now"),
+        (COMPARE, ["--attn", "eager"], "attn: 'auto' then, 'eager' now"),
+        (RULER, [], "prompts: "),
+    ],
+    ids=["dtype", "attention", "questions"],
+)
+def test_a_run_does_not_resume_with_other_settings(ropecli, tmp_path, monkeypatch, command, change, named):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "squad.json").write_text(squad(["blue", *["red"] * 20]))
+    add = RulerScores.add
+
+    def adding(self, *values):
+        add(self, *values)
+        raise KeyboardInterrupt
+
+    command = [*command, "--lengths", "512", "--samples", 2, "--output", "report.json"]
+    with monkeypatch.context() as patch:
+        patch.setattr(RulerScores, "add", adding)
+        assert ropecli(*command).code == 130
+    (tmp_path / "squad.json").write_text(squad(["blue", *["green"] * 20]))  # the first question is the same
+    outcome = ropecli(*command, "--resume", *change)
+    assert outcome.code == 2
+    assert named in " ".join(outcome.err.split())
 
 
 @pytest.mark.parametrize(

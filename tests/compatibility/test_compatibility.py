@@ -54,8 +54,24 @@ def test_weights_that_were_tuned_are_not_reverted(ropecli, written):
     assert "base" in outcome.err
 
 
-def test_an_adapter_on_the_base_as_it_was_before_the_patch_is_measured_and_merged(ropecli, written, corpus):
-    assert ropecli("merge", "adapter", "--output", "whole").code == 0
+EARLIER = "digest is of an earlier release, which covers only the ends of each weight file"
+
+
+def test_a_report_belongs_to_its_folder_by_the_digest_of_then(ropecli, written, earlier_digest):
+    push = ["push", "patched", "--repo", "me/tiny", "--dry-run", "--report"]
+    outcome = ropecli(*push, "reports/tail.json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count(EARLIER) == 1
+    assert ropecli(*push, "reports/prefix.json").code == 2
+
+
+def test_an_adapter_on_the_base_as_it_was_before_the_patch_is_measured_and_merged(
+    ropecli, written, corpus, earlier_digest
+):
+    merged = ropecli("merge", "adapter", "--output", "whole")
+    assert merged.code == 0
+    assert merged.err.count(EARLIER) == 1
+    assert "different weights" not in merged.err
     losses = []
     for name in ("adapter", "whole"):
         outcome = ropecli("eval-ppl", name, "--data", corpus, "--max-documents", 2, "--lengths", "128", "--json")

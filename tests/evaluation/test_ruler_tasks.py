@@ -105,6 +105,16 @@ def _form(name) -> str:
     return getattr(TASKS[name], "value", "")
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("Unigram", "WordPiece")])  # no line breaks
+def test_the_context_begins_without_a_space(kind):
+    maker = maker_of(tokenizer_of(kind))
+    assert re.search(r"coded words\.\n* (\.\.\.|[a-z]{6}) ", text_of(maker, "fwe", 6000)[0])
+    assert len(re.findall(r"often\.\n+1\. \w", text_of(maker, "cwe", 6000)[0])) == 2
+    texts = [text_of(maker, "niah_multiquery", 2000, index)[0].partition("afterwards.")[2] for index in range(40)]
+    assert {"\nIt was a", "\nOne of t"} == {text[:9] for text in texts}
+    assert any(re.match(r"\nOne of the special[^.]*\. It was a bright", text) for text in texts)
+
+
 def test_a_prompt_depends_only_on_seed_task_length_and_index(maker):
     again = maker_of(tokenizer_of("byte-level BPE"))
     again.make(TASKS["cwe"], 4000, 1)
@@ -184,9 +194,21 @@ def test_common_words_appear_as_often_as_in_ruler(maker, length, often, seldom):
     assert len(references) == 10
 
 
+def test_a_list_longer_than_all_words_continues_with_pairs(maker):
+    text, references = text_of(maker, "cwe", 400_000)
+    listed = text[text.rindex("often.\n") : text.rindex("\nQuestion")]
+    counts = Counter(re.split(r" ?\d+\. ", listed)[1:])
+    assert {word for word, count in counts.items() if count == 30} == set(references)
+    assert set(counts.values()) == {30, 3}
+    pairs = counts.keys() - set(maker.pieces.words)
+    assert pairs
+    assert not [pair for pair in pairs for word in references if word.lower() in pair.lower()]
+    assert text.count("\n") < 4_000, "under 1% are line breaks"
+
+
 def test_coded_words_follow_a_zeta_distribution(maker):
     text, references = text_of(maker, "fwe", 8192)
-    coded = text[text.index("coded words. ") + len("coded words. ") : text.index("\nQuestion:")].split()
+    coded = text[text.index("coded words.") + len("coded words.") : text.index("\nQuestion:")].split()
     counts = Counter(coded)
     ranked = [word for word, _ in counts.most_common(4)]
     assert ranked[0] == "..."
@@ -226,6 +248,8 @@ def test_questions_are_asked_among_documents(tmp_path):
     text, _ = text_of(maker, "qa_2", 1200, index=4)
     assert "Title 4 0" in text
     assert "Title 4 1" in text
+    for name in questions:  # longer than all documents, which are repeated, as in RULER
+        assert "\n\n\n" not in text_of(maker, name, 9000)[0]
     for faulty in ("[]", "{}", "not JSON"):
         (tmp_path / "faulty.json").write_text(faulty)
         with pytest.raises(DataError, match=r"faulty\.json"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ropecli.reporting.cells import wilson
+from ropecli.evaluation.results import wilson
 from ropecli.reporting.tables import comparison_table, perplexity_table, retrieval_tables
 
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 
 import pytest
+import yaml
 
 from ropecli.errors import OutputError, RecipeError
 from ropecli.signals import Terminated
@@ -120,6 +121,21 @@ def test_other_settings_are_refused_by_name(interrupted, tune, patched_llama, me
 def test_another_checkpoint_is_refused(interrupted, tune, llama):
     with pytest.raises(RecipeError, match=r"source\.digest"):
         tune(llama, resume=True)
+
+
+def test_a_run_of_an_earlier_release_is_resumed_by_its_digest(
+    interrupted, tune, patched_llama, earlier_digest, caplog, weights_of, uninterrupted
+):
+    settings = yaml.safe_load((interrupted / "run.yaml").read_text())
+    for digest in ("0" * 64, earlier_digest(patched_llama)):
+        settings["source"]["digest"] = digest
+        (interrupted / "run.yaml").write_text(yaml.safe_dump(settings))
+        if digest.startswith("000"):
+            with pytest.raises(RecipeError, match=r"source\.digest: '0000"):
+                tune(patched_llama, resume=True)
+    tune(patched_llama, resume=True)
+    assert sum("of an earlier release" in message for message in caplog.messages) == 1
+    assert weights_of(interrupted) == weights_of(uninterrupted)
 
 
 def test_other_text_under_the_same_name_is_refused(corpus, tune, patched_llama, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import OutputError
 from ropecli.training.run_folder import Checkpoints, begin_run
 
@@ -112,6 +113,7 @@ def test_with_all_damaged_the_run_does_not_start_over_by_itself(start, output):
 TWO = """
 import os, pathlib, resource, sys
 from accelerate.utils import gather_object
+from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.errors import OutputError
 from test_run_folder import Run, cut_a_file
 
@@ -183,10 +185,11 @@ def asked(**recipe):
 
 
 def test_what_does_not_touch_the_weights_may_change(output):
-    begin_run(output, asked(), resume=False)
+    demo = open_checkpoint("demo")
+    begin_run(output, demo, asked(), resume=False)
     other = asked(save_every=1, keep_checkpoints=1, tracker="none", max_loss_rise=1.0, eval_every=2, eval_lengths=[8])
     other["source"]["checkpoint"] = "there"
-    begin_run(output, other, resume=True)
+    begin_run(output, demo, other, resume=True)
     shutil.rmtree(output)
-    begin_run(output, asked(stages=[{"steps": 1, "save_every": 2}]), resume=False)
-    begin_run(output, asked(stages=[{"steps": 1, "save_every": 3}]), resume=True)
+    begin_run(output, demo, asked(stages=[{"steps": 1, "save_every": 2}]), resume=False)
+    begin_run(output, demo, asked(stages=[{"steps": 1, "save_every": 3}]), resume=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ropecli.data.documents import special_tokens
+from ropecli.data.documents import encode, special_tokens
 from ropecli.errors import DataError
 
 _MAX_TOKENS = 2**20
@@ -31,7 +31,12 @@ class PieceTokenizer:
 
     def opening(self, text: str) -> TokenIds:
         """Tokens of a piece at the beginning of the text."""
-        return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return self.openings([text])[0]
+
+    def openings(self, texts: Sequence[str]) -> list[TokenIds]:
+        """The same for several pieces in one call, which is much faster than one by one."""
+        encoded = encode(self.tokenizer, list(texts), add_special_tokens=False, return_attention_mask=False)
+        return [tuple(ids) for ids in encoded["input_ids"]]
 
     def inside(self, text: str) -> TokenIds:
         """Tokens of a piece after others. On its own, SentencePiece would put a space before it."""

@@ -127,7 +127,7 @@ _COMMON = Wording(
 )
 _FREQUENT = Wording(
     "Read the following coded text and track the frequency of each coded word. Find the three most frequently appeared "
-    "coded words. ",
+    "coded words.",
     "\nQuestion: Do not provide any explanation. Please ignore the dots '....'. What are the three most frequently "
     "appeared words in the above coded text?",
     " Answer: According to the coded text above, the three most frequently appeared words are:",
@@ -166,7 +166,8 @@ SYNTHETIC = tuple(name for name, task in TASKS.items() if not isinstance(task, Q
 def choose_tasks(names: Sequence[str] | None, mode: str, questions: Sequence[str]) -> list[RulerTask]:
     """The tasks of these names, in RULER's order. Default: the eleven, and those whose `questions` were given.
 
-    Raises MethodError for an unknown name, a task without candidates in the mode rank, or without its questions.
+    Raises MethodError for an unknown name, a task without candidates in the mode rank or without its questions, or
+    questions without their task.
     """
     wanted = [*SYNTHETIC, *questions] if names is None else list(names)
     for name in wanted:
@@ -177,4 +178,7 @@ def choose_tasks(names: Sequence[str] | None, mode: str, questions: Sequence[str
             raise MethodError(f"{name} needs a file of questions: --{task.source} FILE.")
         if mode == "rank" and not task.ranked:
             raise MethodError(f"{name} has no candidates to rank. Use --mode generate.")
+    for name, task in TASKS.items():
+        if isinstance(task, Questions) and name in questions and name not in wanted:
+            raise MethodError(f"--{task.source} is for {name}, which is not in --tasks. Add it, or remove the file.")
     return [task for name, task in TASKS.items() if name in wanted]

@@ -1,16 +1,12 @@
 """Tokens that prompts are made of, each piece tokenized once: essay, noise, words, documents of questions."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from ropecli.errors import DataError, reason_of
+from ropecli.errors import DataError, shown
 from ropecli.evaluation.retrieval.haystack import PieceTokenizer, TokenIds
 from ropecli.evaluation.ruler.definitions import NOISE
 
@@ -32,11 +28,9 @@ class Pieces:
     def several(self, texts: Sequence[str]) -> list[TokenIds]:
         """Tokenize several pieces in one call, which is much faster than one by one."""
         before = self.tokenizer.opening("\n")
-        whole = self.tokenizer.tokenizer(
-            [f"\n{text}" for text in texts], add_special_tokens=False, verbose=False, return_attention_mask=False
-        )["input_ids"]
+        whole = self.tokenizer.openings([f"\n{text}" for text in texts])
         return [
-            tuple(ids[len(before) :]) if tuple(ids[: len(before)]) == before else self.tokenizer.opening(text)
+            ids[len(before) :] if ids[: len(before)] == before else self.tokenizer.opening(text)
             for ids, text in zip(whole, texts, strict=True)
         ]
 
@@ -60,11 +54,6 @@ class Pieces:
         """Nouns, adjectives and verbs, sorted."""
         return sorted({word for kind in ("nouns", "adjectives", "verbs") for word in word_list(kind)})
 
-    @cached_property
-    def word_tokens(self) -> np.ndarray:
-        """Tokens of each word after a space, shape (words,)."""
-        return np.array([len(ids) for ids in self.of([f" {word}" for word in self.words])])
-
 
 @cache
 def word_list(kind: str) -> list[str]:
@@ -76,18 +65,22 @@ def word_list(kind: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Essay:
-    """Sentences of a source, as tokens; repeated if the source is too short. words: of the source."""
+    """Sentences of a source, as tokens; repeated if the source is too short. words: of the source.
+
+    sentences: each begins with a space. opening: the first one without it.
+    """
 
     sentences: list[TokenIds]
+    opening: TokenIds
     words: int
 
-    def read(self, tokens: int) -> list[TokenIds]:
-        """The first sentences, `tokens` tokens long; the last is cut."""
+    def read(self, tokens: int, *, after_needle: bool = False) -> list[TokenIds]:
+        """The first sentences, `tokens` tokens long; the last is cut. after_needle: they do not open the text."""
         found: list[TokenIds] = []
         left = tokens
         index = 0
         while left > 0:
-            sentence = self.sentences[index % len(self.sentences)]
+            sentence = self.sentences[index % len(self.sentences)] if index or after_needle else self.opening
             found.append(sentence[:left])
             left -= len(sentence)
             index += 1
@@ -99,7 +92,7 @@ def read_essay(texts: Iterable[tuple[str, str]], pieces: Pieces, longest: int) -
     sentences: list[str] = []
     characters = 0
     for _, text in texts:
-        for sentence in _SENTENCE.split(" ".join(text.split())):
+        for sentence in filter(None, _SENTENCE.split(" ".join(text.split()))):
             words = sentence.split(" ")
             parts = range(0, len(words), _LONGEST_SENTENCE)
             sentences += [f" {' '.join(words[start : start + _LONGEST_SENTENCE])}" for start in parts]
@@ -109,7 +102,8 @@ def read_essay(texts: Iterable[tuple[str, str]], pieces: Pieces, longest: int) -
     tokens = [ids for ids in pieces.several(sentences) if ids] if sentences else []
     if not tokens:
         raise DataError("The source is empty. Set --data to a source with text.")
-    return Essay(tokens, sum(sentence.count(" ") for sentence in sentences))
+    opening = pieces.one(sentences[0].removeprefix(" "))
+    return Essay(tokens, opening, sum(sentence.count(" ") for sentence in sentences))
 
 
 @dataclass(frozen=True)
@@ -128,45 +122,93 @@ class QuestionSet:
     documents: list[str]
 
 
+@dataclass(frozen=True)
+class _SquadAnswer:
+    text: str
+
+
+@dataclass(frozen=True)
+class _SquadQuestion:
+    question: str
+    answers: list[_SquadAnswer]
+    is_impossible: bool = False
+
+
+@dataclass(frozen=True)
+class _SquadParagraph:
+    context: str
+    qas: list[_SquadQuestion]
+
+
+@dataclass(frozen=True)
+class _SquadArticle:
+    paragraphs: list[_SquadParagraph]
+
+
+@dataclass(frozen=True)
+class _Squad:
+    """SQuAD's JSON, 1.1 and 2.0."""
+
+    data: list[_SquadArticle]
+
+
+@dataclass(frozen=True)
+class _HotpotQuestion:
+    """context: title and sentences of each document."""
+
+    question: str
+    answer: str
+    context: list[tuple[str, list[str]]]
+
+
 def read_questions(path: Path, kind: str) -> QuestionSet:
-    """Read a file of questions: kind squad (SQuAD 2.0's JSON) or hotpotqa (its JSON list). Raises DataError."""
+    """Read a file of questions: kind squad or hotpotqa. Raises DataError."""
+    from pydantic import TypeAdapter, ValidationError
+
     try:
         if path.stat().st_size > _LARGEST:
             raise DataError(f"{path} has more than {_LARGEST >> 20} MiB.")
-        value = json.loads(path.read_text(encoding="utf-8"))
-        found = _read_squad(value) if kind == "squad" else _read_hotpotqa(value)
+        if kind == "squad":
+            read = _from_squad(TypeAdapter(_Squad).validate_json(path.read_bytes()))
+        else:
+            read = _from_hotpotqa(TypeAdapter(list[_HotpotQuestion]).validate_json(path.read_bytes()))
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is not a file of {kind} questions: {reason_of(error)}.") from error
-    if not found.questions:
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"])) or "file"
+        raise DataError(f"{path} is not a file of {kind} questions, {where}: {fault['msg']}.") from error
+    if not (read.questions and read.documents):
         raise DataError(f"{path} has no answerable questions.")
-    return found
+    for question in read.questions:
+        if not all(map(str.strip, question.answers)):
+            raise DataError(f"{path}: the question {shown(question.text)} has an empty answer.")
+    return read
 
 
-def _read_squad(value: Any) -> QuestionSet:
-    articles = [[paragraph["context"] for paragraph in article["paragraphs"]] for article in value["data"]]
-    documents = sorted({document for article in articles for document in article})
+def _from_squad(squad: _Squad) -> QuestionSet:
+    documents = sorted({paragraph.context for article in squad.data for paragraph in article.paragraphs})
     index = {document: number for number, document in enumerate(documents)}
     questions = []
-    for article in value["data"]:
-        all_of_article = [index[paragraph["context"]] for paragraph in article["paragraphs"]]
-        for paragraph in article["paragraphs"]:
-            own = index[paragraph["context"]]
-            near = tuple(one for one in dict.fromkeys(all_of_article) if one != own)
-            for one in paragraph["qas"]:
-                answers = tuple(answer["text"] for answer in one["answers"])
-                if not one.get("is_impossible") and answers:
-                    questions.append(Question(one["question"], answers, (own,), near))
+    for article in squad.data:
+        of_article = dict.fromkeys(index[paragraph.context] for paragraph in article.paragraphs)
+        for paragraph in article.paragraphs:
+            number = index[paragraph.context]
+            near = tuple(other for other in of_article if other != number)
+            questions += [
+                Question(qa.question, tuple(answer.text for answer in qa.answers), (number,), near)
+                for qa in paragraph.qas
+                if qa.answers and not qa.is_impossible
+            ]
     return QuestionSet(questions, documents)
 
 
-def _read_hotpotqa(value: Any) -> QuestionSet:
-    texts = [[f"{title}\n{''.join(sentences)}" for title, sentences in one["context"]] for one in value]
-    documents = sorted({document for own in texts for document in own})
+def _from_hotpotqa(items: list[_HotpotQuestion]) -> QuestionSet:
+    texts = [[f"{title}\n{''.join(sentences)}" for title, sentences in item.context] for item in items]
+    documents = sorted({document for texts_of_item in texts for document in texts_of_item})
     index = {document: number for number, document in enumerate(documents)}
     questions = [
-        Question(one["question"], (one["answer"],), tuple(dict.fromkeys(index[document] for document in own)))
-        for one, own in zip(value, texts, strict=True)
+        Question(item.question, (item.answer,), tuple(dict.fromkeys(index[document] for document in texts_of_item)))
+        for item, texts_of_item in zip(items, texts, strict=True)
     ]
     return QuestionSet(questions, documents)

@@ -8,9 +8,9 @@ The same seed, task, length and index give the same prompt for every model with 
 
 import uuid
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 
 import numpy as np
 
@@ -127,7 +127,7 @@ class _Draft:
             "task out of --tasks."
         )
 
-    def fresh(self, make: Callable[[], str], count: int, taken: Sequence[str]) -> list[str]:
+    def fresh(self, make: Callable[[], str], count: int, taken: Container[str]) -> list[str]:
         """`count` different texts that are not taken."""
         found: dict[str, None] = {}
         while len(found) < count:
@@ -163,13 +163,17 @@ def _needles(draft: _Draft, task: Needles) -> RulerPrompt:
         assert draft.maker.essay, "the essay was read for this task"
         context = draft.maker.essay.read(room)
         at = np.sort(len(context) * rng.choice(_DEPTHS, len(lines), replace=False) // 100)
+        if at[0] == 0:  # the needle opens the text, without a space
+            room += len(lines[0])
+            lines[0] = pieces.one(_needle(task, "", *needles[0]))
+            context = draft.maker.essay.read(room - len(lines[0]), after_needle=True)
     elif task.haystack == "noise":
         context = _repeat(pieces.noise, room)
         at = draft.sample(len(context), len(lines))
     else:
         context, hidden = _other_needles(draft, task, room)
         at = draft.sample(len(context), len(lines))
-    for place, line in sorted(zip(at, lines, strict=True), key=lambda pair: -pair[0]):
+    for place, line in reversed(list(zip(at, lines, strict=True))):
         context.insert(place, line)
     references = [value for index in asked for value in values[index]]
     wrong = [value for own in values for value in own if value not in references]
@@ -252,7 +256,7 @@ def _solved_example(draft: _Draft, task: Variables) -> str:
 
 
 def _common_words(draft: _Draft, task: CommonWords) -> RulerPrompt:
-    """The larger of RULER's two sizes that fits."""
+    """The larger of RULER's two sizes that fits. Once all words are in the list, pairs like RULER's keys follow."""
     for size in task.sizes if draft.length >= SMALL else task.sizes[-1:]:
         if found := _words_of_size(draft, task, size):
             return found
@@ -261,32 +265,42 @@ def _common_words(draft: _Draft, task: CommonWords) -> RulerPrompt:
 
 def _words_of_size(draft: _Draft, task: CommonWords, size: ListSize) -> RulerPrompt | None:
     rng, pieces = draft.rng, draft.pieces
-    words = pieces.words
-    order = rng.permutation(len(words))
-    shown, order = order[: size.example], order[size.example :]
-    listed, common = _list_of_words(rng, [words[index] for index in shown], task.common, *size.in_example)
+    words = [pieces.words[index] for index in rng.permutation(len(pieces.words))]
+    listed, common = _list_of_words(rng, words[: size.example], task.common, *size.in_example)
     wording = task.wording
     solved = "".join((wording.head, _numbered(listed), wording.tail, wording.answer, f" {_numbered(common)}\n"))
     room = draft.frame(Wording(solved + wording.head, wording.tail, wording.answer))
-    count = _most_words(draft, order, task.common, size, room)
+    words = words[size.example :]
+    ids = dict(zip(words, pieces.of([f" {word}" for word in words]), strict=True))
+    while (count := _most_words(draft, [*map(len, ids.values())], task.common, size, room)) == len(ids):
+        pairs = draft.fresh(lambda: _text_of("words", rng), len(ids), ids)
+        # an answer with such a pair would seem to have the common word
+        pairs = [pair for pair in pairs if not any(word.lower() in pair.lower() for word in words[: task.common])]
+        ids.update(zip(pairs, pieces.several([f" {pair}" for pair in pairs]), strict=True))
     if count < 2 * task.common:
         return None
-    used = [words[index] for index in order[:count]]
+    used = list(ids)[:count]
     listed, common = _list_of_words(rng, used, task.common, *size.in_list)
-    context = pieces.of([piece for number, word in enumerate(listed, 1) for piece in (f" {number}.", f" {word}")])
+    numbers = pieces.of(_entry_numbers(len(listed)))
+    context = [piece for number, word in zip(numbers, listed, strict=True) for piece in (number, ids[word])]
     return draft.finish(context, common, used[task.common :][: (CANDIDATES - 1) * task.common])
 
 
-def _most_words(draft: _Draft, order: np.ndarray, common: int, size: ListSize, room: int) -> int:
-    """Return the number of words, from the first on, whose list fits."""
+def _most_words(draft: _Draft, tokens: Sequence[int], common: int, size: ListSize, room: int) -> int:
+    """Return the number of words, from the first on, whose list fits. tokens: of each word."""
     often, seldom = size.in_list
-    repeats = np.array([often] * common + [seldom] * (len(order) - common))
-    of_words = (repeats * draft.pieces.word_tokens[order]).cumsum()
+    repeats = np.array([often] * common + [seldom] * (len(tokens) - common))
+    of_words = (repeats * tokens).cumsum()
     entries = repeats.cumsum()
     entries = entries[entries <= max(0, room)]  # an entry has at least one token
-    numbers = draft.pieces.of([f" {number}." for number in range(1, int(entries.max(initial=0)) + 1)])
+    numbers = draft.pieces.of(_entry_numbers(int(entries.max(initial=0))))
     of_numbers = np.array([len(ids) for ids in numbers]).cumsum()
     return int((of_words[: len(entries)] + of_numbers[entries - 1] <= room).sum()) if len(entries) else 0
+
+
+def _entry_numbers(count: int) -> list[str]:
+    """The numbers of a list, with the space before each but the first."""
+    return [f" {number}."[number == 1 :] for number in range(1, count + 1)]
 
 
 def _list_of_words(
@@ -329,7 +343,10 @@ def _frequent_words(draft: _Draft, task: FrequentWords) -> RulerPrompt:
 
 
 def _question(draft: _Draft, source: QuestionSet, index: int) -> RulerPrompt:
-    """The documents with the answer among others; of these, the last is cut to the length."""
+    """The documents with the answer among others; of these, the last is cut to the length.
+
+    As in RULER, all documents are repeated if there are too few.
+    """
     rng, pieces = draft.rng, draft.pieces
     question = source.questions[index % len(source.questions)]
     room = draft.frame(draft.words(question=question.text))
@@ -337,15 +354,18 @@ def _question(draft: _Draft, source: QuestionSet, index: int) -> RulerPrompt:
     used = {*needed, *question.near}
     others = [other for other in rng.permutation(len(source.documents)) if other not in used]
     order = [*needed, *rng.permutation(np.array(question.near, dtype=int)), *others]
+    again = (document for _ in repeat(None) for document in rng.permutation(len(source.documents)))
     chosen: list[TokenIds] = []
-    for count, document in enumerate(order, 1):
+    free = room
+    for count, document in enumerate(chain(order, again), 1):
         heading, text = pieces.of([_heading(count), source.documents[document]])
-        free = room - sum(map(len, chosen)) - sum(map(len, pieces.of([_heading(number) for number in range(1, count)])))
-        if len(heading) + len(text) > free and count <= len(needed):
+        free -= len(heading)
+        if len(text) > free and count <= len(needed):
             raise draft.too_short()
-        if len(heading) >= free:
+        if free <= 0:
             break
-        chosen.append(text[: free - len(heading)])
+        chosen.append(text[:free])
+        free -= len(chosen[-1])
     headings = pieces.of([_heading(number) for number in range(1, len(chosen) + 1)])
     shuffled = [chosen[place] for place in rng.permutation(len(chosen))]
     context = [part for pair in zip(headings, shuffled, strict=True) for part in pair]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli.atomic import new_file
 from ropecli.errors import DataError, OutputError
+from ropecli.version import GENERATOR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +52,12 @@ _LETTER = 0.068
 _TICKS_APART = 0.07
 """Minimum distance of two tick labels, as a fraction of a length axis."""
 _DPI = 150
+_METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": GENERATOR},
+    "svg": {"Creator": GENERATOR, "Date": None},
+    "pdf": {"Creator": GENERATOR, "CreationDate": None},
+}
+"""The program, by which a later run knows its own file, and no date: the same figure gives the same file."""
 
 
 def refuse_unknown_ending(path: Path | None) -> None:
@@ -110,9 +117,8 @@ def save(figure: "Figure", path: Path) -> None:
     """Save as PNG, SVG or PDF. Raises OutputError."""
     refuse_unknown_ending(path)
     kind = path.suffix.lower().removeprefix(".")
-    undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     with drawing(), new_file(path) as partial:
-        figure.savefig(partial, dpi=_DPI, format=kind, metadata=undated)
+        figure.savefig(partial, dpi=_DPI, format=kind, metadata=_METADATA[kind])
 
 
 def as_png(figure: "Figure") -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from ropecli.errors import PatchError
+from ropecli.errors import CheckpointError, PatchError, shown
 from ropecli.live.rotary import rotary_tables
 from ropecli.training.memory_plan.fake_step import FakeStep, run_fake_step
 from ropecli.training.memory_plan.model_shape import ModelShape, build, kinds_of_layers, model_shape
@@ -72,6 +72,8 @@ class MemoryEstimator:
     def __init__(self, config: Any) -> None:
         self.config = config
         dtype = config.get_text_config().dtype or config.dtype
+        if not isinstance(dtype, torch.dtype | None):
+            raise CheckpointError(f"dtype in config.json is {shown(dtype)}; expected a name, such as 'bfloat16'.")
         self.item = (dtype or torch.bfloat16).itemsize  # building the model sets the config's dtype
         with torch.device("meta"):
             self.model = build(config)

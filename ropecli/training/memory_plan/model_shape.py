@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ropecli.errors import CheckpointError, reason_of
+from ropecli.errors import CheckpointError, reason_of, shown
 from ropecli.live.stock_transformers import auto_class_of, quiet_transformers
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def _attention(config: Any) -> Iterator[tuple[int, int | None]]:
         queries, values = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
     window = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
+    if not isinstance(window, int | None):
+        raise CheckpointError(f"sliding_window in config.json is {shown(window)}; expected a number of tokens.")
     for label in getattr(config, "layer_types", None) or ["sliding" if window else "full"] * config.num_hidden_layers:
         if not any(word in label for word in _NO_ATTENTION):
             yield heads * (queries + values), window if "sliding" in label else chunk if "chunked" in label else None

@@ -1,0 +1,102 @@
+"""The digest of a checkpoint: of every byte of its weights, read once per process, and only where a record needs it."""
+
+import os
+import shutil
+
+import pytest
+
+from ropecli.checkpoint import opening
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.errors import CheckpointError
+
+YARN = ["--method", "yarn", "--factor", 4, "--no-verify"]
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """The names of the weight files that were read for a digest."""
+    names = []
+
+    def recorded(paths, sha256_of=opening.sha256_of):
+        paths = list(paths)
+        names.extend(path.name for path in paths)
+        return sha256_of(paths)
+
+    monkeypatch.setattr(opening, "sha256_of", recorded)
+    return names
+
+
+@pytest.fixture
+def fresh(large, tmp_path):
+    """A copy that no earlier test has hashed."""
+    return shutil.copytree(large, tmp_path / "fresh")
+
+
+def test_every_byte_of_the_weights_counts(fresh, changed_amid):
+    digest = open_checkpoint(fresh).digest()
+    assert digest.startswith("sha256:")
+    assert len(digest) == len("sha256:") + 64
+    assert open_checkpoint(changed_amid(fresh)).digest() != digest
+    assert open_checkpoint(shutil.copytree(fresh, fresh.with_name("copy"))).digest() == digest
+
+
+def test_a_changed_file_in_the_same_place_is_read_again(fresh, changed_amid):
+    digest = open_checkpoint(fresh).digest()
+    changed = changed_amid(fresh) / "model.safetensors"
+    shutil.copyfile(changed, fresh / changed.name)
+    assert open_checkpoint(fresh).digest() != digest
+
+
+def test_a_process_reads_each_file_once(fresh, hashed, ropecli, corpus, tmp_path):
+    """Also under the name of a patched copy, whose weights are hard links."""
+    assert ropecli("patch", fresh, *YARN, "-o", tmp_path / "patched").code == 0
+    options = ["--data", corpus, "--max-documents", 2, "--lengths", "24", "--output", tmp_path / "report.json"]
+    outcome = ropecli("compare", fresh, tmp_path / "patched", "--methods", "as-is", *options)
+    assert outcome.code == 0, outcome.err
+    assert hashed == ["model.safetensors"]
+    assert open_checkpoint(fresh).digest() != open_checkpoint(tmp_path / "patched").digest()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["inspect", "fresh"],
+        ["patch", "fresh", *YARN, "--dry-run"],
+        ["patch", "patched", "--revert", "--output", "reverted"],
+        ["export", "patched", "--engine", "vllm"],
+        ["theory", "fresh", "--methods", "yarn", "--factor", 4],
+        ["plan", "fresh"],
+        ["finetune", "fresh", "--data", "demo-train", "--dry-run", "--output", "run"],
+        ["push", "patched", "--repo", "me/tiny", "--base-model", "owner/tiny", "--dry-run"],
+    ],
+    ids=lambda command: " ".join(map(str, command[:1])) + " --revert" * ("--revert" in command),
+)
+def test_what_needs_no_identity_reads_no_weights(command, fresh, hashed, ropecli, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert ropecli("patch", fresh, *YARN, "-o", "patched").code == 0
+    hashed.clear()
+    opening._hashes.clear()
+    outcome = ropecli(*command)
+    assert outcome.code == 0, outcome.err
+    assert hashed == []
+
+
+def test_weights_that_cannot_be_read_are_named(fresh, monkeypatch):
+    def failing(paths):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(opening, "sha256_of", failing)
+    with pytest.raises(CheckpointError, match=r"fresh cannot be read: .*Input/output error"):
+        open_checkpoint(fresh).digest()
+
+
+def test_a_digest_of_an_earlier_release_is_compared_by_its_rule(fresh, changed_amid, earlier_digest, caplog):
+    recorded, checkpoint, other = earlier_digest(fresh), open_checkpoint(fresh), open_checkpoint(changed_amid(fresh))
+    assert checkpoint.matches(recorded)
+    assert other.matches(recorded)  # by that rule they are the same
+    assert checkpoint.matches(checkpoint.digest())
+    assert not other.matches(checkpoint.digest())
+    (message,) = caplog.messages
+    assert "digest is of an earlier release, which covers only the ends of each weight file" in message
+    os.truncate(other.folder / "model.safetensors", 3 * 2**20)
+    assert not any(other.matches(digest) for digest in (recorded, "0" * 64, "", None))
