@@ -163,7 +163,8 @@ def _source(origin: dict[str, Any]) -> str:
 
 def hub_link(name: str, revision: str | None) -> str:
     """A link to a model on the Hub."""
-    return f"[{text(name)}](https://huggingface.co/{quote(name)}{f'/tree/{quote(revision)}' if revision else ''})"
+    tree = f"/tree/{quote(revision, errors='replace')}" if revision else ""
+    return f"[{text(name)}](https://huggingface.co/{quote(name)}{tree})"
 
 
 def _patch_command(note: Provenance, record: dict[str, Any]) -> str:

@@ -17,8 +17,8 @@ from ropecli.yaml12 import read_yaml, token_count
 # Control characters in names or configs from strangers must not reach the terminal.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
-_MOST_LINES = 40
-"""Of one message."""
+_MOST_LINES = 20
+"""Lines of one message."""
 
 
 class _Console(Console):

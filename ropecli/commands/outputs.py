@@ -19,7 +19,7 @@ _MARKS = {
     ".html": b'<meta name="generator" content="ropecli ',
     ".htm": b'<meta name="generator" content="ropecli ',
 }
-"""Where a drawn file names the program that wrote it, by ending."""
+"""The bytes with which a drawn file names the program that wrote it, by ending."""
 
 
 def refuse_outputs(

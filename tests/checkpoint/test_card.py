@@ -5,7 +5,7 @@ import os
 import pytest
 import yaml
 
-from ropecli.checkpoint.card import with_section, without_section
+from ropecli.checkpoint.card import hub_link, with_section, without_section
 
 METADATA = b"---\nlicense: mit\ntags:\n- a\n---\n"
 READMES = {
@@ -17,6 +17,7 @@ READMES = {
     "byte order mark": b"\xef\xbb\xbf" + METADATA + b"# Title\n",
     "not utf-8": METADATA + b"# Caf\xe9\n",
     "empty": b"",
+    "markers without an end": b"<!-- ropecli:begin -->" * 40_000,
 }
 
 
@@ -28,6 +29,12 @@ def test_the_section_comes_after_the_metadata_and_out_again(readme):
     before, _, after = once.partition(b"\n<!-- ropecli:begin -->\n\n## New\n\ntext\n\n<!-- ropecli:end -->\n")
     assert before + after == readme
     assert before.rstrip().endswith(b"---") == (b"license" in readme)
+
+
+def test_a_link_to_the_hub_leads_nowhere_else():
+    assert hub_link("owner/tiny", "v1) [free](https://evil.example") == (
+        "[owner/tiny](https://huggingface.co/owner/tiny/tree/v1%29%20%5Bfree%5D%28https%3A//evil.example)"
+    )
 
 
 @pytest.fixture

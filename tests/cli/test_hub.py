@@ -103,6 +103,7 @@ def test_what_can_be_no_revision(hub, ropecli):
         ("down", "the Hub answered with status 503"),
         ("network", "cannot be reached"),
         ("offline", "HF_HUB_OFFLINE is set"),
+        ("letters", "the token in HF_TOKEN, or of `hf auth login`, has characters that are not ASCII"),
     ],
 )
 def test_why_the_hub_gave_nothing(what, named, hub, ropecli, cache, tmp_path, monkeypatch):
@@ -116,6 +117,8 @@ def test_why_the_hub_gave_nothing(what, named, hub, ropecli, cache, tmp_path, mo
         cut(hub)
     elif what == "offline":
         offline(monkeypatch)
+    elif what == "letters":
+        monkeypatch.setenv("HF_TOKEN", "hf_é")
     else:
         hub.refusal = {"gated": RefusalError(403, "GatedRepo"), "token": RefusalError(401), "down": RefusalError(503)}[
             what

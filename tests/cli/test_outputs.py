@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 MEASURED = ["--lengths", "32", "--max-documents", 1]
+KEYS = ["--protocol", "longppl", "--evaluator", "checkpoint"]
 DRAWN = ["--kind", "wavelengths"]
 ASKED = ["--lengths", "64", "--depths", "0.5", "--trials", 1]
 
@@ -50,6 +52,13 @@ def names(folder: Path) -> set[str]:
         ),
         ("needle", ["--data", "data", *ASKED, "-o", "new.png", "--plot", "new.png"]),
         ("plot", [*DRAWN, "-o", "report.svg"]),
+        *(("plot", [*DRAWN, "-o", f"own.{ending}"]) for ending in ("png", "svg", "pdf")),
+        *(("eval-ppl", ["--data", "data", *MEASURED, "-o", f"{name}.json"]) for name in ("list", "ruler")),
+        ("eval-ppl", ["--data", "data", *MEASURED, *KEYS, "--keys", "new.json", "-o", "new.json"]),
+        (
+            "compare",
+            ["--data", "data", *MEASURED, "--measure", "longppl", *KEYS[2:], "--keys", "n.png", "--plot", "n.png"],
+        ),
     ],
 )
 def test_no_file_of_the_user_is_overwritten(
@@ -60,6 +69,10 @@ def test_no_file_of_the_user_is_overwritten(
     Path("link.txt").symlink_to(text)
     Path("factors.json").write_text(json.dumps([1.0] * 16))
     Path("report.svg").write_text(json.dumps({"kind": "perplexity"}))
+    Path("list.json").write_text("[]")
+    Path("ruler.json").write_text(json.dumps({"kind": "ruler"}))
+    for ending in ("png", "svg", "pdf"):
+        Figure().savefig(f"own.{ending}")
     before = contents(tmp_path)
     refused(ropecli(command, "checkpoint", *arguments), "Give")
     assert contents(tmp_path) == before
@@ -69,13 +82,54 @@ def test_no_file_of_the_user_is_overwritten(
 def test_an_earlier_output_is_replaced(ropecli, llama, text, tmp_path, before):
     report, plot, page = tmp_path / "report.json", tmp_path / "plot.svg", tmp_path / "page.html"
     report.write_text(before)
+    plot.touch()
     for _ in range(2):
         outcome = ropecli(
             "compare", llama, "--data", text, *MEASURED, "--methods", "none", "-o", report, "--plot", plot
         )
         assert outcome.code == 0, outcome.err
         assert ropecli("report", report, "-o", page).code == 0
+        for ending in ("png", "pdf"):
+            assert ropecli("plot", report, "-o", plot.with_suffix(f".{ending}")).code == 0
     assert json.loads(report.read_text())[0]["kind"] == "perplexity"
+
+
+def test_a_page_of_the_user_is_not_overwritten(ropecli, llama, text, tmp_path):
+    report, page = tmp_path / "report.json", tmp_path / "page.html"
+    assert ropecli("eval-ppl", llama, "--data", text, *MEASURED, "-o", report).code == 0
+    page.write_text("<!DOCTYPE html><title>Thesis</title>")
+    refused(ropecli("report", report, "-o", page), "page.html exists", "delete it if an earlier release wrote it")
+    assert page.read_text() == "<!DOCTYPE html><title>Thesis</title>"
+
+
+@pytest.mark.parametrize("letter", ["n", "é", "€", "𝄞"])
+def test_a_name_of_255_bytes(ropecli, llama, text, tmp_path, monkeypatch, stopping, letter):
+    monkeypatch.chdir(tmp_path)
+    stem = "n" * (250 % len(letter.encode())) + letter * (250 // len(letter.encode()))
+    report, config, folder = f"{stem}.json", f"{stem}.yaml", f"{stem}nnnnn"
+    assert {len(name.encode()) for name in (report, config, folder)} == {255}
+    measure = ("eval-ppl", llama, "--data", text.parent, *MEASURED, "-o", report)
+    with stopping(1):
+        assert ropecli(*measure).code == 130
+    for command in (
+        (*measure, "--resume"),
+        ("plot", report, "-o", f"{stem}n.png"),
+        ("patch", llama, "--method", "yarn", "--factor", 2, "--no-verify", "-o", folder),
+        ("export", folder, "--engine", "trl", "-o", config),
+        ("push", folder, "--repo", "me/tiny", "--dry-run"),
+    ):
+        outcome = ropecli(*command)
+        assert outcome.code == 0, outcome.err
+    (card,) = names(tmp_path) - {report, f"{stem}n.png", folder, config, "data"}
+    assert card.endswith(".README.md")
+
+
+def test_training_follows_a_link_to_a_folder_that_does_not_exist(ropecli, llama, text, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "runs" / "new")
+    training = ("--data", text, "--steps", 1, "--length", 16, "--set", "gradient_accumulation=1")
+    outcome = ropecli("finetune", llama, *training, "-o", tmp_path / "link")
+    assert outcome.code == 0, outcome.err
+    assert "config.json" in names(tmp_path / "runs" / "new")
 
 
 def test_the_home_folder_in_any_path(ropecli, llama, text, tmp_path, monkeypatch):
@@ -98,10 +152,21 @@ def test_the_home_folder_in_any_path(ropecli, llama, text, tmp_path, monkeypatch
         ["report", "~/report.json", "--output=~/page.html"],
         ["patch", llama, "--method", "longrope", "--factor", 2, "--factors-file=~/factors.json", "--output=~/patched"],
         ["plan", "~/patched", "--recipe=~/recipe.yaml"],
+        ["export", "~/patched", "--engine", "trl", "--output=~/trl.yaml"],
     ):
         outcome = ropecli(*command)
         assert outcome.code == 0, outcome.err
     refused(ropecli("merge", "~/data", "--output=~/whole"), str(text.parent))
-    made = {"factors.json", "recipe.yaml", "data", "report.json", "plot.svg", "plot.png", "page.html", "patched"}
+    made = {
+        "factors.json",
+        "recipe.yaml",
+        "trl.yaml",
+        "data",
+        "report.json",
+        "plot.svg",
+        "plot.png",
+        "page.html",
+        "patched",
+    }
     assert made <= names(tmp_path)
     assert names(text.parent) == {"text.txt"}

@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard
 
 YARN = ["--method", "yarn", "--factor", 4, "--no-verify"]
 NEW = "me/tiny-256"
+LONG = "x" * 300
 TOKEN = "hf_mysecrettoken"
 README = b"---\nlicense: apache-2.0\nlanguage: [en, no]\nbase_model: owner/older\n---\n# Tiny\n\nA notice.\n"
 
@@ -164,6 +165,25 @@ def test_all_that_a_checkpoint_needs_is_pushed(tmp_path):
     assert set(files_to_push(Checkpoint("folder", tmp_path, {}))) == set(PUBLIC)
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"source": 5},
+        {"source": {"checkpoint": LONG, "commit": None, "digest": "0"}},
+        {"source": {"checkpoint": "owner/tiny", "commit": "\ud800"}},
+        {"source": None, "finetuned": "x"},
+        {"source": None, "merged": [1], "finetuned": {"source": [1], "recipe": 3}},
+        {"tuned": {"level": "\ud800`", "data": "x", "points": 1, "weights_changed": True, "learned": 1, "steps": "x"}},
+    ],
+    ids=["a number", "a long name", "a surrogate", "a text", "lists", "tuned"],
+)
+def test_odd_entries_of_the_record_stop_no_push(entry, ropecli, patched):
+    record = yaml.safe_load((patched / "ropecli.yaml").read_text())
+    (patched / "ropecli.yaml").write_text(yaml.safe_dump({**record, **entry}))
+    outcome = ropecli("push", patched, "--repo", NEW, "--dry-run")
+    assert outcome.code == 0, outcome.err
+
+
 def test_other_files_are_included_by_name_or_pattern(ropecli, patched, tmp_path):
     (tmp_path / "key.txt").write_text("secret")
     (patched / "1_Pooling").mkdir()
@@ -224,6 +244,10 @@ def test_a_report_of_other_weights_is_refused(ropecli, large, changed_amid, corp
         ("base", "--base-model is 'tiny'; expected owner/name"),
         ("itself", "which is the base model. Choose another repository."),
         ("token", "Log in with `hf auth login`, or set HF_TOKEN."),
+        (
+            "letters",
+            "The Hub cannot be asked: the token in HF_TOKEN, or of `hf auth login`, has characters that are not",
+        ),
         ("offline", "HF_HUB_OFFLINE is set, so nothing can be uploaded."),
         ("network", "cannot be reached"),
         ("public", f"{NEW} is public. Add --public to publish there"),
@@ -249,6 +273,8 @@ def test_what_is_not_pushed(what, said, writable, ropecli, patched, llama, monke
     elif what == "token":
         monkeypatch.delenv("HF_TOKEN")
         monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    elif what == "letters":
+        monkeypatch.setenv("HF_TOKEN", "hf_é")
     elif what == "offline":
         offline(monkeypatch)
     elif what == "network":
