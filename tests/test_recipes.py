@@ -244,7 +244,8 @@ def test_the_recipe_for_conversations_runs_at_toy_size(ropecli, tmp_path, chat, 
     (model / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     name = "longalign-64k"
     recipe = make_recipe(ROOT / "finetune" / f"{name}.yaml", {})
-    sources = [{**source.model_dump(exclude_unset=True), "data": str(chat)} for source in recipe.sources]
+    local = {"data": str(chat), "split": None}
+    sources = [{**source.model_dump(exclude_unset=True), **local} for source in recipe.sources]
     small = {
         "mixture": sources,
         "length": 512,
