@@ -35,7 +35,7 @@ class _Above(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """fields: value, set of values, or _Above by config key; `rope_theta`, `scaling`, `factor` are of any dialect.
+    """fields: value, set of values, or _Above by config key, or by the fields that find_makers is given.
 
     Rows match unscaled configs unless `scaling` is given. length: tokens, or the config key (with dots) that has them.
     """
@@ -120,7 +120,7 @@ _ROWS = (
     _Row(
         "Gemma 3",
         ("gemma3_text",),
-        {"scaling": {"linear"}, "factor": 8},
+        {"scaling": {"linear"}, "factor": 8, "max_position_embeddings": _Above(131072)},
         32768,
         "Gemma 3 report, arXiv:2503.19786, section 2.1",
     ),
@@ -174,14 +174,13 @@ _ROWS = (
 )
 
 
-def find_makers(
-    section: Mapping[str, Any], model_type: str | None, scaling: str, factor: float, rope_theta: float
-) -> Makers | None:
+def find_makers(section: Mapping[str, Any], model_type: str | None, **read: object) -> Makers | None:
     """The first row that matches config.json, or None.
 
-    section: the part with the RoPE fields. scaling, factor: the shipped method, `none` if there is none.
+    section: the part with the RoPE fields. read: fields as read from any dialect or from defaults: scaling (the
+    shipped method, `none` if there is none), factor, rope_theta, max_position_embeddings.
     """
-    fields = {**section, "scaling": scaling, "factor": factor, "rope_theta": rope_theta}
+    fields = {**section, **read}
     for row in _ROWS:
         conditions = {"scaling": {"none"}, **row.fields}
         if model_type not in row.types or not all(_fits(fields.get(key), is_) for key, is_ in conditions.items()):

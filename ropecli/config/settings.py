@@ -104,7 +104,7 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
     ropes = []
     by_layer_type = parameters_by_layer_type(section, family, warnings)
     rotating = {label: parameters for label, parameters in by_layer_type.items() if parameters is not None}
-    makers = None if original_length else _find_makers(section, family, rotating)
+    makers = None if original_length else _find_makers(section, family, rotating, max_positions)
     for layer_type, parameters in rotating.items():
         ropes.append(
             _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, warnings)
@@ -120,12 +120,20 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
     return RopeSettings(tuple(ropes), max_positions, family, tuple(dict.fromkeys(warnings)), makers, config_length)
 
 
-def _find_makers(section: dict[str, Any], family: Family, rotating: dict[str | None, Parameters]) -> Makers | None:
+def _find_makers(
+    section: dict[str, Any], family: Family, rotating: dict[str | None, Parameters], max_positions: int
+) -> Makers | None:
     """What the makers say of a model with these parameters in the layers that see the whole context."""
     far = [parameters for label, parameters in rotating.items() if family.sees_whole_context(label)]
     for parameters in far or list(rotating.values())[:1]:
-        method = _read_method(parameters, family)
-        return find_makers(section, family.model_type, method, parameters.get("factor") or 1, parameters["rope_theta"])
+        return find_makers(
+            section,
+            family.model_type,
+            scaling=_read_method(parameters, family),
+            factor=parameters.get("factor") or 1,
+            rope_theta=parameters["rope_theta"],
+            max_position_embeddings=max_positions,
+        )
     return None
 
 
