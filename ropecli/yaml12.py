@@ -59,6 +59,8 @@ def read_yaml(text: str, loader: type[BoundedLoader] = _Loader) -> Any:
         document = yaml.load(text, loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
+    except (KeyError, AttributeError) as error:  # PyYAML, for a value that does not fit its tag: !!bool x
+        raise ValueError(f"a value does not fit its tag ({error})") from error
     letters = 0
     for value in values(document):
         letters += max(16, len(value) if isinstance(value, str) else 0)

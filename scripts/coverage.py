@@ -28,6 +28,7 @@ _SPARSE = {
     "indexer_compress_ratio": 4,
 }
 _PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_STEP = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
 _WHOLE = {"rope_type": "default", "rope_theta": 10000.0}
 # Settings that a default configuration needs to build a model, or to use RoPE.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -70,6 +71,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": _SPARSE,
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}},
     "reformer": {"is_decoder": True},
+    "step3p5": _STEP,
+    "step3p7": {"text_config": _STEP},
     "zamba2": {"use_mem_rope": True},
 }
 

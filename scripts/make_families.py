@@ -15,7 +15,11 @@ FILE = Path(__file__).parents[1] / "ropecli" / "config" / "families.json"
 
 
 def make_table() -> dict[str, dict[str, Any]]:
-    """One entry per type and per type of a text part; {"rotary": false} if no layer uses RoPE."""
+    """One entry per type and per type of a text part; {"rotary": false} if no layer uses RoPE.
+
+    new: transformers 4.57 does not have the type. Types that the file does not list yet are new.
+    """
+    before = json.loads(FILE.read_text(encoding="utf-8"))
     table: dict[str, dict[str, Any]] = {}
     for model_type in coverage.all_types():
         try:
@@ -26,8 +30,11 @@ def make_table() -> dict[str, dict[str, Any]]:
         entry = _describe(text) if _is_rotary(config) and hasattr(text, "rope_parameters") else {"rotary": False}
         if text is not config:
             table.setdefault(text.model_type, entry)
-            entry = {"text_type": text.model_type}
+            entry = {"text_type": text.model_type} | ({"reads_top_level": True} if _reads_top_level(model_type) else {})
         table[model_type] = entry
+    for name, entry in table.items():
+        if entry.get("rotary", True) and "text_type" not in entry and before.get(name, {"new": True}).get("new"):
+            entry["new"] = True
     return table
 
 
@@ -48,10 +55,23 @@ def _is_rotary(config: Any) -> bool:
         return bool(getattr(coverage.text_section(config), "rope_parameters", None))
 
 
+def _reads_top_level(model_type: str) -> bool:
+    """Return whether a config without text_config takes the fields of its language model from the top level."""
+    try:
+        config = type(coverage.config_of(model_type))(max_position_embeddings=12345)
+    except Exception:  # no such field, or text_config is required
+        return False
+    return getattr(coverage.text_section(config), "max_position_embeddings", None) == 12345
+
+
 def _describe(text: Any) -> dict[str, Any]:
     parameters = text.rope_parameters
     if any(isinstance(value, dict) for value in parameters.values()):
         layers = {label: _defaults(value) for label, value in parameters.items() if value}
+        for label, defaults in layers.items():
+            defaults |= {
+                key: kind for key, kind in parameters[label].items() if key == "rope_type" and kind != "default"
+            }
         for label, width in _differing_heads(text, list(layers)).items():
             layers[label]["head_dim"] = width
         entry: dict[str, Any] = {"layers": layers}
@@ -63,11 +83,21 @@ def _describe(text: Any) -> dict[str, Any]:
         **{key: value for key in sizes if isinstance(value := _own(text, key), int)},
         "head_dim": head_dim,
         "fills_head_dim": _fills_head_dim(type(text)),
+        "null_head_dim": not text.is_heterogeneous and getattr(type(text)(), "head_dim", 0) is None,
         "max_position_embeddings": getattr(text, "max_position_embeddings", None),
         "names": _names(text),
+        "rotates_only_in": _rotates_only_in(text),
         "scaled": parameters.get("rope_type", "default") != "default",
     }
     return {**entry, **{key: value for key, value in fixed.items() if value}}
+
+
+def _rotates_only_in(text: Any) -> str | None:
+    """The only layer type that rotates by default, if the config has a flag or a base for each layer."""
+    rotates = getattr(text, "no_rope_layers", None) or getattr(text, "layer_rope_theta", None) or ()
+    layers = list(zip(rotates, text.layer_types, strict=True)) if rotates else []
+    rotating, still = ({label for rotate, label in layers if bool(rotate) is wanted} for wanted in (True, False))
+    return rotating.pop() if len(rotating) == 1 and still and not rotating & still else None
 
 
 def _own(text: Any, key: str) -> Any:
@@ -89,7 +119,7 @@ def _names(text: Any) -> dict[str, list[str]]:
     return found
 
 
-def _defaults(parameters: dict[str, Any]) -> dict[str, float]:
+def _defaults(parameters: dict[str, Any]) -> dict[str, Any]:
     return {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ropecli.errors import CheckpointError, reason_of
-from ropecli.live.stock_transformers import auto_class_of, quiet_transformers
+from ropecli.errors import CheckpointError
+from ropecli.live.stock_transformers import auto_class_of, quiet_transformers, reason_of_stock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -127,7 +127,7 @@ def _build(config: Any, device: str) -> "PreTrainedModel":
             ).eval()
     except Exception as error:  # config classes raise many kinds of errors
         raise CheckpointError(
-            f"transformers cannot build a small model of this architecture: {reason_of(error)}"
+            f"transformers cannot build a small model of type {config.model_type}: {reason_of_stock(error)}"
         ) from error
 
 

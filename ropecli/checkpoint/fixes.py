@@ -36,7 +36,7 @@ def falls_short(state: CheckpointState) -> bool:
 
 def stops_early(state: CheckpointState) -> bool:
     """Return whether max_position_embeddings is shorter than the scaling reaches."""
-    shorter = state.max_position_embeddings < state.main.scaled_length
+    shorter = state.max_position_embeddings < state.context_length
     return state.main.spec.method.name in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
 
 

@@ -1,6 +1,7 @@
 """The reports of `ropecli inspect` and `ropecli theory`."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,9 @@ _LONGEST_BASE = 32768
 def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
     """The report of `ropecli inspect`. Top-level fields describe the main rope; `ropes` has all of them.
 
-    Lengths and wavelengths in tokens, inv_freq in radians per token. float32_angle_error: the largest of all pairs at
+    Lengths and wavelengths in tokens. pretraining_length: as the makers say, or config.json; pretraining_length_source
+    says which; config_pretraining_length: of config.json alone. makers_extension: the scaling that the makers publish,
+    with its source, or null. inv_freq in radians per token. float32_angle_error: the largest of all pairs at
     the end of the context, radians. supported_length: the largest distance before the first negative score, null if
     none was found. smallest_base: the smallest base for the context length (target_length), null if supported anyway
     or too long to compute. tuned_from: the checkpoint whose weights `ropecli tune` changed, or null. findings: problems
@@ -40,7 +43,12 @@ def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
     return {
         "checkpoint": checkpoint.name,
         "model_type": checkpoint.config.get("model_type"),
+        "pretraining_length": state.pretraining_length,
+        "pretraining_length_source": state.length_source,
+        "config_pretraining_length": state.before.config_length,
         "max_position_embeddings": state.max_position_embeddings,
+        "context_length": length,
+        "makers_extension": _extension(state),
         "tokenizer_model_max_length": tokenizer.get("model_max_length"),
         "tuned_from": untuned(record) if tuned_weights(record) else None,
         **shared,
@@ -51,12 +59,33 @@ def inspect_checkpoint(state: CheckpointState) -> dict[str, Any]:
     }
 
 
+def _extension(state: CheckpointState) -> dict[str, Any] | None:
+    """The makers' scaling, for a checkpoint that has none yet."""
+    makers = state.before.makers
+    if makers is None or makers.extension is None or state.note is not None:
+        return None
+    method, factor, source, trained = makers.extension
+    command = shlex.join(
+        ["ropecli", "patch", state.checkpoint.name, "--method", method, "--factor", f"{factor:g}", "--output", "DIR"]
+    )
+    length = round(makers.pretraining_length * factor)
+    return {
+        "method": method,
+        "factor": factor,
+        "original_max_position_embeddings": makers.pretraining_length,
+        "context_length": length,
+        "needs_training": trained,
+        "source": source,
+        "command": command,
+    }
+
+
 def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
     """The fields in which the reports of several checkpoints differ, except names and lists of numbers.
 
     Also compares ropes of the same layer type, if both checkpoints have the same layer types.
     """
-    ignored = {"checkpoint", "inv_freq", "ropes", "warnings", "findings"}
+    ignored = {"checkpoint", "inv_freq", "ropes", "warnings", "findings", "makers_extension"}
     base = reports[0]
     return [key for key in base if key not in ignored and any(_differ(base, one, key) for one in reports[1:])]
 

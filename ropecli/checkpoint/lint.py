@@ -16,7 +16,7 @@ from ropecli.checkpoint.fixes import (
     stops_early,
     unread_lengths,
 )
-from ropecli.checkpoint.plan_warnings import mixes_layers, moot_sliding_window
+from ropecli.checkpoint.plan_warnings import moot_sliding_window
 from ropecli.checkpoint.state import CheckpointState
 from ropecli.config.dialects import (
     KEPT_KEYS,
@@ -27,11 +27,12 @@ from ropecli.config.dialects import (
     Parameters,
     rope_type_of,
 )
+from ropecli.config.families import ignores_top_level
 from ropecli.config.fields import first, mapping
 from ropecli.errors import quoted, shown
 from ropecli.scaling.scale import varies_with_length
 
-_READ = {"rope_type", "type", "rope_theta", ORIGINAL_LENGTH, *KEPT_KEYS}
+_READ = {"rope_type", "type", "rope_theta", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}  # finetuned: a note of YaRN's
 _USUAL_BASE = 10000.0
 
 
@@ -51,15 +52,13 @@ def find_faults(state: CheckpointState) -> list[Finding]:
 def _unclear(state: CheckpointState) -> Iterator[Finding]:
     """Warnings from reading config.json."""
     for warning in state.warnings:
-        usual = f"has no rope_theta; the default of this model type is {_USUAL_BASE:g}"
-        if not any(f"{usual}{end}" in warning for end in (".", " in layers")):  # every reader has this default
-            yield Finding("unclear", warning, fix_command(state))
+        yield Finding("unclear", warning, fix_command(state))
 
 
 def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
     section, main, family = state.section, state.main, state.settings.family
     # model types with a rope per layer type have no older dialect, unless they read flat fields
-    if not section.get("rope_parameters") or (family.layers and not family.flat_means_full):
+    if not section.get("rope_parameters") or family.new or (family.layers and not family.flat_means_full):
         return
     default = family.layers.get("full_attention", {}).get("rope_theta") or family.rope_theta or _USUAL_BASE
     lost = []
@@ -117,6 +116,12 @@ def _overruled(state: CheckpointState, new: Parameters, old: Parameters) -> Iter
 
 def _outside_of_text_config(state: CheckpointState) -> Iterator[Finding]:
     config, section = state.checkpoint.config, state.section
+    if ignores_top_level(config):
+        message = (
+            "config.json has no text_config: transformers ignores the fields of the language model and uses the "
+            f"defaults of {config['model_type']}. Use a conversion of the model to transformers' format."
+        )
+        yield Finding("outside-text-config", message)
     if section is config:
         return
     names = ("rope_parameters", "rope_scaling", *THETA_KEYS)
@@ -149,7 +154,7 @@ def _null_head_dim(state: CheckpointState) -> Iterator[Finding]:
 def _old_names(state: CheckpointState) -> Iterator[Finding]:
     for label, parameters in rope_fields(state):
         named = parameters.get("rope_type") or parameters.get("type")
-        if named and named != rope_type_of(parameters):
+        if named and named not in (rope_type_of(parameters), "mrope"):  # transformers 5 reads mrope as default
             yield Finding(
                 "old-name",
                 f"the rope_type in {label} is {shown(named)}; transformers 5 only supports the new name, "
@@ -258,9 +263,9 @@ def _sliding(state: CheckpointState) -> Iterator[Finding]:
     if sliding is not None and sliding < state.max_position_embeddings:
         message = f"sliding_window is {sliding}: no layer attends further back, so extending the context has no effect."
         yield Finding("sliding-window", message)
-    if family.only_sliding_turn and mixes_layers(section, family):
+    if not any(rope.far for rope in state.settings.ropes):
         message = (
-            f"in {family.model_type} only sliding layers have rotary embeddings; layers that see the whole context "
+            "only layers with a sliding or chunked window have rotary embeddings; layers that see the whole context "
             "have no positions to scale. patch --method none --target-length N only raises the context length."
         )
         yield Finding("far-layers-do-not-turn", message)

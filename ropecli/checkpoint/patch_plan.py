@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ropecli.checkpoint import plan_warnings
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.provenance import (
@@ -22,6 +24,7 @@ from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping, write_saved_remapping
 from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
+from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor, label_of
 
@@ -92,21 +95,31 @@ def make_plan(
 
     target_length: tokens. choose_factor: compute the factor from target_length and the pretraining length, ignoring
     spec.factor. original_length: overrides the pretraining length. layer_types: the layer types to scale. Default:
-    those that see the whole context. Raises MethodError for a factor or target out of range, PatchError for unknown
-    layer types, and for scalings that the architecture does not support.
+    those that see the whole context. Method `none` keeps the scaling that the checkpoint ships with, and by default
+    its context length; `unscaled` removes it. Raises MethodError for a factor or target out of range or without
+    effect, PatchError for unknown layer types, and for scalings that the architecture does not support.
     """
     config, settings, left_open = _before_patches(read_state(checkpoint), original_length)
-    labels = _labels_to_scale(checkpoint.name, settings, layer_types)
+    labels = _labels_to_scale(checkpoint.name, settings, spec, layer_types)
     if spec.method.remaps:
         _refuse_near_layers(config, settings, labels)
-    geometry = next(rope.geometry for rope in settings.ropes if rope.geometry.layer_type in labels)
-    spec = _with_factor(spec, geometry.original_max_position_embeddings, target_length, choose_factor)
-    spec = _with_softmax_scale(spec, settings, labels)
-    target = target_length or round(geometry.original_max_position_embeddings * spec.factor)
+    shipped = next(rope for rope in settings.ropes if rope.geometry.layer_type in labels)
+    original = shipped.geometry.original_max_position_embeddings
+    if spec.method.name == "none" and spec.factor == 1 and target_length is None:
+        target_length = max(original, settings.context_length)
+    spec = _with_factor(spec, original, target_length, choose_factor)
+    target = target_length or round(original * spec.factor)
+    keeps = spec.method.name == "none" and shipped.spec.method.name != "none"
+    if keeps:
+        spec = shipped.spec
+    elif spec.method.name == "unscaled":
+        spec = replace(spec, method=find_method("none"))
+    spec = _with_softmax_scale(_with_shipped_parameters(spec, shipped.spec), settings, labels)
     ropes = scale_layers(settings, spec, labels, target)
+    _refuse_without_effect(spec, ropes[labels[0]], target)
     # transformers uses max_position_embeddings as dynamic NTK's pretraining length: raising it would disable the method
     keeps_length = spec.method.rope_type == "dynamic"
-    written_length = geometry.original_max_position_embeddings if keeps_length else target
+    written_length = original if keeps_length else target
     scaled = {label: ropes[label] for label in labels}
     _refuse_own_positions(settings, scaled.values())
     patched, unwritable = copy.deepcopy(config), None
@@ -116,7 +129,7 @@ def make_plan(
             write_saved_remapping(patched, saved)
     except PatchError as error:
         patched, unwritable = config, str(error)
-    opened = (*left_open, *_of_tuned_weights(checkpoint, spec))
+    opened = (*_of_length(settings), *left_open, *_of_tuned_weights(checkpoint, spec))
     return PatchPlan(
         source=checkpoint,
         spec=spec,
@@ -129,7 +142,7 @@ def make_plan(
         max_position_embeddings=written_length,
         target_length=target,
         settings_warnings=opened,
-        scaling_warnings=(*opened, *plan_warnings.of_scaling(config, settings, spec, scaled, target)),
+        scaling_warnings=(*opened, *plan_warnings.of_scaling(config, settings, spec, scaled, target, keeps)),
         writing_warnings=tuple(plan_warnings.of_writing(config, spec, scaled[labels[0]], written_length)),
     )
 
@@ -145,16 +158,19 @@ def _of_tuned_weights(checkpoint: Checkpoint, spec: ScalingSpec) -> tuple[str, .
     )
 
 
-def _labels_to_scale(name: str, settings: RopeSettings, layer_types: Sequence[str] | None) -> tuple[str | None, ...]:
+def _labels_to_scale(
+    name: str, settings: RopeSettings, spec: ScalingSpec, layer_types: Sequence[str] | None
+) -> tuple[str | None, ...]:
     present = [rope.geometry.layer_type for rope in settings.ropes]
     if layer_types is None:
-        labels = far_layers(settings)
-        if not labels:
+        if spec.method.name not in ("none", "unscaled") and not any(rope.far for rope in settings.ropes):
+            other = f" To scale other layers, use --layer-types {','.join(map(str, present))}."
             raise PatchError(
-                f"{name}: no layer that sees the whole context has rotary positions. "
-                f"Scale other layers with --layer-types: {', '.join(str(label) for label in present)}."
+                f"{name}: no layer that sees the whole context has rotary positions, so {spec.method} has no effect on "
+                "distant tokens. Use --method none --target-length N to only raise the context length."
+                f"{'' if present == [None] else other}"
             )
-        return labels
+        return far_layers(settings)
     if present == [None]:
         raise PatchError(f"{name} does not support --layer-types: all layers share one rotary embedding.")
     unknown = [label for label in layer_types if label not in present]
@@ -179,6 +195,41 @@ def _with_factor(
         spec = replace(spec, factor=target_length / original_length)
     check_factor(spec.factor)
     return spec
+
+
+def _of_length(settings: RopeSettings) -> tuple[str, ...]:
+    """A sentence on a pretraining length that is the makers', not that of config.json."""
+    makers = settings.makers
+    if makers is None or makers.pretraining_length == settings.config_length:
+        return ()
+    return (
+        f"the pretraining length is {makers.pretraining_length} tokens ({makers.source}); config.json alone gives "
+        f"{settings.config_length}. Overrule it with --original-length.",
+    )
+
+
+def _with_shipped_parameters(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
+    """`spec` with the numbers that the checkpoint ships with for the same method, unless the user sets others.
+
+    An attention factor other than 1 belongs to the factor, and is kept only with it. Numbers beside a list belong to
+    that list.
+    """
+    if spec.method != shipped.method or any(isinstance(value, list) for value in shipped.params.values()):
+        return spec
+    belongs = shipped.params.get("attention_factor") != 1 and spec.factor != shipped.factor
+    left_out = {"attention_factor"} if belongs else set()
+    left_out |= {*MSCALE_PAIR} if "attention_factor" in spec.params else set()
+    kept = {key: value for key, value in shipped.params.items() if key not in left_out}
+    return replace(spec, params={**kept, **spec.params})
+
+
+def _refuse_without_effect(spec: ScalingSpec, rope: ScaledRope, target: int) -> None:
+    unchanged = np.array_equal(rope.inv_freq, rope.geometry.inv_freq()) and rope.attention_factor == 1
+    if spec.factor == 1 and spec.method.uses_factor and unchanged:
+        raise MethodError(
+            f"{spec.method} ×1 has no effect: the target length is the pretraining length, {target} tokens. Increase "
+            "--factor or --target-length, or correct the pretraining length with --original-length."
+        )
 
 
 def _as_written(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope]) -> dict[str | None, ScaledRope]:

@@ -18,17 +18,25 @@ def of_scaling(
     spec: ScalingSpec,
     scaled: Mapping[str | None, ScaledRope],
     target: int,
+    keeps: bool,
 ) -> list[str]:
-    """Warnings for a scaled model, on disk or in memory. target: the target length, tokens."""
+    """Warnings for a scaled model, on disk or in memory.
+
+    target: the target length, tokens. keeps: whether the scaling is the one that the checkpoint ships with.
+    """
     rope = next(iter(scaled.values()))
     section = section_of(config)
+    if keeps:
+        trained = settings.context_length
+        kept = f"the shipped {spec.method} ×{spec.factor:g} is kept: the model was not trained beyond {trained} tokens."
+        return [kept] if target > trained else []
     return [
         *_of_factor(rope, spec, target),
-        *_of_shipped_length(settings, scaled, target),
+        *_of_context_length(settings, target),
         *_of_remapping(rope, target),
         *_of_frequencies(rope, spec),
         *_of_softmax_scale(settings, spec),
-        *_of_shipped_parameters(settings, spec, scaled),
+        *_of_shipped_scaling(settings, spec, scaled),
         *_of_layers(section, settings, scaled, target),
     ]
 
@@ -70,16 +78,15 @@ def _of_factor(rope: ScaledRope, spec: ScalingSpec, target: int) -> list[str]:
     ]
 
 
-def _of_shipped_length(settings: RopeSettings, scaled: Mapping[str | None, ScaledRope], target: int) -> list[str]:
-    """A warning if the patch shortens the context of a checkpoint that ships with a scaling."""
-    shipped = settings.max_position_embeddings
-    for rope in settings.ropes:
-        if rope.geometry.layer_type in scaled and rope.spec.method.name != "none" and target < shipped:
-            return [
-                f"this shortens the context: the checkpoint ships with {rope.spec.method} and reads {shipped} tokens, "
-                f"the patch reads {target}. To keep {shipped}, use --target-length {shipped}."
-            ]
-    return []
+def _of_context_length(settings: RopeSettings, target: int) -> list[str]:
+    """A warning if the patch shortens the context."""
+    reads = settings.context_length
+    if target >= reads:
+        return []
+    return [
+        f"this shortens the context: the checkpoint reads {reads} tokens, the patch {target}. To keep {reads}, use "
+        f"--target-length {reads}."
+    ]
 
 
 def _of_remapping(rope: ScaledRope, target: int) -> list[str]:
@@ -132,22 +139,27 @@ def _of_softmax_scale(settings: RopeSettings, spec: ScalingSpec) -> list[str]:
     ]
 
 
-def _of_shipped_parameters(
+def _of_shipped_scaling(
     settings: RopeSettings, spec: ScalingSpec, scaled: Mapping[str | None, ScaledRope]
 ) -> list[str]:
-    """A warning if the checkpoint ships with the same method but other parameters."""
+    """A warning if the patch replaces the scaling that the checkpoint ships with."""
+    frequency = spec.frequency
     for rope in settings.ropes:
-        new = scaled.get(rope.geometry.layer_type)
-        if new is None or new.spec.method != rope.spec.method:
+        shipped = rope.spec
+        if frequency is None or rope.geometry.layer_type not in scaled or shipped.method.name == "none":
             continue
-        shipped = {
-            key: value
-            for key, value in rope.spec.params.items()
-            if key not in spec.params and not isinstance(value, list) and value != new.spec.params.get(key)
-        }
-        if shipped:
-            kept = " ".join(f"--set {key}={str(value).lower()}" for key, value in shipped.items())
-            return [f"the checkpoint ships with other parameters of {rope.spec.method}; {kept} keeps them."]
+        if frequency.method != shipped.method:
+            new_method = "unscaled" if frequency.method.name == "none" else frequency.method
+            return [
+                f"{new_method} replaces the shipped {shipped.method} ×{shipped.factor:g}, with which the model "
+                "was trained. To keep it and only raise the context length, use --method none."
+            ]
+        new = scaled[rope.geometry.layer_type].attention_factor
+        if frequency.factor != shipped.factor and shipped.params.get("attention_factor", new) != new:
+            return [
+                f"the attention factor is {new:g}, that of factor {frequency.factor:g}; the checkpoint ships with "
+                f"--set attention_factor={shipped.params['attention_factor']} for factor {shipped.factor:g}."
+            ]
     return []
 
 
@@ -159,14 +171,9 @@ def _of_layers(
     if None in scaled and sliding is not None and sliding < target:
         warnings.append(f"sliding_window is {sliding}: no layer attends further back, even after scaling.")
     near = [rope.geometry.layer_type for rope in settings.ropes if rope.geometry.layer_type in scaled and not rope.far]
-    if near:
+    if near and next(iter(scaled.values())).spec.method.name != "none":
         warnings.append(
             f"layers of type {', '.join(map(str, near))} only see nearby tokens; scaling them reduces resolution."
-        )
-    if None in scaled and settings.family.only_sliding_turn and mixes_layers(section, settings.family):
-        warnings.append(
-            f"in {settings.family.model_type} layers that see the whole context have no positions. Scaling only "
-            "affects sliding layers and reduces their resolution. Use --method none to only raise the context length."
         )
     return warnings
 
@@ -181,11 +188,3 @@ def moot_sliding_window(section: dict[str, Any], family: Family) -> int | None:
         return None if any(family.sees_whole_context(str(label)) for label in labels) else sliding
     # older config.json without layer_types: most model types mix layers by their own rule
     return sliding if family.slides_throughout else None
-
-
-def mixes_layers(section: dict[str, Any], family: Family) -> bool:
-    """Return whether some layers slide and others see the whole context, for model types that mix layers."""
-    labels = section.get("layer_types")
-    if isinstance(labels, list) and labels:
-        return len({family.sees_whole_context(str(label)) for label in labels}) > 1
-    return "sliding_window" not in section or section["sliding_window"] is not None

@@ -16,13 +16,10 @@ from ropecli.config.encoding import write_context_length
 from ropecli.config.families import family_of
 from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
-from ropecli.config.settings import UNNAMED_LENGTH, ConfiguredRope, RopeSettings, read_settings
+from ropecli.config.settings import ConfiguredRope, RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.scaling.scale import remap, scale, varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec
-
-_FACTOR_IS_NO_RATIO = ("llama3",)
-"""Llama 3.1 has factor 8 for 8,192 to 131,072 tokens, and Llama 3.2 has factor 32."""
 
 
 @dataclass(frozen=True)
@@ -88,24 +85,26 @@ class CheckpointState:
 
     @property
     def pretraining_length(self) -> int:
-        """Tokens that the model was pretrained to read."""
-        return self.main.geometry.original_max_position_embeddings
+        """Tokens that the model was pretrained to read: as the makers say, or as config.json does."""
+        makers = self.before.makers
+        return makers.pretraining_length if makers else self.main.geometry.original_max_position_embeddings
+
+    @property
+    def length_source(self) -> str:
+        """The source of the pretraining length."""
+        if self.note is not None:
+            return "ropecli.yaml"
+        return self.before.makers.source if self.before.makers else "config.json"
 
     @property
     def context_length(self) -> int:
-        """Tokens that the checkpoint reads now: the patch's target, or else the larger of max_position_embeddings and
-        the scaled length. (Qwen's model cards add yarn without raising max_position_embeddings; so does dynamic.)
-        """
-        if self.note is not None:
-            return self.note.target_length
-        if self.guesses_pretraining_length or self.main.spec.method.name in _FACTOR_IS_NO_RATIO:
-            return self.max_position_embeddings
-        return max(self.max_position_embeddings, self.main.scaled_length)
+        """Tokens that the checkpoint reads now: the patch's target, or what config.json says."""
+        return self.note.target_length if self.note is not None else self.settings.context_length
 
     @property
     def guesses_pretraining_length(self) -> bool:
         """Whether config.json has a scaling without its pretraining length."""
-        return any(UNNAMED_LENGTH in warning for warning in self.warnings)
+        return self.note is None and self.before.guesses_pretraining_length
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -131,8 +130,12 @@ def edit_warning(edited: Provenance | None) -> tuple[str, ...]:
 
 
 def far_layers(settings: RopeSettings) -> tuple[str | None, ...]:
-    """The layer types that see the whole context, in the config's order; (None,) if all layers share one rope."""
-    return tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
+    """The layer types that see the whole context, in the config's order; all, if none of these rotates.
+
+    (None,) if all layers share one rope.
+    """
+    far = tuple(rope.geometry.layer_type for rope in settings.ropes if rope.far)
+    return far or tuple(rope.geometry.layer_type for rope in settings.ropes)
 
 
 def scale_layers(

@@ -1,4 +1,4 @@
-"""Prints `ropecli inspect`: one or two checkpoints side by side, the context that the base supports, and problems."""
+"""Prints `ropecli inspect`: one or two checkpoints side by side, what the makers advise, and problems."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ def render(inspection: "Inspection") -> None:
     out.print(_table(inspection.reports, inspection.differences))
     several = len(inspection.reports) > 1
     for report in inspection.reports:
-        _print_bound(report, named=several)
+        _print_extension(report, named=several)
         _print_findings(report, named=several)
 
 
@@ -32,6 +32,8 @@ def _table(reports: "tuple[dict[str, Any], ...]", differing: "tuple[str, ...]") 
             table.add_column(escape(name), justify="right", overflow="fold")
     for name, (key, show) in _ROPE_ROWS.items():
         cells = [show(rope[key]) for report in reports for rope in report["ropes"]]
+        if key == _ORIGINAL and all(rope[key] == one["pretraining_length"] for one in reports for rope in one["ropes"]):
+            continue  # the row "pretraining length" says it
         if any(cells):
             table.add_row(_marked(name, key in differing), *cells)
     table.add_section()
@@ -51,11 +53,18 @@ def _once(cell: str, columns: int) -> list[str]:
     return [cell, *[""] * (columns - 1)]
 
 
-def _print_bound(report: dict[str, Any], named: bool) -> None:
-    from ropecli.reporting.theory_sentences import base_bound_sentence
-
-    of = f"{report['checkpoint']}: " if named else ""
-    out.print(f"{of}{base_bound_sentence(report)}", markup=False)
+def _print_extension(report: dict[str, Any], named: bool) -> None:
+    extension = report["makers_extension"]
+    if extension is None:
+        return
+    of = f" of {report['checkpoint']}" if named else ""
+    training = ", with training" if extension["needs_training"] else ""
+    out.print(
+        f"The makers{of} extend it by {extension['method']} ×{extension['factor']:g} to {extension['context_length']} "
+        f"tokens{training} ({extension['source']}):\n  {extension['command']}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _print_findings(report: dict[str, Any], named: bool) -> None:
@@ -98,6 +107,7 @@ def _tokens(value: Any) -> str:
     return "no limit" if endless else escape(f"{value} tokens")
 
 
+_ORIGINAL = "original_max_position_embeddings"
 _ROPE_ROWS: dict[str, tuple[str, Any]] = {
     "layer type": ("layer_type", lambda value: value or ""),
     "head_dim": ("head_dim", str),
@@ -107,7 +117,7 @@ _ROPE_ROWS: dict[str, tuple[str, Any]] = {
     "parameters": ("params", _parameters),
     "factor": ("factor", lambda value: f"{value:g}"),
     "attention_factor": ("attention_factor", lambda value: f"{value:.6g}"),
-    "original_max_position_embeddings": ("original_max_position_embeddings", _tokens),
+    _ORIGINAL: (_ORIGINAL, _tokens),
     "shortest wavelength": ("shortest_wavelength", _wavelength),
     "longest wavelength": ("longest_wavelength", _wavelength),
     "pairs": ("pairs", str),
@@ -115,6 +125,9 @@ _ROPE_ROWS: dict[str, tuple[str, Any]] = {
     "float32 angle error at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
 }
 _CHECKPOINT_ROWS: dict[str, tuple[str, Any]] = {
+    "pretraining length": ("pretraining_length", _tokens),
+    "pretraining length from": ("pretraining_length_source", _name),
+    "context length": ("context_length", _tokens),
     "max_position_embeddings": ("max_position_embeddings", _tokens),
     "tokenizer model_max_length": ("tokenizer_model_max_length", _tokens),
     "weights tuned from": ("tuned_from", _name),

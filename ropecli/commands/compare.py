@@ -210,7 +210,8 @@ def _warnings(checkpoint: "Checkpoint", plans: "Plans") -> list[str]:
 
     shipped = read_state(checkpoint).main.spec
     own = [text for plan in plans if plan for text in plan.settings_warnings]
-    if shipped.method.name != "none" and None not in plans:
+    kept = any(plan is None or plan.spec.method == shipped.method for plan in plans)
+    if shipped.method.name != "none" and not kept:
         own.append(
             f"{checkpoint.name} ships with {shipped.method} ×{shipped.factor:g}, which every method here replaces. To "
             f"measure it too, add {AS_IS} to --methods."

@@ -47,6 +47,9 @@ class PatchResult:
             "output": str(self.output) if self.output else None,
             "method": self.plan.spec.method.name,
             "factor": self.plan.spec.factor,
+            "original_max_position_embeddings": self.plan.ropes[
+                self.plan.scaled[0]
+            ].geometry.original_max_position_embeddings,
             "target_length": self.plan.target_length,
             "changes": [change._asdict() for change in self.plan.changes],
             "proved_tables": self.proved or None,
@@ -77,9 +80,9 @@ def patch(
     method: Annotated[
         str | None,
         Doc(
-            "One of `ropecli methods`: none, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, longrope, cope, "
-            "resonance, p-rope, nope, custom; rerope, leaky-rerope, self-extend, dual-chunk, string, lm-infinite, "
-            "streaming. Join several with +, such as yarn+resonance."
+            "One of `ropecli methods`: none, unscaled, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, "
+            "longrope, cope, resonance, p-rope, nope, custom; rerope, leaky-rerope, self-extend, dual-chunk, string, "
+            "lm-infinite, streaming. Join several with +, such as yarn+resonance."
         ),
         SCALING,
     ] = None,
@@ -151,12 +154,13 @@ def patch(
 
 
 def _check_method(method: str | None, factor: float | None, target_length: int | None) -> str:
+    from ropecli.scaling.none import LENGTH_ONLY
     from ropecli.scaling.registry import find_method
 
     if method is None:
         raise MethodError("patch needs --method, such as --method yarn; or --revert to undo patches.")
     find_method(method)
-    if factor is None and target_length is None and method != "none":
+    if factor is None and target_length is None and method not in LENGTH_ONLY:
         raise MethodError(f"{method} needs --factor or --target-length, such as --factor 4.")
     return method
 

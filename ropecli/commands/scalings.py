@@ -9,6 +9,7 @@ from ropecli.checkpoint.files import LARGEST_JSON, read_bounded
 from ropecli.commands.options import as_path
 from ropecli.config.settings import read_settings
 from ropecli.errors import MethodError
+from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec, make_spec
 
@@ -22,7 +23,7 @@ def one_spec(
     method: str, factor: float | None, settings: Mapping[str, Any] | None, factors_file: str | Path | None
 ) -> ScalingSpec:
     """Raises MethodError."""
-    if factor is None and method != "none":
+    if factor is None and method not in LENGTH_ONLY:
         raise MethodError(_NEEDS_FACTOR.format(method))
     return make_spec(method, 1.0 if factor is None else factor, method_parameters(method, settings, factors_file))
 
@@ -51,7 +52,7 @@ def method_specs(
     params = _sorted_by_method(names, AS_IS in methods, settings or {})
     for name in _takers(names, factors_file):
         params[name] = {**_read_factors(name, factors_file), **params[name]}
-    if not factors and (needy := [name for name in names if name != "none"]):
+    if not factors and (needy := [name for name in names if name not in LENGTH_ONLY]):
         raise MethodError(_NEEDS_FACTOR.format(needy[0]))
     specs: list[ScalingSpec | None] = [None] if AS_IS in methods else []
     return specs + [make_spec(name, factor, params[name]) for name in names for factor in factors or [1.0]]

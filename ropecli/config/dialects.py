@@ -1,7 +1,7 @@
 """Reads both dialects of RoPE fields in config.json into one set of parameters.
 
-The dialects are `rope_parameters` of transformers 5, and the older `rope_theta` + `rope_scaling`
-(+ `partial_rotary_factor`, `rope_local_base_freq`).
+The dialects are `rope_parameters` of transformers 5, and the older, flat `rope_theta` + `rope_scaling`
+(+ `partial_rotary_factor`, and the names of bases by layer type in families.py).
 """
 
 from typing import Any
@@ -15,6 +15,8 @@ THETA_KEYS = ("rope_theta", "rotary_emb_base")
 PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
 LOCAL_THETA = "rope_local_base_freq"
 LAYER_THETAS = "layer_rope_theta"
+PARTIAL_LIST = "partial_rotary_factors"
+"""Step 3.7: a list by layer."""
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 QUERY_SCALE = "llama_4_scaling_beta"
 """Ministral scales queries by position // ORIGINAL_LENGTH, for any rope_type."""
@@ -78,21 +80,23 @@ def parameters_by_layer_type(
             for key, value in new.items()
             if value is None or isinstance(value, dict)
         }
-        if family.flat_means_full and legacy and (far := ropes.get("full_attention")) is not None:
-            far |= {key: value for key, value in legacy.items() if key != "truncate"}  # like transformers 5
+        for parameters in (ropes.get(label) for label in family.flat_scaling):
+            if parameters is not None:
+                parameters |= {key: value for key, value in legacy.items() if key != "truncate"}  # like transformers 5
     else:
-        if family.flat_means_full and new:  # transformers 5 ignores it
+        in_full = "full_attention" in family.flat_scaling
+        if in_full and new:  # transformers 5 ignores it
             raise _flat(family)
-        if family.flat_means_full and legacy.get("type") and legacy.get("rope_type") is None:
+        if in_full and legacy.get("type") and legacy.get("rope_type") is None:
             warnings.append(
                 f"rope_scaling has `type` ({legacy['type']}) but no rope_type; transformers 5 ignores `type` in "
                 f"{family.model_type}. A patch writes rope_type."
             )
-        ropes = _by_layer_type(section, family, _flat_parameters(section, new, legacy, theta, warnings))
+        ropes = _by_layer_type(section, family, _flat_parameters(section, new, legacy, theta, warnings), warnings)
     _refuse_mixed_bases(section)
     for layer_type, parameters in ropes.items():
         if parameters is not None and parameters["rope_theta"] is None:
-            parameters["rope_theta"] = _implicit_base(family, layer_type, warnings)
+            parameters["rope_theta"] = _implicit_base(family, layer_type)
     return ropes
 
 
@@ -110,24 +114,58 @@ def _refuse_mixed_bases(section: dict[str, Any]) -> None:
         )
 
 
-def _by_layer_type(section: dict[str, Any], family: Family, parameters: Parameters) -> dict[str | None, Any]:
-    """Apply flat fields: to all layers or, for some model types, only to layers that see the whole context."""
-    if section.get(LOCAL_THETA) is not None or family.flat_means_full:
-        bases = {defaults.get("rope_theta") for defaults in family.layers.values()}
-        local_theta = section.get(LOCAL_THETA, parameters["rope_theta"] if len(bases) == 1 else None)
-        return {
-            "full_attention": parameters,
-            "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
-        }
-    if family.layers:
+def _by_layer_type(
+    section: dict[str, Any], family: Family, parameters: Parameters, warnings: list[str]
+) -> dict[str | None, Any]:
+    """Apply flat fields: to all layers or, for model types with a rope per layer type, to the layers that read them."""
+    bases, scaled = family.flat_bases, family.flat_scaling
+    if not bases and section.get(LOCAL_THETA) is not None:
+        bases, scaled = {"full_attention": "rope_theta", "sliding_attention": LOCAL_THETA}, ("full_attention",)
+    if not bases and not family.layers:
+        return {None: parameters}
+    rope_type = rope_type_of(parameters)
+    if (rope_type != "default" and not scaled) or (parameters["rope_theta"] is not None and not bases):
         raise _flat(family)
-    return {None: parameters}
+    fields, layers = {**section, "rope_theta": parameters["rope_theta"]}, layer_labels(section)
+    ropes: dict[str | None, Any] = {}
+    for label, defaults in (family.layers or {label: {} for label in bases}).items():
+        rope = {"rope_type": defaults.get("rope_type", "default")}
+        if label in scaled:
+            rope = {"rope_type": rope_type, **parameters}
+        share = first(section, PARTIAL_KEYS) or defaults.get("partial_rotary_factor")
+        if isinstance(shares := section.get(PARTIAL_LIST), list):  # one per layer
+            share = dict(zip(layers, shares, strict=False)).get(label)
+        if share is not None:
+            rope["partial_rotary_factor"] = share
+        if family.yarn_keeps_logits and rope_type_of(rope) == "yarn":
+            rope.setdefault("attention_factor", 1.0)
+        base = fields.get(bases.get(label, ""))
+        if isinstance(base, list):  # one per layer
+            base = dict(zip(layers, base, strict=False)).get(label)
+            if base is None:  # no such layer
+                continue
+        if family.ignores_flat_bases and base not in (None, defaults["rope_theta"]):
+            warnings.append(
+                f"{bases[label]} is {base}, but transformers 5 ignores it in {family.model_type} and uses "
+                f"{defaults['rope_theta']:g}. A patch writes it where it is read."
+            )
+        ropes[label] = {**rope, "rope_theta": base}
+    return ropes
+
+
+def layer_labels(section: dict[str, Any]) -> list[str]:
+    """The type of each layer: layer_types, or what attention_windows implies. Empty if config.json has neither."""
+    labels, windows = section.get("layer_types"), section.get("attention_windows")
+    if isinstance(labels, list):
+        return [str(label) for label in labels]
+    windows = windows if isinstance(windows, list) else []
+    return ["sliding_attention" if window else "full_attention" for window in windows]
 
 
 def _flat(family: Family) -> CheckpointError:
     return CheckpointError(
-        f"config.json has one set of RoPE fields; {family.model_type} expects rope_parameters by layer type "
-        f"({', '.join(family.layers)}). Save the model again with transformers 5.14 or newer."
+        f"config.json has one set of RoPE fields, but transformers reads them of {family.model_type} by layer type. "
+        f"Write rope_parameters with the keys {', '.join(family.layers)}."
     )
 
 
@@ -140,7 +178,7 @@ def _flat_parameters(
     section: dict[str, Any], new: Parameters, legacy: Parameters, theta: Any, warnings: list[str]
 ) -> Parameters:
     # in transformers 5 rope_scaling takes precedence; base and rotary share missing there come from the other fields
-    parameters = {**(legacy or new)}
+    parameters = {**(legacy or new or _dynamic_of_qwen(section))}
     if parameters.get("rope_theta") is None:
         parameters["rope_theta"] = theta if theta is not None else new.get("rope_theta")
     if legacy and first(section, PARTIAL_KEYS) is None and "partial_rotary_factor" in new:
@@ -155,15 +193,21 @@ def _flat_parameters(
     return parameters
 
 
-def _implicit_base(family: Family, layer_type: str | None, warnings: list[str]) -> float:
+def _dynamic_of_qwen(section: dict[str, Any]) -> Parameters:
+    """The dynamic NTK of Qwen's own code, from seq_length to max_position_embeddings; empty if it is off."""
+    lengths = section.get("seq_length"), section.get(MAX_POSITIONS)
+    if section.get("use_dynamic_ntk") is not True or not all(isinstance(length, int) for length in lengths):
+        return {}
+    return {"rope_type": "dynamic", "factor": max(1.0, lengths[1] / max(1, lengths[0]))}  # type: ignore[operator,type-var]
+
+
+def _implicit_base(family: Family, layer_type: str | None) -> float:
     theta = family.layers.get(layer_type or "", {}).get("rope_theta", family.rope_theta)
     if theta is None:
         raise CheckpointError(
             "config.json has no rope_theta, and this model type has no known default. "
             "Add the base that the model was trained with."
         )
-    layers = f" in layers of type {layer_type}" if layer_type else ""
-    warnings.append(f"config.json has no rope_theta; the default of this model type is {theta:g}{layers}.")
     return theta
 
 

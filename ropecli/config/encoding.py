@@ -18,10 +18,11 @@ from ropecli.config.dialects import (
     QUERY_SCALE,
     THETA_KEYS,
     Parameters,
+    layer_labels,
     parameters_by_layer_type,
     rope_type_of,
 )
-from ropecli.config.families import COMMON_NAMES, MSCALES, Family, family_of
+from ropecli.config.families import COMMON_NAMES, MSCALES, Family, family_of, ignores_top_level
 from ropecli.config.fields import head_dim, section_of
 from ropecli.config.settings import rotary_share
 from ropecli.errors import PatchError
@@ -47,7 +48,7 @@ def native_parameters(
     family = family or Family(None)
     rope_type = _rope_type(scaled, family)
     if rope_type != "longrope" or scaled.spec.method.name == "longrope":
-        values = _own_values(scaled, rope_type)
+        values = _own_values(scaled, rope_type, family)
     else:
         values = _universal_values(scaled)
     if rope_type == "longrope":
@@ -89,7 +90,7 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
     return "longrope"
 
 
-def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
+def _own_values(scaled: ScaledRope, rope_type: str, family: Family) -> Parameters:
     values: Parameters = {
         "factor": scaled.spec.factor,
         ORIGINAL_LENGTH: scaled.geometry.original_max_position_embeddings,
@@ -103,8 +104,8 @@ def _own_values(scaled: ScaledRope, rope_type: str) -> Parameters:
     # Write these two only if they differ from the default: not every engine supports them.
     if values.get("truncate") is True:
         del values["truncate"]
-    usual = yarn_attention_factor(scaled.spec.factor)
-    if rope_type == "longrope" or ("mscale" not in values and not math.isclose(scaled.attention_factor, usual)):
+    usual = "mscale" in values or math.isclose(scaled.attention_factor, yarn_attention_factor(scaled.spec.factor))
+    if rope_type == "longrope" or family.yarn_keeps_logits or not usual:
         values["attention_factor"] = scaled.attention_factor
     return values
 
@@ -125,6 +126,11 @@ def _universal_values(scaled: ScaledRope) -> Parameters:
 def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope], context_length: int) -> None:
     """Write the scaled ropes in both dialects, and the context length, tokens, into `config`. Raises PatchError."""
     section, family = section_of(config), family_of(config)
+    if ignores_top_level(config):
+        raise PatchError(
+            f"config.json has no text_config, and transformers reads the language model of {config['model_type']} only "
+            "from there, so a patch would have no effect. Patch a conversion of the model to transformers' format."
+        )
     before = parameters_by_layer_type(section, family, [])
     written = {
         label: _with_kept_keys(native_parameters(rope, family, context_length), rope, before[label], section, family)
@@ -144,7 +150,7 @@ def write_settings(config: dict[str, Any], scaled: dict[str | None, ScaledRope],
         section["rope_parameters"] = nest
         _write_legacy_of_nest(section, family, nest, main)
     write_context_length(section, family, context_length)
-    if "head_dim" in section and section["head_dim"] is None:
+    if section.get("head_dim") is None and ("head_dim" in section or family.null_head_dim):
         # transformers 5 divides by null in yarn, longrope and dynamic
         section["head_dim"] = head_dim(section, family)
 
@@ -163,7 +169,7 @@ def _refuse_longrope_of_mixed_layers(
     differing = section.get("per_layer_config")
     layers = differing.values() if isinstance(differing, dict) else ()
     own = set().union(*(layer for layer in layers if isinstance(layer, dict)))
-    mixed = len(heads) > 1 or own & {"head_dim", "num_attention_heads"}
+    mixed = len(heads) > 1 or own & {"head_dim", "num_attention_heads"} or "attention_other_setting" in section
     if mixed and any(one["rope_type"] == "longrope" for one in written.values()):
         raise PatchError(
             "This method is written as longrope, which transformers does not support if layers differ in head_dim or "
@@ -185,7 +191,7 @@ def _with_kept_keys(
     if share is not None:
         kept["partial_rotary_factor"] = share
     if rope.geometry.still_pairs and parameters["rope_type"] == "longrope":
-        del kept["partial_rotary_factor"]  # the longrope factors encode which pairs do not rotate
+        kept["partial_rotary_factor"] = 1.0  # the longrope factors encode which pairs do not rotate
     if QUERY_SCALE in kept:
         kept[ORIGINAL_LENGTH] = rope.geometry.original_max_position_embeddings
     return {**parameters, **kept}
@@ -200,9 +206,8 @@ def _write_legacy(section: dict[str, Any], family: Family, main: Parameters) -> 
     if "partial_rotary_factor" in main:
         section["partial_rotary_factor"] = main["partial_rotary_factor"]
     # always written: in transformers 5 a stale rope_scaling takes precedence over rope_parameters
-    scaling = {key: value for key, value in main.items() if key not in ("rope_theta", "partial_rotary_factor")}
     unscaled = main["rope_type"] == "default" and "mrope_section" not in main  # vLLM and transformers 4 read it there
-    section["rope_scaling"] = None if unscaled else {**scaling, "type": main["rope_type"]}
+    section["rope_scaling"] = None if unscaled else _legacy_scaling(main)
     if family.two_fields and main["rope_type"] in ("linear", "dynamic"):
         section["rope_scaling"] = {"type": main["rope_type"], "factor": float(main["factor"])}
     if main["rope_type"] == "longrope" and family.bare_longrope and MSCALES[0] not in main:
@@ -215,6 +220,11 @@ def _write_legacy(section: dict[str, Any], family: Family, main: Parameters) -> 
             section.pop(ORIGINAL_LENGTH, None)
         else:
             section[ORIGINAL_LENGTH] = original
+
+
+def _legacy_scaling(parameters: Parameters) -> Parameters:
+    scaling = {key: value for key, value in parameters.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    return {**scaling, "type": rope_type_of(parameters)}
 
 
 def _write_own_names(section: dict[str, Any], family: Family, main: Parameters) -> None:
@@ -242,6 +252,18 @@ def _write_legacy_of_nest(
         if local is not None and (LOCAL_THETA in section or local["rope_theta"] != far["rope_theta"]):
             section[LOCAL_THETA] = local["rope_theta"]
         return
+    # in transformers 5 rope_scaling replaces rope_parameters, even by null; engines read it where it was released
     if "rope_scaling" in section:
-        section["rope_scaling"] = None
+        scaled = {label: value for label, value in nest.items() if value and rope_type_of(value) != "default"}
+        del section["rope_scaling"]
+        if len(scaled) == 1 and tuple(scaled) == family.flat_scaling:
+            section["rope_scaling"] = _legacy_scaling(*scaled.values())
     section.pop(ORIGINAL_LENGTH, None)  # transformers only reads those of the layer types
+    for label, name in family.flat_bases.items():
+        base, value = (nest.get(label) or {}).get("rope_theta"), section.get(name)
+        if base is None or value is None:
+            continue
+        if isinstance(value, list):  # one per layer
+            layers = zip(layer_labels(section), value, strict=False)
+            base = [base if layer == label else old for layer, old in layers]
+        section[name] = base

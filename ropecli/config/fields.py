@@ -84,6 +84,32 @@ def rotary_dim(section: dict[str, Any], head: int, share: Any) -> int:
     return width
 
 
+def far_layers_rotate(section: dict[str, Any], family: Family) -> bool:
+    """Return whether a layer that sees the whole context rotates, if all layers share one rope.
+
+    True as well if every layer has a window. A window of null is none.
+    """
+
+    def is_far(label: object) -> bool:
+        window = "attention_chunk_size" if "chunked" in str(label) else "sliding_window"
+        return family.sees_whole_context(str(label)) or (window in section and section[window] is None)
+
+    labels = section.get("layer_types")
+    far = [is_far(label) for label in labels] if isinstance(labels, list) else []
+    if far and not any(far):
+        return True
+    rotates = section.get("no_rope_layers") or section.get("layer_rope_theta")  # 0 for layers without positions
+    if far and isinstance(rotates, list):
+        return any(rotate for rotate, sees_all in zip(rotates, far, strict=False) if sees_all)
+    if (
+        family.dense_layers_rotate
+        and section.get("prefix_dense_sliding_window_pattern", 1) == 1
+        and (section.get("first_k_dense_replace") or "dense" in (section.get("mlp_layer_types") or ()))
+    ):
+        return True
+    return family.rotates_only_in is None or is_far(family.rotates_only_in)
+
+
 def _of_layer(section: dict[str, Any], layer_type: str | None) -> dict[str, Any]:
     """`section` for the layers of one type, with their overrides, which per_layer_config has by layer index."""
     labels, differing = section.get("layer_types"), section.get("per_layer_config")

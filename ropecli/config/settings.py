@@ -17,13 +17,22 @@ from ropecli.config.dialects import (
     rope_type_of,
 )
 from ropecli.config.families import MSCALES, Family, family_of
-from ropecli.config.fields import first, head_dim, positive_number, rotary_dim, section_of, whole_number
+from ropecli.config.fields import (
+    far_layers_rotate,
+    first,
+    head_dim,
+    positive_number,
+    rotary_dim,
+    section_of,
+    whole_number,
+)
+from ropecli.config.makers import Makers, find_makers
 from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScalingSpec
 
-UNNAMED_LENGTH = "but has no pretraining length"
+_UNNAMED_LENGTH = "but has no pretraining length"
 """Part of the warning that max_position_embeddings is used as the pretraining length."""
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
@@ -32,7 +41,7 @@ _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 class ConfiguredRope:
     """One rotary embedding in config.json; `geometry.layer_type` is None if all layers share it.
 
-    far: whether its layers see the whole context, so that scaling makes sense.
+    far: whether some of its layers see the whole context, so that scaling makes sense.
     """
 
     geometry: RopeGeometry
@@ -42,42 +51,96 @@ class ConfiguredRope:
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """The RoPE settings of config.json. warnings: sentences about missing or contradictory values."""
+    """The RoPE settings of config.json. warnings: sentences about missing or contradictory values.
+
+    makers: what the makers say of the model; None if they are not known, or --original-length overrules them.
+    config_length: the pretraining length that config.json alone gives, tokens.
+    """
 
     ropes: tuple[ConfiguredRope, ...]
     max_position_embeddings: int
     family: Family
     warnings: tuple[str, ...]
+    makers: Makers | None = None
+    config_length: int = 0
+
+    @property
+    def guesses_pretraining_length(self) -> bool:
+        """Whether config.json has a scaling without its pretraining length, and the makers are not known."""
+        return any(_UNNAMED_LENGTH in warning for warning in self.warnings)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model reads: the larger of max_position_embeddings and the scaled length.
+
+        Qwen's model cards add yarn without raising max_position_embeddings; so does dynamic. The factor of llama3 is
+        not a ratio of lengths, nor is Gemma 3's linear ×8, for 32,768 to 131,072 tokens: a max_position_embeddings
+        above the pretraining length is linear's context length.
+        """
+        ropes = [rope for rope in self.ropes if rope.far] or self.ropes
+        rope = max(ropes, key=lambda rope: rope.spec.factor)
+        original, method = rope.geometry.original_max_position_embeddings, rope.spec.method.name
+        if method == "linear":
+            raised = self.max_position_embeddings > original
+        else:
+            raised = method in ("none", "llama3") or self.guesses_pretraining_length
+        scaled = round(original * rope.spec.factor)
+        return self.max_position_embeddings if raised else max(self.max_position_embeddings, scaled)
 
 
 def read_settings(config: dict[str, Any], original_length: int | None = None) -> RopeSettings:
     """Read the RoPE settings of config.json, in either dialect.
 
-    original_length: overrides a wrong pretraining length, tokens. Raises CheckpointError for a model without rotary
-    embeddings, and for invalid values.
+    The pretraining length is `original_length`, tokens, if given; else that of the scaling in config.json; else that
+    of the makers; else max_position_embeddings. Raises CheckpointError for a model without rotary embeddings, and for
+    invalid values.
     """
     section, family = section_of(config), family_of(config)
     _refuse_without_rope(config, section, family)
     warnings: list[str] = []
-    max_positions = _max_positions(section, family, warnings)
+    max_positions = _max_positions(section, family)
     if original_length and original_length > max_positions:
         warnings.append(f"--original-length {original_length} is above max_position_embeddings, {max_positions}.")
     ropes = []
     by_layer_type = parameters_by_layer_type(section, family, warnings)
-    for layer_type, parameters in by_layer_type.items():
-        if parameters is not None:  # a layer type may have no positions
-            ropes.append(_read_rope(section, family, parameters, layer_type, max_positions, original_length, warnings))
+    rotating = {label: parameters for label, parameters in by_layer_type.items() if parameters is not None}
+    makers = None if original_length else _find_makers(section, family, rotating, max_positions)
+    for layer_type, parameters in rotating.items():
+        ropes.append(
+            _read_rope(section, family, parameters, layer_type, max_positions, original_length, makers, warnings)
+        )
     if original_length is None:
         warnings += _leftover_lengths(section, by_layer_type, ropes)
-    return RopeSettings(tuple(ropes), max_positions, family, tuple(dict.fromkeys(warnings)))
+    named = [
+        _named_length(section, parameters, _read_method(parameters, family), label)
+        for label, parameters in rotating.items()
+    ]
+    in_config = makers.pretraining_length if makers and makers.in_config else max_positions
+    config_length = next((length for length in named if length), in_config)
+    return RopeSettings(tuple(ropes), max_positions, family, tuple(dict.fromkeys(warnings)), makers, config_length)
 
 
-def _max_positions(section: dict[str, Any], family: Family, warnings: list[str]) -> int:
+def _find_makers(
+    section: dict[str, Any], family: Family, rotating: dict[str | None, Parameters], max_positions: int
+) -> Makers | None:
+    """What the makers say of a model with these parameters in the layers that see the whole context."""
+    far = [parameters for label, parameters in rotating.items() if family.sees_whole_context(label)]
+    for parameters in far or list(rotating.values())[:1]:
+        return find_makers(
+            section,
+            family.model_type,
+            scaling=_read_method(parameters, family),
+            factor=parameters.get("factor") or 1,
+            rope_theta=parameters["rope_theta"],
+            max_position_embeddings=max_positions,
+        )
+    return None
+
+
+def _max_positions(section: dict[str, Any], family: Family) -> int:
+    """max_position_embeddings, or the default of the model type; every reader has these defaults."""
     default, names = family.max_position_embeddings, family.names_of(MAX_POSITIONS)
-    if default is None or any(name in section for name in names):
-        return whole_number(section, names)
-    warnings.append(f"config.json has no {names[0]}; the default of this model type is {default}.")
-    return default
+    return whole_number(section, names) if default is None or any(name in section for name in names) else default
 
 
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
@@ -100,9 +163,14 @@ def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family
             "again with transformers, which writes rope_parameters."
         )
     if silent and family.rope_theta is None and not family.layers:
+        keys = ", ".join(_ROPE_KEYS)
+        if model_type is None:
+            raise CheckpointError(f"config.json has no model_type and no RoPE field that ropecli knows ({keys}).")
+        code = "custom code (auto_map)" if config.get("auto_map") else "custom code"
         raise CheckpointError(
-            f"model_type {shown(model_type)} has no rotary position embedding: "
-            f"config.json has none of {', '.join(_ROPE_KEYS)}."
+            f"config.json has no RoPE field that ropecli knows ({keys}), and transformers has no language model of "
+            f"type {shown(model_type)}. The rotary settings may be in its {code}, where ropecli cannot change them. "
+            "Use a conversion of the model to a type of transformers, if there is one."
         )
 
 
@@ -113,6 +181,7 @@ def _read_rope(
     layer_type: str | None,
     max_positions: int,
     original_length: int | None,
+    makers: Makers | None,
     warnings: list[str],
 ) -> ConfiguredRope:
     head = head_dim(section, family, layer_type)
@@ -122,14 +191,25 @@ def _read_rope(
         still = head // 2 - int(positive_number("partial_rotary_factor", 1.0 if share is None else share) * head // 2)
         share = None
     width = rotary_dim(section, head, share)
-    method = _read_method(parameters)
-    original = original_length or _original_length(section, parameters, method, max_positions, layer_type, warnings)
+    method = _read_method(parameters, family)
+    original = original_length or _named_length(section, parameters, method, layer_type)
+    if original is None:
+        original = makers.pretraining_length if makers else max_positions
+        if not makers and method not in ("none", "dynamic"):
+            read = (
+                f", so it reads {round(max_positions * (parameters.get('factor') or 1))}" if method == "linear" else ""
+            )
+            warnings.append(
+                f"config.json scales by {method} {_UNNAMED_LENGTH}; using max_position_embeddings, {max_positions}"
+                f"{read}. Correct it with patch --original-length."
+            )
     theta = positive_number("rope_theta", parameters["rope_theta"])
     if theta <= 1:
         raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
     geometry = RopeGeometry(head, width, theta, original, layer_type, still)
     spec = _read_spec(parameters, method, max_positions / original)
-    return ConfiguredRope(geometry, spec, family.sees_whole_context(layer_type))
+    far = far_layers_rotate(section, family) if layer_type is None else family.sees_whole_context(layer_type)
+    return ConfiguredRope(geometry, spec, far)
 
 
 def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters, layer_type: str | None) -> Any:
@@ -143,7 +223,7 @@ def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters
     return share
 
 
-def _read_method(parameters: Parameters) -> str:
+def _read_method(parameters: Parameters, family: Family) -> str:
     rope_type = rope_type_of(parameters)
     if rope_type not in NATIVE_KEYS:
         known, hint = ", ".join(NATIVE_KEYS), did_you_mean(rope_type, NATIVE_KEYS)
@@ -152,7 +232,8 @@ def _read_method(parameters: Parameters) -> str:
         return "none"
     if rope_type == "proportional":
         return "none" if parameters.get("factor") in (None, 1) else "linear"
-    return "ntk-by-parts" if rope_type == "yarn" and parameters.get("attention_factor") == 1.0 else rope_type
+    without_temperature = parameters.get("attention_factor") == 1.0 and not family.yarn_keeps_logits
+    return "ntk-by-parts" if rope_type == "yarn" and without_temperature else rope_type
 
 
 def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> ScalingSpec:
@@ -183,28 +264,17 @@ def _read_spec(parameters: Parameters, method: str, implied_factor: float) -> Sc
     return ScalingSpec(find_method(method), factor, params)
 
 
-def _original_length(
-    section: dict[str, Any],
-    parameters: Parameters,
-    method: str,
-    max_positions: int,
-    layer_type: str | None,
-    warnings: list[str],
-) -> int:
+def _named_length(section: dict[str, Any], parameters: Parameters, method: str, layer_type: str | None) -> int | None:
+    """The pretraining length in config.json as transformers reads it, tokens; None if it reads none."""
     if method == "dynamic" or (method == "none" and QUERY_SCALE not in parameters):
-        return max_positions  # transformers always uses max_position_embeddings here
+        return None  # transformers always uses max_position_embeddings here
     # transformers 5 prefers the top-level key, except for ropes by layer type and for QUERY_SCALE
     by_layer_type = layer_type is not None and ORIGINAL_LENGTH in NATIVE_KEYS[rope_type_of(parameters)]
     places = (parameters,) if by_layer_type or method == "none" else (section, parameters)
     for place in places:
         if place.get(ORIGINAL_LENGTH) is not None:
             return whole_number(place, (ORIGINAL_LENGTH,))
-    if method != "none":
-        warnings.append(
-            f"config.json scales by {method} {UNNAMED_LENGTH}; using max_position_embeddings, {max_positions}. "
-            "Correct it with patch --original-length."
-        )
-    return max_positions
+    return None
 
 
 def _leftover_lengths(

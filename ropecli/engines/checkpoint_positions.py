@@ -13,6 +13,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.config.dialects import (
     KEPT_KEYS,
     MAX_POSITIONS,
+    MSCALE_PAIR,
     PARTIAL_KEYS,
     THETA_KEYS,
     Parameters,
@@ -25,7 +26,6 @@ from ropecli.errors import PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
 from ropecli.scaling.spec import ScaledRope
 
-_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _SECTIONS = ("mrope_section", "xdrope_section")
 _DEFAULT_REVISION = "main"
 
@@ -35,11 +35,12 @@ class CheckpointPositions:
     """Input of the engine tables.
 
     checkpoint: folder or Hub id, as written on a command line. on_hub: whether it is a Hub id. revision: of the Hub
-    id, None for the default. section: the part of config.json with the RoPE fields, None for the top level.
-    parameters: `rope_parameters` including rope_theta, by layer type; key None where all layers share them. rope: the
-    rope of the layers that see the whole context. length: context length, tokens. written_length: the context length
-    in config.json, under length_key. sections: whether config.json splits the pairs into sections for multimodal
-    positions. older_fields: whether config.json has rope_theta and, with a scaling, rope_scaling. fix: the command that
+    id, None for the default. patched: whether the folder has a ropecli.yaml. section: the part of config.json with the
+    RoPE fields, None for the top level; text_type: its model_type. parameters: `rope_parameters` including rope_theta,
+    by layer type; key None where all layers share them. rope: the rope of the layers that see the whole context.
+    length: context length, tokens. written_length: the context length in config.json, under length_key. sections:
+    whether config.json splits the pairs into sections for multimodal positions. latent: whether attention is multi-head
+    latent. older_fields: whether rope_theta and rope_scaling have all that rope_parameters has. fix: the command that
     writes them. warnings: sentences about what config.json leaves ambiguous.
     """
 
@@ -47,7 +48,9 @@ class CheckpointPositions:
     on_hub: bool
     revision: str | None
     model_type: str
+    patched: bool
     section: str | None
+    text_type: str
     parameters: Mapping[str | None, Parameters | None]
     rope: ScaledRope
     length: int
@@ -55,6 +58,7 @@ class CheckpointPositions:
     length_key: str
     tokenizer_length: float
     sections: bool
+    latent: bool
     older_fields: bool
     fix: str | None
     warnings: tuple[str, ...]
@@ -73,6 +77,21 @@ class CheckpointPositions:
     def scaled(self) -> list[Parameters]:
         """The parameters of every layer type with a scaling."""
         return [one for one in self.parameters.values() if one and one["rope_type"] != "default"]
+
+    @property
+    def only_main_scaled(self) -> bool:
+        """Whether no layer type but that of `rope` has a scaling."""
+        return all(one is self.main for one in self.scaled)
+
+    @property
+    def scales_softmax(self) -> bool:
+        """Whether yarn has mscale_all_dim, by which DeepSeek's classes also multiply the softmax scale."""
+        return bool(self.main.get(MSCALE_PAIR[1]))
+
+    @property
+    def only_in_config(self) -> bool:
+        """Whether overrides would replace a part of what the engine reads from config.json."""
+        return self.scales_softmax or self.rope_type == "proportional" or (self.nested and not self.patched)
 
     @property
     def rope_type(self) -> str:
@@ -130,8 +149,6 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False) -> Checkpoin
         label: _parameters(ropes[label], own or {}, section, settings.family, length) if label in ropes else None
         for label, own in written.items()
     }
-    if not trains:
-        _refuse(checkpoint.name, written, parameters, latent=section.get("qk_rope_head_dim") is not None)
     if rope.remapping is not None:
         instead = (
             "Fine-tune it with `ropecli finetune`."
@@ -149,7 +166,9 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False) -> Checkpoin
         on_hub=checkpoint.commit is not None,
         revision=None if checkpoint.revision == _DEFAULT_REVISION else checkpoint.revision,
         model_type=str(checkpoint.config.get("model_type")),
+        patched=state.note is not None or state.edited is not None,
         section=None if section is checkpoint.config else "text_config",
+        text_type=str(section.get("model_type") or checkpoint.config.get("model_type")),
         parameters=parameters,
         rope=rope,
         length=length,
@@ -159,11 +178,14 @@ def read_positions(checkpoint: Checkpoint, *, trains: bool = False) -> Checkpoin
         older_fields=_has_older_fields(section, parameters),
         fix=fix_command(state),
         sections=any(key in (one or {}) for one in written.values() for key in _SECTIONS),
+        latent=section.get("qk_rope_head_dim") is not None,
         warnings=state.warnings,
     )
 
 
 def _has_older_fields(section: dict[str, Any], parameters: Mapping[str | None, Parameters | None]) -> bool:
+    if not section.get("rope_parameters"):
+        return True
     scaled = any(one and one["rope_type"] != "default" for one in parameters.values())
     return first(section, THETA_KEYS) is not None and (not scaled or bool(section.get("rope_scaling")))
 
@@ -181,28 +203,3 @@ def _parameters(
     elif rope.geometry.still_pairs:  # native_parameters already states which pairs do not rotate
         kept.pop("partial_rotary_factor", None)
     return {**native_parameters(rope, family, length), **kept}
-
-
-def _refuse(
-    name: str,
-    written: Mapping[Any, Parameters | None],
-    parameters: Mapping[Any, Parameters | None],
-    *,
-    latent: bool,
-) -> None:
-    if any(one and one.get("mscale_all_dim") for one in written.values()):
-        raise PatchError(
-            f"{name} sets mscale_all_dim, which also multiplies the softmax scale (DeepSeek). Engines read it from "
-            "config.json, and overrides would break that. Serve the folder without options."
-        )
-    scaled = {one["rope_type"] for one in parameters.values() if one} - {"default"}
-    for rope_type in sorted(scaled - set(_ROPE_TYPES)):
-        raise PatchError(
-            f"{name} has rope_type {rope_type!r}; engine support was only checked for {', '.join(_ROPE_TYPES)}. "
-            "Serve the folder without options, and compare a long answer with transformers."
-        )
-    if latent and scaled:
-        raise PatchError(
-            f"{name} has multi-head latent attention, for which engines read a scaling differently. "
-            "Patch with ntk or abf, which only change the base."
-        )

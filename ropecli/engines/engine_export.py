@@ -11,7 +11,7 @@ from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.engines import axolotl, llama_cpp, mlx, ollama, sglang, trl, vllm
 from ropecli.engines.checkpoint_positions import CheckpointPositions, read_positions
-from ropecli.engines.engine_table import Case, EngineTable
+from ropecli.engines.engine_table import Case
 from ropecli.errors import MethodError, OutputError, PatchError, did_you_mean
 
 
@@ -48,9 +48,6 @@ ENGINES = {
     "trl": trl.ENGINE,
     "vllm": vllm.ENGINE,
 }
-_NOT_RAISED = (
-    "config.json states a context length of {p.written_length} tokens. Without the options, the engine stops there."
-)
 
 
 def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = None) -> Export:
@@ -73,7 +70,7 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     positions = read_positions(checkpoint, trains=engine.trains)
     for reason in _texts(engine.refused, positions):
         raise PatchError(f"{engine.title} does not support the positions of {positions.checkpoint}: {reason}")
-    notes = (Case(lambda p: True, _without_options(engine, positions)), *engine.notes)
+    notes = (Case(lambda p: True, engine.without_options(positions)), *engine.notes)
     overrides, file_name = engine.overrides(positions), str(output or engine.file_name)
     file_text = engine.file_text(overrides)
     if output:
@@ -88,14 +85,6 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
         file_text=file_text,
         written=output is not None,
     )
-
-
-def _without_options(engine: EngineTable, positions: CheckpointPositions) -> str:
-    if not engine.without_options:
-        return ""
-    if not positions.raised:
-        return _NOT_RAISED
-    return "" if positions.nested else engine.without_options.get(positions.rope_type, "")
 
 
 def _write(text: str, output: Path) -> None:

@@ -1,7 +1,7 @@
 """The structure of an engine table (EngineTable, Case), and the parts that several tables share."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import yaml
@@ -9,6 +9,12 @@ import yaml
 from ropecli.config.dialects import Parameters
 from ropecli.engines.checkpoint_positions import CheckpointPositions
 from ropecli.scaling.yarn import yarn_attention_factor
+
+# Types with multi-head latent attention whose classes do not treat every scaling as DeepSeek's yarn.
+_LATENT_AS_OTHERS = {"minicpm3"}
+_NOT_RAISED = (
+    "config.json states a context length of {p.written_length} tokens. Without the options, the engine stops there."
+)
 
 
 class Case(NamedTuple):
@@ -23,10 +29,10 @@ class EngineTable:
     """An engine's table.
 
     title: name and release. command: words of the command; a mapping becomes JSON. overrides, cannot, notes: see
-    Export. refused: unsupported positions, each with the next step. without_options: by rope_type, what the engine
-    does without the options where config.json states the context length; empty if there are no options. file_name: the
-    config file that the command reads, named by its last word. file_text: its contents, from `overrides`. trains:
-    whether it trains, with transformers' models, which read all of config.json.
+    Export. refused: unsupported positions, each with the next step. without_options: a sentence on what the engine does
+    without the options, or nothing. file_name: the config file that the command reads, named by its last word.
+    file_text: its contents, from `overrides`. trains: whether it trains, with transformers' models, which read all of
+    config.json.
     """
 
     title: str
@@ -35,7 +41,7 @@ class EngineTable:
     refused: tuple[Case, ...]
     notes: tuple[Case, ...]
     cannot: tuple[Case, ...] = ()
-    without_options: Mapping[str, str] = field(default_factory=dict)
+    without_options: Callable[[CheckpointPositions], str] = lambda p: ""
     file_name: str = ""
     file_text: Callable[[dict[str, Any]], str] = lambda overrides: ""
     trains: bool = False
@@ -51,12 +57,46 @@ DROPS_SECTIONS = Case(
     "with rope_type {p.rope_type!r} it silently drops the sections of multimodal positions. "
     "Patch with yarn, ntk or abf.",
 )
+LATENT = Case(
+    lambda p: p.latent and bool(p.scaled) and not p.scales_softmax and p.text_type not in _LATENT_AS_OTHERS,
+    "with multi-head latent attention it reads a scaling without mscale_all_dim differently from transformers. Patch "
+    "with ntk or abf, which only change the base.",
+)
+PROPORTIONAL_FACTOR = Case(
+    lambda p: p.rope_type == "proportional" and p.factor != 1,
+    "it ignores the factor of rope_type 'proportional'. Patch with ntk or abf, which only change the base.",
+)
+
+
+def is_released_gpt_oss(p: CheckpointPositions) -> bool:
+    """Return whether these are gpt-oss' own positions: YaRN without rounding the ends of its ramp."""
+    return p.text_type == "gpt_oss" and not p.patched and p.main.get("truncate") is False
+
+
+ROUNDS_GPT_OSS = Case(
+    is_released_gpt_oss,
+    "The engine rounds the ends of YaRN's ramp, gpt-oss does not (truncate=false): nine of its 32 pairs rotate at "
+    "another speed than in transformers, one of them 1.8 times as fast. vLLM and SGLang do not round.",
+)
+FROM_CONFIG = Case(
+    lambda p: p.only_in_config,
+    "The command has no RoPE options: they would replace a part of what the engine reads from config.json.",
+)
 
 SAVED_BY_TRANSFORMERS = Case(
     lambda p: True,
     "The trained model keeps the scaling, but only in rope_parameters, and has no ropecli.yaml: `ropecli inspect "
     "OUTPUT` prints the command that also writes the fields of older readers. Merge adapters with `ropecli merge`.",
 )
+
+
+def without_options(p: CheckpointPositions, texts: Mapping[str, str]) -> str:
+    """What the engine does without its options. texts: by rope_type, where config.json states the context length."""
+    if p.only_in_config:
+        return ""
+    if not p.raised:
+        return _NOT_RAISED
+    return "" if p.nested else texts.get(p.rope_type, "")
 
 
 def as_yaml(overrides: dict[str, Any]) -> str:

@@ -4,10 +4,11 @@
   ends always rounded (ggml.c, ggml_rope_yarn_corr_dims); cos and sin times attn_factor·(1 + 0.1·ln s).
 - Context (llama-context.cpp): YaRN overwrites --yarn-attn-factor so that the product is 1 + 0.1·ln s. The file's
   `rope.scaling.attn_factor` still multiplies it; --override-kv sets that, also in older builds.
-- Converter (conversion/{base,llama,phi}.py): stores base, linear's factor, and YaRN's factor and original length;
-  llama3 as the tensor rope_freqs (architecture llama); longrope's factors for phi3 only, silently dropped for
-  others; nothing for dynamic. It stores YaRN's betas and attention factor, but the loader ignores them (except grok,
-  mistral3).
+- Converter (conversion/*.py): stores base, linear's factor, and YaRN's factor and original length; llama3 as the
+  tensor rope_freqs (some architectures); longrope's factors for phi3 and minicpm3 only, silently dropped for others;
+  nothing for dynamic. It stores YaRN's betas and attention factor, but the loader ignores them (except grok,
+  mistral3). Of mscale_all_dim, deepseek2 and mistral3 store what transformers computes for mscale = mscale_all_dim.
+- Layers (src/models/*.cpp): the flags do not reach sliding-window layers, which read base and scale from the file.
 - The server caps a request at the file's context_length.
 """
 
@@ -17,7 +18,16 @@ from typing import Any
 import numpy as np
 
 from ropecli.engines.checkpoint_positions import CheckpointPositions
-from ropecli.engines.engine_table import ONE_DYNAMIC_TABLE, Case, EngineTable
+from ropecli.engines.engine_table import (
+    LATENT,
+    ONE_DYNAMIC_TABLE,
+    PROPORTIONAL_FACTOR,
+    ROUNDS_GPT_OSS,
+    Case,
+    EngineTable,
+    is_released_gpt_oss,
+    without_options,
+)
 from ropecli.scaling.ntk import ntk_theta
 from ropecli.scaling.yarn import by_parts, yarn_attention_factor
 
@@ -29,8 +39,18 @@ _ARCHITECTURES = {
     **{name: name for name in ("qwen2", "qwen3", "gemma", "phi3", "olmo", "granite", "stablelm")},
     "phi": "phi2",
 }
-# For these types, sliding layers ignore the flags and read base and scale from the file.
-_SLIDING = ("afmoe", "cohere2", "gemma2", "gpt_oss", "llama4_text", "plamo3", "smallthinker")
+# Types whose layers differ: the flags reach only some of them. -> rope_type of the layers that see the whole context,
+# where the file has all layers right.
+_BY_LAYER = {
+    **dict.fromkeys(("afmoe", "cohere2", "gemma2", "gpt_oss", "smallthinker"), ("default", "linear", "yarn")),
+    **dict.fromkeys(("gemma3_text", "gemma3n_text"), ("default", "linear")),
+    "gemma4_text": ("default", "proportional"),
+    "llama4_text": ("default", "linear", "yarn", "llama3"),
+    "olmo3": ("default", "yarn"),
+    "plamo3": (),
+}
+_LLAMA3_IN_FILE = {"exaone", "exaone4", "llama4_text", "nemotron-nas"}
+_MSCALE_IN_FILE = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "ministral3"}
 
 
 def _command(p: CheckpointPositions) -> tuple[object, ...]:
@@ -44,16 +64,18 @@ def _overrides(p: CheckpointPositions) -> dict[str, Any]:
 
 
 def _flags(p: CheckpointPositions) -> dict[str, str]:
+    if p.scales_softmax:
+        return {} if _betas(p) == _USUAL_BETAS else _beta_flags(p)
+    if differs_by_layer(p):
+        return {}
     if p.rope_type == "linear":
         return _scaling("linear", p.rope.rope_theta, p.factor)
     if p.rope_type == "yarn":
-        fast, slow = _betas(p)
         return {
             **_scaling("yarn", p.rope.rope_theta, p.factor),
             "--yarn-orig-ctx": str(p.original_length),
             "--yarn-ext-factor": "1",
-            "--yarn-beta-fast": _number(fast),
-            "--yarn-beta-slow": _number(slow),
+            **_beta_flags(p),
         }
     if p.rope_type == "dynamic":  # the base of dynamic NTK at the full context length
         s = p.factor
@@ -66,11 +88,16 @@ def _scaling(name: str, rope_theta: float, factor: float | None = None) -> dict[
     return {"--rope-scaling": name, **scale, "--rope-freq-base": _number(rope_theta)}
 
 
+def _beta_flags(p: CheckpointPositions) -> dict[str, str]:
+    fast, slow = _betas(p)
+    return {"--yarn-beta-fast": _number(fast), "--yarn-beta-slow": _number(slow)}
+
+
 def _overridden(p: CheckpointPositions) -> list[str]:
     """The option that overrides the file's metadata."""
     if p.rope_type == "dynamic":
         item = f"context_length=int:{p.length}"
-    elif p.rope_type == "yarn" and not _usual_yarn_factor(p):
+    elif p.rope_type == "yarn" and not _usual_yarn_factor(p) and not p.scales_softmax:
         item = f"rope.scaling.attn_factor=float:{p.rope.attention_factor / yarn_attention_factor(p.factor):.9g}"
     else:
         return []
@@ -82,8 +109,12 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
 
 
+_USUAL_BETAS = (32.0, 1.0)
+
+
 def _betas(p: CheckpointPositions) -> tuple[float, float]:
-    return float(p.main.get("beta_fast", 32.0)), float(p.main.get("beta_slow", 1.0))
+    fast, slow = _USUAL_BETAS
+    return float(p.main.get("beta_fast", fast)), float(p.main.get("beta_slow", slow))
 
 
 def _usual_yarn_factor(p: CheckpointPositions) -> bool:
@@ -99,67 +130,113 @@ def _unrounded_ramp(p: CheckpointPositions) -> bool:
 
 def stored_in_file(p: CheckpointPositions) -> bool:
     """Return whether the converted file has the whole scaling, so that llama.cpp needs no --rope options."""
+    if differs_by_layer(p):
+        if not p.scaled and not p.patched:
+            return True
+        if p.rope_type not in _BY_LAYER.get(p.text_type, ()) or not p.only_main_scaled:
+            return False
     if p.rope_type == "yarn":
-        return _usual_yarn_factor(p) and _betas(p) == (32.0, 1.0) and not _unrounded_ramp(p)
+        right = _stores_mscale(p) if p.scales_softmax else _usual_yarn_factor(p)
+        return right and _betas(p) == _USUAL_BETAS and (is_released_gpt_oss(p) or not _unrounded_ramp(p))
     if p.rope_type == "longrope":
-        return _phi3_stores_it(p)
+        return _stores_longrope(p)
     if p.rope_type == "llama3":
-        return _ARCHITECTURES.get(p.model_type) == "llama"
+        return _stores_llama3(p)
     return p.rope_type != "dynamic"
 
 
 def differs_by_layer(p: CheckpointPositions) -> bool:
     """Return whether layers differ in their positions: by layer type, or for sliding windows."""
-    return p.nested or p.model_type in _SLIDING
+    return p.nested or p.text_type in _BY_LAYER
 
 
-def _phi3_stores_it(p: CheckpointPositions) -> bool:
-    """Return whether a phi3 GGUF stores longrope with this attention factor."""
-    return p.model_type == "phi3" and math.isclose(p.rope.attention_factor, p.usual_longrope_factor, rel_tol=1e-6)
+def _stores_mscale(p: CheckpointPositions) -> bool:
+    return p.text_type in _MSCALE_IN_FILE and math.isclose(p.rope.attention_factor, 1.0, rel_tol=1e-9)
 
 
-_CARRIED = f"{MODEL} already contains the scaling: llama.cpp gives the same results without the --rope options."
+def _stores_llama3(p: CheckpointPositions) -> bool:
+    return p.text_type in _LLAMA3_IN_FILE or _ARCHITECTURES.get(p.model_type) == "llama"
+
+
+def _stores_longrope(p: CheckpointPositions) -> bool:
+    """Return whether a GGUF stores longrope's factors and this attention factor."""
+    stored = {"phi3": p.usual_longrope_factor, "minicpm3": 1.0}.get(p.model_type, math.inf)
+    return math.isclose(p.rope.attention_factor, stored, rel_tol=1e-6)
+
+
+def _is_checked(p: CheckpointPositions) -> bool:
+    in_source = {*_BY_LAYER, *_LLAMA3_IN_FILE, *_MSCALE_IN_FILE, "minicpm3"}
+    return p.model_type in _ARCHITECTURES or p.text_type in in_source
+
+
+_CARRIED = f"{MODEL} already contains all of it: llama.cpp gives the same results without the --rope options."
 CONVERSION_NOTES = (
-    Case(
-        lambda p: not p.on_hub,
-        f"To make {MODEL} from the patched folder: {CONVERTER} {{p.quoted}} --outfile {MODEL}.",
-    ),
+    Case(lambda p: not p.on_hub, f"To make {MODEL}: {CONVERTER} {{p.quoted}} --outfile {MODEL}."),
     Case(
         lambda p: p.on_hub,
         f"To make {MODEL}: hf download {{p.quoted}} prints a local folder, DIR; "
         f"then run {CONVERTER} DIR --outfile {MODEL}.",
     ),
     Case(
-        lambda p: p.model_type not in _ARCHITECTURES,
+        lambda p: not _is_checked(p),
         "llama.cpp was not checked with {p.model_type}: compare a long answer with transformers first.",
     ),
 )
+
+
+def _without_options(p: CheckpointPositions) -> str:
+    if not p.raised and p.rope_type != "dynamic":
+        return (
+            "config.json states a context length of {p.written_length} tokens, at which llama-server stops. Raise "
+            "max_position_embeddings before the conversion."
+        )
+    if not _flags(p):
+        return ""
+    partly = f"{MODEL} contains YaRN's factor and pretraining length, but not its betas and attention factor."
+    texts = {
+        **dict.fromkeys(("default", "linear", "llama3"), _CARRIED),
+        "yarn": _CARRIED if stored_in_file(p) else partly,
+    }
+    return without_options(p, texts)
+
+
 ENGINE = EngineTable(
     title="llama.cpp",
     command=_command,
     overrides=_overrides,
     refused=(
+        LATENT,
+        PROPORTIONAL_FACTOR,
         Case(
-            lambda p: p.nested,
+            lambda p: p.nested and not stored_in_file(p),
             "its flags apply to all layers, but the parameters differ by layer type. Serve the folder with vLLM.",
         ),
         Case(
-            lambda p: p.model_type in _SLIDING,
-            "its flags do not apply to the sliding-window layers of {p.model_type}. Serve the folder with vLLM.",
+            lambda p: differs_by_layer(p) and not stored_in_file(p),
+            "its flags do not apply to the sliding-window layers of {p.model_type}, and its files do not store all of "
+            "this {p.rope_type} scaling for them. Serve the folder with vLLM.",
         ),
-        Case(_unrounded_ramp, "it always rounds the ends of YaRN's ramp. Patch without truncate=false."),
         Case(
-            lambda p: p.rope_type == "llama3" and _ARCHITECTURES.get(p.model_type) != "llama",
+            lambda p: p.scales_softmax and not _stores_mscale(p),
+            "no flag sets mscale_all_dim, and its files for {p.text_type} do not store it as transformers computes "
+            "it. Serve the folder with vLLM.",
+        ),
+        Case(
+            lambda p: _unrounded_ramp(p) and not is_released_gpt_oss(p),
+            "it always rounds the ends of YaRN's ramp. Patch without truncate=false.",
+        ),
+        Case(
+            lambda p: p.rope_type == "llama3" and not _stores_llama3(p),
             "no flag sets llama3's bands, and its files for {p.model_type} store no per-pair factors. Patch with yarn.",
         ),
         Case(
-            lambda p: p.rope_type == "longrope" and p.model_type == "phi3" and not _phi3_stores_it(p),
+            lambda p: p.rope_type == "longrope" and p.model_type == "phi3" and not _stores_longrope(p),
             "no flag sets a factor per pair, and its converter stores the factors with attention factor "
             "√(1 + ln s / ln L) = {p.usual_longrope_factor:.5g}; this folder has {p.rope.attention_factor:.5g}. "
             "Patch with ntk or abf, or with longrope and its default attention factor.",
         ),
         Case(
-            lambda p: p.rope_type == "longrope" and p.model_type != "phi3",
+            lambda p: p.rope_type == "longrope" and p.model_type != "phi3" and not _stores_longrope(p),
             "no flag sets a factor per pair, and its converter silently drops longrope's for {p.model_type}. "
             "A GGUF of architecture llama can store them: tensors rope_factors_long.weight and "
             "rope_factors_short.weight (float32, base frequency ÷ frequency for each pair), llama.rope.scaling.type "
@@ -173,10 +250,14 @@ ENGINE = EngineTable(
     ),
     cannot=(
         ONE_DYNAMIC_TABLE,
+        ROUNDS_GPT_OSS,
         Case(
             lambda p: p.rope_type == "llama3",
-            f"No flag sets llama3's bands: they are in the tensor rope_freqs, which {CONVERTER} writes "
-            "from the patched folder. A file converted from the unpatched folder stays unscaled.",
+            f"No flag sets llama3's bands: they are in the tensor rope_freqs, which {CONVERTER} writes.",
+        ),
+        Case(
+            lambda p: p.rope_type == "llama3" and p.patched,
+            "A file converted from the unpatched folder stays unscaled.",
         ),
         Case(
             lambda p: p.rope_type == "longrope",
@@ -184,11 +265,9 @@ ENGINE = EngineTable(
             "request uses the long ones.",
         ),
     ),
-    without_options={
-        "default": _CARRIED,
-        "linear": _CARRIED,
-        "llama3": _CARRIED,
-        "yarn": f"{MODEL} contains YaRN's factor and pretraining length, but not its betas and attention factor.",
-    },
-    notes=CONVERSION_NOTES,
+    without_options=_without_options,
+    notes=(
+        Case(lambda p: not _flags(p), f"{MODEL} contains all of RoPE: the command needs no --rope options."),
+        *CONVERSION_NOTES,
+    ),
 )

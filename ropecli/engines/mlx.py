@@ -1,9 +1,10 @@
 """The command for mlx-lm, checked by running release 0.32.2 (models/rope_utils.py and the model classes).
 
 - It reads `rope_theta` and `rope_scaling` as transformers 4 wrote them. Without them most classes silently use their
-  default base, unscaled; only qwen3 reads `rope_parameters`.
+  default base, unscaled; a few read `rope_parameters`.
 - Many classes read only the base; phi3 also the longrope factors.
-- yarn ignores attention_factor (1 + 0.1·ln s) and truncate.
+- yarn ignores attention_factor (1 + 0.1·ln s) and truncate. It reads mscale and mscale_all_dim; the classes with
+  multi-head latent attention also multiply the softmax scale.
 - longrope ignores attention_factor (√(1 + ln s / ln L)) and always uses long_factor.
 - dynamic computes a base for each chunk of a prompt, so keys of one prompt are rotated by different bases.
 - There are no options, and no limit from max_position_embeddings.
@@ -12,10 +13,11 @@
 import math
 
 from ropecli.engines.checkpoint_positions import CheckpointPositions
-from ropecli.engines.engine_table import DROPS_SECTIONS, Case, EngineTable
+from ropecli.engines.engine_table import DROPS_SECTIONS, LATENT, ROUNDS_GPT_OSS, Case, EngineTable, is_released_gpt_oss
 from ropecli.scaling.yarn import yarn_attention_factor
 
-# model_type of classes that gave transformers' logits with a scaling (test_mlx.py).
+# model_type of classes that gave transformers' logits with a scaling (test_mlx.py); AS_RELEASED: with their own.
+AS_RELEASED = {"deepseek_v3", "gemma3_text", "gemma4_text", "kimi_k2", "minicpm3", "ministral3", "olmo3"}
 READ = {
     *("exaone4", "gemma3_text", "granite", "llama", "ministral3", "mistral", "olmo2", "olmoe", "qwen2", "qwen3"),
     *("seed_oss", "smollm3"),
@@ -27,9 +29,27 @@ BASE_ONLY = {
 }
 
 
+# Types of classes that read rope_parameters, by their source.
+_RECENT = {
+    *("exaone_moe", "gemma4_text", "glm_moe_dsa", "laguna", "mellum", "ministral3", "mistral4", "muse_glimmer"),
+    *("muse_spark", "olmo_hybrid", "qwen3", "qwen3_5_text", "qwen3_5_moe_text", "spark2_5"),
+}
+
+
 def _other_attention_factor(p: CheckpointPositions) -> bool:
+    if p.scales_softmax:
+        return False
     usual = {"yarn": yarn_attention_factor(p.factor), "longrope": p.usual_longrope_factor}.get(p.rope_type, 1.0)
     return not math.isclose(p.rope.attention_factor, usual, rel_tol=1e-6)
+
+
+def _reads_layer_types(p: CheckpointPositions) -> bool:
+    """Whether mlx-lm's class reads parameters by layer type as transformers does. olmo3 has one base for all layers."""
+    if not p.scaled and not p.patched:
+        return True
+    return p.only_main_scaled and (
+        p.text_type in ("gemma3_text", "gemma4_text") or (p.text_type == "olmo3" and not p.patched)
+    )
 
 
 ENGINE = EngineTable(
@@ -37,10 +57,11 @@ ENGINE = EngineTable(
     command=lambda p: ("mlx_lm.server", "--model", p.checkpoint),
     overrides=lambda p: {},
     refused=(
+        LATENT,
         Case(
-            lambda p: p.nested and (p.model_type != "gemma3_text" or any(one is not p.main for one in p.scaled)),
-            "of types with a RoPE per layer type, it was only checked with gemma3_text, scaled in full attention "
-            "layers. Serve the folder with vLLM.",
+            lambda p: p.nested and not _reads_layer_types(p),
+            "of types with a RoPE per layer type, it was only checked with gemma3_text and gemma4_text, scaled in full "
+            "attention layers. Serve the folder with vLLM.",
         ),
         Case(
             lambda p: bool(p.scaled) and p.model_type in BASE_ONLY,
@@ -48,7 +69,7 @@ ENGINE = EngineTable(
             "which only change the base.",
         ),
         Case(
-            lambda p: not p.older_fields and p.model_type != "qwen3",
+            lambda p: not p.older_fields and p.text_type not in _RECENT,
             "it reads rope_theta and rope_scaling, which config.json lacks. Write them: {p.fix}",
         ),
         Case(
@@ -60,17 +81,23 @@ ENGINE = EngineTable(
             "it ignores attention_factor, which is {p.rope.attention_factor:.5g}. Patch with ntk or abf, or with yarn "
             "and its default attention factor.",
         ),
-        Case(lambda p: p.main.get("truncate") is False, "it ignores truncate=false. Patch without it."),
+        Case(
+            lambda p: p.main.get("truncate") is False and not is_released_gpt_oss(p),
+            "it ignores truncate=false. Patch without it.",
+        ),
         DROPS_SECTIONS,
     ),
-    cannot=(Case(lambda p: p.has_two_factor_lists, "mlx-lm uses long_factor for every request, also for short ones."),),
+    cannot=(
+        ROUNDS_GPT_OSS,
+        Case(lambda p: p.has_two_factor_lists, "mlx-lm uses long_factor for every request, also for short ones."),
+    ),
     notes=(
         Case(
             lambda p: p.revision is not None,
             "mlx_lm.server has no --revision: `hf download {p.quoted}` prints the folder to give as --model.",
         ),
         Case(
-            lambda p: p.model_type not in READ and p.model_type != "phi3",
+            lambda p: p.model_type not in READ | {"phi3"} and (p.patched or p.text_type not in AS_RELEASED),
             "mlx-lm's class for {p.model_type} was not checked: compare a long answer with transformers first.",
         ),
     ),

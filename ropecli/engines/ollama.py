@@ -10,7 +10,7 @@
 from typing import Any
 
 from ropecli.engines.checkpoint_positions import CheckpointPositions
-from ropecli.engines.engine_table import Case, EngineTable
+from ropecli.engines.engine_table import LATENT, PROPORTIONAL_FACTOR, ROUNDS_GPT_OSS, Case, EngineTable
 from ropecli.engines.llama_cpp import CONVERSION_NOTES, CONVERTER, MODEL, differs_by_layer, stored_in_file
 
 _NAME = "my-model"
@@ -31,8 +31,10 @@ ENGINE = EngineTable(
     file_name="Modelfile",
     file_text=_modelfile,
     refused=(
+        LATENT,
+        PROPORTIONAL_FACTOR,
         Case(
-            differs_by_layer,
+            lambda p: differs_by_layer(p) and not stored_in_file(p),
             "it has no RoPE options, and the layers of {p.model_type} differ. Serve the folder with vLLM.",
         ),
         Case(
@@ -47,6 +49,7 @@ ENGINE = EngineTable(
             "Raise max_position_embeddings.",
         ),
     ),
+    cannot=(ROUNDS_GPT_OSS,),
     notes=(
         *CONVERSION_NOTES,
         Case(

@@ -8,43 +8,88 @@
   the batch is beyond the pretraining length.
 - dynamic uses one table, for the full context length.
 - Many model classes pass only the base to their rotary embedding, not the scaling.
+- Classes with multi-head latent attention compute DeepSeek's yarn, with mscale and mscale_all_dim, for every scaling.
+- Of parameters by layer type, gemma3 reads those of full attention and the base of sliding layers; gemma4 reads base,
+  rope_type and partial_rotary_factor; deepseek_v4 reads the fields as released.
 """
 
 from typing import Any
 
 from ropecli.engines.checkpoint_positions import CheckpointPositions
-from ropecli.engines.engine_table import DROPS_SECTIONS, ONE_DYNAMIC_TABLE, Case, EngineTable, with_engine_names
+from ropecli.engines.engine_table import (
+    DROPS_SECTIONS,
+    FROM_CONFIG,
+    LATENT,
+    ONE_DYNAMIC_TABLE,
+    PROPORTIONAL_FACTOR,
+    Case,
+    EngineTable,
+    with_engine_names,
+    without_options,
+)
 
 # model_type of classes that pass rope_parameters on, checked in the source.
-_PASSED_ON = {"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "granite", "gpt_oss", "internlm2"}
+_PASSED_ON = {
+    *("deepseek_v2", "deepseek_v3", "exaone", "exaone4", "gemma3_text", "gemma4_text", "gpt_oss", "granite"),
+    *("internlm2", "kimi_k2", "llama", "llama4_text", "minicpm3", "ministral3", "mistral", "nemotron-nas", "qwen2"),
+    *("qwen2_moe", "qwen3", "qwen3_moe"),
+}
+# model_type of classes that read parameters by layer type -> rope_type of the layers that see the whole context.
+_BY_LAYER_TYPE = {"gemma3_text": ("default", "linear", "yarn"), "gemma4_text": ("default", "proportional")}
 # model_type of classes that pass on only the base, checked in the source.
 _DROPPED = {
-    *("baichuan", "chatglm", "dbrx", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gptj"),
-    *("granitemoe", "mixtral", "olmo", "persimmon", "phi", "stablelm", "starcoder2", "zaya"),
+    *("baichuan", "chatglm", "dbrx", "gemma", "gemma2", "gptj", "granitemoe", "mixtral", "olmo", "persimmon", "phi"),
+    *("stablelm", "starcoder2", "zaya"),
 }
 
 
 def _overrides(p: CheckpointPositions) -> dict[str, Any]:
+    if p.only_in_config or p.nested:
+        return {} if p.raised else p.in_section({p.length_key: p.length})
     # SGLang computes dynamic from the pretraining length, as transformers does
     length = p.original_length if p.rope_type == "dynamic" else p.length
     return p.in_section({"rope_parameters": with_engine_names(p.main), p.length_key: length})
 
 
 def _command(p: CheckpointPositions) -> tuple[object, ...]:
+    overrides = _overrides(p)
+    options = ("--json-model-override-args", overrides) if overrides else ()
     model = ("python", "-m", "sglang.launch_server", "--model-path", p.checkpoint, *p.at_revision)
-    return (*model, "--json-model-override-args", _overrides(p), "--context-length", p.length)
+    return (*model, *options, "--context-length", p.length)
 
 
-_SAME = "SGLang gives the same results without the options: config.json already contains them."
+def _reads_layer_types(p: CheckpointPositions) -> bool:
+    """Whether SGLang's class reads parameters by layer type as transformers does."""
+    if not p.patched and (not p.scaled or p.text_type == "deepseek_v4"):
+        return True
+    return p.only_main_scaled and p.rope_type in _BY_LAYER_TYPE.get(p.text_type, ())
+
+
+def _without_options(p: CheckpointPositions) -> str:
+    same = "SGLang gives the same results without the options: config.json already contains them."
+    ignores = "Without the options, SGLang ignores attention_factor and uses 0.1·ln s + 1."
+    linear = "Without the options, SGLang accepts more than {p.length} tokens: it multiplies by the factor again."
+    texts = {
+        "default": same,
+        "llama3": same,
+        "yarn": ignores if "attention_factor" in p.main else same,
+        "linear": linear,
+        "longrope": "Without the options, SGLang ignores attention_factor.",
+    }
+    return without_options(p, texts)
+
+
 ENGINE = EngineTable(
     title="SGLang 0.5.23",
     command=_command,
     overrides=_overrides,
     refused=(
+        LATENT,
+        PROPORTIONAL_FACTOR,
         Case(
-            lambda p: p.nested,
-            "its gemma3 reads only the base from per-layer-type parameters, and other classes were not checked. "
-            "Serve the folder with vLLM.",
+            lambda p: p.nested and not _reads_layer_types(p),
+            "of classes with parameters by layer type, those for gemma3 and gemma4 read a scaling of full attention "
+            "layers only, and others were not checked. Serve the folder with vLLM.",
         ),
         Case(
             lambda p: bool(p.scaled) and p.model_type in _DROPPED,
@@ -60,16 +105,11 @@ ENGINE = EngineTable(
             "SGLang chooses short_factor or long_factor for each batch, even if the KV cache holds the other.",
         ),
     ),
-    without_options={
-        "default": _SAME,
-        "llama3": _SAME,
-        "yarn": "Without the options, SGLang ignores attention_factor and uses 0.1·ln s + 1.",
-        "linear": "Without the options, SGLang accepts more than {p.length} tokens: it multiplies by the factor again.",
-        "longrope": "Without the options, SGLang ignores attention_factor.",
-    },
+    without_options=_without_options,
     notes=(
+        FROM_CONFIG,
         Case(
-            lambda p: bool(p.scaled) and p.model_type not in _PASSED_ON,
+            lambda p: bool(p.scaled) and p.text_type not in _PASSED_ON,
             "SGLang's class for {p.model_type} was not checked: it may ignore rope_parameters. Compare a long answer "
             "with transformers first.",
         ),

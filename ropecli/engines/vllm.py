@@ -7,18 +7,31 @@
 - yarn reads attention_factor since 0.30.0; before, attn_factor, which multiplies 0.1·ln s + 1.
 - longrope ignores attention_factor and reads short_mscale and long_mscale.
 - dynamic uses one table, from max_trained_positions and max_position_embeddings.
+- Classes with multi-head latent attention compute DeepSeek's yarn, with mscale and mscale_all_dim, for every scaling.
 """
 
 from typing import Any
 
 from ropecli.config.dialects import Parameters
 from ropecli.engines.checkpoint_positions import CheckpointPositions
-from ropecli.engines.engine_table import DROPS_SECTIONS, ONE_DYNAMIC_TABLE, Case, EngineTable, with_engine_names
+from ropecli.engines.engine_table import (
+    DROPS_SECTIONS,
+    FROM_CONFIG,
+    LATENT,
+    ONE_DYNAMIC_TABLE,
+    PROPORTIONAL_FACTOR,
+    Case,
+    EngineTable,
+    with_engine_names,
+    without_options,
+)
 
 _INTERLEAVED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "helium")
 
 
 def _overrides(p: CheckpointPositions) -> dict[str, Any]:
+    if p.only_in_config:
+        return {} if p.raised else p.in_section({p.length_key: p.length})
     written: dict[Any, Any] = {label: one and _as_written(one, p) for label, one in p.parameters.items()}
     return p.in_section({"rope_parameters": written if p.nested else written[None] or {}, p.length_key: p.length})
 
@@ -31,17 +44,31 @@ def _as_written(parameters: Parameters, p: CheckpointPositions) -> Parameters:
 
 
 def _command(p: CheckpointPositions) -> tuple[object, ...]:
-    model = ("vllm", "serve", p.checkpoint, *p.at_revision)
-    return (*model, "--hf-overrides", _overrides(p), "--max-model-len", p.length)
+    overrides = _overrides(p)
+    options = ("--hf-overrides", overrides) if overrides else ()
+    return ("vllm", "serve", p.checkpoint, *p.at_revision, *options, "--max-model-len", p.length)
 
 
 _SAME = "vLLM gives the same results without the options: config.json already contains them."
+_WITHOUT_OPTIONS = {
+    "default": _SAME,
+    "llama3": _SAME,
+    "yarn": "vLLM 0.30.0 and later give the same results without the options: config.json already contains them.",
+    "linear": "Without the options, vLLM accepts more than {p.length} tokens: it multiplies by the factor again.",
+    "longrope": "Without the options, vLLM stops at {p.original_length} tokens and ignores attention_factor.",
+}
 ENGINE = EngineTable(
     title="vLLM 0.33.0",
     command=_command,
     overrides=_overrides,
     refused=(
+        LATENT,
+        PROPORTIONAL_FACTOR,
         DROPS_SECTIONS,
+        Case(
+            lambda p: p.text_type == "gpt_oss" and p.rope_type != "yarn",
+            "its class for gpt_oss computes only yarn. Patch with yarn.",
+        ),
         Case(
             lambda p: p.nested and any(one.get("truncate") is False for one in p.scaled),
             "it reads truncate from each layer type, transformers from the top level. Patch without truncate=false.",
@@ -55,14 +82,9 @@ ENGINE = EngineTable(
             "{p.original_length}.",
         ),
     ),
-    without_options={
-        "default": _SAME,
-        "llama3": _SAME,
-        "yarn": "vLLM 0.30.0 and later give the same results without the options: config.json already contains them.",
-        "linear": "Without the options, vLLM accepts more than {p.length} tokens: it multiplies by the factor again.",
-        "longrope": "Without the options, vLLM stops at {p.original_length} tokens and ignores attention_factor.",
-    },
+    without_options=lambda p: without_options(p, _WITHOUT_OPTIONS),
     notes=(
+        FROM_CONFIG,
         Case(
             lambda p: p.rope_type == "longrope" and p.model_type in _INTERLEAVED,
             "vLLM will fail: its longrope does not support the interleaved rotation of {p.model_type}.",

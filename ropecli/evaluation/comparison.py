@@ -10,6 +10,7 @@ from ropecli.data.documents import Documents
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.results import LengthResult
 from ropecli.live.rotary import unpatched_after
+from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScalingSpec, make_spec
 
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
 
 
 def plan_comparison(checkpoint: Checkpoint, specs: Iterable[ScalingSpec | None]) -> list[PatchPlan | None]:
-    """One plan per distinct spec; None for the unchanged checkpoint. `none` appears once. Raises MethodError."""
+    """One plan per distinct spec; None for the unchanged checkpoint.
+
+    Methods that scale nothing appear once. Raises MethodError.
+    """
     wanted: list[ScalingSpec | None] = []
     for spec in specs:
-        spec = make_spec("none") if spec and spec.method.name == "none" else spec
+        spec = make_spec(spec.method.name) if spec and spec.method.name in LENGTH_ONLY else spec
         if spec not in wanted:
             wanted.append(spec)
     return [make_plan(checkpoint, spec) if spec else None for spec in wanted]

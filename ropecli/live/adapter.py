@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from ropecli.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_file, is_own_file, read_json
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.provenance import read_record
+from ropecli.checkpoint.provenance import entry, read_record
 from ropecli.errors import CheckpointError, reason_of, shown
 from ropecli.live.stock_transformers import quiet_transformers
 
@@ -87,7 +87,7 @@ def only_weights(checkpoint: Checkpoint) -> Checkpoint:
 
 def other_base(adapter: Path, base: Checkpoint) -> str | None:
     """Return a warning if the adapter was trained with other base weights."""
-    recorded = (read_record(adapter).get(ADAPTER_NOTE) or {}).get("weights")
+    recorded = entry(read_record(adapter), ADAPTER_NOTE).get("weights")
     if not recorded or only_weights(base).matches(recorded):
         return None
     return f"The adapter {adapter} was trained on different weights than those of {base.name}."

@@ -27,9 +27,12 @@ def read_stock_config(folder: Path, name: str = "") -> Any:
             raise TypeError(f"text_config is {shown(text)}, which {type(config).__name__} does not have")
         return config
     except Exception as error:  # config classes raise many kinds of errors
-        if (unknown := unknown_type(read_json(folder / CONFIG))) is not None:
+        config = read_json(folder / CONFIG)
+        if (unknown := unknown_type(config)) is not None:
             raise CheckpointError(f"{of}{unknown}") from error
-        raise CheckpointError(f"{of}transformers cannot read this config: {reason_of_stock(error)}") from error
+        raise CheckpointError(
+            f"{of}transformers cannot read this config of type {config.get('model_type')}: {reason_of_stock(error)}"
+        ) from error
 
 
 def unknown_type(config: dict[str, Any]) -> str | None:
@@ -121,17 +124,22 @@ def build_without_weights(config: Any):
         raise
     except Exception as error:  # model classes raise many kinds of errors
         raise CheckpointError(
-            f"transformers cannot build a model from this config: {reason_of_stock(error)}"
+            f"transformers cannot build a model of type {config.model_type} from this config: {reason_of_stock(error)}"
         ) from error
     return model
 
 
 def reason_of_stock(error: Exception) -> str:
-    """Like reason_of. Names the release that reads YaRN by layer type; older ones raise a KeyError."""
+    """Like reason_of. Says which errors are faults in transformers' own code, and which release fixes a known one."""
     import transformers
 
     if isinstance(error, KeyError) and error.args == ("original_max_position_embeddings",):
         return f"YaRN by layer type needs transformers 5.9 or newer; {transformers.__version__} is installed."
+    if isinstance(error, ArithmeticError | AssertionError | AttributeError | LookupError | TypeError):
+        return (
+            f"transformers {transformers.__version__} itself fails with {type(error).__name__} ({reason_of(error)}). "
+            "Check the values in config.json, or use another method or another release of transformers."
+        )
     return reason_of(error)
 
 

@@ -31,28 +31,6 @@ def theory_sentences(report: dict[str, Any]) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
-def base_bound_sentence(report: dict[str, Any]) -> str:
-    """The base bound of an unpatched or patched checkpoint. report: of inspect_checkpoint."""
-    supported, length = report["supported_length"], report["target_length"]
-    what = f"rope_theta {report['rope_theta']:,.10g} supports"
-    needs = "needs"
-    if report["method"] != "none":
-        what = f"The frequencies of {clean(report['method'])} ×{report['factor']:g} support"
-        needs = "needs an unscaled base of"
-    said = f"{what} {_supported(supported)} {_BOUND}"
-    if report["remaps"]:
-        distance = report["largest_distance"]
-        return f"{said}; attention sees distances of up to {distance:,} at its context length of {length:,}."
-    if supported is None or supported >= length:
-        return f"{said}, which covers its context length of {length:,}."
-    smallest = report["smallest_base"]
-    if smallest is None:
-        return f"{said}; `ropecli theory CHECKPOINT` computes what its context length of {length:,} needs."
-    if math.isinf(smallest):
-        return f"{said}; no base supports its context length of {length:,}."
-    return f"{said}; its context length of {length:,} {needs} at least {smallest:,.0f}."
-
-
 def _supported(length: int | None) -> str:
     return f"more than {LONGEST:,} tokens" if length is None else f"about {length:,} tokens"
 

@@ -30,14 +30,16 @@ def llama3(
 
     low_freq_factor, high_freq_factor: rotations within the pretraining length. Pairs with fewer than low_freq_factor
     are divided by the full factor, pairs with more than high_freq_factor are unchanged; in between, the change is
-    linear in the number of rotations.
+    linear in the number of rotations. Equal values, as in Llama 4, leave nothing in between.
     """
-    if high_freq_factor <= low_freq_factor:
+    if high_freq_factor < low_freq_factor:
         raise MethodError(
-            f"high_freq_factor is {high_freq_factor:g}; expected more than low_freq_factor, {low_freq_factor:g}."
+            f"high_freq_factor is {high_freq_factor:g}; expected at least low_freq_factor, {low_freq_factor:g}."
         )
     base = rope.inv_freq()
     rotations = rope.original_max_position_embeddings * base / (2 * math.pi)
-    kept = np.clip((rotations - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
+    band = max(high_freq_factor - low_freq_factor, np.finfo(float).tiny)
+    with np.errstate(over="ignore"):
+        kept = np.clip((rotations - low_freq_factor) / band, 0, 1)
     params = {"low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor}
     return Frequencies(base * (kept + (1 - kept) / s), params=params)

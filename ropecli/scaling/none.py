@@ -1,7 +1,10 @@
-"""No scaling: the pretrained frequencies at every length."""
+"""No new scaling: the frequencies stay as they are, or become the pretrained ones again."""
 
 from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
+
+LENGTH_ONLY = ("none", "unscaled")
+"""Methods that need no factor: they set the context length and scale nothing."""
 
 
 @scaling_method(
@@ -12,5 +15,17 @@ from ropecli.scaling.registry import scaling_method
     uses_factor=False,
 )
 def none(rope: RopeGeometry, s: float) -> Frequencies:
-    """No scaling: keep the pretrained frequencies. The factor only sets the context length."""
+    """Raise the context length only: keep the frequencies, and the scaling that the checkpoint ships with."""
+    return Frequencies(rope.inv_freq())
+
+
+@scaling_method(
+    "unscaled",
+    source="Su et al. 2021, arXiv:2104.09864, section 3.2.2",
+    training="no",
+    rope_type="default",
+    uses_factor=False,
+)
+def unscaled(rope: RopeGeometry, s: float) -> Frequencies:
+    """Remove the scaling that the checkpoint ships with: the frequencies of the base. Written and reported as none."""
     return Frequencies(rope.inv_freq())

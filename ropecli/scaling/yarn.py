@@ -26,11 +26,11 @@ def by_parts(rope: RopeGeometry, s: float, beta_fast: float, beta_slow: float, t
     """NTK-by-parts frequencies (eq. 19), shape (rotary_dim/2,).
 
     The ramp is linear in the pair's index, as in the reference implementation and transformers. In the paper, γ
-    (eq. 18) is linear in the number of rotations. Raises MethodError unless beta_fast > beta_slow, and if no pair
-    lies on the ramp.
+    (eq. 18) is linear in the number of rotations. Kimi K2 ships beta_fast = beta_slow: a step. Raises MethodError if
+    beta_fast < beta_slow, and if no pair lies on the ramp.
     """
-    if beta_fast <= beta_slow:
-        raise MethodError(f"beta_fast is {beta_fast:g}; expected more than beta_slow, {beta_slow:g}.")
+    if beta_fast < beta_slow:
+        raise MethodError(f"beta_fast is {beta_fast:g}; expected at least beta_slow, {beta_slow:g}.")
     if rope.rope_theta <= 1:
         raise MethodError(f"rope_theta is {rope.rope_theta:g}; NTK-by-parts and YaRN require a base above 1.")
 

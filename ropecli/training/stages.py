@@ -31,6 +31,7 @@ from ropecli.data.gapped_positions import refuse_impossible_positions
 from ropecli.errors import DataError, MethodError, OutputError, PatchError, RecipeError, RopecliError
 from ropecli.evaluation.protocols import short_context
 from ropecli.live.stock_transformers import read_stock_config, refuse_encoder
+from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.spec import label_of, make_spec
 from ropecli.training.finetuning import finetune_checkpoint
 from ropecli.training.finished_weights import clear_finished, finished_step
@@ -94,7 +95,7 @@ def plan_stages(checkpoint: Checkpoint, recipe: Recipe) -> list[Stage]:
 
 
 def _plan_patch(checkpoint: Checkpoint, patch: Patch) -> PatchPlan:
-    if patch.factor is None and patch.target_length is None and patch.method != "none":
+    if patch.factor is None and patch.target_length is None and patch.method not in LENGTH_ONLY:
         raise MethodError(f"patch: {patch.method} needs factor or target_length.")
     spec = make_spec(patch.method, 1.0 if patch.factor is None else patch.factor, patch.params)
     plan = make_plan(

@@ -263,7 +263,7 @@ TRAPS = {
     "layers of which only the sliding ones turn": Trap(
         "far-layers-do-not-turn",
         COHERE2,
-        "in cohere2 only sliding layers have rotary embeddings",
+        "only layers with a sliding or chunked window have rotary embeddings",
         {**COHERE2, "model_type": "gemma2"},
         None,
     ),
@@ -342,7 +342,8 @@ def test_a_window_that_is_no_multiple_is_kept(written, fixed):
 def test_a_factor_and_parameters_are_named_exactly(written, fixed):
     factor = 10 / 3
     config = scaled(
-        yarn(factor=factor, beta_fast=16.0, truncate=False, finetuned=True), max_position_embeddings=round(64 * factor)
+        yarn(factor=factor, beta_fast=16.0, truncate=False, low_freq_factor=1.0),
+        max_position_embeddings=round(64 * factor),
     )
     folder = written(config)
     fix = findings(folder)[0]["fix"]

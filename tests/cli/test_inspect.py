@@ -136,7 +136,8 @@ def test_the_table_names_what_it_shows(llama, ropecli, tmp_path):
     assert rows["method"] == "yarn"
     assert rows["factor"] == "4"
     assert rows["attention_factor"] == "1.13863"  # 1 + 0.1 ln 4
-    assert rows["original_max_position_embeddings"] == "64 tokens"
+    assert (rows["pretraining length"], rows["pretraining length from"]) == ("64 tokens", "ropecli.yaml")
+    assert rows["context length"] == "256 tokens"
     assert rows["max_position_embeddings"] == "256 tokens"
     assert rows["tokenizer model_max_length"] == "256 tokens"
 
@@ -168,7 +169,7 @@ def test_what_the_config_leaves_open_is_found(llama, edited, ropecli, inspected)
     ("text", "named"),
     [
         ("{", "cannot be read as JSON"),
-        ("{}", "no rotary position embedding"),
+        ("{}", "no RoPE field that ropecli knows"),
         ('{"rope_theta": 10000.0, "max_position_embeddings": 64}', "hidden_size"),
         (
             '{"rope_theta": 1e4, "rope_scaling": {"type": "xdrope"}, "max_position_embeddings": 64, "head_dim": 8}',
@@ -216,27 +217,18 @@ def test_a_base_that_falls_short_of_its_window(configured, inspected, ropecli):
     report = inspected(configured())
     assert report["supported_length"] == first_negative(np.array(report["inv_freq"]), 4096) - 1
     assert report["smallest_base"] == smallest_base(RopeGeometry(128, 128, 1e4, 4096), 4096)
-    text = said(ropecli("inspect", configured()))
-    assert f"rope_theta 10,000 supports about {report['supported_length']:,} tokens by the bound of Men et al." in text
-    assert f"; its context length of 4,096 needs at least {report['smallest_base']:,.0f}." in text
-    assert "No problems found" in text
+    assert "No problems found" in said(ropecli("inspect", configured()))
 
 
-def test_of_a_scaled_checkpoint_the_frequencies_in_effect_are_told_of(configured, inspected, ropecli):
+def test_of_a_scaled_checkpoint_the_frequencies_in_effect_are_reported(configured, inspected):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     folder = configured(max_position_embeddings=16384, rope_scaling=yarn)
     report = inspected(folder)
     assert report["supported_length"] == first_negative(np.array(report["inv_freq"]), 16384) - 1
-    text = said(ropecli("inspect", folder))
-    assert f"The frequencies of yarn ×4 support about {report['supported_length']:,} tokens" in text
-    assert f"its context length of 16,384 needs an unscaled base of at least {report['smallest_base']:,.0f}." in text
 
 
-def test_of_a_remapped_checkpoint_the_distances_are_told_of(llama, ropecli, inspected, tmp_path):
+def test_of_a_remapped_checkpoint_the_distances_are_reported(llama, ropecli, inspected, tmp_path):
     arguments = ["--method", "rerope", "--factor", 4, "--set", "window=48", "--no-verify", "-o", tmp_path / "out"]
     assert ropecli("patch", llama, *arguments).code == 0
     report = inspected(tmp_path / "out")
     assert (report["remaps"], report["largest_distance"], report["target_length"]) == (True, 48, 256)
-    assert "attention sees distances of up to 48 at its context length of 256." in said(
-        ropecli("inspect", tmp_path / "out")
-    )

@@ -99,7 +99,7 @@ def test_nothing_is_cut_off(llama, yarn, gemma, narrow, ropecli):
         assert drawn
         assert max(map(len, drawn)) <= 80
         joined = whole("".join("".join([name, *cells]) for name, cells in rows(outcome.out).items()))
-        for part in ("original_max_position_embeddings", "float32angleerrorattheend", "tokens"):
+        for part in ("max_position_embeddings", "float32angleerrorattheend", "tokens"):
             assert part in joined
 
 

@@ -42,6 +42,7 @@ WRITTEN = {
     "llama3": "llama3",
     "longrope": "longrope",
     "none": "default",
+    "unscaled": "default",
     "nope": "longrope",
     "ntk": "default",
     "ntk-by-parts": "yarn",

@@ -107,7 +107,7 @@ def test_weights_that_git_lfs_did_not_fetch(refused, source, tmp_path):
         (["--method", "yarn", "--factor", 4, "--set", "beta_fast=many"], "beta_fast is 'many'"),
         (
             ["--method", "yarn", "--factor", 4, "--set", "beta_fast=0.5"],
-            "beta_fast is 0.5; expected more than beta_slow",
+            "beta_fast is 0.5; expected at least beta_slow",
         ),
         (
             ["--method", "yarn", "--factor", 4, "--set", "beta_fast=8", "--set", "beta_fast=16"],

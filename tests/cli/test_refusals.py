@@ -134,6 +134,12 @@ OUTPUTS: list[Refusal] = [
         write("recipe.yaml", f"a0: &a0 {{x: 1}}\n{MERGED}"),
     ),
     Refusal(
+        "a value in a recipe that does not fit its tag",
+        FINETUNE,
+        "does not fit its tag",
+        write("recipe.yaml", "steps: !!bool foo\n"),
+    ),
+    Refusal(
         "aliases of lists in a recipe",
         FINETUNE,
         "it has too many values",

@@ -1,17 +1,20 @@
 """config.json comes in many shapes: composite, nested, or without a key. Each is read as stock transformers
 reads it, and written so that it finds what was meant."""
 
+import json
+
 import numpy as np
 import pytest
 from tiny_settings import TINY
 from transformers import CONFIG_MAPPING, AutoConfig
 
+from ropecli.checkpoint.lint import find_faults
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.config.families import family_of
 from ropecli.config.settings import read_settings
-from ropecli.errors import CheckpointError, RopecliError
+from ropecli.errors import CheckpointError, PatchError, RopecliError
 from ropecli.scaling.spec import make_spec
 
 LAYERS = ["sliding_attention", "full_attention"]
@@ -112,6 +115,66 @@ def test_a_method_that_keeps_still_pairs_is_written_natively(
     assert (parameters["rope_type"], parameters["partial_rotary_factor"]) == ("proportional", 0.25)
 
 
+def test_a_composite_model_in_another_format_is_not_patched(written):
+    """As LLaVA 1.5 was first released: transformers reads text_config alone, and takes its defaults without."""
+    flat = {**TINY, "model_type": "llava", "rope_theta": 20000.0, "mm_hidden_size": 32}
+    source = open_checkpoint(written(flat))
+    plan = make_plan(source, make_spec("linear", 4.0))
+    assert "no text_config, and transformers reads the language model of llava only from there" in plan.unwritable
+    assert [finding.rule for finding in find_faults(read_state(source))] == ["outside-text-config"]
+
+
+def test_a_composite_model_that_takes_its_fields_from_the_top_level(written, patched, assert_inspection_is_live):
+    flat = {**TINY, "model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}}
+    source = written({**flat, "rope_theta": 20000.0, "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2}})
+    assert_inspection_is_live(source)
+    assert_inspection_is_live(patched(source, "yarn"))
+
+
+# Which layers rotate, by the fields of each layer.
+
+LOCAL = {"model_type": "exaone4", "sliding_window": 32}
+FAR_LAYERS = {
+    "Llama 4 as released": ({"model_type": "llama4_text", "attention_chunk_size": 32}, False),
+    "Llama 4 by its fields": (
+        {"model_type": "llama4_text", "no_rope_layers": [1, 0], "layer_types": ["chunked_attention", LAYERS[1]]},
+        False,
+    ),
+    "Llama 4 without chunks": ({"model_type": "llama4_text", "attention_chunk_size": None}, True),
+    "SmolLM3": ({"model_type": "smollm3", "no_rope_layers": [1, 0], "layer_types": LAYERS[1:] * 2}, True),
+    "SmolLM3 without rotation": (
+        {"model_type": "smollm3", "no_rope_layers": [0, 0], "layer_types": LAYERS[1:] * 2},
+        False,
+    ),
+    "Muse as released": ({"model_type": "muse_glimmer_text"}, False),
+    "Granite, base 0 in the far layers": (
+        {"model_type": "granite_swa", "layer_rope_theta": [1e4, 0], "layer_types": LAYERS},
+        False,
+    ),
+    "Granite": ({"model_type": "granite_swa", "layer_rope_theta": [1e4, 1e4], "layer_types": LAYERS}, True),
+    "an unknown type": ({"model_type": "my_own", "no_rope_layers": [1, 0], "layer_types": LAYERS}, False),
+    "EXAONE 4": ({**LOCAL, "layer_types": LAYERS}, False),
+    "EXAONE 4 without a window": ({**LOCAL, "layer_types": LAYERS[1:] * 2, "sliding_window": None}, True),
+    "Command, whose first layer is dense": ({"model_type": "cohere2_moe", "first_k_dense_replace": 1}, True),
+}
+
+
+@pytest.mark.parametrize("name", FAR_LAYERS)
+def test_a_scaling_that_distant_tokens_do_not_notice_is_refused(name, tmp_path):
+    config, rotates = FAR_LAYERS[name]
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "rope_theta": 1e4, **config}))
+    source = open_checkpoint(tmp_path)
+    found = [finding.rule for finding in find_faults(read_state(source))]
+    assert ("far-layers-do-not-turn" in found) is not rotates
+    for method in ("yarn", "rerope"):
+        if rotates:
+            make_plan(source, make_spec(method, 4.0))
+            continue
+        with pytest.raises(PatchError, match=rf"so {method} has no effect on distant tokens\. Use --method none"):
+            make_plan(source, make_spec(method, 4.0))
+    assert make_plan(source, make_spec("none", 4.0)).config["max_position_embeddings"] == 256
+
+
 # Names of their own.
 
 OWN = {
@@ -198,7 +261,7 @@ SILENT = (
 
 
 def silent(model_type: str) -> dict:
-    kinds = {"layer_types": LAYERS, "sliding_window": 32} if model_type == "olmo3" else {}
+    kinds = {"layer_types": LAYERS, "sliding_window": 32} if model_type in ("olmo3", "lfm3", "mimo_v2_flash") else {}
     return {**TINY, **kinds, "model_type": model_type}
 
 
@@ -210,18 +273,24 @@ def test_a_config_that_is_silent_is_read_by_the_types_defaults(model_type, writt
             del config["max_position_embeddings"]
         folder = written(config)
         assert_inspection_is_live(folder)
-        assert "config.json has no rope_theta; the default of this model type is" in warnings_of(folder)
-        assert ("has no max_position_embeddings" in warnings_of(folder)) is without_window
+        assert warnings_of(folder) == ""  # every reader has these defaults
         assert_inspection_is_live(patched(folder, "yarn"))
+
+
+@pytest.mark.transformers("5.23", "the types are unknown")
+@pytest.mark.parametrize("model_type", ["lfm3", "mimo_v2_flash"])
+def test_so_are_the_rotary_type_and_share_of_each_layer_type(model_type, written, patched, assert_inspection_is_live):
+    folder = written(silent(model_type))
+    assert_inspection_is_live(folder)
+    assert_inspection_is_live(patched(folder, "linear"))
 
 
 @pytest.mark.parametrize(
     ("model_type", "message"),
     [
         ("gpt_oss", "gpt_oss is scaled by default"),
-        ("lfm3", "lfm3 expects rope_parameters by layer type"),
         ("granitemoehybrid", "position_embedding_type in config.json is not 'rope'"),
-        ("my_own", "has no rotary position embedding: config.json has none of"),
+        ("my_own", "no RoPE field that ropecli knows .* no language model of type 'my_own'. .* custom code"),
     ],
 )
 def test_a_silent_config_whose_meaning_is_not_known_is_refused(model_type, message, written):

@@ -59,7 +59,7 @@ def test_a_rope_scaling_that_contradicts_rope_parameters_is_followed_with_a_warn
     assert any("'linear'" in warning and "'yarn'" in warning for warning in warnings)
 
 
-@pytest.mark.parametrize("method", ["yarn", "none"])
+@pytest.mark.parametrize("method", ["yarn", "unscaled"])
 def test_what_is_no_scaling_stays_in_rope_parameters(method, llama, edited, patched, config_of):
     """Sections of multimodal positions and the like, which other parts of a model read there."""
     own = {"mrope_section": [4, 6, 6], "llama_4_scaling_beta": 0.1}

@@ -19,6 +19,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config import families
 from ropecli.config.families import family_of
+from ropecli.config.fields import far_layers_rotate
 from ropecli.errors import PatchError
 from ropecli.live import rotary as live
 from ropecli.live.stock_transformers import build_without_weights, quiet_transformers
@@ -103,8 +104,17 @@ def test_where_only_sliding_layers_turn(model_type):
         pytest.skip(f"this release of transformers does not know {model_type}")
     settings = {"sliding_window": 8, **SLIDING[model_type]}
     assert hears_its_tables(model_type, layer_types=LAYERS, **settings)
-    far = hears_its_tables(model_type, layer_types=["full_attention"] * 2, **settings)
-    assert far is not (model_type in families._ONLY_SLIDING_TURN)
+    settings |= {"layer_types": ["full_attention"] * 2}
+    rotates = far_layers_rotate(settings, family_of({"model_type": model_type}))
+    assert hears_its_tables(model_type, **settings) is rotates
+    assert rotates is not (model_type in families._ROTATES_ONLY_IN)
+
+
+def test_the_dense_layers_of_cohere2_moe_rotate():
+    settings = {"sliding_window": 8, "layer_types": ["full_attention"] * 2, "mlp_layer_types": ["dense", "sparse"]}
+    settings |= SLIDING["cohere2_moe"]
+    assert hears_its_tables("cohere2_moe", **settings)
+    assert far_layers_rotate(settings, family_of({"model_type": "cohere2_moe"}))
 
 
 @pinned
@@ -118,7 +128,7 @@ def test_no_type_with_sliding_layers_is_forgotten(rotary):
             mixed.add(model_type)
     by_base = {"granite_swa", "granitemoe_swa", "muse_glimmer_text", "muse_spark_text"}
     assert mixed - set(SLIDING) == by_base  # these say by layer_rope_theta which layers rotate
-    assert set(SLIDING) >= families._ONLY_SLIDING_TURN
+    assert set(SLIDING) >= families._ROTATES_ONLY_IN.keys()
 
 
 COMPRESSED = {
@@ -184,18 +194,27 @@ def _rope_parameters(model_type: str, **fields) -> dict:
         return {}
 
 
+BASES = {name for names in families._FLAT_BASES.values() for name in names.values()}
+
+
 @pinned
-def test_whose_flat_fields_mean_the_far_layers(rotary):
-    linear = {"rope_type": "linear", "factor": 3.0}
-    found = set()
-    for model_type in rotary:
-        if not family_of({"model_type": model_type}).layers:
-            continue
-        parameters = _rope_parameters(model_type, rope_scaling=dict(linear))
-        far, near = (parameters.get(label) or {} for label in ("full_attention", "sliding_attention"))
-        if far.get("factor") == 3.0 and near.get("rope_type") == "default":
-            found.add(model_type)
-    assert found == families._FLAT_MEANS_FULL
+def test_which_layer_types_read_which_flat_fields(rotary):
+    bases, scaling = {}, {}
+    for model_type in (name for name in rotary if family_of({"model_type": name}).layers):
+        layers = len(getattr(coverage.config_of(model_type), "layer_types", None) or ())
+        scaled = _rope_parameters(model_type, rope_scaling={"rope_type": "linear", "factor": 3.0})
+        scaling[model_type] = {key for key, value in scaled.items() if isinstance(value, dict) and "factor" in value}
+        for name in BASES:
+            for value in (777.0, [777.0] * layers):
+                parameters = _rope_parameters(model_type, **{name: value})
+                read = {key for key, value in parameters.items() if value and value["rope_theta"] == 777.0}
+                bases.setdefault(model_type, {}).update(dict.fromkeys(read, name))
+    expected = {name: names for name, names in families._FLAT_BASES.items() if name not in families._IGNORES_FLAT_BASES}
+    expected["olmo3"] = {"full_attention": "rope_theta"}  # the sliding layers get the default, which all released have
+    assert {name: names for name, names in bases.items() if names} == expected
+    del scaling["dots3_note_text"]  # takes rope_theta for the sliding layers too, if rope_scaling is there
+    found = {name: labels for name, labels in scaling.items() if labels}
+    assert found == {name: set(labels) for name, labels in families._FLAT_SCALING.items()}
 
 
 @pinned

@@ -12,6 +12,7 @@ from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.inspection import inspect_checkpoint
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.checkpoint.revert import plan_reversal, revert_to
 from ropecli.checkpoint.state import read_state
 from ropecli.scaling.spec import make_spec
 
@@ -292,6 +293,80 @@ CONFIGS = {
         "sliding_window": 4096,
         "sliding_window_pattern": 4,
     },
+    # its layers that see the whole context have no positions, as Llama 4's
+    "Llama-4-Maverick": {
+        "model_type": "llama4_text",
+        **heads(5120, 40, 8),
+        "head_dim": 128,
+        "attention_chunk_size": 8192,
+        "num_local_experts": 2,
+        "num_hidden_layers": 4,
+        "max_position_embeddings": 1048576,
+        "rope_scaling": None,
+        "rope_theta": 500000.0,
+    },
+    # a base by layer type under its own name
+    "ModernBERT-base": {
+        "model_type": "modernbert",
+        **heads(768, 12, 12),
+        "num_hidden_layers": 4,
+        "cls_token_id": 0,
+        "sep_token_id": 0,
+        "global_attn_every_n_layers": 3,
+        "local_attention": 128,
+        "max_position_embeddings": 8192,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+    },
+    # rope_scaling is that of the compressed layers, without a change of the logits
+    "DeepSeek-V4-Flash": {
+        "model_type": "deepseek_v4",
+        **heads(64, 4, 1),
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "num_hidden_layers": 3,
+        "compress_ratios": [0, 4, 128, 0],
+        **{"q_lora_rank": 16, "o_lora_rank": 16, "o_groups": 2, "index_head_dim": 16, "index_n_heads": 2},
+        **{"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "num_hash_layers": 1},
+        "max_position_embeddings": 1048576,
+        "rope_scaling": {
+            **{"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536},
+            **{"beta_fast": 32, "beta_slow": 1},
+        },
+        "rope_theta": 10000,
+        "compress_rope_theta": 160000,
+    },
+    "MiMo-V2-Flash": {
+        "model_type": "mimo_v2_flash",
+        **heads(64, 4, 4),
+        **{"head_dim": 192, "v_head_dim": 128, "sliding_window": 128},
+        **{"moe_intermediate_size": 16, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1},
+        "max_position_embeddings": 262144,
+        "partial_rotary_factor": 0.334,
+        "rope_theta": 5000000,
+        "swa_rope_theta": 10000,
+    },
+    # lists by layer, with the layer that predicts further tokens
+    "Step-3.7-Flash": {
+        "model_type": "step3p7",
+        "text_config": {
+            **SMALL,
+            "model_type": "step3p5",
+            **heads(64, 2, 2),
+            **{"head_dim": 32, "num_attention_groups": 2, "sliding_window": 64, "num_nextn_predict_layers": 1},
+            **{"moe_num_experts": 4, "moe_top_k": 2, "moe_intermediate_size": 16, "moe_layers_enum": "1"},
+            "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 4},
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_theta": [5000000.0, 10000.0, 5000000.0],
+            "partial_rotary_factors": [0.5, 1.0, 0.5],
+            "yarn_only_types": ["full_attention"],
+            "max_position_embeddings": 262144,
+            "rope_scaling": {
+                **{"rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 131072},
+                **{"low_freq_factor": 1.0, "high_freq_factor": 32.0},
+            },
+        },
+    },
     # older than rope_type, and than raising max_position_embeddings
     "vicuna-7b-v1.5-16k": {
         "model_type": "llama",
@@ -323,14 +398,11 @@ CONFIGS = {
 FOUND = {
     "Mistral-7B-v0.1": ["sliding-window"],
     "Qwen2.5-7B-Instruct with yarn": ["window-below-scaling"],
-    "gemma-3-4b": ["unclear", "unclear", "unclear"],  # the window, the base, and the window it was scaled from
     "Phi-3-mini-128k": ["switches-with-length"],
     "Phi-3-mini-4k": ["sliding-window"],
-    "falcon-7b": ["unclear"],
     "c4ai-command-r7b": ["far-layers-do-not-turn"],
+    "Llama-4-Maverick": ["far-layers-do-not-turn"],
     "vicuna-7b-v1.5-16k": ["unclear"],
-    "Ministral-3-8B": ["one-dialect"],
-    "Yarn-Llama-2-7b-128k": ["unread-key"],  # finetuned
 }
 
 
@@ -348,7 +420,14 @@ def released(written):
 OLMO3 = pytest.mark.transformers("5.14", "olmo3 has one set of RoPE fields")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=OLMO3 if "Olmo-3" in name else ()) for name in CONFIGS])
+NEW = dict.fromkeys(
+    ("DeepSeek-V4-Flash", "MiMo-V2-Flash", "Step-3.7-Flash"), pytest.mark.transformers("5.23", "the type is unknown")
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=OLMO3 if "Olmo-3" in name else NEW.get(name, ())) for name in CONFIGS]
+)
 def test_nothing_is_found_but_what_is_there_and_it_turns_as_in_stock_transformers(name, released, live):
     folder = released(name)
     report = inspect_checkpoint(read_state(open_checkpoint(folder)))
@@ -362,6 +441,64 @@ def test_nothing_is_found_but_what_is_there_and_it_turns_as_in_stock_transformer
         inv_freq, attention_factor = table.at_length(window)
         np.testing.assert_allclose(rope.inv_freq, inv_freq, rtol=2e-6)
         assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-9)
+
+
+BY_LAYER_TYPE = ["ModernBERT-base", *(pytest.param(name, marks=mark) for name, mark in NEW.items())]
+
+
+@pytest.mark.parametrize(
+    ("method", "params"), [("yarn", {}), ("linear", {}), ("abf", {"rope_theta": 9e6}), ("resonance+yarn", {})]
+)
+@pytest.mark.parametrize("name", BY_LAYER_TYPE)
+def test_flat_fields_of_layer_types_are_patched_and_come_back(
+    name, method, params, released, patched, config_of, assert_inspection_is_live, tmp_path
+):
+    """Proved, and what is left of the released fields overrules nothing."""
+    source = released(name)
+    if name == "Step-3.7-Flash" and method == "resonance+yarn":
+        plan = make_plan(open_checkpoint(source), make_spec(method, 4.0))
+        assert "longrope, which transformers does not support if layers differ" in plan.unwritable
+        return
+    folder = patched(source, method, 4.0, **params)
+    revert_to(plan_reversal(open_checkpoint(folder)), tmp_path / "reverted", link=True, say=print)
+    assert list(config_of(tmp_path / "reverted").items()) == list(config_of(source).items())
+    (folder / "ropecli.yaml").unlink()
+    assert_inspection_is_live(folder)
+
+
+@pytest.mark.transformers("5.23", "deepseek_v4 is unknown")
+@pytest.mark.parametrize(("method", "params"), [("yarn", {}), ("abf", {"rope_theta": 9e6})])
+def test_the_released_fields_say_what_rope_parameters_say(method, params, released, patched, edited, live):
+    """Engines read them; stock transformers makes the same tables of them alone."""
+    folder = patched(released("DeepSeek-V4-Flash"), method, **params)
+    alone = live(edited(folder, rope_parameters=...))
+    for label, table in live(folder).items():
+        np.testing.assert_array_equal(table.inv_freq, alone[label].inv_freq)
+        assert table.attention_factor == alone[label].attention_factor
+
+
+@pytest.mark.transformers("5.23", "deepseek_v4 is unknown")
+def test_a_yarn_that_does_not_change_the_logits_stays_so(released):
+    plan = make_plan(open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0))
+    assert plan.ropes["compress"].attention_factor == 1.0
+    assert not any("attention factor" in warning for warning in plan.warnings)
+    own = make_plan(open_checkpoint(released("DeepSeek-V4-Flash")), make_spec("yarn", 32.0, {"attention_factor": 1.2}))
+    assert own.ropes["compress"].attention_factor == 1.2
+
+
+def test_a_base_that_transformers_does_not_read_is_written_where_it_does(released, patched, live):
+    source = released("MiMo-V2-Flash", swa_rope_theta=20000)
+    warning = "swa_rope_theta is 20000, but transformers 5 ignores it in mimo_v2_flash and uses 10000."
+    assert any(warning in line for line in read_state(open_checkpoint(source)).warnings)
+    (before, after) = (live(folder)["sliding_attention"].inv_freq for folder in (source, patched(source, "linear")))
+    assert before[1] == pytest.approx(1e4 ** (-1 / 32), rel=2e-6)
+    assert after[1] == pytest.approx(2e4 ** (-1 / 32), rel=2e-6)
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic"])
+def test_a_head_dim_that_transformers_takes_for_null_is_written(method, released, patched, config_of):
+    """Mixtral's config.json has none; transformers 5 then multiplies null."""
+    assert config_of(patched(released("Mixtral-8x7B"), method))["head_dim"] == 128
 
 
 # Those that ship already scaled are scaled again from their pretraining length, by the fields they have.
@@ -387,6 +524,8 @@ def test_it_is_scaled_from_its_pretraining_window(name, method, released, patche
     bare = open_checkpoint(released(name, **never, max_position_embeddings=window))
     keeps = name == "Ministral-3-8B" and method == "yarn"  # the temperature that it was trained with
     kept = {"mscale": 1.0, "mscale_all_dim": 1.0} if keeps else {}
+    if name == "gpt-oss-20b" and method == "yarn":
+        kept = {"truncate": False}
     expected = make_plan(bare, make_spec(method, 64.0, {**params, **kept})).ropes[None]
     folder = patched(source, method, 64.0, **params)
     table = live(folder)[None]
@@ -399,20 +538,15 @@ def test_it_is_scaled_from_its_pretraining_window(name, method, released, patche
 def test_its_own_factor_gives_its_own_frequencies_back(name, released, patched, live, config_of):
     folder = released(name)
     own = config_of(folder).get("rope_scaling") or config_of(folder)["rope_parameters"]
-    params = {"truncate": False} if own.get("truncate") is False else {}
-    again = patched(folder, own.get("rope_type") or own["type"], own["factor"], **params)
+    again = patched(folder, own.get("rope_type") or own["type"], own["factor"])
     np.testing.assert_allclose(live(again)[None].inv_freq, live(folder)[None].inv_freq, rtol=1e-6)
     assert live(again)[None].attention_factor == pytest.approx(live(folder)[None].attention_factor, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("method", "params", "warned"),
-    [("yarn", {}, True), ("yarn", {"truncate": False}, False), ("linear", {}, False)],
-)
-def test_parameters_that_it_was_trained_with_are_not_dropped_in_silence(method, params, warned, released):
-    plan = make_plan(open_checkpoint(released("gpt-oss-20b")), make_spec(method, 64.0, params))
-    said = "the checkpoint ships with other parameters of yarn; --set truncate=false keeps them."
-    assert (said in plan.warnings) is warned
+@pytest.mark.parametrize("params", [{}, {"truncate": True}])
+def test_parameters_that_it_was_trained_with_are_kept_unless_others_are_set(params, released):
+    plan = make_plan(open_checkpoint(released("gpt-oss-20b")), make_spec("yarn", 64.0, params))
+    assert plan.spec.params == {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, **params}
 
 
 @pytest.mark.parametrize("method", ["linear", "longrope"])

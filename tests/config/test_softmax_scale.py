@@ -71,7 +71,7 @@ def test_yarn_keeps_the_pair_and_counts_it_by_its_own_factor(factor, model, patc
     assert softmax_scale(again) == pytest.approx(plain * times(factor))
 
 
-@pytest.mark.parametrize("method", ["none", "linear", "longrope"])
+@pytest.mark.parametrize("method", ["unscaled", "linear", "longrope"])
 def test_another_method_leaves_the_softmax_scale_plain(method, model, patched, live, config_of):
     folder, plain = model
     lists = {"long_factor": [2.0] * 32, "attention_factor": 1.1}

@@ -12,6 +12,10 @@ from ropecli.errors import PatchError
 WINDOW, TARGET = 256, 1024
 IN_FLAGS = {"none", "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "yarn with its own attention factor"}
 F = np.float32
+MSCALE = {
+    **{"type": "yarn", "factor": 4.0, "original_max_position_embeddings": WINDOW, "beta_fast": 2, "beta_slow": 1},
+    **{"mscale": 1.0, "mscale_all_dim": 1.0},
+}
 
 
 def parsed(command: str) -> dict[str, str]:
@@ -90,7 +94,10 @@ def test_phi3_with_an_attention_factor_of_its_own_is_refused(patched_model):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"model_type": "gemma2", "head_dim": 32}, "do not apply to the sliding-window layers"),
+        (
+            {"model_type": "cohere2", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "do not apply to the sliding-window layers",
+        ),
         (
             {
                 "model_type": "olmo2",
@@ -121,3 +128,40 @@ def test_phi3_with_an_attention_factor_of_its_own_is_refused(patched_model):
 def test_unsupported_positions_are_refused(fields, said, config_only):
     with pytest.raises(PatchError, match=said):
         export_checkpoint(config_only(**fields), "llama.cpp")
+
+
+@pytest.mark.parametrize(
+    ("fields", "command"),
+    [
+        ({"model_type": "gemma2"}, "llama-server -m model.gguf -c 256 -np 1"),
+        (
+            {
+                "model_type": "gemma2",
+                "rope_scaling": {"type": "linear", "factor": 4.0},
+                "max_position_embeddings": 256,
+            },
+            "llama-server -m model.gguf -c 1024 -np 1",
+        ),
+        (
+            {
+                "model_type": "kimi_k2",
+                "qk_rope_head_dim": 16,
+                "max_position_embeddings": TARGET,
+                "rope_scaling": MSCALE,
+            },
+            "llama-server -m model.gguf --yarn-beta-fast 2 --yarn-beta-slow 1 -c 1024 -np 1",
+        ),
+    ],
+    ids=["sliding layers", "sliding layers, scaled", "betas, which a file of deepseek2 does not store"],
+)
+def test_what_flags_do_not_reach_comes_from_the_file(fields, command, config_only):
+    """Sliding layers read base and scale from the file, and so does DeepSeek's softmax scale."""
+    assert export_checkpoint(config_only(head_dim=32, **fields), "llama.cpp").command == command
+
+
+def test_a_length_that_config_json_does_not_state_is_named(config_only):
+    """The server stops at the file's context length, whatever -c says."""
+    checkpoint = config_only(model_type="qwen2", rope_scaling={**MSCALE, "mscale": None, "mscale_all_dim": None})
+    export = export_checkpoint(checkpoint, "llama.cpp")
+    assert export.command.endswith(f"-c {TARGET} -np 1")
+    assert f"length of {WINDOW} tokens, at which llama-server stops" in export.notes[0]

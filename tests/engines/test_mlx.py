@@ -5,6 +5,7 @@ It runs in an environment of its own, which pytest's cache keeps.
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -37,7 +38,7 @@ SETTINGS = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": []},
 }
 READ = sorted(mlx.READ - {"ministral3"} | {"phi3"})  # ministral3 is scaled as it ships
-AGREES, DIFFERS = 2e-3, 0.01
+AGREES, DIFFERS = 5e-3, 0.01
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,31 @@ def test_a_patched_folder_needs_no_options(patched):
     assert (export.command, export.overrides) == (f"mlx_lm.server --model {folder}", {})
 
 
+# Scalings as released, in the fields of the release: model_type -> (settings of the tiny model, fields of config.json).
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
+MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
+LONG = np.geomspace(1, 4, 8).tolist()
+LONGROPE = {"type": "longrope", "original_max_position_embeddings": 64, "long_factor": LONG, "short_factor": LONG}
+LATENT = {
+    **{"head_dim": 16, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2, "v_head_dim": 32},
+}
+BY_LAYER_TYPE = {**SIX, "sliding_window": 32}
+RELEASED = {
+    "deepseek_v3": ({**LATENT, "first_k_dense_replace": 2}, {"rope_scaling": MSCALE, "rope_theta": 1e4}),
+    "gemma4_text": (BY_LAYER_TYPE, {}),
+    "minicpm3": (
+        LATENT,
+        {"rope_scaling": LONGROPE, "rope_theta": 1e4, "scale_emb": 1, "scale_depth": 1, "dim_model_base": 64},
+    ),
+    "ministral3": (
+        {},
+        {"rope_parameters": {**MSCALE, "rope_type": "yarn", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},
+    ),
+    "olmo3": (BY_LAYER_TYPE, {"rope_scaling": {**YARN, "rope_type": "yarn"}, "rope_theta": 5e5}),
+}
+
+
 @pytest.fixture(scope="module")
 def folders(build, tmp_path_factory) -> tuple[Path, dict[str, np.ndarray]]:
     """(folder, logits of stock transformers by name) of each type and method that has a command; type/none for all."""
@@ -87,6 +113,15 @@ def folders(build, tmp_path_factory) -> tuple[Path, dict[str, np.ndarray]]:
             patch_to(plan, home / name, verify=False)
             np.save(home / name / "tokens.npy", tokens)
             expected[name] = by_transformers(home / name, tokens)
+    for model_type, (settings, fields) in RELEASED.items():
+        name = f"{model_type}-released"
+        shutil.copytree(build(model_type, **{"head_dim": 32, **settings}), home / name)
+        config = json.loads((home / name / "config.json").read_text())
+        if "rope_scaling" in fields:
+            del config["rope_parameters"]
+        (home / name / "config.json").write_text(json.dumps({**config, **fields}))
+        np.save(home / name / "tokens.npy", tokens)
+        expected[name] = by_transformers(home / name, tokens)
     return home, expected
 
 

@@ -29,4 +29,4 @@ def test_it_stops_at_max_position_embeddings(config_only):
 
 def test_layers_that_differ_are_refused(patched_model):
     with pytest.raises(PatchError, match="the layers of gemma3_text differ"):
-        export_checkpoint(patched_model("gemma3_text", "ntk"), "ollama")
+        export_checkpoint(patched_model("gemma3_text", "yarn"), "ollama")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ropecli.engines.engine_export import export_checkpoint
+from ropecli.errors import PatchError
 from ropecli.scaling.yarn import by_parts
 
 WINDOW, TARGET = 256, 1024
@@ -111,3 +112,8 @@ def test_the_text_part_of_a_composite_model_is_named(config_only):
     text = {"max_position_embeddings": WINDOW, "rope_theta": 10000.0, "head_dim": 32, "model_type": "llama"}
     export = export_checkpoint(config_only(model_type="llava", text_config=text), "vllm")
     assert export.overrides["text_config"]["max_position_embeddings"] == WINDOW
+
+
+def test_gpt_oss_with_another_scaling_is_refused(config_only):
+    with pytest.raises(PatchError, match="computes only yarn"):
+        export_checkpoint(config_only(model_type="gpt_oss", head_dim=32), "vllm")

@@ -11,6 +11,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.errors import CheckpointError, ProofError
 from ropecli.live.proof import prove
+from ropecli.live.stock_transformers import build_without_weights
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
 
@@ -137,6 +138,16 @@ def test_a_model_type_that_transformers_does_not_know(llama, edited, tmp_path):
     with pytest.raises(CheckpointError, match="lama"):
         patch_to(plan(source), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_error_in_the_code_of_transformers_is_told_as_such(written):
+    """Its yarn multiplies a head_dim of null."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    config = {"vocab_size": 8, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "head_dim": None}
+    folder = written({"model_type": "mixtral", **config, "rope_theta": 1e4, "rope_scaling": yarn})
+    message = r"a model of type mixtral from this config: transformers \S+ itself fails with TypeError \(.*\)\. Check"
+    with pytest.raises(CheckpointError, match=message):
+        build_without_weights(folder)
 
 
 def test_no_code_of_the_checkpoint_runs(llama, edited, tmp_path):

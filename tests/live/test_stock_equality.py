@@ -25,6 +25,7 @@ LONG = np.linspace(1.0, 6.0, 16).tolist()
 
 CASES = {
     "none": ("none", {}),
+    "unscaled": ("unscaled", {}),
     "linear": ("linear", {}),
     "ntk": ("ntk", {}),
     "dynamic": ("dynamic", {}),
@@ -120,12 +121,13 @@ def test_stock_logits_are_those_of_the_live_patch(name, plans, stock_logits, bas
 
 
 def test_none_changes_no_logit(stock_logits):
-    np.testing.assert_array_equal(stock_logits["none"], stock_logits["unpatched"])
+    for name in ("none", "unscaled"):
+        np.testing.assert_array_equal(stock_logits[name], stock_logits["unpatched"])
 
 
 def test_no_two_cases_give_the_same_logits(stock_logits):
     """So that no case passes by being written as another."""
-    names = sorted({"unpatched", *CASES} - {"none"})
+    names = sorted({"unpatched", *CASES} - {"none", "unscaled"})
     for index, one in enumerate(names):
         for other in names[index + 1 :]:
             assert np.abs(stock_logits[one] - stock_logits[other]).max() > 1e-4, (one, other)

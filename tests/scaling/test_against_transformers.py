@@ -33,6 +33,7 @@ YARNS = {
     "wide-ramp": {"beta_fast": 64.0, "beta_slow": 0.5},
     "narrow-whole-ramp": {"beta_fast": 8.0, "beta_slow": 2.5, "truncate": False},
     "ramp-on-one-pair": {"beta_fast": 32.0, "beta_slow": 12.0},
+    "kimi-k2": {"beta_fast": 1.0, "beta_slow": 1.0},
     "deepseek": {"mscale": 1.0, "mscale_all_dim": 1.0},
     "deepseek-uneven": {"mscale": 0.3, "mscale_all_dim": 2.0},
 }
@@ -106,7 +107,7 @@ def test_dynamic_yarn_is_yarn_by_the_stretch(geometry):
         assert_agrees(scale(geometry, make_spec("dynamic-yarn", 32.0), length), theirs, OF_THE_BASE)
 
 
-@pytest.mark.parametrize(("low", "high"), [(1.0, 4.0), (0.5, 9.0)])
+@pytest.mark.parametrize(("low", "high"), [(1.0, 4.0), (0.5, 9.0), (1.0, 1.0)])  # the last: Llama 4 Scout
 def test_llama3(geometry, low, high):
     bands = {"low_freq_factor": low, "high_freq_factor": high}
     window = geometry.original_max_position_embeddings

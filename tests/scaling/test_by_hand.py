@@ -27,6 +27,7 @@ RAISED = [1, 0.1 / ROOT, 0.01 / ROOT**2, 0.001 / ROOT**3]  # 1, 1/20, 1/400, 1/8
 # method, factor, parameters -> inv_freq, attention factor, all to 1e-9
 STATIC = {
     "none": ("none", 4, {}, BASE, 1),
+    "unscaled": ("unscaled", 4, {}, BASE, 1),
     # Chen et al., eq. 4: f'(x, m) = f(x, m/s)
     "linear": ("linear", 4, {}, [0.25, 0.025, 0.0025, 0.00025], 1),
     "abf-base": ("abf", 4, {"rope_theta": 160_000.0}, RAISED, 1),

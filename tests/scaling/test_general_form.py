@@ -93,7 +93,9 @@ def test_every_method_has_its_word():
         "yarn", "ntk-by-parts", "dynamic-yarn", "llama3", "cope",
     }  # fmt: skip
     assert {name for name, word in words.items() if word == "as given"} == {"longrope", "custom"}
-    assert {name for name, word in words.items() if word == "none"} == {"none"} | (set(words) - set(FREQUENCY_METHODS))
+    assert {name for name, word in words.items() if word == "none"} == {"none", "unscaled"} | (
+        set(words) - set(FREQUENCY_METHODS)
+    )
     assert {name for name, word in words.items() if word == "blind"} == {
         "linear", "ntk", "abf", "dynamic", "p-rope", "nope", "resonance",
     }  # fmt: skip

@@ -15,7 +15,7 @@ from ropecli.scaling.spec import make_spec
 
 # A factor of one changes nothing. Exempt are the methods whose factor sets the context length alone: what they do, they
 # do at every factor. Some of those change nothing by parameters that say so; nope and resonance have no such.
-IDENTITIES = ["none", "linear", "ntk", "dynamic", "dynamic-yarn", "ntk-by-parts", "yarn", "llama3"]
+IDENTITIES = ["none", "unscaled", "linear", "ntk", "dynamic", "dynamic-yarn", "ntk-by-parts", "yarn", "llama3"]
 EXEMPT = {
     "abf": lambda rope: {"beta": 1.0},
     "p-rope": lambda rope: {"p": 1.0},

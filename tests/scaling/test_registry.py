@@ -66,7 +66,7 @@ def test_methods_of_other_distances_settle_every_parameter():
 def test_all_the_methods_are_found():
     assert list(scaling_methods()) == [
         "abf", "cope", "custom", "dynamic", "dynamic-yarn", "linear", "llama3", "longrope", "none", "nope", "ntk",
-        "ntk-by-parts", "p-rope", "resonance", "yarn",
+        "ntk-by-parts", "p-rope", "resonance", "unscaled", "yarn",
         "dual-chunk", "leaky-rerope", "lm-infinite", "rerope", "self-extend", "streaming", "string",
     ]  # fmt: skip
 
@@ -208,11 +208,11 @@ REFUSED = {
     "parameter-of-neither": ("yarn+resonance", {"window": 8}, "Method yarn+resonance has no parameter 'window'"),
     "frequency-factor": ("yarn+rerope", {"frequency_factor": 0}, "frequency_factor is 0; expected a positive number"),
     "clipped-too-many": ("cope", {"clipped_pairs": 17}, "clipped_pairs is 17; this model has 16 rotary pairs"),
-    "betas-equal": ("yarn", {"beta_fast": 1.0}, "beta_fast is 1; expected more than beta_slow, 1"),
-    "bands-equal": (
+    "betas-reversed": ("yarn", {"beta_fast": 0.5}, "beta_fast is 0.5; expected at least beta_slow, 1"),
+    "bands-reversed": (
         "llama3",
-        {"low_freq_factor": 4.0, "high_freq_factor": 4.0},
-        "expected more than low_freq_factor, 4",
+        {"low_freq_factor": 4.0, "high_freq_factor": 3.0},
+        "expected at least low_freq_factor, 4",
     ),
     "not-finite": ("longrope", {"long_factor": [1e-320, *ONES[1:]]}, "not finite"),
 }

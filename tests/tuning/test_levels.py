@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM
 from ropecli.attention.patching import live_patch, patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
-from ropecli.checkpoint.state import read_state
 from ropecli.errors import NotFiniteError
 from ropecli.evaluation.perplexity import evaluate_perplexity
 from ropecli.evaluation.protocols import Protocol
@@ -123,15 +122,6 @@ def test_what_was_measured_is_not_measured_again(llama, make_run, monkeypatch, t
     assert again == points  # the seconds too
     assert all(torch.equal(value, one.folded.changed[name]) for name, value in other.folded.changed.items())
     assert other.report == one.report
-
-
-def test_a_factor_of_one_has_one_length(llama, make_run, tmp_path):
-    run = make_run(llama, 1.0, level="heads", **SETTINGS["heads"])
-    tuned = run.tune()
-    assert tuned.report.score.target == tuned.report.score.window
-    write_tuned(tuned, tmp_path / "tuned")
-    rope = read_state(open_checkpoint(tmp_path / "tuned")).ropes[None]
-    np.testing.assert_array_equal(rope.inv_freq, rope.geometry.inv_freq())
 
 
 def test_of_several_kinds_of_layers_those_that_see_everything_are_tuned(build, make_run):
