@@ -1,4 +1,9 @@
-"""What a type checker sees of `import ropecli`; `scripts/check` runs mypy on this file."""
+"""What a type checker sees of `import ropecli`; `scripts/check` runs mypy on this file.
+
+A comment `type: ignore` that nothing needs is an error here, so each one proves that mypy refuses the call.
+"""
+
+# mypy: warn-unused-ignores
 
 from typing_extensions import assert_type
 
@@ -19,3 +24,15 @@ def use() -> None:
     assert_type(ropecli.tune("demo", data="demo-train", factor=4, output="out"), TunedCheckpoint)
     assert_type(ropecli.recipe("yarn-128k"), RecipeList)
     assert_type(ropecli.export("demo", engine="vllm"), Export)
+
+
+def misuse() -> None:
+    ropecli.eval_ppl("demo", data="demo", dtyp="float32")  # type: ignore[call-arg]
+    ropecli.eval_ppl("demo")  # type: ignore[call-arg]
+    ropecli.eval_ppl("demo", data="demo", dtype=32)  # type: ignore[arg-type]
+    ropecli.compare(["demo"], data="demo", lengths="256")  # type: ignore[arg-type]
+    ropecli.passkey("demo", samples=None)  # type: ignore[arg-type]
+    ropecli.needle("demo", max_documents=3)  # type: ignore[call-arg]
+    ropecli.ruler(["demo"], threshold="0.5")  # type: ignore[arg-type]
+    ropecli.tune("demo", data="demo-train", factor=4, output="out", attn=1)  # type: ignore[arg-type]
+    ropecli.theory("demo", factor="4")  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ from typer.core import TyperCommand, TyperOption
 
 from ropecli.cli import terminal
 from ropecli.cli.terminal import parse_list, parse_settings, parse_tokens, print_json
-from ropecli.commands.options import OUTPUT, Flag, Panel, TokenCount
+from ropecli.commands.options import OUTPUT
+from ropecli.commands.signature import Flag, Panel, Renamed, TokenCount, option_name
 from ropecli.errors import RopecliError
 
 ALIASES = {
@@ -30,6 +31,8 @@ ALIASES = {
     "--tracker": ("--report-to",),
 }
 """Names that transformers, lm-eval, vLLM and TRL use: accepted wherever a command has the option, hidden from help."""
+_FORMER: dict[str, tuple[str, ...]] = {}
+"""Former names of renamed options, by name: accepted and hidden like ALIASES."""
 
 
 def _switch(name: str, short: str | None, text: str) -> Any:
@@ -44,13 +47,14 @@ _SWITCHES = {
 
 
 class AliasedCommand(TyperCommand):
-    """A command that also accepts the names in ALIASES."""
+    """A command that also accepts the names in ALIASES and _FORMER."""
 
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)
         for option in (one for one in self.params if isinstance(one, TyperOption)):
             name = option.opts[0]
-            for alias in (*ALIASES.get(name, ()), *ALIASES.get(f"{name} {option.metavar}", ())):
+            names = (*ALIASES.get(name, ()), *ALIASES.get(f"{name} {option.metavar}", ()), *_FORMER.get(name, ()))
+            for alias in names:
                 parser.add_option(obj=option, opts=[alias], dest=option.name, action="store", nargs=option.nargs)
         return parser
 
@@ -92,20 +96,20 @@ def _convert(parameter: inspect.Parameter) -> tuple[inspect.Parameter, Callable[
     """The parameter for Typer, and a function that converts the parsed value."""
     kind, *notes = typing.get_args(parameter.annotation)
     found = {type(note): note for note in notes}
-    flag = found.get(Flag, Flag("--" + parameter.name.replace("_", "-")))
+    flag = found.get(Flag, Flag(option_name(parameter.name, notes)))
+    if Renamed in found:
+        _FORMER[flag.name] = (option_name(found[Renamed].name, ()),)
     options: dict[str, Any] = {"help": found[Doc].documentation, "metavar": flag.metavar}
     if Panel in found:
         options["rich_help_panel"] = found[Panel].title
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     typed, parse = _typed(kind, flag.name, several=is_argument)
-    least = found[Ge].ge if Ge in found else None
     if TokenCount in found:
         typed = str | None if type(None) in typing.get_args(kind) else str
-        fewest = 1 if least is None else int(least)
-        parse = lambda value: None if value is None else parse_tokens(str(value), flag.name, fewest)  # noqa: E731
+        parse = lambda value: None if value is None else parse_tokens(str(value), flag.name)  # noqa: E731
         options["metavar"] = flag.metavar or "TOKENS"
-    elif least is not None:
-        options |= {"min": least, "metavar": "N"}
+    elif Ge in found:
+        options["metavar"] = f"N [x>={found[Ge].ge}]"
     if is_argument:
         options["metavar"] = flag.metavar or parameter.name.upper()
         note: Any = typer.Argument(**options)
@@ -128,11 +132,13 @@ def _typed(kind: Any, name: str, *, several: bool) -> tuple[Any, Callable[[Any],
         inner, parse = Path, lambda value: value
     elif typing.get_origin(inner) is Mapping:
         return list[str] | None, lambda value: parse_settings(value) if value else None
-    elif typing.get_origin(inner) is Sequence and (several or typing.get_args(inner) == (Path,)):
-        (inner,) = typing.get_args(inner)
-        return list[inner], lambda value: value  # type: ignore[valid-type]
     elif typing.get_origin(inner) is Sequence:
         (item,) = typing.get_args(inner)
+        named = Path in (item, *typing.get_args(item))
+        if several or named:
+            item = Path if named else item
+            return list[item], lambda value: value  # type: ignore[valid-type]
+        item = typing.get_args(item)[0] if typing.get_origin(item) is Annotated else item
         inner, parse = str, lambda value: None if value is None else parse_list(value, name, item)
     else:
         parse = lambda value: value  # noqa: E731

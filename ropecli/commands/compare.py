@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Ge
+from annotated_types import Ge, Gt, MinLen
+from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
 from ropecli.commands.outputs import refuse_outputs
+from ropecli.commands.signature import command
 from ropecli.errors import MethodError, did_you_mean
 
 if TYPE_CHECKING:
@@ -43,67 +45,46 @@ class Comparison:
         return [report.as_json() for report in self.reports]
 
 
-def compare(
-    checkpoints: Annotated[
-        Sequence[str],
-        Flag("checkpoints", metavar="CHECKPOINT..."),
-        Doc("Folders, Hub ids (owner/name), or 'demo'."),
-    ],
-    *,
-    data: options.Data,
-    methods: Annotated[Sequence[str], Doc("Methods, separated by commas; as-is: no patch."), options.SCALING] = (
-        "none",
-        "linear",
-        "ntk",
-        "dynamic",
-        "llama3",
-        "ntk-by-parts",
-        "yarn",
+Methods = Annotated[Sequence[str], Doc("Methods, separated by commas; as-is: no patch."), options.SCALING]
+Factors = Annotated[
+    Sequence[Annotated[float, Gt(0)]],
+    MinLen(1),
+    Flag("--factors", "-f"),
+    Doc("Factors, separated by commas."),
+    options.SCALING,
+]
+Measures = Annotated[
+    Sequence[str],
+    Flag("--measure", metavar="MEASURE,..."),
+    Doc(
+        "ppl: perplexity by --protocol. longppl: perplexity of key tokens, see --evaluator and --keys. ruler: the "
+        "mean score of RULER's tasks."
     ),
-    factors: Annotated[
-        Sequence[float], Flag("--factors", "-f"), Doc("Factors, separated by commas."), options.SCALING
-    ] = (4,),
-    measure: Annotated[
-        Sequence[str],
-        Flag("--measure", metavar="MEASURE,..."),
-        Doc(
-            "ppl: perplexity by --protocol. longppl: perplexity of key tokens, see --evaluator and --keys. ruler: the "
-            "mean score of RULER's tasks."
-        ),
-    ] = ("ppl",),
-    lengths: options.Lengths = None,
+]
+Tasks = Annotated[
+    Sequence[str] | None, Flag("--tasks", metavar="TASK,..."), Doc("ruler: tasks. Default: all whose prompts fit.")
+]
+Plot = Annotated[
+    str | Path | None, Flag("--plot", metavar="FILE"), Doc("Draw the result: .png, .svg or .pdf."), options.OUTPUT
+]
+
+
+class CompareOptions(options.DocumentOptions, options.PerplexityOptions, total=False): ...
+
+
+@command
+def compare(
+    checkpoints: options.Checkpoints,
+    *,
+    methods: Methods = ("none", "linear", "ntk", "dynamic", "llama3", "ntk-by-parts", "yarn"),
+    factors: Factors = (4,),
     settings: options.SeveralSettings = None,
-    protocol: options.ProtocolName = "prefix",
-    stride: options.Stride = None,
-    targets: options.Targets = None,
-    evaluator: options.Evaluator = None,
-    keys: options.KeysFile = None,
-    tasks: Annotated[
-        Sequence[str] | None, Flag("--tasks", metavar="TASK,..."), Doc("ruler: tasks. Default: all whose prompts fit.")
-    ] = None,
+    measure: Measures = ("ppl",),
+    tasks: Tasks = None,
     samples: Annotated[int, Ge(1), Doc("ruler: prompts per task and length.")] = 20,
-    mode: Annotated[str, Doc("ruler: rank, which works for base models, or generate.")] = "rank",
-    max_documents: options.MaxDocuments = None,
-    min_tokens: options.MinTokens = None,
-    max_tokens: options.MaxTokens = None,
-    text_column: options.TextColumn = "text",
-    dataset_config: options.DatasetConfig = None,
-    split: options.Split = None,
-    chunk: options.Chunk = None,
-    batch_size: options.BatchSize = 1,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    max_memory: options.MaxMemory = None,
-    load_in_8bit: options.LoadIn8bit = False,
-    load_in_4bit: options.LoadIn4bit = False,
-    attn: options.Attn = "auto",
-    plot: Annotated[
-        str | Path | None, Flag("--plot", metavar="FILE"), Doc("Draw the result: .png, .svg or .pdf."), options.OUTPUT
-    ] = None,
-    output: options.ReportFile = None,
-    resume: options.Resume = False,
-    revision: options.Revision = None,
+    mode: Annotated[str, Doc(f"ruler: rank, which works for base models, or generate. {options.MODE_RULE}")] = "rank",
+    plot: Plot = None,
+    **shared: Unpack[CompareOptions],
 ) -> Comparison:
     """Compare scaling methods by perplexity, without writing checkpoints.
 
@@ -124,23 +105,25 @@ def compare(
     from ropecli.reporting.plot_kinds import draw_reports
     from ropecli.resume import open_state, refuse_interrupted, remove_state
 
-    report_file, picture, key_file = map(options.optional_path, (output, plot, keys))
+    report_file, picture, key_file = map(options.optional_path, (shared["output"], plot, shared["keys"]))
     refuse_unknown_ending(picture)
     refuse_outputs(report_file, picture, key_file)
-    refuse_interrupted(report_file, resume)
-    loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
-    asked = Protocol(protocol, stride, targets)
+    refuse_interrupted(report_file, shared["resume"])
+    loading = options.loading_of(shared)
+    asked = Protocol(shared["protocol"], shared["stride"], shared["targets"])
     measures = _measures(measure, picture)
+    choice, lengths = DataChoice.of(shared), shared["lengths"]
+    evaluator, keys, revision = shared["evaluator"], shared["keys"], shared["revision"]
     ruler = choose_ruler(
-        options.with_config(data, dataset_config),
+        choice.source,
         lengths,
         tasks,
         samples=samples,
         mode=mode,
-        chunk=chunk,
-        batch_size=batch_size,
-        text_column=text_column,
-        split=split,
+        chunk=shared["chunk"],
+        batch_size=shared["batch_size"],
+        text_column=choice.text_column,
+        split=choice.split,
         loading=loading,
         skip_short=True,
     )
@@ -148,18 +131,15 @@ def compare(
     if revision and len(names) > 1:
         raise MethodError("--revision works with one checkpoint only.")
     opened = [open_checkpoint(name, weights=True, revision=revision, adapters=True) for name in names]
-    specs = method_specs(options.listed(methods), options.sorted_numbers(factors, "--factors"), settings)
+    specs = method_specs(options.listed(methods), sorted(set(factors)), settings)
     plans = [plan_comparison(one, specs) for one in opened]
     for one, plan in ((one, plan) for one, own in zip(opened, plans, strict=True) for plan in own):
-        refuse_attention(one, plan, attn)
+        refuse_attention(one, plan, shared["attn"])
     for warning in dict.fromkeys(text for one, own in zip(opened, plans, strict=True) for text in _warnings(one, own)):
         warn(warning)
     reaches = [reach_of(one, plan) for one, own in zip(opened, plans, strict=True) for plan in own]
     reach = min(shortest for shortest, _ in reaches), max(longest for _, longest in reaches)
     workers = join_workers()
-    choice = DataChoice(
-        options.with_config(data, dataset_config), text_column, split, max_documents, min_tokens, max_tokens
-    )
     runs: list[list[PerplexityRun]] = [[] for _ in opened]
     for wanted in _protocols(measures, asked, evaluator, keys):
         before: list[PerplexityRun] = []
@@ -171,8 +151,8 @@ def compare(
                 lengths,
                 wanted,
                 reach=reach,
-                chunk=chunk,
-                batch_size=batch_size,
+                chunk=shared["chunk"],
+                batch_size=shared["batch_size"],
                 loading=loading,
                 workers=workers,
                 before=before,

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
+from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.messages import warn
 from ropecli.commands.outputs import refuse_outputs
+from ropecli.commands.signature import command
 from ropecli.errors import DataError, NotFiniteError
 
 if TYPE_CHECKING:
@@ -18,42 +20,17 @@ if TYPE_CHECKING:
     from ropecli.evaluation.saved_progress import EvalProgress
 
 
+class EvalPplOptions(options.DocumentOptions, options.InMemoryOptions, options.PerplexityOptions, total=False): ...
+
+
+@command
 def eval_ppl(
     checkpoint: options.Checkpoint,
     *,
-    data: options.Data,
-    lengths: options.Lengths = None,
-    protocol: options.ProtocolName = "prefix",
-    stride: options.Stride = None,
-    targets: options.Targets = None,
-    evaluator: options.Evaluator = None,
-    keys: options.KeysFile = None,
     baseline: Annotated[
         str | None, Doc("Second checkpoint to measure on the same tokens. Adds cost and gain with intervals.")
     ] = None,
-    method: options.InMemory = None,
-    factor: options.Factor = None,
-    settings: options.Settings = None,
-    factors_file: options.FactorsFile = None,
-    original_length: options.OriginalLength = None,
-    max_documents: options.MaxDocuments = None,
-    min_tokens: options.MinTokens = None,
-    max_tokens: options.MaxTokens = None,
-    text_column: options.TextColumn = "text",
-    dataset_config: options.DatasetConfig = None,
-    split: options.Split = None,
-    chunk: options.Chunk = None,
-    batch_size: options.BatchSize = 1,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    max_memory: options.MaxMemory = None,
-    load_in_8bit: options.LoadIn8bit = False,
-    load_in_4bit: options.LoadIn4bit = False,
-    attn: options.Attn = "auto",
-    output: options.ReportFile = None,
-    resume: options.Resume = False,
-    revision: options.Revision = None,
+    **shared: Unpack[EvalPplOptions],
 ) -> "EvalReport":
     """Measure perplexity at several context lengths, with a 95% interval over documents.
 
@@ -66,30 +43,28 @@ def eval_ppl(
     from ropecli.evaluation.protocols import Protocol
     from ropecli.resume import refuse_interrupted, remove_state
 
-    report_file, key_file = options.optional_path(output), options.optional_path(keys)
+    report_file, key_file = options.optional_path(shared["output"]), options.optional_path(shared["keys"])
     refuse_outputs(report_file, keys=key_file)
-    refuse_interrupted(report_file, resume)
-    loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
-    asked = Protocol(protocol, stride, targets)
-    subject = open_subject(checkpoint, revision, method, factor, settings, factors_file, original_length)
-    base = open_subject(baseline) if baseline else None
+    refuse_interrupted(report_file, shared["resume"])
+    loading = options.loading_of(shared)
+    asked = Protocol(shared["protocol"], shared["stride"], shared["targets"])
+    subject = open_subject(checkpoint, shared)
+    base = open_subject(baseline, {}) if baseline else None
     for one in (subject, base) if base else (subject,):
-        refuse_attention(one.checkpoint, one.plan, attn)
+        refuse_attention(one.checkpoint, one.plan, shared["attn"])
     for warning in [*subject.warnings, *(f"the baseline: {text}" for text in (base.warnings if base else ()))]:
         warn(warning)
     run = prepare_run(
         subject.checkpoint,
-        DataChoice(
-            options.with_config(data, dataset_config), text_column, split, max_documents, min_tokens, max_tokens
-        ),
-        lengths,
+        DataChoice.of(shared),
+        shared["lengths"],
         asked,
         reach=subject.reach,
-        chunk=chunk,
-        batch_size=batch_size,
+        chunk=shared["chunk"],
+        batch_size=shared["batch_size"],
         loading=loading,
         workers=join_workers(),
-        evaluator=evaluator,
+        evaluator=shared["evaluator"],
         key_file=key_file,
     )
     if base:

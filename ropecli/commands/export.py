@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_doc import Doc
 
 from ropecli.commands.options import OUTPUT, Checkpoint, Flag, Revision, optional_path
+from ropecli.commands.signature import command
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export
 
 
+@command
 def export(
     checkpoint: Checkpoint,
     *,

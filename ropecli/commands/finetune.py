@@ -25,6 +25,7 @@ from ropecli.commands.options import (
     optional_path,
     with_config,
 )
+from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class FinetuneResult:
         return {**vars(self), "output": str(self.output) if self.output else None, "stages": list(self.stages)}
 
 
+@command
 def finetune(
     checkpoint: Checkpoint,
     *,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.commands.options import Checkpoint, Revision
+from ropecli.commands.signature import command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.state import CheckpointState
@@ -35,6 +36,7 @@ class Inspection:
         return {"checkpoints": list(self.reports), "differences": list(self.differences)}
 
 
+@command
 def inspect(
     checkpoint: Checkpoint,
     other: Annotated[str | None, Doc("Second checkpoint, to show next to the first.")] = None,

@@ -1,14 +1,14 @@
 """Shared by `passkey` and `needle`: options, run and report. Imports torch when it runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.commands.messages import progress_bar, warn
-from ropecli.commands.options import optional_path, sorted_numbers
+from ropecli.commands.options import SearchOptions, optional_path
 from ropecli.commands.outputs import refuse_outputs
-from ropecli.errors import MethodError, shown
+from ropecli.errors import MethodError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from ropecli.evaluation.retrieval.haystack import PieceTokenizer
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
 
-DEPTHS = (0, 0.25, 0.5, 0.75, 1)
-_LONGEST = 2**24
-_CANDIDATES, _MOST_CANDIDATES = 10, 1000
+_CANDIDATES = 10
 
 
 @dataclass(frozen=True)
@@ -161,43 +159,29 @@ class KeySearch:
         )
 
 
-def make_search(
-    lengths: Sequence[int] | None,
-    depths: Sequence[float],
-    *,
-    mode: str,
-    chunk: int | None,
-    candidates: int | None,
-    trials: int,
-    seed: int,
-    output: str | Path | None,
-    plot: str | Path | None,
-    keys: int = 1,
-) -> KeySearch:
+def make_search(options: SearchOptions, keys: int = 1) -> KeySearch:
     """Check the options before anything is loaded. Raises MethodError, OutputError."""
     from ropecli.evaluation.retrieval.accuracy import check_mode
     from ropecli.reporting.figures.style import refuse_unknown_ending
 
-    wanted = [] if lengths is None else sorted_numbers(lengths, "--lengths")
-    if wanted and wanted[-1] > _LONGEST:
-        raise MethodError(f"--lengths has {wanted[-1]}; expected at most {_LONGEST} tokens.")
+    mode, candidates = options["mode"], options["candidates"]
     check_mode(mode)
     if mode == "generate":
         if candidates is not None:
             raise MethodError("--candidates has no effect with --mode generate. Remove it.")
         candidates = keys + 1  # the smallest number that a task accepts
     candidates = _CANDIDATES if candidates is None else candidates
-    if candidates > _MOST_CANDIDATES and mode == "rank":
-        raise MethodError(f"--candidates is {candidates}; expected at most {_MOST_CANDIDATES}.")
-    picture, report_file = optional_path(plot), optional_path(output)
+    picture, report_file = optional_path(options["plot"]), optional_path(options["output"])
     refuse_unknown_ending(picture)
     refuse_outputs(report_file, picture)
-    return KeySearch(wanted, _depths(depths), trials, seed, mode, candidates, chunk, report_file, picture)
-
-
-def _depths(depths: Sequence[float]) -> list[float]:
-    """Remove repeats and sort. Raises MethodError."""
-    found = sorted({float(depth) + 0.0 for depth in depths})
-    if not found or not all(0 <= depth <= 1 for depth in found):
-        raise MethodError(f"--depths is {shown(list(depths))}; expected numbers from 0 to 1, such as 0,0.5,1.")
-    return found
+    return KeySearch(
+        sorted(set(options["lengths"] or ())),
+        sorted({depth + 0.0 for depth in options["depths"]}),
+        options["samples"],
+        options["seed"],
+        mode,
+        candidates,
+        options["chunk"],
+        report_file,
+        picture,
+    )

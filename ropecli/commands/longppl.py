@@ -55,7 +55,7 @@ def get_keys(
     Returns the lengths to measure too.
     """
     path = as_path(file) if file else None
-    subject = open_subject(evaluator) if evaluator else None
+    subject = open_subject(evaluator, {}) if evaluator else None
     if path and path.exists():
         keys = read_keys(path)
         if subject and not subject.checkpoint.matches(keys.digest):

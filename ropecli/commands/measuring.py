@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.commands.longppl import get_keys, read_marked, refuse_key_options
 from ropecli.commands.messages import progress_bar, say, warn
-from ropecli.commands.options import sorted_numbers
+from ropecli.commands.options import DocumentOptions, with_config
 from ropecli.commands.subject import Subject, base_report, weight_settings
 from ropecli.data.documents import Documents, read_documents, special_tokens
 from ropecli.data.sources import HUB_DOCUMENTS, Texts, is_hub_dataset, read_texts
@@ -59,6 +59,17 @@ class DataChoice:
     max_documents: int | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, options: DocumentOptions) -> "DataChoice":
+        return cls(
+            with_config(options["data"], options["dataset_config"]),
+            options["text_column"],
+            options["split"],
+            options["max_documents"],
+            options["min_tokens"],
+            options["max_tokens"],
+        )
 
     def texts(self, *, whole: bool | None = None) -> Texts:
         """whole: read all of a Hub dataset; default: only with --max-documents."""
@@ -241,7 +252,7 @@ def prepare_run(
             return run
     if lengths is None and before:
         lengths = before[0].lengths
-    wanted = default_lengths(*reach) if lengths is None else sorted_numbers(lengths, "--lengths")
+    wanted = default_lengths(*reach) if lengths is None else sorted(set(lengths))
     keys = before[0].keys if before else None
     if protocol.name == "longppl":
         if keys is None:

@@ -8,6 +8,7 @@ from annotated_doc import Doc
 
 from ropecli.commands.messages import warn
 from ropecli.commands.options import OutputFolder, Revision, as_path
+from ropecli.commands.signature import command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
@@ -26,6 +27,7 @@ class MergeResult:
         return {"output": str(self.output), "base": self.base.origin(), "matrices": self.matrices}
 
 
+@command
 def merge(
     adapter: Annotated[str | Path, Doc("Folder of an adapter, written by finetune with save: adapter.")],
     *,

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
+from ropecli.commands.signature import command
+
 if TYPE_CHECKING:
     from ropecli.scaling.method import ScalingMethod
 
@@ -30,6 +32,7 @@ class MethodList:
         return listed[0] if self.one else listed
 
 
+@command
 def methods(
     method: Annotated[str | None, Doc("The method to explain. Default: list all.")] = None,
 ) -> MethodList:

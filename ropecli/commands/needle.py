@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_doc import Doc
 from annotated_types import Ge
+from typing_extensions import Unpack
 
 from ropecli.commands import options
-from ropecli.commands.key_search import DEPTHS, make_search
+from ropecli.commands.key_search import make_search
 from ropecli.commands.messages import progress_bar, warn
-from ropecli.commands.options import Flag
+from ropecli.commands.signature import Flag, Renamed, command
 
 if TYPE_CHECKING:
     from ropecli.evaluation.eval_report import RetrievalReport
@@ -16,65 +17,54 @@ if TYPE_CHECKING:
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
 
 
+SearchedText = Annotated[
+    str,
+    Flag("--data", "-d"),
+    Doc("Text to hide the needle in: 'demo', a file or folder of text or rows, or a Hub id."),
+    options.DATA,
+]
+Style = Annotated[
+    str | None,
+    Doc(
+        "code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a sentence and a question. "
+        "Default: code for 'demo' and 'demo-train', else prose."
+    ),
+]
+Needle = Annotated[
+    str | None,
+    Flag("--needle", metavar="TEMPLATE"),
+    Doc("Your own needle, with {key}, and {name} if --num-needles is above 1."),
+]
+Question = Annotated[
+    str | None,
+    Flag("--question", metavar="TEMPLATE"),
+    Doc("For --needle: the last line, which the key completes, with {name}."),
+]
+NumNeedles = Annotated[
+    int,
+    Ge(1),
+    Renamed("keys"),
+    Doc("Number of needles with different names. One is asked for, the others are spread evenly."),
+]
+
+
+class NeedleOptions(options.EvalTextOptions, options.SearchOptions, total=False): ...
+
+
+@command
 def needle(
     checkpoint: options.Checkpoint,
     *,
-    data: Annotated[
-        str,
-        Flag("--data", "-d"),
-        Doc("Text to hide the needle in: 'demo', a file or folder of text or rows, or a Hub id."),
-        options.DATA,
-    ] = "demo",
-    lengths: options.PromptLengths = None,
-    depths: options.Depths = DEPTHS,
-    trials: options.Trials = 5,
-    style: Annotated[
-        str | None,
-        Doc(
-            "code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a sentence and a question. "
-            "Default: code for 'demo' and 'demo-train', else prose."
-        ),
-    ] = None,
-    needle: Annotated[
-        str | None,
-        Flag("--needle", metavar="TEMPLATE"),
-        Doc("Your own needle, with {key}, and {name} if --keys is above 1."),
-    ] = None,
-    question: Annotated[
-        str | None,
-        Flag("--question", metavar="TEMPLATE"),
-        Doc("For --needle: the last line, which the key completes, with {name}."),
-    ] = None,
-    keys: Annotated[
-        int, Ge(1), Doc("Number of needles with different names. One is asked for, the others are spread evenly.")
-    ] = 1,
-    mode: options.Mode = "rank",
-    candidates: options.Candidates = None,
-    chat_template: options.ChatTemplate = "auto",
-    seed: options.Seed = 0,
-    method: options.InMemory = None,
-    factor: options.Factor = None,
-    settings: options.Settings = None,
-    factors_file: options.FactorsFile = None,
-    original_length: options.OriginalLength = None,
-    text_column: options.TextColumn = "text",
-    dataset_config: options.DatasetConfig = None,
-    split: options.Split = None,
-    chunk: options.Chunk = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    max_memory: options.MaxMemory = None,
-    load_in_8bit: options.LoadIn8bit = False,
-    load_in_4bit: options.LoadIn4bit = False,
-    attn: options.Attn = "auto",
-    output: options.ReportFile = None,
-    plot: options.PlotFile = None,
-    revision: options.Revision = None,
+    data: SearchedText = "demo",
+    style: Style = None,
+    needle: Needle = None,
+    question: Question = None,
+    num_needles: NumNeedles = 1,
+    **shared: Unpack[NeedleOptions],
 ) -> "RetrievalReport":
     """Measure whether a model finds a needle in a text of your choice, by length and depth.
 
-    The key is a random number of five digits. A model that confuses several --keys scores 1 ÷ keys.
+    The key is a random number of five digits. A model that confuses several needles scores 1 ÷ --num-needles.
 
     Several processes, started by `accelerate launch -m ropecli needle ...`, share the prompts.
     """
@@ -85,25 +75,15 @@ def needle(
     from ropecli.evaluation.retrieval.prompts import RetrievalTask
     from ropecli.evaluation.retrieval.templates import choose_templates, default_style
 
-    data = options.with_config(data, dataset_config)
-    loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
-    search = make_search(
-        lengths,
-        depths,
-        mode=mode,
-        chunk=chunk,
-        candidates=candidates,
-        trials=trials,
-        seed=seed,
-        output=output,
-        plot=plot,
-        keys=keys,
-    )
+    data = options.with_config(data, shared["dataset_config"])
+    loading = options.loading_of(shared)
+    search = make_search(shared, num_needles)
     default = default_style(data)
     templates = choose_templates(style, needle, question, default)
-    templates.check_keys(keys)
-    subject = open_subject(checkpoint, revision, method, factor, settings, factors_file, original_length)
+    templates.check_keys(num_needles)
+    subject = open_subject(checkpoint, shared)
     search = search.at(subject)
+    text_column, split = shared["text_column"], shared["split"]
     texts = read_texts(data, text_column=text_column, split=split)
 
     def make_task(pieces: "PieceTokenizer") -> "RetrievalTask":
@@ -116,10 +96,10 @@ def needle(
             templates,
             haystack,
             pieces,
-            keys=keys,
+            keys=num_needles,
             candidates=search.candidates,
-            seed=seed,
-            frame=find_frame(pieces.tokenizer, chat_template),
+            seed=search.seed,
+            frame=find_frame(pieces.tokenizer, shared["chat_template"]),
         )
 
     own = {"style": (style or default) if needle is None else None, "text_column": text_column, "split": split}

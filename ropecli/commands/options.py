@@ -1,50 +1,35 @@
-"""Options that several commands share: type, help and panel.
+"""Options that several commands share: types with their help, and groups of options that commands take together.
 
 The option's name follows from the parameter's (max_documents: --max-documents), unless there is a Flag.
 """
 
 import errno
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Ge
+from annotated_types import Ge, Interval, Le, MinLen
+from typing_extensions import Required, TypedDict
 
+from ropecli.commands.signature import Default, Flag, Panel, Renamed, TokenCount
 from ropecli.errors import MethodError, OutputError, shown
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
 
-
-@dataclass(frozen=True)
-class Flag:
-    """How the command line spells an option: Flag("--set", "-s"). metavar: the placeholder for its value in help."""
-
-    name: str
-    short: str | None = None
-    metavar: str | None = None
-
-
-@dataclass(frozen=True)
-class Panel:
-    """The group of options in which help lists an option."""
-
-    title: str
-
-
-@dataclass(frozen=True)
-class TokenCount:
-    """Marks a number of tokens, which the command line reads with suffixes: 4k is 4,096, 1M is 1,048,576."""
-
-
 SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
 TOKENS = TokenCount()
+MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
 Checkpoint = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'.")]
+Checkpoints = Annotated[
+    Sequence[str],
+    Flag("checkpoints", metavar="CHECKPOINT..."),
+    Doc("Folders, Hub ids (owner/name), or 'demo'."),
+]
 Revision = Annotated[str | None, Doc("Branch, tag or commit of a Hub id."), LOADING]
+Length = Annotated[int, Interval(ge=1, le=2**24)]
 
 # Scaling
 Factor = Annotated[float | None, Doc("Target length ÷ pretraining length."), SCALING]
@@ -68,11 +53,6 @@ FactorsFile = Annotated[
     ),
     SCALING,
 ]
-InMemory = Annotated[
-    str | None,
-    Doc("Patch the model in memory with this method (see `ropecli methods`); needs --factor."),
-    SCALING,
-]
 OriginalLength = Annotated[
     int | None, Ge(1), TOKENS, Doc("True pretraining length, if config.json names another."), SCALING
 ]
@@ -80,116 +60,246 @@ Weights = Annotated[
     str, Doc("How to copy unchanged weights: link (hard-link where possible) or copy (always copy)."), OUTPUT
 ]
 
-# Evaluation
-Data = Annotated[str, Flag("--data", "-d"), Doc("'demo', a file or folder of text or rows, or a Hub dataset id."), DATA]
-Lengths = Annotated[
-    Sequence[int] | None,
-    Flag("--lengths", "-l", metavar="TOKENS,..."),
-    Doc(
-        "Context lengths, such as 256,4k,32k. Default: doubling from a quarter of the pretraining length to the "
-        "context length, as far as the data has 8 documents of that length."
-    ),
-]
-ProtocolName = Annotated[str, Doc(" ".join(f"{name}: {protocol.summary}." for name, protocol in PROTOCOLS.items()))]
-Stride = Annotated[int | None, Ge(1), TOKENS, Doc("sliding: distance between windows. Default: half of each length.")]
-Targets = Annotated[
-    int | None, Ge(1), TOKENS, Doc("tail: tokens to score per document. Default: half the shortest length.")
-]
-Evaluator = Annotated[
-    str | None, Doc("longppl: checkpoint that finds the key tokens. Compare models only with the same evaluator.")
-]
-KeysFile = Annotated[
-    str | Path | None,
-    Flag("--keys", metavar="FILE"),
-    Doc("longppl: file of key tokens to read; with --evaluator, to write if it does not exist."),
-]
-MaxDocuments = Annotated[
-    int | None,
-    Ge(1),
-    Doc("Maximum number of documents to read. Default: all; the first 10,000 of a Hub dataset."),
-    DATA,
-]
-MinTokens = Annotated[
-    int | None, Ge(2), TOKENS, Doc("sliding, disjoint, yarn: skip documents with fewer tokens."), DATA
-]
-MaxTokens = Annotated[
-    int | None, Ge(2), TOKENS, Doc("sliding, disjoint, yarn: maximum tokens to read per document."), DATA
-]
-TextColumn = Annotated[str, Doc("Column of a table that holds the text."), DATA]
+
+class StudyOptions(TypedDict, total=False):
+    """The scaling of methods whose frequencies are computed."""
+
+    factor: Annotated[Factor, Default(None)]
+    settings: Annotated[SeveralSettings, Default(None)]
+    factors_file: Annotated[FactorsFile, Default(None)]
+    original_length: Annotated[OriginalLength, Default(None)]
+    revision: Annotated[Revision, Default(None)]
+
+
+class InMemoryOptions(TypedDict, total=False):
+    """A patch in memory."""
+
+    method: Annotated[
+        str | None,
+        Default(None),
+        Doc("Patch the model in memory with this method (see `ropecli methods`); needs --factor."),
+        SCALING,
+    ]
+    factor: Annotated[Factor, Default(None)]
+    settings: Annotated[Settings, Default(None)]
+    factors_file: Annotated[FactorsFile, Default(None)]
+    original_length: Annotated[OriginalLength, Default(None)]
+
+
+# Data
 DatasetConfig = Annotated[
     str | None, Flag("--dataset-config", metavar="NAME"), Doc("Configuration of a Hub dataset, such as en."), DATA
 ]
-Split = Annotated[str | None, Doc("Split of a Hub dataset. Default: test, validation or train."), DATA]
-Chunk = Annotated[
-    int | None,
-    Ge(0),
-    TOKENS,
-    Doc(
-        "Tokens per forward pass, with a KV cache for those before: less memory, more time. 0: all at once. Default: "
-        "1k beyond 32k tokens."
-    ),
-    LOADING,
-]
-BatchSize = Annotated[int, Ge(1), Doc("Windows of the same length per forward pass."), LOADING]
-Dtype = Annotated[
-    str, Doc("auto (float32 on a CPU, else bfloat16), float32 (fp32), bfloat16 (bf16), float16 (fp16)."), LOADING
-]
-Device = Annotated[str, Doc("auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:1, mps."), LOADING]
-DeviceMap = Annotated[
-    str | None,
-    Flag("--device-map", metavar="MAP"),
-    Doc("auto: spread a model that does not fit one device over the GPUs, then the CPU, then the disk."),
-    LOADING,
-]
-MaxMemory = Annotated[
-    str | None,
-    Flag("--max-memory", metavar="DEVICE=SIZE,..."),
-    Doc("With --device-map: memory for weights by GPU number or cpu, such as 0=20GB,cpu=60GB. Default: what is free."),
-    LOADING,
-]
-LoadIn8bit = Annotated[bool, Doc("Quantize the weights to 8 bits while loading. Needs bitsandbytes."), LOADING]
-LoadIn4bit = Annotated[bool, Doc("Quantize the weights to 4 bits (NF4) while loading. Needs bitsandbytes."), LOADING]
-Attn = Annotated[
-    str,
-    Doc("auto (transformers' default), sdpa, eager, flash_attention_2, flash_attention_3, flex_attention."),
-    LOADING,
-]
-ReportFile = Annotated[
-    str | Path | None, Flag("--output", "-o", metavar="FILE"), Doc("Write the report as JSON."), OUTPUT
-]
-Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
 
-# Retrieval
-PromptLengths = Annotated[
-    Sequence[int] | None,
-    Flag("--lengths", "-l", metavar="TOKENS,..."),
-    Doc(
-        "Exact lengths of the prompt with its answer, such as 256,4k,32k. Default: doubling from a quarter of the "
-        "pretraining length to the context length."
-    ),
-]
-Depths = Annotated[
-    Sequence[float],
-    Doc("Where to put the key: 0 is the beginning of the text, 1 its end, right before the question."),
-]
-Trials = Annotated[int, Ge(1), Doc("Prompts per length and depth.")]
-Mode = Annotated[
-    str,
-    Doc(
-        "rank: the key must have the highest log-probability among --candidates; works for base models. generate: the "
-        "greedy answer must begin with the key."
-    ),
-]
-Candidates = Annotated[
-    int | None,
-    Ge(2),
-    Doc("rank: number of candidates: the key, those of other needles, and random ones. Default: 10, at most 1000."),
-]
-Seed = Annotated[int, Ge(0), Doc("Random seed of keys and texts.")]
-ChatTemplate = Annotated[str, Doc("auto: ask through the tokenizer's chat template, if it has one. none: plain text.")]
+
+class TextOptions(TypedDict, total=False):
+    """The text of a source. `split` is not here, since its default differs between commands."""
+
+    text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
+    dataset_config: Annotated[DatasetConfig, Default(None)]
+
+
+class EvalTextOptions(TextOptions, total=False):
+    """The texts of an evaluation."""
+
+    split: Annotated[
+        str | None, Default(None), Doc("Split of a Hub dataset. Default: test, validation or train."), DATA
+    ]
+
+
+class DocumentOptions(EvalTextOptions, total=False):
+    """The documents of an evaluation."""
+
+    data: Required[
+        Annotated[
+            str, Flag("--data", "-d"), Doc("'demo', a file or folder of text or rows, or a Hub dataset id."), DATA
+        ]
+    ]
+    max_documents: Annotated[
+        int | None,
+        Default(None),
+        Ge(1),
+        Doc("Maximum number of documents to read. Default: all; the first 10,000 of a Hub dataset."),
+        DATA,
+    ]
+    min_tokens: Annotated[
+        int | None,
+        Default(None),
+        Ge(2),
+        TOKENS,
+        Doc("sliding, disjoint, yarn: skip documents with fewer tokens."),
+        DATA,
+    ]
+    max_tokens: Annotated[
+        int | None,
+        Default(None),
+        Ge(2),
+        TOKENS,
+        Doc("sliding, disjoint, yarn: maximum tokens to read per document."),
+        DATA,
+    ]
+
+
+# Loading, output
+class LoadingOptions(TypedDict, total=False):
+    """How to load a model."""
+
+    dtype: Annotated[
+        str,
+        Default("auto"),
+        Doc("auto (float32 on a CPU, else bfloat16), float32 (fp32), bfloat16 (bf16), float16 (fp16)."),
+        LOADING,
+    ]
+    device: Annotated[
+        str, Default("auto"), Doc("auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:1, mps."), LOADING
+    ]
+    device_map: Annotated[
+        str | None,
+        Default(None),
+        Flag("--device-map", metavar="MAP"),
+        Doc("auto: spread a model that does not fit one device over the GPUs, then the CPU, then the disk."),
+        LOADING,
+    ]
+    max_memory: Annotated[
+        str | None,
+        Default(None),
+        Flag("--max-memory", metavar="DEVICE=SIZE,..."),
+        Doc(
+            "With --device-map: memory for weights by GPU number or cpu, such as 0=20GB,cpu=60GB. Default: what is "
+            "free."
+        ),
+        LOADING,
+    ]
+    load_in_8bit: Annotated[
+        bool, Default(False), Doc("Quantize the weights to 8 bits while loading. Needs bitsandbytes."), LOADING
+    ]
+    load_in_4bit: Annotated[
+        bool, Default(False), Doc("Quantize the weights to 4 bits (NF4) while loading. Needs bitsandbytes."), LOADING
+    ]
+    attn: Annotated[
+        str,
+        Default("auto"),
+        Doc("auto (transformers' default), sdpa, eager, flash_attention_2, flash_attention_3, flex_attention."),
+        LOADING,
+    ]
+
+
+class MeasuringOptions(LoadingOptions, total=False):
+    """What every measurement takes."""
+
+    chunk: Annotated[
+        int | None,
+        Default(None),
+        Ge(0),
+        TOKENS,
+        Doc(
+            "Tokens per forward pass, with a KV cache for those before: less memory, more time. 0: all at once. "
+            "Default: 1k beyond 32k tokens."
+        ),
+        LOADING,
+    ]
+    revision: Annotated[Revision, Default(None)]
+    output: Annotated[
+        str | Path | None,
+        Default(None),
+        Flag("--output", "-o", metavar="FILE"),
+        Doc("Write the report as JSON."),
+        OUTPUT,
+    ]
+
+
+Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
 PlotFile = Annotated[
     str | Path | None, Flag("--plot", metavar="FILE"), Doc("Plot to draw: .png, .svg or .pdf."), OUTPUT
 ]
+ChatTemplate = Annotated[str, Doc("auto: ask through the tokenizer's chat template, if it has one. none: plain text.")]
+
+
+# Tasks
+class PerplexityOptions(MeasuringOptions, total=False):
+    """A measurement of perplexity."""
+
+    lengths: Annotated[
+        Sequence[Length] | None,
+        Default(None),
+        MinLen(1),
+        Flag("--lengths", "-l", metavar="TOKENS,..."),
+        Doc(
+            "Context lengths, such as 256,4k,32k. Default: doubling from a quarter of the pretraining length to the "
+            "context length, as far as the data has 8 documents of that length."
+        ),
+    ]
+    protocol: Annotated[
+        str, Default("prefix"), Doc(" ".join(f"{name}: {protocol.summary}." for name, protocol in PROTOCOLS.items()))
+    ]
+    stride: Annotated[
+        int | None,
+        Default(None),
+        Ge(1),
+        TOKENS,
+        Doc("sliding: distance between windows. Default: half of each length."),
+    ]
+    targets: Annotated[
+        int | None,
+        Default(None),
+        Ge(1),
+        TOKENS,
+        Doc("tail: tokens to score per document. Default: half the shortest length."),
+    ]
+    evaluator: Annotated[
+        str | None,
+        Default(None),
+        Doc("longppl: checkpoint that finds the key tokens. Compare models only with the same evaluator."),
+    ]
+    keys: Annotated[
+        str | Path | None,
+        Default(None),
+        Flag("--keys", metavar="FILE"),
+        Doc("longppl: file of key tokens to read; with --evaluator, to write if it does not exist."),
+    ]
+    batch_size: Annotated[int, Default(1), Ge(1), Doc("Windows of the same length per forward pass."), LOADING]
+    resume: Annotated[Resume, Default(False)]
+
+
+class SearchOptions(InMemoryOptions, MeasuringOptions, total=False):
+    """A search for a key in a prompt."""
+
+    lengths: Annotated[
+        Sequence[Length] | None,
+        Default(None),
+        MinLen(1),
+        Flag("--lengths", "-l", metavar="TOKENS,..."),
+        Doc(
+            "Exact lengths of the prompt with its answer, such as 256,4k,32k. Default: doubling from a quarter of the "
+            "pretraining length to the context length."
+        ),
+    ]
+    depths: Annotated[
+        Sequence[Annotated[float, Interval(ge=0, le=1)]],
+        Default((0, 0.25, 0.5, 0.75, 1)),
+        MinLen(1),
+        Doc("Where to put the key: 0 is the beginning of the text, 1 its end, right before the question."),
+    ]
+    samples: Annotated[int, Default(5), Ge(1), Renamed("trials"), Doc("Prompts per length and depth.")]
+    mode: Annotated[
+        str,
+        Default("rank"),
+        Doc(
+            "rank: the key must have the highest log-probability among --candidates; works for base models. generate: "
+            f"the greedy answer must begin with the key. {MODE_RULE}"
+        ),
+    ]
+    candidates: Annotated[
+        int | None,
+        Default(None),
+        Ge(2),
+        Le(1000),
+        Doc("rank: number of candidates: the key, those of other needles, and random ones. Default: 10, at most 1000."),
+    ]
+    chat_template: Annotated[ChatTemplate, Default("auto")]
+    seed: Annotated[int, Default(0), Ge(0), Doc("Random seed of keys and texts.")]
+    plot: Annotated[PlotFile, Default(None)]
+
 
 # Training
 RecipeFile = Annotated[
@@ -198,14 +308,6 @@ RecipeFile = Annotated[
     Doc("A recipe that `ropecli recipe` lists, or a YAML file."),
 ]
 OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT]
-
-
-def sorted_numbers(numbers: Sequence[Any], option: str) -> list[Any]:
-    """Removes repeats and sorts. Raises MethodError for an empty list or a number that is not positive."""
-    found = sorted(set(numbers))
-    if not found or not all(0 < number < math.inf for number in found):
-        raise MethodError(f"{option} is {shown(list(numbers))}; expected positive numbers, such as 256,512.")
-    return found
 
 
 def with_config(data: str, config: str | None) -> str:
@@ -219,16 +321,10 @@ def with_config(data: str, config: str | None) -> str:
     return f"{data}:{config}"
 
 
-def loading_of(
-    dtype: str,
-    device: str,
-    attn: str,
-    device_map: str | None,
-    max_memory: str | None,
-    load_in_8bit: bool,
-    load_in_4bit: bool,
-) -> dict[str, Any]:
+def loading_of(options: LoadingOptions) -> dict[str, Any]:
     """The arguments of load_model. Raises MethodError for options that exclude each other."""
+    device, device_map, max_memory = options["device"], options["device_map"], options["max_memory"]
+    load_in_8bit, load_in_4bit = options["load_in_8bit"], options["load_in_4bit"]
     if load_in_8bit and load_in_4bit:
         raise MethodError("--load-in-8bit and --load-in-4bit exclude each other. Remove one.")
     if device_map and device != "auto":
@@ -237,7 +333,7 @@ def loading_of(
         raise MethodError("--device-map spreads the model of one process over all GPUs. Start one process only.")
     if max_memory and not device_map:
         raise MethodError("--max-memory needs --device-map auto.")
-    loading: dict[str, Any] = {"dtype": dtype, "device": device, "attn": attn}
+    loading: dict[str, Any] = {"dtype": options["dtype"], "device": device, "attn": options["attn"]}
     if device_map:
         loading |= {"device_map": device_map, "max_memory": _sizes(max_memory)}
     return {**loading, "bits": 8 if load_in_8bit else 4} if load_in_8bit or load_in_4bit else loading

@@ -25,6 +25,7 @@ from ropecli.commands.options import (
     as_path,
     is_link,
 )
+from ropecli.commands.signature import command
 from ropecli.errors import MethodError, OutputError, PatchError
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class RevertResult:
         }
 
 
+@command
 def patch(
     checkpoint: Checkpoint,
     *,

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Ge
+from annotated_types import Gt, Interval
 
 from ropecli.commands.messages import warn
 from ropecli.commands.options import TOKENS, Checkpoint, Flag, RecipeFile, Revision, optional_path
+from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -29,13 +30,17 @@ class TrainingPlan:
         return self.report
 
 
+@command
 def plan(
     checkpoint: Checkpoint,
     *,
     length: Annotated[
-        int | None, Ge(2), TOKENS, Doc("Tokens per sequence. Default: the recipe's, or the context length.")
+        int | None,
+        Interval(ge=2, le=2**31),
+        TOKENS,
+        Doc("Tokens per sequence. Default: the recipe's, or the context length."),
     ] = None,
-    gpus: Annotated[int, Doc("Number of GPUs.")] = 1,
+    gpus: Annotated[int, Interval(ge=1, le=65536), Doc("Number of GPUs.")] = 1,
     gpu_memory: Annotated[str, Doc("Memory of one GPU, such as 80GB (10⁹ bytes) or 80GiB.")] = "80GB",
     host_memory: Annotated[
         str | None,
@@ -47,9 +52,11 @@ def plan(
     settings: Annotated[
         Mapping[str, Any] | None, Flag("--set", metavar="KEY=VALUE"), Doc("A key of the recipe; repeatable.")
     ] = None,
-    mfu: Annotated[float, Doc("Model FLOP utilisation, 0 to 1. Long sequences usually reach 0.4.")] = 0.4,
+    mfu: Annotated[
+        float, Interval(gt=0, le=1), Doc("Model FLOP utilisation, 0 to 1. Long sequences usually reach 0.4.")
+    ] = 0.4,
     gpu: Annotated[str, Doc("GPU model, for its speed: a100, h100, h200, b200, l40s, a6000, rtx4090.")] = "h100",
-    gpu_flops: Annotated[float | None, Doc("Dense bfloat16 FLOPs per second of another GPU.")] = None,
+    gpu_flops: Annotated[float | None, Gt(0), Doc("Dense bfloat16 FLOPs per second of another GPU.")] = None,
     revision: Revision = None,
 ) -> TrainingPlan:
     """Estimate the memory and time that fine-tuning needs, and find settings that fit.
@@ -70,17 +77,9 @@ def plan(
     host = parse_size(host_memory, "--host-memory") if host_memory else None
     if host is None and torch.cuda.is_available():
         host = total_memory(torch.device("cpu"))
-    if not 1 <= gpus <= 65536:
-        raise RecipeError(f"--gpus is {gpus}; expected 1 to 65536.")
-    if not 0 < mfu <= 1:
-        raise RecipeError(f"--mfu is {mfu:g}; expected a number above 0 and at most 1.")
-    if length is not None and length > 2**31:
-        raise RecipeError(f"--length is {length}; expected at most {2**31} tokens.")
     if gpu_flops is None and gpu.lower() not in GPUS:
         raise RecipeError(f"Unknown --gpu {gpu!r}. Known: {', '.join(GPUS)}. For others, give --gpu-flops.")
     flops = GPUS[gpu.lower()] if gpu_flops is None else gpu_flops
-    if not 0 < flops < float("inf"):
-        raise RecipeError(f"--gpu-flops is {flops:g}; expected a positive number, such as 989e12.")
     given = {**(settings or {}), **({} if length is None else {"length": length})}
     recipe_file = recipe_path(optional_path(recipe))
     # no data is read: without a recipe any name stands for it

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from annotated_doc import Doc
+from typing_extensions import Unpack
 
 from ropecli import demo
 from ropecli.commands import options
@@ -12,6 +13,7 @@ from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
 from ropecli.commands.outputs import refuse_outputs
 from ropecli.commands.report import DrawnFile
+from ropecli.commands.signature import command
 from ropecli.errors import DataError, MethodError, OutputError
 
 if TYPE_CHECKING:
@@ -36,9 +38,10 @@ class _ScalingOptions(NamedTuple):
     def given(self) -> list[str]:
         """Names of the given options."""
         names = ("--methods", "--factor", "--set", "--factors-file", "--original-length", "--revision")
-        return [name for name, value in zip(names, self, strict=True) if value is not None]
+        return [name for name, value in zip(names, self, strict=True) if value not in (None, {})]
 
 
+@command
 def plot(
     subjects: Annotated[
         Sequence[str],
@@ -62,17 +65,13 @@ def plot(
         Doc("For a checkpoint: methods, separated by commas. Default: those that show the kind best."),
         options.SCALING,
     ] = None,
-    factor: options.Factor = None,
-    settings: options.SeveralSettings = None,
-    factors_file: options.FactorsFile = None,
-    original_length: options.OriginalLength = None,
-    revision: options.Revision = None,
     output: Annotated[
         str | Path | None,
         Flag("--output", "-o", metavar="FILE"),
         Doc("Picture to write: .png, .svg or .pdf. Default: a PNG beside the first report, or ./KIND.png."),
         options.OUTPUT,
     ] = None,
+    **shared: Unpack[options.StudyOptions],
 ) -> DrawnFile:
     """Draw a plot of reports, or of a checkpoint's frequencies."""
     from ropecli.reporting.figures.style import refuse_unknown_ending, save
@@ -82,7 +81,7 @@ def plot(
     refuse_unknown_kind(kind)
     refuse_unknown_ending(picture)
     refuse_outputs(drawn=picture)
-    scaling = _ScalingOptions(methods, factor, settings or None, factors_file, original_length, revision)
+    scaling = _ScalingOptions(methods, **shared)
     if kind in STUDY_KINDS:
         figure, beside = _draw_study(kind, names, metric, scaling), Path(f"{kind}.png")
     else:

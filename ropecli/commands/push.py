@@ -12,6 +12,7 @@ from ropecli.atomic import new_file, sibling
 from ropecli.commands.messages import say, warn
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
 from ropecli.commands.outputs import refuse_outputs
+from ropecli.commands.signature import command
 from ropecli.errors import CheckpointError, OutputError, quoted
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class PushResult:
         }
 
 
+@command
 def push(
     folder: Annotated[
         str | Path, Flag("folder", metavar="DIR"), Doc("Folder written by patch, tune, finetune or merge.")
@@ -49,12 +51,12 @@ def push(
     *,
     repo: Annotated[str, Flag("--repo", metavar="OWNER/NAME"), Doc("Repository on the Hub. Created if it is missing.")],
     report: Annotated[
-        Sequence[Path] | None,
+        Sequence[str | Path] | None,
         Flag("--report", metavar="FILE"),
         Doc("Report of this checkpoint to show in the model card; repeatable."),
     ] = None,
     include: Annotated[
-        Sequence[Path] | None,
+        Sequence[str | Path] | None,
         Flag("--include", metavar="PATTERN"),
         Doc("Other file of the folder to upload, by name or pattern such as '1_Pooling/*'; repeatable."),
     ] = None,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
+from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class RecipeList:
         return {**listed[0], "text": self.recipes[0].text} if self.one else listed
 
 
+@command
 def recipe(
     name: Annotated[str | None, Doc("The recipe or configuration to print. Default: list all.")] = None,
     *,

@@ -9,6 +9,7 @@ from annotated_doc import Doc
 
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
 from ropecli.commands.outputs import refuse_outputs
+from ropecli.commands.signature import command
 from ropecli.errors import OutputError
 
 
@@ -23,9 +24,10 @@ class DrawnFile:
         return {self.kind: str(self.path)}
 
 
+@command
 def report(
     reports: Annotated[
-        Sequence[Path],
+        Sequence[str | Path],
         Flag("reports", metavar="REPORT..."),
         Doc("Reports written with --output, or tune.json."),
     ],

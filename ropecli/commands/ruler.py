@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
-from annotated_types import Ge, Interval
+from annotated_types import Ge, Interval, MinLen
+from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.messages import warn
-from ropecli.commands.options import DATA, Flag
+from ropecli.commands.options import DATA
 from ropecli.commands.outputs import refuse_outputs
+from ropecli.commands.signature import Flag, command
 from ropecli.errors import MethodError
 
 if TYPE_CHECKING:
@@ -32,79 +34,68 @@ class RulerComparison:
         return [report.as_json() for report in self.reports]
 
 
+PromptLengths = Annotated[
+    Sequence[options.Length] | None,
+    MinLen(1),
+    Flag("--lengths", "-l", metavar="TOKENS,..."),
+    Doc(
+        "Exact lengths of the prompt with the tokens that may be generated, such as 4k,8k,16k. Default: doubling "
+        "from a quarter of the pretraining length to the context length."
+    ),
+]
+Tasks = Annotated[
+    Sequence[str] | None,
+    Flag("--tasks", "-t", metavar="TASK,..."),
+    Doc(
+        "niah_single_1 to _3, niah_multikey_1 to _3, niah_multivalue, niah_multiquery, vt, cwe, fwe, qa_1, qa_2. "
+        "Default: all whose prompts fit; qa_1 and qa_2 only with their files."
+    ),
+]
+Mode = Annotated[
+    str,
+    Doc(
+        "generate: greedy answers, scored as published. rank: the right answers must have the highest "
+        f"log-probabilities among wrong ones; works for base models. {options.MODE_RULE}"
+    ),
+]
+Threshold = Annotated[
+    float | None,
+    Interval(gt=0, le=1),
+    Doc("Mean score that the effective length requires, 0 to 1. Default: 85.6% of the score at the shortest length."),
+]
+Essay = Annotated[
+    str,
+    Flag("--data", "-d"),
+    Doc("Text of the essay: a file or folder, a Hub dataset id, or 'demo'. RULER takes Paul Graham's essays."),
+    DATA,
+]
+Squad = Annotated[str | Path | None, Flag("--squad", metavar="FILE"), Doc("Questions of qa_1: SQuAD's JSON."), DATA]
+HotpotQA = Annotated[
+    str | Path | None, Flag("--hotpotqa", metavar="FILE"), Doc("Questions of qa_2: HotpotQA's JSON."), DATA
+]
+
+
+class RulerOptions(options.EvalTextOptions, options.InMemoryOptions, options.MeasuringOptions, total=False): ...
+
+
+@command
 def ruler(
-    checkpoints: Annotated[
-        Sequence[str],
-        Flag("checkpoints", metavar="CHECKPOINT..."),
-        Doc("Folders, Hub ids (owner/name), or 'demo'."),
-    ],
+    checkpoints: options.Checkpoints,
     *,
-    lengths: Annotated[
-        Sequence[int] | None,
-        Flag("--lengths", "-l", metavar="TOKENS,..."),
-        Doc(
-            "Exact lengths of the prompt with the tokens that may be generated, such as 4k,8k,16k. Default: doubling "
-            "from a quarter of the pretraining length to the context length."
-        ),
-    ] = None,
-    tasks: Annotated[
-        Sequence[str] | None,
-        Flag("--tasks", "-t", metavar="TASK,..."),
-        Doc(
-            "niah_single_1 to _3, niah_multikey_1 to _3, niah_multivalue, niah_multiquery, vt, cwe, fwe, qa_1, qa_2. "
-            "Default: all whose prompts fit; qa_1 and qa_2 only with their files."
-        ),
-    ] = None,
+    lengths: PromptLengths = None,
+    tasks: Tasks = None,
     samples: Annotated[int, Ge(1), Doc("Prompts per task and length. RULER's tables have 500.")] = 50,
-    mode: Annotated[
-        str,
-        Doc(
-            "generate: greedy answers, scored as published. rank: the right answers must have the highest "
-            "log-probabilities among wrong ones; works for base models."
-        ),
-    ] = "generate",
+    mode: Mode = "generate",
     chat_template: options.ChatTemplate = "auto",
-    threshold: Annotated[
-        float | None,
-        Interval(gt=0, le=1),
-        Doc(
-            "Mean score that the effective length requires, 0 to 1. Default: 85.6% of the score at the shortest length."
-        ),
-    ] = None,
-    data: Annotated[
-        str,
-        Flag("--data", "-d"),
-        Doc("Text of the essay: a file or folder, a Hub dataset id, or 'demo'. RULER takes Paul Graham's essays."),
-        DATA,
-    ] = "demo",
-    squad: Annotated[
-        str | Path | None, Flag("--squad", metavar="FILE"), Doc("Questions of qa_1: SQuAD's JSON."), DATA
-    ] = (None),
-    hotpotqa: Annotated[
-        str | Path | None, Flag("--hotpotqa", metavar="FILE"), Doc("Questions of qa_2: HotpotQA's JSON."), DATA
-    ] = None,
-    text_column: options.TextColumn = "text",
-    split: options.Split = None,
-    dataset_config: options.DatasetConfig = None,
+    threshold: Threshold = None,
+    data: Essay = "demo",
+    squad: Squad = None,
+    hotpotqa: HotpotQA = None,
     seed: Annotated[int, Ge(0), Doc("Random seed of the prompts.")] = 0,
-    method: options.InMemory = None,
-    factor: options.Factor = None,
-    settings: options.Settings = None,
-    factors_file: options.FactorsFile = None,
-    original_length: options.OriginalLength = None,
-    chunk: options.Chunk = None,
     batch_size: Annotated[int, Ge(1), Doc("generate: prompts at once."), options.LOADING] = 1,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    max_memory: options.MaxMemory = None,
-    load_in_8bit: options.LoadIn8bit = False,
-    load_in_4bit: options.LoadIn4bit = False,
-    attn: options.Attn = "auto",
-    output: options.ReportFile = None,
     plot: options.PlotFile = None,
     resume: options.Resume = False,
-    revision: options.Revision = None,
+    **shared: Unpack[RulerOptions],
 ) -> RulerComparison:
     """Find the effective context length: RULER's tasks at several lengths.
 
@@ -122,13 +113,13 @@ def ruler(
     from ropecli.reporting.plot_kinds import draw_reports
     from ropecli.resume import open_state, refuse_interrupted, remove_state
 
-    report_file, picture = options.optional_path(output), options.optional_path(plot)
+    report_file, picture = options.optional_path(shared["output"]), options.optional_path(plot)
     refuse_unknown_ending(picture)
     refuse_outputs(report_file, picture)
     refuse_interrupted(report_file, resume)
     files = {"qa_1": options.optional_path(squad), "qa_2": options.optional_path(hotpotqa)}
     asked = choose_ruler(
-        options.with_config(data, dataset_config),
+        options.with_config(data, shared["dataset_config"]),
         lengths,
         tasks,
         questions={name: file for name, file in files.items() if file},
@@ -137,18 +128,18 @@ def ruler(
         chat_template=chat_template,
         threshold=threshold,
         seed=seed,
-        chunk=chunk,
+        chunk=shared["chunk"],
         batch_size=batch_size,
-        text_column=text_column,
-        split=split,
-        loading=options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit),
+        text_column=shared["text_column"],
+        split=shared["split"],
+        loading=options.loading_of(shared),
     )
     names = list(dict.fromkeys(options.listed(checkpoints)))
-    if revision and len(names) > 1:
+    if shared["revision"] and len(names) > 1:
         raise MethodError("--revision works with one checkpoint only.")
-    subjects = [open_subject(name, revision, method, factor, settings, factors_file, original_length) for name in names]
+    subjects = [open_subject(name, shared) for name in names]
     for subject in subjects:
-        refuse_attention(subject.checkpoint, subject.plan, attn)
+        refuse_attention(subject.checkpoint, subject.plan, shared["attn"])
         for warning in subject.warnings:
             warn(warning)
     runs = [prepare_ruler(subject.checkpoint, subject.reach, asked) for subject in subjects]

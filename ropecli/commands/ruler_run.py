@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.commands.messages import progress_bar, warn
-from ropecli.commands.options import listed, sorted_numbers
-from ropecli.errors import DataError, MethodError
+from ropecli.commands.options import listed
+from ropecli.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ropecli.evaluation.ruler.definitions import RulerTask
     from ropecli.evaluation.ruler.measure import RulerScores
     from ropecli.evaluation.ruler.prompts import PromptMaker
-
-_LONGEST = 2**24
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,9 @@ def choose_ruler(data: str, lengths: Sequence[int] | None, tasks: Sequence[str] 
     from ropecli.evaluation.retrieval.accuracy import check_mode
     from ropecli.evaluation.ruler.definitions import choose_tasks
 
-    wanted = None if lengths is None else sorted_numbers(lengths, "--lengths")
+    wanted = None if lengths is None else sorted(set(lengths))
     choice = RulerChoice(data, wanted, None if tasks is None else listed(tasks), **others)
     check_mode(choice.mode)
-    if wanted and wanted[-1] > _LONGEST:
-        raise MethodError(f"--lengths has {wanted[-1]}; expected at most {_LONGEST} tokens.")
-    if choice.threshold is not None and not 0 < choice.threshold <= 1:
-        raise MethodError(
-            f"--threshold is {choice.threshold:g}; expected a share above 0 and up to 1, such as 0.856 for 85.6%."
-        )
     choose_tasks(choice.tasks, choice.mode, list(choice.questions))
     return choice
 

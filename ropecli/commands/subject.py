@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.attention import load_model
@@ -12,6 +11,7 @@ from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.commands.messages import command_line, progress_bar, warn
+from ropecli.commands.options import InMemoryOptions
 from ropecli.commands.scalings import method_parameters, one_spec, refuse_without_method
 from ropecli.config.saved_remapping import read_saved_remapping
 from ropecli.errors import MethodError
@@ -50,16 +50,14 @@ class Subject:
         return plan_varies_with_length(self.plan)
 
 
-def open_subject(
-    name: str,
-    revision: str | None = None,
-    method: str | None = None,
-    factor: float | None = None,
-    settings: Mapping[str, Any] | None = None,
-    factors_file: str | Path | None = None,
-    original_length: int | None = None,
-) -> Subject:
-    """Open a checkpoint, unpatched if `method` is None. Raises MethodError, CheckpointError."""
+class SubjectOptions(InMemoryOptions, total=False):
+    revision: str | None
+
+
+def open_subject(name: str, options: SubjectOptions) -> Subject:
+    """Open a checkpoint, unpatched without a method. Raises MethodError, CheckpointError."""
+    method, factor, original_length = options.get("method"), options.get("factor"), options.get("original_length")
+    settings, factors_file, revision = options.get("settings"), options.get("factors_file"), options.get("revision")
     if method is None:
         params = method_parameters("none", settings, factors_file)
         refuse_without_method(factor, params or None, original_length)

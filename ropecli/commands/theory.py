@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
+from typing_extensions import Unpack
 
 from ropecli.commands import options
 from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
+from ropecli.commands.signature import command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.inspection import Study
@@ -26,6 +28,7 @@ class Theory:
         return self.report
 
 
+@command
 def theory(
     checkpoint: options.Checkpoint,
     *,
@@ -35,11 +38,7 @@ def theory(
         Doc("Methods, separated by commas; as-is: no change. Default: as-is."),
         options.SCALING,
     ] = None,
-    factor: options.Factor = None,
-    settings: options.SeveralSettings = None,
-    factors_file: options.FactorsFile = None,
-    original_length: options.OriginalLength = None,
-    revision: options.Revision = None,
+    **shared: Unpack[options.StudyOptions],
 ) -> Theory:
     """Show the quantities that papers use to explain a scaling: wavelengths, decay, granularity, base bounds.
 
@@ -49,7 +48,9 @@ def theory(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.commands.scalings import method_specs, refuse_without_method
 
-    opened = open_checkpoint(checkpoint, revision=revision)
+    factor, settings, factors_file = shared["factor"], shared["settings"], shared["factors_file"]
+    original_length = shared["original_length"]
+    opened = open_checkpoint(checkpoint, revision=shared["revision"])
     specs: list[ScalingSpec | None] = [None]
     if methods is not None:
         factors = [] if factor is None else [factor]

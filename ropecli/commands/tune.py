@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 from annotated_types import Ge
+from typing_extensions import Unpack
 
 from ropecli.atomic import refuse_existing
 from ropecli.commands import options
 from ropecli.commands.messages import command_line, progress_bar, warn
-from ropecli.commands.options import Flag
+from ropecli.commands.signature import Flag, command
 from ropecli.errors import MethodError
 
 if TYPE_CHECKING:
@@ -31,78 +32,85 @@ class TunedCheckpoint:
         return self.tuned.report.as_json()
 
 
+TrainingData = Annotated[
+    str,
+    Flag("--data", "-d"),
+    Doc("'demo-train', a file or folder of text or rows, or a Hub dataset id."),
+    options.DATA,
+]
+Level = Annotated[
+    str,
+    Doc(
+        "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
+        "pair, folded into the weights, and the weights of the norms. lora: grid, then low-rank updates of queries "
+        "and keys, merged. search: LongRoPE's evolutionary search for a factor per pair."
+    ),
+]
+Objective = Annotated[
+    str,
+    Doc(
+        "ppl: the loss on the last tokens of documents. longppl: the loss on the tokens that need a long context, "
+        "see --evaluator. needle: the loss on a key hidden at the beginning of each document; --level search then "
+        "searches like LongRoPE2."
+    ),
+]
+Evaluator = Annotated[
+    str | None,
+    Doc("longppl: checkpoint with the same tokenizer that reads the target length; it finds the key tokens."),
+]
+Methods = Annotated[
+    Sequence[str],
+    Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
+    options.SCALING,
+]
+Points = Annotated[int, Ge(1), Doc("Number of settings to try, over all methods; at least one per method.")]
+ShortWeight = Annotated[
+    float, Ge(0), Doc("Weight of the loss at the pretraining length, relative to that at the target.")
+]
+MaxDocuments = Annotated[
+    int | None,
+    Ge(1),
+    Doc("Maximum number of documents to read. Default: 16, and as many as the steps need."),
+    options.DATA,
+]
+Targets = Annotated[
+    int | None,
+    Ge(1),
+    options.TOKENS,
+    Doc("ppl: tokens to score per document. Default: half the pretraining length."),
+]
+
+
+class TuneOptions(options.TextOptions, options.LoadingOptions, total=False): ...
+
+
+@command
 def tune(
     checkpoint: options.Checkpoint,
     *,
-    data: Annotated[
-        str,
-        Flag("--data", "-d"),
-        Doc("'demo-train', a file or folder of text or rows, or a Hub dataset id."),
-        options.DATA,
-    ],
+    data: TrainingData,
     output: options.OutputFolder,
     factor: Annotated[float, Doc("Target length ÷ pretraining length."), options.SCALING],
-    level: Annotated[
-        str,
-        Doc(
-            "grid: search the constants of a method. heads: also train a gain and a phase per query head and rotary "
-            "pair, folded into the weights, and the weights of the norms. lora: grid, then low-rank updates of queries "
-            "and keys, merged. search: LongRoPE's evolutionary search for a factor per pair."
-        ),
-    ] = "heads",
-    objective: Annotated[
-        str,
-        Doc(
-            "ppl: the loss on the last tokens of documents. longppl: the loss on the tokens that need a long context, "
-            "see --evaluator. needle: the loss on a key hidden at the beginning of each document; --level search then "
-            "searches like LongRoPE2."
-        ),
-    ] = "ppl",
-    evaluator: Annotated[
-        str | None,
-        Doc("longppl: checkpoint with the same tokenizer that reads the target length; it finds the key tokens."),
-    ] = None,
-    methods: Annotated[
-        Sequence[str],
-        Doc("Methods whose constants to search, separated by commas: yarn,ntk,abf,llama3."),
-        options.SCALING,
-    ] = ("yarn",),
-    points: Annotated[int, Ge(1), Doc("Number of settings to try, over all methods; at least one per method.")] = 24,
-    short_weight: Annotated[
-        float, Ge(0), Doc("Weight of the loss at the pretraining length, relative to that at the target.")
-    ] = 0.25,
+    level: Level = "heads",
+    objective: Objective = "ppl",
+    evaluator: Evaluator = None,
+    methods: Methods = ("yarn",),
+    points: Points = 24,
+    short_weight: ShortWeight = 0.25,
     steps: Annotated[int, Ge(1), Doc("heads, lora: maximum training steps.")] = 100,
     batch_size: Annotated[int, Ge(1), Doc("heads, lora: sequences per step.")] = 4,
     rank: Annotated[int, Ge(1), Doc("lora: rank.")] = 4,
     population: Annotated[int, Ge(1), Doc("search: population size.")] = 64,
     iterations: Annotated[int, Ge(0), Doc("search: number of generations.")] = 40,
     original_length: options.OriginalLength = None,
-    max_documents: Annotated[
-        int | None,
-        Ge(1),
-        Doc("Maximum number of documents to read. Default: 16, and as many as the steps need."),
-        options.DATA,
-    ] = None,
-    targets: Annotated[
-        int | None,
-        Ge(1),
-        options.TOKENS,
-        Doc("ppl: tokens to score per document. Default: half the pretraining length."),
-    ] = None,
+    max_documents: MaxDocuments = None,
+    targets: Targets = None,
     seed: Annotated[int, Ge(0), Doc("Random seed.")] = 0,
-    text_column: options.TextColumn = "text",
-    dataset_config: options.DatasetConfig = None,
     split: Annotated[str | None, Doc("Split of a Hub dataset. Default: train."), options.DATA] = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    max_memory: options.MaxMemory = None,
-    load_in_8bit: options.LoadIn8bit = False,
-    load_in_4bit: options.LoadIn4bit = False,
-    attn: options.Attn = "auto",
     weights: options.Weights = "link",
     resume: options.Resume = False,
     revision: options.Revision = None,
+    **shared: Unpack[TuneOptions],
 ) -> TunedCheckpoint:
     """Tune a scaling to a model at a longer context, and write a checkpoint that stock software loads.
 
@@ -135,12 +143,12 @@ def tune(
         search_population=population,
         search_iterations=iterations,
     )
-    data = options.with_config(data, dataset_config)
-    loading = options.loading_of(dtype, device, attn, device_map, max_memory, load_in_8bit, load_in_4bit)
+    data = options.with_config(data, shared["dataset_config"])
+    loading = options.loading_of(shared)
     folder = options.as_path(output)
     refuse_existing(folder)
     opened = open_checkpoint(checkpoint, weights=True, revision=revision)
-    unusual = device_map or "bits" in loading or "quantization_config" in opened.config
+    unusual = shared["device_map"] or "bits" in loading or "quantization_config" in opened.config
     if unusual and level in TRAINING:
         raise MethodError(
             f"--level {level} changes weights, which must be unquantized and on one device. Use --level grid or search."
@@ -152,7 +160,7 @@ def tune(
             factor,
             data,
             settings,
-            text_column=text_column,
+            text_column=shared["text_column"],
             split=split,
             whole=reads_everything(data, max_documents),
             loading=loading,
@@ -161,7 +169,7 @@ def tune(
         )
     if short := task.calibration.evaluated.too_short:
         warn(f"Skipping {count_documents(short)} shorter than {task.target_length} tokens.")
-    refuse_attention(opened, task.baseline, attn)
+    refuse_attention(opened, task.baseline, shared["attn"])
     with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile
         result = _tune(task, state)

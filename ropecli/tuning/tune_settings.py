@@ -1,6 +1,5 @@
 """The settings of a tuning run."""
 
-import math
 from dataclasses import dataclass
 
 from ropecli.errors import MethodError, did_you_mean
@@ -61,8 +60,6 @@ class TuneSettings:
             )
         if self.objective == "needle" and self.targets is not None:
             raise MethodError("--targets does not apply to --objective needle, which scores the tokens of the keys.")
-        if not 0 <= self.short_weight < math.inf:
-            raise MethodError(f"--short-weight is {self.short_weight:g}; expected a finite number, at least 0.")
         if not self.methods:
             raise MethodError("--methods is empty; `ropecli methods` lists all methods.")
         for method in map(find_method, self.methods):

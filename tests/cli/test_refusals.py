@@ -396,7 +396,7 @@ OTHERS += [
     Refusal(
         "an infinite short weight",
         ["tune", "demo", "--data", "demo-train", "--factor", 2, "--output", "out", "--short-weight", "inf"],
-        "--short-weight is inf; expected a finite number, at least 0.",
+        "--short-weight is inf; expected a finite number of at least 0.",
     )
 ]
 OTHERS += [

@@ -1,0 +1,221 @@
+"""Options of a command: what a signature says about them, and the decorator that checks it.
+
+A group of options is a TypedDict (total=False) whose fields are `Annotated[type, Default(value), Doc("help"), ...]`, or
+`Required[Annotated[type, Doc("help"), ...]]`. A command takes it by `**shared: Unpack[Group]`.
+"""
+
+import functools
+import inspect
+import math
+import numbers
+import operator
+import os
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, cast
+
+from annotated_doc import Doc
+from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MaxLen, MinLen
+from typing_extensions import Required
+
+from ropecli.errors import MethodError, shown
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line spells an option: Flag("--set", "-s"). metavar: the placeholder for its value in help."""
+
+    name: str
+    short: str | None = None
+    metavar: str | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The group of options in which help lists an option."""
+
+    title: str
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """Marks a number of tokens, which the command line reads with suffixes: 4k is 4,096, 1M is 1,048,576."""
+
+
+@dataclass(frozen=True)
+class Default:
+    """The default of a group's field."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """The option's name in the last release, which Python callers may still use, with a warning."""
+
+    name: str
+
+
+_BOUNDS = {
+    Gt: (operator.gt, "above"),
+    Ge: (operator.ge, "of at least"),
+    Lt: (operator.lt, "below"),
+    Le: (operator.le, "of at most"),
+}
+_KNOWN = {Doc, Flag, Panel, TokenCount, Default, Renamed, MinLen, MaxLen, *_BOUNDS}
+_LARGEST = 2**63 - 1
+"""torch has no larger integers."""
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def command(function: _Function) -> _Function:
+    """Give a function the flat signature of its groups, and check every call against it.
+
+    A call raises TypeError for an unknown name or a wrong type, and MethodError for a value out of range. A Path stands
+    for a string, and one string or Path for a list of one. Raises TypeError for a note that this file does not know.
+    """
+    signature = _flat_signature(function)
+    name = function.__name__
+    former = {
+        note.name: parameter.name
+        for parameter in signature.parameters.values()
+        for note in _parts(parameter.annotation)[1]
+        if isinstance(note, Renamed)
+    }
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        for old in former.keys() & options.keys():
+            new = former[old]
+            if new in options:
+                raise TypeError(f"{name}() got {new} and {old}, its former name. Remove {old}.")
+            warnings.warn(f"{name}(): {old} was renamed to {new}. Use {new}.", FutureWarning, stacklevel=2)
+            options[new] = options.pop(old)
+        try:
+            bound = signature.bind(*arguments, **options)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
+        for key, value in bound.arguments.items():
+            annotation = signature.parameters[key].annotation
+            try:
+                bound.arguments[key] = _fitted(value, annotation, option_name(key, _parts(annotation)[1]))
+            except _WrongTypeError:
+                raise TypeError(f"{name}(): {key} is {shown(value)}; expected {_described(annotation)}.") from None
+        bound.apply_defaults()
+        return function(*bound.args, **bound.kwargs)
+
+    checked.__signature__ = signature  # type: ignore[attr-defined]
+    return cast(_Function, checked)
+
+
+def option_name(name: str, notes: Sequence[Any]) -> str:
+    """How the command line spells a parameter."""
+    return next((note.name for note in notes if isinstance(note, Flag)), "--" + name.replace("_", "-"))
+
+
+def _flat_signature(function: Callable[..., Any]) -> inspect.Signature:
+    own = inspect.signature(function)
+    parameters = []
+    for parameter in own.parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            parameters.append(parameter)
+            continue
+        (group,) = typing.get_args(parameter.annotation)
+        for name, annotation in group.__annotations__.items():
+            if typing.get_origin(annotation) is Required:
+                (annotation,) = typing.get_args(annotation)
+            default = next((note.value for note in _parts(annotation)[1] if isinstance(note, Default)), parameter.empty)
+            if (default is parameter.empty) is not (name in group.__required_keys__):
+                raise TypeError(f"{group.__name__}.{name} must be either Required or have a Default.")
+            parameters.append(inspect.Parameter(name, parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+    for parameter in parameters:
+        _refuse_unknown_notes(parameter.annotation, f"{function.__name__}(): {parameter.name}")
+    return own.replace(parameters=parameters)
+
+
+def _refuse_unknown_notes(annotation: Any, place: str) -> None:
+    kind, notes = _parts(annotation)
+    for note in _flat(notes):
+        if type(note) not in _KNOWN:
+            raise TypeError(f"{place} has {note!r}, which the decorator `command` cannot check.")
+    for part in typing.get_args(kind):
+        _refuse_unknown_notes(part, place)
+
+
+def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type and the notes of an annotation."""
+    if typing.get_origin(annotation) is not Annotated:
+        return annotation, ()
+    kind, *notes = typing.get_args(annotation)
+    return kind, tuple(notes)
+
+
+def _flat(notes: Sequence[Any]) -> Iterator[Any]:
+    """The notes, with Interval and Len as the bounds that they stand for."""
+    for note in notes:
+        yield from note if type(note) in (Interval, Len) else (note,)
+
+
+class _WrongTypeError(Exception): ...
+
+
+def _fitted(value: Any, annotation: Any, option: str, verb: str = "is") -> Any:
+    """Return the value as the annotation's type. Raises _WrongTypeError, and MethodError for a value out of range."""
+    kind, notes = _parts(annotation)
+    value = _typed(value, kind, option, verb)
+    if value is None:
+        return None
+    bounds = [note for note in _flat(notes) if type(note) in _BOUNDS]
+    if isinstance(value, int) and value > _LARGEST:
+        bounds.append(Le(_LARGEST))
+    limits = [(_BOUNDS[type(note)], getattr(note, type(note).__name__.lower())) for note in bounds]
+    finite = not isinstance(value, float) or math.isfinite(value)
+    if not finite or not all(holds(value, limit) for (holds, _), limit in limits):
+        ends = " and ".join(f"{words} {limit}" for (_, words), limit in limits)
+        number = f"{value:.15g}" if isinstance(value, float) else shown(value)
+        expected = f"a {'' if finite else 'finite '}number {ends}".rstrip()
+        raise MethodError(f"{option} {verb} {number}; expected {expected}.")
+    for note in _flat(notes):
+        if isinstance(note, MinLen) and len(value) < note.min_length:
+            raise MethodError(f"{option} has {len(value)} values; expected at least {note.min_length}.")
+        if isinstance(note, MaxLen) and len(value) > note.max_length:
+            raise MethodError(f"{option} has {len(value)} values; expected at most {note.max_length}.")
+    return value
+
+
+def _typed(value: Any, kind: Any, option: str, verb: str) -> Any:
+    """Numbers of numpy become Python's."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        for part in parts:
+            try:
+                return _fitted(value, part, option, verb)
+            except _WrongTypeError:
+                continue
+    elif origin is Sequence:
+        if isinstance(value, str | os.PathLike):
+            return _fitted(value, parts[0], option)
+        if isinstance(value, Sequence) and not isinstance(value, bytes):
+            return [_fitted(item, parts[0], option, "has") for item in value]
+    elif kind in (int, float):
+        if isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool):
+            return kind(value)
+    elif kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    elif isinstance(value, origin or kind):
+        return value
+    raise _WrongTypeError
+
+
+def _described(annotation: Any) -> str:
+    kind, _ = _parts(annotation)
+    origin, parts = typing.get_origin(kind), [_described(part) for part in typing.get_args(kind)]
+    if origin in (types.UnionType, typing.Union):
+        return " | ".join(parts)
+    if kind is types.NoneType:
+        return "None"
+    name = getattr(origin or kind, "__name__", str(kind))
+    return f"{name}[{', '.join(parts)}]" if parts else name

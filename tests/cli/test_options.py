@@ -1,0 +1,193 @@
+"""Options: every number is checked, for the command line and Python alike; names and types are checked for Python."""
+
+import inspect
+import math
+import re
+import typing
+from collections.abc import Sequence
+from typing import Annotated
+
+import annotated_types
+import numpy as np
+import pytest
+from annotated_doc import Doc
+from typing_extensions import Required, TypedDict, Unpack
+
+from ropecli import commands
+from ropecli.commands.signature import Default, Renamed, command
+from ropecli.errors import MethodError
+
+# What a command needs, so that only the tested option is wrong.
+REQUIRED = {
+    "compare": ["demo", "--data", "demo"],
+    "eval_ppl": ["demo", "--data", "demo", "--method", "yarn", "--factor", "4"],
+    "finetune": ["demo", "--data", "demo-train", "--output", "out"],
+    "needle": ["demo", "--method", "yarn", "--factor", "4"],
+    "passkey": ["demo", "--method", "yarn", "--factor", "4"],
+    "patch": ["demo", "--method", "yarn", "--factor", "4", "--dry-run"],
+    "plan": ["demo"],
+    "plot": ["demo", "--kind", "wavelengths", "--methods", "yarn", "--factor", "4"],
+    "ruler": ["demo", "--method", "yarn", "--factor", "4"],
+    "theory": ["demo", "--methods", "yarn", "--factor", "4"],
+    "tune": ["demo", "--data", "demo-train", "--factor", "4", "--output", "out"],
+}
+
+
+def types_of(annotation: object) -> set[object]:
+    parts = typing.get_args(annotation)
+    return {annotation}.union(*map(types_of, parts)) if parts else {annotation}
+
+
+def notes_of(annotation: object) -> list[object]:
+    """All notes, those of a list's items too; an Interval as its bounds."""
+    notes = []
+    for note in getattr(annotation, "__metadata__", ()):
+        notes += note if isinstance(note, annotated_types.GroupedMetadata) else [note]
+    return notes + [note for part in typing.get_args(annotation) for note in notes_of(part)]
+
+
+def out_of_range(annotation: object) -> list[str]:
+    keys = ("ge", "gt", "le", "lt")
+    bounds = {key: getattr(note, key) for note in notes_of(annotation) for key in keys if hasattr(note, key)}
+    low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+    whole = int in types_of(annotation)
+    below = -1 if low is None else low - 1
+    above = high + 1 if high is not None else 2**63 if whole else math.inf
+    return [str(below), str(above), "nan", "inf", "-inf"]
+
+
+NUMBERS = [
+    pytest.param(name, parameter, id=f"{name} {parameter.name}")
+    for name in commands.__all__
+    for parameter in inspect.signature(getattr(commands, name)).parameters.values()
+    if {int, float} & types_of(parameter.annotation)
+]
+
+
+@pytest.mark.parametrize(("name", "parameter"), NUMBERS)
+def test_a_number_out_of_range_is_refused(name, parameter, ropecli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    option = "--" + parameter.name.replace("_", "-")
+    for value in out_of_range(parameter.annotation):
+        outcome = ropecli(name.replace("_", "-"), *REQUIRED[name], f"{option}={value}")
+        assert outcome.code == 2, (value, outcome)
+        assert len(re.findall("error", outcome.err, re.IGNORECASE)) == 1, (value, outcome.err)
+        assert outcome.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def call(name: str, /, **options: object) -> object:
+    """Call the command with placeholders for its other required parameters."""
+    function = getattr(commands, name)
+    required = {
+        key: 4 if {int, float} & types_of(parameter.annotation) else "x"
+        for key, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+    }
+    return function(**{**required, **options})
+
+
+@pytest.mark.parametrize("name", commands.__all__)
+def test_a_wrong_type_is_a_type_error_that_names_the_parameter(name):
+    for key, parameter in inspect.signature(getattr(commands, name)).parameters.items():
+        kinds = types_of(parameter.annotation)
+        wrong = "4" if {int, float} & kinds else 4
+        for value in (object(), b"x", [None], wrong, 1 if bool in kinds else True):
+            with pytest.raises(TypeError, match=rf"^{name}\(\): {key} is .*; expected "):
+                call(name, **{key: value})
+
+
+def test_what_type_checkers_do_not_see_is_named():
+    with pytest.raises(TypeError, match=r"^eval_ppl\(\) got an unexpected keyword argument 'dtyp'"):
+        call("eval_ppl", dtyp="float32")
+    with pytest.raises(TypeError, match=r"^eval_ppl\(\) missing a required (keyword-only )?argument: 'data'"):
+        commands.eval_ppl("demo")
+    with pytest.raises(TypeError, match=r"^eval_ppl\(\) too many positional arguments"):
+        commands.eval_ppl("demo", "demo")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ruler", {"threshold": 85.6}, "--threshold is 85.6; expected a number above 0 and of at most 1."),
+        (
+            "needle",
+            {"depths": [0, math.nan]},
+            "--depths has nan; expected a finite number of at least 0 and of at most 1.",
+        ),
+        ("passkey", {"depths": []}, "--depths has 0 values; expected at least 1."),
+        ("passkey", {"lengths": [64, 0]}, "--lengths has 0; expected a number of at least 1 and of at most 16777216."),
+        ("finetune", {"learning_rate": math.inf}, "--learning-rate is inf; expected a finite number."),
+        ("tune", {"seed": 2**63}, f"--seed is {2**63}; expected a number of at least 0 and of at most {2**63 - 1}."),
+    ],
+)
+def test_a_message_names_option_value_and_range(name, options, message):
+    with pytest.raises(MethodError, match=rf"^{re.escape(message)}$"):
+        call(name, **options)
+
+
+class Group(TypedDict, total=False):
+    length: Required[Annotated[int, Doc("Tokens.")]]
+    sizes: Annotated[Sequence[float] | None, Default(None), annotated_types.Len(1, 2), Doc("Sizes.")]
+    name: Annotated[str, Default("x"), Renamed("title"), Doc("Name.")]
+
+
+@command
+def example(*, on: Annotated[bool, Doc("On.")] = False, **shared: Unpack[Group]) -> dict[str, object]:
+    return {"on": on, **shared}
+
+
+def test_a_command_gets_all_options_of_its_groups(tmp_path):
+    assert example(length=3) == {"on": False, "length": 3, "sizes": None, "name": "x"}
+    assert list(inspect.signature(example).parameters) == ["on", "length", "sizes", "name"]
+    values = example(length=np.int64(3), sizes=(np.float32(0.5), 2), name=tmp_path)
+    assert values == {"on": False, "length": 3, "sizes": [0.5, 2.0], "name": str(tmp_path)}
+    assert [type(value) for value in (values["length"], *values["sizes"])] == [int, float, float]
+    with pytest.raises(MethodError, match="--sizes has 3 values; expected at most 2"):
+        example(length=3, sizes=[1, 2, 3])
+
+
+def test_a_former_name_works_with_a_warning():
+    with pytest.warns(FutureWarning, match="title was renamed to name") as warned:
+        assert example(length=3, title="y")["name"] == "y"
+    assert warned[0].filename == __file__
+    with pytest.raises(TypeError, match="got name and title"):
+        example(length=3, title="y", name="z")
+
+
+def test_former_names_of_options(ropecli):
+    small = ["--lengths", "64", "--depths", "0.5", "--json"]
+    new = ropecli("needle", "demo", "--samples", 1, "--num-needles", 2, *small)
+    assert new.code == 0, new.err
+    old = ropecli("needle", "demo", "--trials", 1, "--keys", 2, *small)
+    assert old.out.replace("--trials", "--samples").replace("--keys", "--num-needles") == new.out
+    with pytest.warns(FutureWarning) as warned:
+        report = commands.needle("demo", lengths=[64], depths=[0.5], trials=1, keys=2)
+    assert sorted(str(warning.message) for warning in warned) == [
+        "needle(): keys was renamed to num_needles. Use num_needles.",
+        "needle(): trials was renamed to samples. Use samples.",
+    ]
+    assert (report.settings["trials"], report.settings["keys"]) == (1, 2)
+    assert "is 0" in ropecli("ruler", "demo", "--trials", 0).err
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Annotated[int, annotated_types.MultipleOf(4), Doc("")],
+        Annotated[Sequence[Annotated[int, annotated_types.Predicate(bool)]], Doc("")],
+    ],
+)
+def test_a_constraint_that_nothing_checks_is_refused_at_import(annotation):
+    def wrong(**shared) -> None: ...
+
+    wrong.__annotations__["shared"] = Unpack[TypedDict("Wrong", {"size": Required[annotation]}, total=False)]
+    with pytest.raises(TypeError, match=r"^wrong\(\): size has (MultipleOf|Predicate)\("):
+        command(wrong)
+
+
+def test_a_field_has_a_default_or_is_required():
+    def wrong(**shared: Unpack[TypedDict("Wrong", {"size": Annotated[int, Doc("")]}, total=False)]) -> None: ...
+
+    with pytest.raises(TypeError, match=r"Wrong\.size must be either Required or have a Default"):
+        command(wrong)
