@@ -103,18 +103,16 @@ def make_plan(
     labels = _labels_to_scale(checkpoint.name, settings, spec, layer_types)
     if spec.method.remaps:
         _refuse_near_layers(config, settings, labels)
-    shipped = next(rope for rope in settings.ropes if rope.geometry.layer_type in labels)
-    original = shipped.geometry.original_max_position_embeddings
+    geometry, shipped = next(
+        (rope.geometry, rope.spec) for rope in settings.ropes if rope.geometry.layer_type in labels
+    )
+    original = geometry.original_max_position_embeddings
     if spec.method.name == "none" and spec.factor == 1 and target_length is None:
         target_length = max(original, settings.context_length)
     spec = _with_factor(spec, original, target_length, choose_factor)
     target = target_length or round(original * spec.factor)
-    keeps = spec.method.name == "none" and shipped.spec.method.name != "none"
-    if keeps:
-        spec = shipped.spec
-    elif spec.method.name == "unscaled":
-        spec = replace(spec, method=find_method("none"))
-    spec = _with_softmax_scale(_with_shipped_parameters(spec, shipped.spec), settings, labels)
+    keeps = spec.method.name == "none" and shipped.method.name != "none"
+    spec = _with_softmax_scale(_beside_shipped(spec, shipped), settings, labels)
     ropes = scale_layers(settings, spec, labels, target)
     _refuse_without_effect(spec, ropes[labels[0]], target)
     # transformers uses max_position_embeddings as dynamic NTK's pretraining length: raising it would disable the method
@@ -208,16 +206,20 @@ def _of_length(settings: RopeSettings) -> tuple[str, ...]:
     )
 
 
-def _with_shipped_parameters(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
-    """`spec` with the numbers that the checkpoint ships with for the same method, unless the user sets others.
+def _beside_shipped(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
+    """The scaling to write, given the one that the checkpoint ships with.
 
-    An attention factor other than 1 belongs to the factor, and is kept only with it. Numbers beside a list belong to
-    that list.
+    The same method keeps the shipped numbers, unless the user sets others. An attention factor other than 1 belongs to
+    the factor, and is kept only with it. Numbers beside a list belong to that list.
     """
+    if spec.method.name == "none":
+        return spec if shipped.method.name == "none" else shipped
+    if spec.method.name == "unscaled":
+        return replace(spec, method=find_method("none"))
     if spec.method != shipped.method or any(isinstance(value, list) for value in shipped.params.values()):
         return spec
     belongs = shipped.params.get("attention_factor") != 1 and spec.factor != shipped.factor
-    left_out = {"attention_factor"} if belongs else set()
+    left_out = {"attention_factor"} if belongs or {*MSCALE_PAIR} & {*spec.params} else set()
     left_out |= {*MSCALE_PAIR} if "attention_factor" in spec.params else set()
     kept = {key: value for key, value in shipped.params.items() if key not in left_out}
     return replace(spec, params={**kept, **spec.params})

@@ -142,7 +142,7 @@ class DocumentOptions(EvalTextOptions, total=False):
 
 # Loading, output
 class LoadingOptions(TypedDict, total=False):
-    """How to load a model."""
+    """Options for loading a model."""
 
     dtype: Annotated[
         str,
@@ -185,7 +185,7 @@ class LoadingOptions(TypedDict, total=False):
 
 
 class MeasuringOptions(LoadingOptions, total=False):
-    """What every measurement takes."""
+    """Options of every measurement."""
 
     chunk: Annotated[
         int | None,

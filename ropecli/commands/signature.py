@@ -26,7 +26,7 @@ from ropecli.errors import MethodError, shown
 
 @dataclass(frozen=True)
 class Flag:
-    """How the command line spells an option: Flag("--set", "-s"). metavar: the placeholder for its value in help."""
+    """An option's name on the command line: Flag("--set", "-s"). metavar: the placeholder for its value in help."""
 
     name: str
     short: str | None = None
@@ -112,7 +112,7 @@ def command(function: _Function) -> _Function:
 
 
 def option_name(name: str, notes: Sequence[Any]) -> str:
-    """How the command line spells a parameter."""
+    """A parameter's name on the command line."""
     return next((note.name for note in notes if isinstance(note, Flag)), "--" + name.replace("_", "-"))
 
 

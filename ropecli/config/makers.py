@@ -1,4 +1,4 @@
-"""What the makers of a released model say: its pretraining length, and the extension that they publish.
+"""Pretraining lengths and extensions of released models, as published by their makers.
 
 config.json says what a reader computes, not what was trained: Qwen2.5-7B has max_position_embeddings 131072 and was
 trained to 32,768 tokens. A row matches by fields of config.json, so it also holds for renamed and fine-tuned copies.

@@ -123,7 +123,7 @@ def read_settings(config: dict[str, Any], original_length: int | None = None) ->
 def _find_makers(
     section: dict[str, Any], family: Family, rotating: dict[str | None, Parameters], max_positions: int
 ) -> Makers | None:
-    """What the makers say of a model with these parameters in the layers that see the whole context."""
+    """Look up the makers by the parameters of the layers that see the whole context."""
     far = [parameters for label, parameters in rotating.items() if family.sees_whole_context(label)]
     for parameters in far or list(rotating.values())[:1]:
         return find_makers(
