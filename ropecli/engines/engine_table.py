@@ -91,7 +91,7 @@ SAVED_BY_TRANSFORMERS = Case(
 
 
 def without_options(p: CheckpointPositions, texts: Mapping[str, str]) -> str:
-    """A note on what the engine does without its options. texts: by rope_type, where config.json states the context length."""
+    """A note on the engine without its options. texts: by rope_type, where config.json states the context length."""
     if p.only_in_config:
         return ""
     if not p.raised:

@@ -28,7 +28,10 @@ def environment() -> dict[str, str]:
 
 
 def loading_request(loading: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings on which numbers depend besides checkpoint, scaling and data. loading: see load_model. Raises CheckpointError."""
+    """The settings on which numbers depend besides checkpoint, scaling and data.
+
+    loading: see load_model. Raises CheckpointError.
+    """
     from ropecli.live.loading import settle
 
     dtype, device = settle(loading.get("dtype", "auto"), loading.get("device", "auto"))
