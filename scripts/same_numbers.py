@@ -192,7 +192,7 @@ def counted(stop: float = math.inf) -> Iterator[dict[str, int]]:
 
 def evaluated(*arguments: object, stop: float = math.inf) -> dict[str, Any]:
     paragraphs = [
-        {"context": f"{number}. Many words.", "qas": [{"question": f"Which is {number}?", "answers": [{"text": answer}]}]}
+        {"context": f"{number}. Words.", "qas": [{"question": f"Which is {number}?", "answers": [{"text": answer}]}]}
         for number, answer in enumerate(("e", "self", "return") * 7)
     ]
     with tempfile.TemporaryDirectory() as folder, counted(stop) as counts:
