@@ -1,9 +1,10 @@
 """Records the numbers printed by the command line, and compares them with a record of another commit.
 
 Run by scripts/same-numbers. Covers the config.json changes (or refusal) of every method on every causal-LM type,
-perplexity with every protocol and method, theory, retrieval, and the bytes of fine-tuned and tuned weights on one CPU
-thread. Uses only the command line, so the code behind it can be refactored. Times, memory, paths and sentences are not
-compared.
+perplexity with every protocol and method, retrieval, RULER, theory, and the bytes of fine-tuned and tuned weights on
+one CPU thread. Evaluations are compared by task, length, depth and statistic, and by the numbers of forward passes and
+tokens read. Resumed runs and runs of two processes must equal uninterrupted runs of one process. Uses only the command
+line, so the code behind it can be refactored. Times, memory, paths and sentences are not compared.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import json
 import math
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,6 +34,9 @@ UNCOMPARED = {
     "checkpoint", "command", "description", "digest", "environment", "fix", "message", "messages", "output",
     "peak_memory", "seconds", "sentences", "summary", "tokens_per_second", "training", "version", "warnings",
 }  # fmt: skip
+SQUAD = "squad.json"
+"""Stands for a file with short answers, some of which the demo gives."""
+SIX = ("--data", "demo", "--max-documents", "6")
 EVALUATIONS = {
     "prefix": ["eval-ppl", "demo", *DEMO, "--lengths", "64,256,512"],
     "prefix in chunks": ["eval-ppl", "demo", *DEMO, "--lengths", "512", "--chunk", "100"],
@@ -49,10 +54,34 @@ EVALUATIONS = {
         "as-is,none,linear,abf,ntk,dynamic,dynamic-yarn,ntk-by-parts,yarn,llama3,p-rope,nope", "--set", "abf.beta=50",
     ],
     "compare distances": ["compare", "demo", *DEMO, "--lengths", "256,512", "--methods", ",".join(DISTANCE)],
-    "passkey": ["passkey", "demo", "--lengths", "128,256", "--trials", "2"],
-    "needle": ["needle", "demo", "--lengths", "128,256", "--trials", "2", "--keys", "2", "--depths", "0.2,0.8"],
-    "needle generate": ["needle", "demo", "--lengths", "256", "--trials", "1", "--mode", "generate"],
+    "passkey": ["passkey", "demo", "--lengths", "128,256", "--samples", "2"],
+    "needle": ["needle", "demo", "--lengths", "128,256", "--samples", "2", "--keys", "2", "--depths", "0.2,0.8"],
+    "needle generate": ["needle", "demo", "--lengths", "256", "--samples", "1", "--mode", "generate"],
+    "prefix in batches": ["eval-ppl", "demo", *SIX, "--lengths", "64,256", "--batch-size", "3"],
+    "sliding in batches": [
+        "eval-ppl", "demo", *SIX, "--lengths", "128,256", "--protocol", "sliding", "--max-tokens", "400",
+        "--batch-size", "3",
+    ],
+    "ruler": [
+        "ruler", "demo", "--tasks", "niah_multivalue,fwe", "--lengths", "512,600", "--samples", "2", "--mode", "rank",
+    ],
+    "ruler generate": [
+        "ruler", "demo", "--tasks", "qa_1", "--squad", SQUAD, "--lengths", "256,512", "--samples", "4", "--batch-size",
+        "3", "--method", "yarn", "--factor", "4",
+    ],
+    "compare measures": [
+        "compare", "demo", *DEMO, "--lengths", "512", "--methods", "none,yarn", "--measure", "ppl,ruler", "--tasks",
+        "fwe", "--samples", "2",
+    ],
 }  # fmt: skip
+RESUMED = ("baseline", "sliding in batches", "ruler", "ruler generate")
+TWO_PROCESSES = ("prefix", "ruler")
+LONGPPL = (
+    "eval-ppl", "demo", "--protocol", "longppl", *SIX, "--lengths", "256,512", "--method", "yarn", "--factor", "4",
+)  # fmt: skip
+OF_REPORT = ("fingerprint", "too_short", "chance", "threshold", "relative", "effective_length")
+"""Compared fields of a report that belong to no length."""
+UNEQUAL = "differs from an uninterrupted run of one process"
 THEORY = {
     "as it is": ["theory", "demo"],
     "methods": [
@@ -109,8 +138,101 @@ def distances(method: str) -> Any:
     return done if isinstance(done, str) else done["changes"]
 
 
+def cells_of(report: dict[str, Any]) -> dict[tuple[str, int | None, float | None, str], Any]:
+    """A report's values by task, length, depth and statistic. The task of perplexity is the protocol."""
+    # schema 2; a schema with one list of cells (task, length, depth, statistics) for all reports needs one more branch
+    kind = report["kind"]
+    task = kind if kind == "ruler" else report["protocol" if kind == "perplexity" else "task"]
+    found = {(task, None, None, name): report[name] for name in OF_REPORT if name in report}
+    for cell in report["rows" if kind == "perplexity" else "cells"]:
+        place = cell.get("task", task), cell["length"], cell.get("depth")
+        names = cell.keys() - {"task", "length", "depth"} - UNCOMPARED
+        found |= {(*place, name): cell[name] for name in names}
+    for headline in report.get("headlines", ()):
+        statistics = {"baseline_length": headline["baseline_length"], **headline["change"]}
+        found |= {(headline["name"], headline["length"], None, name): value for name, value in statistics.items()}
+    return found
+
+
+def cells(printed: Any) -> Any:
+    """The values of what an evaluation prints: one report, perhaps with a baseline's, or a list."""
+    if isinstance(printed, str):
+        return printed
+    reports = printed if isinstance(printed, list) else [printed]
+    reports = [one for report in reports for one in (report, report.get("baseline")) if one]
+    return {
+        f"{index} {report['method']} {report['factor']:g}": {
+            " ".join("-" if part is None else f"{part}" for part in place): value
+            for place, value in cells_of(report).items()
+        }
+        for index, report in enumerate(reports)
+    }
+
+
+@contextlib.contextmanager
+def counted(stop: float = math.inf) -> Iterator[dict[str, int]]:
+    """Count forward passes and the tokens that they read. stop: the pass at which Ctrl-C is pressed."""
+    import torch
+
+    counts = {"forward passes": 0, "tokens read": 0}
+
+    def count(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        if isinstance(module, torch.nn.Embedding):
+            counts["forward passes"] += 1
+            counts["tokens read"] += arguments[0].numel()
+            if counts["forward passes"] == stop:
+                raise KeyboardInterrupt
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        yield counts
+    finally:
+        hook.remove()
+
+
+def evaluated(*arguments: object, stop: float = math.inf) -> dict[str, Any]:
+    paragraphs = [
+        {"context": f"{number}. Words.", "qas": [{"question": f"Which is {number}?", "answers": [{"text": answer}]}]}
+        for number, answer in enumerate(("e", "self", "return") * 7)
+    ]
+    with tempfile.TemporaryDirectory() as folder, counted(stop) as counts:
+        squad = Path(folder) / SQUAD
+        squad.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+        command = [squad if argument == SQUAD else argument for argument in arguments]
+        return {"cells": cells(call(*command, "--device", "cpu", "--json")), **counts}
+
+
 def evaluations(name: str) -> Any:
-    return call(*EVALUATIONS[name], "--device", "cpu", "--json")
+    return evaluated(*EVALUATIONS[name])
+
+
+def resumed(name: str) -> Any:
+    """A run that is interrupted at two thirds of its forward passes, and resumed."""
+    whole = evaluated(*EVALUATIONS[name])
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*EVALUATIONS[name], "--output", Path(folder) / "report.json"]
+        first = evaluated(*command, stop=2 * whole["forward passes"] // 3)
+        rest = evaluated(*command, "--resume")
+    fewer = first["cells"] == "exit 130" and rest["forward passes"] < whole["forward passes"]
+    return rest if fewer and is_close(rest["cells"], whole["cells"]) else UNEQUAL
+
+
+def two_processes(name: str) -> Any:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "ropecli"]
+    command = [*launcher, *EVALUATIONS[name], "--device", "cpu", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    shared = cells(json.loads(done.stdout) if done.returncode == 0 else f"exit {done.returncode}")
+    return shared if is_close(shared, evaluated(*EVALUATIONS[name])["cells"]) else UNEQUAL
+
+
+def key_tokens(evaluator: str) -> Any:
+    """LongPPL of a patched model: with the key tokens that the evaluator finds, then with those of the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*LONGPPL, "--keys", Path(folder) / "keys.json"]
+        found = evaluated(*command, "--evaluator", evaluator)
+        read = evaluated(*command)
+        keys = json.loads((Path(folder) / "keys.json").read_text())
+    return {"found": found, "read": read, "keys": keys} if is_close(found["cells"], read["cells"]) else UNEQUAL
 
 
 def theory(name: str) -> Any:
@@ -160,6 +282,9 @@ PARTS: dict[str, tuple[Callable[[str], Any], Callable[[], list[str]]]] = {
         ],
     ),
     "evaluations": (evaluations, lambda: list(EVALUATIONS)),
+    "evaluations resumed": (resumed, lambda: list(RESUMED)),
+    "evaluations in two processes": (two_processes, lambda: list(TWO_PROCESSES)),
+    "evaluations of key tokens": (key_tokens, lambda: ["demo"]),
     "distances": (distances, lambda: list(DISTANCE)),
     "theory": (theory, lambda: list(THEORY)),
     "types": (types, all_types),
@@ -209,9 +334,13 @@ def differences(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]
 
 def is_close(old: Any, new: Any) -> bool:
     """Rounding of matrix products depends on memory alignment, which differs between runs."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old.keys() == new.keys() and all(is_close(old[key], new[key]) for key in old)
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(is_close, old, new))
-    return isinstance(old, float) and isinstance(new, float) and math.isclose(old, new, rel_tol=1e-6)
+    if isinstance(old, float) and isinstance(new, float):
+        return math.isclose(old, new, rel_tol=1e-6)
+    return old == new
 
 
 def main() -> None:
@@ -222,7 +351,7 @@ def main() -> None:
     if sys.argv[1] == "record":
         file.write_text(json.dumps(found, indent=0) + "\n")
         print(f"{sum(map(len, found.values()))} values of {len(found)} runs: {file}")
-        return
+        sys.exit("\n".join(f"{job}: {UNEQUAL}" for job, values in found.items() if UNEQUAL in values.values()))
     before = {job: values for job, values in json.loads(file.read_text()).items() if wanted in job}
     lines = list(differences(before, found))
     print("\n".join(line[:300] for line in lines[:60]))

@@ -1,6 +1,7 @@
 """Folders and reports that earlier releases wrote (see `make`) are read, patched again, reverted and drawn."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -93,6 +94,8 @@ def test_a_folder_is_measured(ropecli, written, corpus, name):
         ("context", ["reports/prefix.json"]),
         ("comparison", ["reports/compare.json", "reports/study.json"]),
         ("retrieval", ["reports/passkey.json", "reports/needle.json"]),
+        ("perplexity", ["reports/longppl.json"]),
+        ("ruler", ["reports/ruler.json", "reports/ruler-generate.json"]),
         ("tuning", ["tuned-grid/tune.json"]),
         ("tuning", ["tuned-search/tune.json"]),
         ("gains", ["tuned-heads/tune.json"]),
@@ -107,7 +110,46 @@ def test_reports_are_drawn(ropecli, written, kind, reports):
 
 def test_all_reports_make_one_page(ropecli, written):
     reports = [*sorted(Path("reports").glob("*.json")), *sorted(Path().glob("tuned-*/tune.json"))]
-    assert len(reports) == 11
+    assert len(reports) == 14
     outcome = ropecli("report", *reports, "--output", "page.html")
     assert outcome.code == 0, outcome.err
     assert all(name in (written / "page.html").read_text() for name in ("passkey", "sliding", "tuned"))
+
+
+def shown_numbers(name: str) -> set[tuple[str, ...]]:
+    """The first cells of the rows that the page's tables must have for these files, by the files' own JSON."""
+    values = json.loads((WRITTEN / "reports" / f"{name}.json").read_text())
+    if name == "longppl":
+        return {
+            (f"{row['length']}", f"{row['ppl']:.2f}")
+            for report in (values, values["baseline"])
+            for row in report["rows"]
+        }
+    if name in ("passkey", "needle"):
+        hits: dict[float, list[str]] = {}
+        for cell in values["cells"]:
+            hits.setdefault(cell["depth"], []).append(f"{cell['hits']}/{cell['trials']}")
+        return {(f"{depth:g}", *row) for depth, row in hits.items()}
+    scores: dict[str, list[float]] = {}
+    for cell in values[0]["cells"]:
+        scores.setdefault(cell["task"], []).append(sum(cell["scores"]) / len(cell["scores"]))
+    return {(task, *(f"{100 * score:.0f}" for score in row)) for task, row in scores.items()}
+
+
+@pytest.mark.parametrize("name", ["longppl", "ruler", "ruler-generate", "passkey", "needle"])
+def test_a_page_shows_the_numbers_of_its_report(ropecli, written, name):
+    assert ropecli("report", f"reports/{name}.json", "--output", "page.html").code == 0
+    rows = re.findall(r"<tr.*?</tr>", (written / "page.html").read_text(), re.DOTALL)
+    cells = [
+        [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row, re.DOTALL)] for row in rows
+    ]
+    for expected in shown_numbers(name):
+        assert list(expected) in [row[: len(expected)] for row in cells]
+
+
+def test_saved_key_tokens_are_those_of_their_report(written):
+    from ropecli.evaluation.longppl import read_keys
+
+    keys, report = read_keys(Path("keys.json")), json.loads(Path("reports/longppl.json").read_text())
+    assert keys.settings == report["settings"]["keys"]
+    assert [document.name for document in keys.documents] == report["document_names"]
