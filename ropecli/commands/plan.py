@@ -128,7 +128,7 @@ def _make_report(
         raise RecipeError(
             f"Nothing fits: training at {length} tokens takes at least {format_gb(least.estimate.total)} on each of "
             f"{gpus} GPU{'s'[: gpus > 1]} ({_named(least)}); one has {format_gb(memory)}. "
-            "Increase --gpus or shorten --length."
+            f"{_largest_tensor(least, memory)}Increase --gpus or shorten --length."
         )
     tokens = recipe.batch_size * recipe.gradient_accumulation * chosen.data_ranks * length
     needed = flops_of(estimator.shape, chosen.recipe, length, tokens)
@@ -145,7 +145,7 @@ def _make_report(
             "trained": estimate.trained,
             "active_per_token": estimator.shape.active,
         },
-        "kv_cache": kv_cache(config, estimator.shape, length),
+        "kv_cache": kv_cache(estimator.shape, length),
         "setting": _named(chosen),
         "memory": {**estimate.parts(), "total": estimate.total, "host": estimate.host},
         "tokens_per_step": tokens,
@@ -174,6 +174,22 @@ def _row(setup: "Setup") -> dict[str, Any]:
         "fits": setup.fits,
         "refused": setup.refused,
     }
+
+
+def _largest_tensor(setup: "Setup", memory: int) -> str:
+    """The tensor that does not fit by itself, and an attention that does without it; empty if there is none."""
+    from ropecli.training.memory_plan.setups import format_gb
+
+    largest = setup.estimate.largest
+    if largest.size <= memory:
+        return ""
+    said = f"One tensor of {largest.module} takes {format_gb(largest.size)}"
+    if largest.pairs and setup.recipe.attn in ("auto", "eager"):
+        return (
+            f"{said}: the attention scores of all pairs of tokens. Use an attention that does not store them, such as "
+            "--set attn=flash_attention_3 or flex_attention. "
+        )
+    return f"{said} in transformers' code. "
 
 
 def _named(setup: "Setup") -> str:
