@@ -43,10 +43,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ATTENTION = "ropecli-memory-plan"
-_BLOCKS = (64, 256)
-"""Tokens that loops take at once (gated delta rule, lightning attention)."""
+_BLOCKS = (64, 256, 1024)
+"""Tokens that loops may take at once (64: gated delta rule, 256: lightning attention)."""
+_PROBED = 1024
+"""Tokens to find loops with: windows and blocks of attention are full."""
 _CHUNKS = 3
-"""Of a head that is recomputed chunk by chunk."""
+"""Chunks to run of a head that is recomputed chunk by chunk."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,11 @@ def _short_length(config: Any, layers: list[int], recipe: Recipe) -> int:
     """A length that shows the memory of every length, or 0 if no layer loops over the tokens."""
     with _fake_model(config, layers, recipe, torch.float32) as model, torch.no_grad():
         loss_of = _WatchedLoss(model, offload=False)
-        block = next((block for block in _BLOCKS if loss_of.operations(block) < loss_of.operations(2 * block)), 0)
-        if not block:
+        operations = loss_of.operations(2 * _PROBED)
+        if loss_of.operations(_PROBED) == operations:
             return 0
+        # a part of a block takes as many operations as a whole one
+        block = next(block for block in _BLOCKS if loss_of.operations(2 * _PROBED - block) < operations)
         # no dimension of a weight, so that tokens × tokens tensors are known
         dimensions = {size for weight in model.parameters() for size in weight.shape}
         shorts = range(block, sys.maxsize, block)
@@ -281,8 +285,8 @@ class AllocationCounter(TorchDispatchMode):
         return round(size * (self.counted / self.tokens) ** (2 if self._has_pairs(tensor) else 1))
 
     def _has_pairs(self, tensor: Tensor) -> bool:
-        # an attention sink adds a column (gpt-oss)
-        return sum(size in (self.tokens, self.tokens + 1) for size in tensor.shape) > 1
+        # gpt-oss' scores have a column more, for its sinks
+        return sum(self.tokens <= size <= self.tokens + 1 for size in tensor.shape) > 1
 
     def add(self, part: str, size: int) -> None:
         self.alive = self.alive._replace(**{part: getattr(self.alive, part) + size})
@@ -441,9 +445,11 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
         model.set_attn_implementation("eager")
         return
     packed = any(source.sequences == "packed" for source in recipe.sources)
+    # DeepSeek's sparse attention also reads the mask to choose keys
+    needed = packed or getattr(model.config.get_text_config(), "index_topk", None) is not None
 
     def mask(**arguments: Any) -> Any:
-        return sdpa_mask(**{**arguments, "allow_is_causal_skip": not packed}) if attention == "sdpa" else None
+        return sdpa_mask(**{**arguments, "allow_is_causal_skip": not needed}) if attention == "sdpa" else None
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **others: Any) -> tuple[Tensor, None]:
         if query.shape[-1] == value.shape[-1]:
