@@ -15,6 +15,8 @@ from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint
     from ropecli.training.memory_plan.setups import Setup
     from ropecli.training.stages import Stage
@@ -128,7 +130,7 @@ def _make_report(
         raise RecipeError(
             f"Nothing fits: training at {length} tokens takes at least {format_gb(least.estimate.total)} on each of "
             f"{gpus} GPU{'s'[: gpus > 1]} ({_named(least)}); one has {format_gb(memory)}. "
-            "Increase --gpus or shorten --length."
+            + _advice(estimator.model, least, memory)
         )
     tokens = recipe.batch_size * recipe.gradient_accumulation * chosen.data_ranks * length
     needed = flops_of(estimator.shape, chosen.recipe, length, tokens)
@@ -145,7 +147,7 @@ def _make_report(
             "trained": estimate.trained,
             "active_per_token": estimator.shape.active,
         },
-        "kv_cache": kv_cache(config, estimator.shape, length),
+        "kv_cache": kv_cache(estimator.shape, length),
         "setting": _named(chosen),
         "memory": {**estimate.parts(), "total": estimate.total, "host": estimate.host},
         "tokens_per_step": tokens,
@@ -174,6 +176,29 @@ def _row(setup: "Setup") -> dict[str, Any]:
         "fits": setup.fits,
         "refused": setup.refused,
     }
+
+
+def _advice(model: "PreTrainedModel", setup: "Setup", memory: int) -> str:
+    """The next step if even this setup does not fit, and the tensor that alone takes half of a GPU's `memory`."""
+    from ropecli.training.memory_plan.setups import format_gb
+
+    largest = setup.estimate.largest
+    if largest.size < memory / 2:
+        return "Increase --gpus or shorten --length."
+    # more GPUs share a sequence with Ulysses only
+    shorten = "increase --gpus or shorten --length." if setup.engine == "ulysses" else "shorten --length."
+    size = format_gb(largest.size)
+    if not largest.pairs:
+        return f"One tensor of {largest.module} takes {size}: {shorten}"
+    attention = model.config._attn_implementation if setup.recipe.attn == "auto" else setup.recipe.attn
+    flash = getattr(model, "_compatible_flash_implementations", None) is None and model._supports_flash_attn
+    supported = {"sdpa": model._supports_sdpa, "flash_attention_2": flash, "flex_attention": model._supports_flex_attn}
+    others = [name for name, yes in supported.items() if yes and name != attention]
+    instead = f"use --set attn={others[0]} or " if others else ""
+    return (
+        f"attn: {attention} stores a value for every pair of tokens, {size} in one tensor of {largest.module}: "
+        f"{instead}{shorten}"
+    )
 
 
 def _named(setup: "Setup") -> str:

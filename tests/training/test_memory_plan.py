@@ -75,15 +75,15 @@ def test_a_token_goes_through_some_experts_alone(config_of):
 
 
 def test_kv_caches_by_hand(llama2_7b, llama3_8b, estimator, config_of):
-    assert kv_cache(llama2_7b, estimator.shape, 4096) == 2 * 2**30
-    assert kv_cache(llama3_8b, anatomy_of(llama3_8b), 131072) == 16 * 2**30
+    assert kv_cache(estimator.shape, 4096) == 2 * 2**30
+    assert kv_cache(anatomy_of(llama3_8b), 131072) == 16 * 2**30
     latent = config_of("deepseek_v3")  # 512 values and 64 that turn, a token and layer, in two bytes
-    assert kv_cache(latent, anatomy_of(latent), 1000) == (512 + 64) * 2 * 61 * 1000
+    assert kv_cache(anatomy_of(latent), 1000) == (512 + 64) * 2 * 61 * 1000
     config = config_of(
         "gemma3_text", num_hidden_layers=6, num_key_value_heads=2, head_dim=32, sliding_window=128, hidden_size=64
     )
     tokens = 5 * 128 + 4096  # five layers slide, the sixth sees all
-    assert kv_cache(config, anatomy_of(config), 4096) == 2 * 2 * 32 * 2 * tokens
+    assert kv_cache(anatomy_of(config), 4096) == 2 * 2 * 32 * 2 * tokens
 
 
 def test_what_changes_the_peak_changes_it_so(estimator):
@@ -104,12 +104,26 @@ def test_two_layers_of_a_kind_tell_what_all_take(config_of):
     small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "head_dim": 16, "sliding_window": 32}
     config = config_of("gemma3_text", num_hidden_layers=8, **small)
     some, every = MemoryEstimator(config), MemoryEstimator(config)
-    assert [len(layers) for layers in some.kinds] == [7, 1]
-    every.kinds = [[layer] for layer in range(8)]
+    assert [len(layers) for layers in some.fake_steps.kinds] == [7, 1]
+    every.fake_steps.kinds = [[layer] for layer in range(8)]
     for asked in (recipe(), recipe(gradient_accumulation=1, offload_activations=True)):
         found, expected = (one.estimate(asked, 512, "fsdp2", 2) for one in (some, every))
         assert found.total == pytest.approx(expected.total, rel=1e-3)
         assert (found.trained, found.host) == (expected.trained, pytest.approx(expected.host, rel=1e-3))
+
+
+@pytest.mark.parametrize("model_type", ["minimax", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+def test_short_sequences_tell_what_a_long_one_takes(model_type, config_of):
+    """Their layers loop over the tokens."""
+    small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "head_dim": 16, "num_hidden_layers": 4}
+    config = config_of(model_type, **small)
+    short, whole = MemoryEstimator(config), MemoryEstimator(config)
+    whole.fake_steps._short = 0
+    length = 8192
+    found, expected = (one.estimate(recipe(offload_activations=True), length, "one", 1) for one in (short, whole))
+    assert 0 < short.fake_steps._short < length / 4
+    assert found.total == pytest.approx(expected.total, rel=0.02)
+    assert found.host == pytest.approx(expected.host, rel=0.02)
 
 
 def test_the_smallest_change_that_fits_is_found(estimator):

@@ -4,14 +4,14 @@ fake_step.py counts what a step allocates. The memory of the optimizer and the e
 """
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from ropecli.errors import CheckpointError, PatchError, shown
 from ropecli.live.rotary import rotary_tables
-from ropecli.training.memory_plan.fake_step import FakeStep, run_fake_step
+from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps, Largest
 from ropecli.training.memory_plan.model_shape import ModelShape, build, kinds_of_layers, model_shape
 from ropecli.training.recipe import Recipe
 
@@ -41,7 +41,7 @@ class MemoryEstimate:
 
     activations: kept by the decoder for the backward pass. working: all other allocations of the step. engine: copies
     made by the engine. runtime: an allowance for CUDA. host: activations offloaded to CPU memory. trained: number of
-    parameters.
+    parameters. largest: one tensor of the step.
     """
 
     weights: int = 0
@@ -53,20 +53,21 @@ class MemoryEstimate:
     runtime: int = 0
     host: int = 0
     trained: int = 0
+    largest: Largest = field(default_factory=Largest)
 
     @property
     def total(self) -> int:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        return {name: size for name, size in asdict(self).items() if name not in ("host", "trained")}
+        return {name: size for name, size in vars(self).items() if name not in ("host", "trained", "largest")}
 
 
 class MemoryEstimator:
     """Estimates the memory of training a model. Raises CheckpointError if it cannot.
 
-    model: on the meta device. kinds: the layers of each kind. varies: whether rotary frequencies depend on the length.
-    item: bytes of a value in the weight files; as of bfloat16 if the config does not say.
+    model: on the meta device. varies: whether rotary frequencies depend on the length. item: bytes of a value in the
+    weight files; as of bfloat16 if the config does not say.
     """
 
     def __init__(self, config: Any) -> None:
@@ -79,7 +80,7 @@ class MemoryEstimator:
             self.model = build(config)
             self.varies = _follows_length(self.model)
         self.shape = model_shape(self.model)
-        self.kinds = kinds_of_layers(self.model)
+        self.fake_steps = FakeSteps(config, kinds_of_layers(self.model))
         self._steps: dict[Any, FakeStep] = {}
 
     def estimate(
@@ -95,7 +96,7 @@ class MemoryEstimator:
         peak = max(step.peaks.values(), key=sum)
         return MemoryEstimate(
             weights=self._weights(step, recipe, engine, gpu) // shards,
-            gradients=peak.gradients,
+            gradients=peak.gradients // (shards if recipe.gradient_accumulation > 1 else 1),
             optimizer=int(2 * moment * step.trained) // shards,
             activations=peak.activations,
             working=peak.working,
@@ -103,6 +104,7 @@ class MemoryEstimator:
             runtime=_CONTEXT if gpu else 0,
             host=step.host,
             trained=step.trained,
+            largest=step.largest,
         )
 
     def resolve_checkpointing(
@@ -131,11 +133,12 @@ class MemoryEstimator:
             "offload_activations": recipe.offload_activations and gpu,
         }
         asked = recipe.model_copy(update=changes)
-        shards = _shards(engine, world)
+        # gradients of an earlier pass are there all the time, so that one step shows those of all shares
+        shards = _shards(engine, world) if recipe.gradient_accumulation == 1 else 1
         key = (asked.model_dump_json(), part, half, shards)
         if key not in self._steps:
             dtype = torch.bfloat16 if half else torch.float32
-            self._steps[key] = run_fake_step(self.config, self.kinds, asked, part, dtype, shards)
+            self._steps[key] = self.fake_steps.run(asked, part, dtype, shards)
         return self._steps[key]
 
     def _weights(self, step: FakeStep, recipe: Recipe, engine: Engine, gpu: bool) -> int:
@@ -180,7 +183,7 @@ def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int) -> flo
     gradient checkpointing is not counted, as in model FLOP utilisation.
     """
     passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no weight gradient
-    attended = sum(width * _seen(length, window) for width, window in shape.attention)
+    attended = sum(width * _seen(length, window) for width, _, window in shape.attention)
     return 2.0 * tokens * (passes * shape.matmul + 3 * attended)
 
 

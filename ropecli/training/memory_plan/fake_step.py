@@ -6,17 +6,26 @@ operation is not counted.
 
 Memory is linear in the number of layers of each kind. Unless there are few layers, the step runs once with one layer of
 each kind, then once per kind with a second layer of it; the difference counts for every further layer.
+
+Some layers loop over the tokens in Python (the delta rule of Qwen3-Next): at 262,144 tokens that would take minutes for
+every setup. Their step runs on short sequences, where each tensor counts as at the full length: one of a weight's shape
+as it is, others times the ratio of the lengths, tokens × tokens scores and masks times its square. Other constant
+tensors then count too much, in inverse proportion to the short length: a second one, twice as long, corrects that.
 """
 
 import copy
+import sys
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -34,6 +43,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ATTENTION = "ropecli-memory-plan"
+_BLOCKS = (64, 256, 1024)
+"""Tokens that loops may take at once (64: gated delta rule, 256: lightning attention)."""
+_PROBED = 1024
+"""Tokens to find loops with: windows and blocks of attention are full."""
+_CHUNKS = 3
+"""Chunks to run of a head that is recomputed chunk by chunk."""
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest tensor of a step. size: bytes. pairs: whether it has tokens × tokens values. module: the class of the
+    module that allocated it.
+    """
+
+    size: int = 0
+    pairs: bool = False
+    module: str = ""
 
 
 class Peak(NamedTuple):
@@ -47,7 +73,7 @@ class Peak(NamedTuple):
 class FakeStep(NamedTuple):
     """Memory of a step in addition to weights and optimizer state, on one process.
 
-    peaks: the peak of each phase. host: bytes of activations moved to CPU memory.
+    peaks: the peak of each phase. host: bytes of activations moved to CPU memory. largest: of the runs with few layers.
 
     Counts of values: trained; quantizable, in frozen matrices of layers; layer, in the largest layer; outside, not in
     any layer.
@@ -59,42 +85,97 @@ class FakeStep(NamedTuple):
     quantizable: int
     layer: int
     outside: int
+    largest: Largest
 
 
-def run_fake_step(
-    config: Any, kinds: list[list[int]], recipe: Recipe, length: int, dtype: torch.dtype, shards: int
-) -> FakeStep:
-    """Run the step with a few layers, and extrapolate to all layers.
+class FakeSteps:
+    """Runs steps of a model. config: its config. kinds: the layers of each kind."""
 
-    kinds: the layers of each kind. length: tokens per sequence on one process. dtype: of the weights, except an
-    adapter's. shards: number of processes that share the gradients. Raises CheckpointError if a model needs real
-    values.
-    """
-    try:
-        every = sorted(chain(*kinds))
-        if len(every) <= 2 * (len(kinds) + 1):  # all layers at once are as fast
-            return _run(config, every, recipe, length, dtype, shards)
-        first = [layers[0] for layers in kinds]
-        total = base = _run(config, first, recipe, length, dtype, shards)
-        for layers in kinds:
-            if len(layers) > 1:
-                more = _run(config, sorted([*first, layers[1]]), recipe, length, dtype, shards)
-                total = _add_difference(total, more, base, times=len(layers) - 1)
-        return total
-    except RopecliError:
-        raise
-    except Exception as error:  # a model that reads values fails in its own way
-        raise CheckpointError(
-            f"Cannot estimate the memory of {config.model_type}: it does not run on fake tensors: {reason_of(error)}"
-        ) from error
+    def __init__(self, config: Any, kinds: list[list[int]]) -> None:
+        self.config = config
+        self.kinds = kinds
+        self._short: int | None = None
+
+    def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int) -> FakeStep:
+        """Run the step, or extrapolate it from short lengths.
+
+        length: tokens per sequence on one process. dtype: of the weights, except an adapter's. shards: number of
+        processes that share the gradients. Raises CheckpointError if a model needs real values.
+        """
+        try:
+            if self._short is None:
+                self._short = _short_length(self.config, [layers[0] for layers in self.kinds], recipe)
+            short = self._short
+            run = partial(_run_layers, self.config, self.kinds, recipe, dtype=dtype, shards=shards)
+            if not short or length <= 4 * short:
+                return run([length], counted=length)[0]
+            # other tensors take a, constant ones c: once = a + c · length / short, twice = a + c · length / (2 · short)
+            once, twice = run([short, 2 * short], counted=length)
+            share = 2 * short / length
+            return _combine(lambda one, two: 2 * two - one + round((one - two) * share), once, twice)
+        except RopecliError:
+            raise
+        except Exception as error:  # a model that reads values fails in its own way
+            raise CheckpointError(
+                f"Cannot estimate the memory of {self.config.model_type}: it does not run on fake tensors: "
+                f"{reason_of(error)}"
+            ) from error
 
 
-def _add_difference(total: FakeStep, more: FakeStep, base: FakeStep, times: int) -> FakeStep:
-    return tree_map(lambda sum_, with_more, without: sum_ + times * (with_more - without), total, more, base)
+def _short_length(config: Any, layers: list[int], recipe: Recipe) -> int:
+    """A length that shows the memory of every length, or 0 if no layer loops over the tokens."""
+    with _fake_model(config, layers, recipe, torch.float32) as model, torch.no_grad():
+        loss_of = _WatchedLoss(model, offload=False)
+        operations = loss_of.operations(2 * _PROBED)
+        if loss_of.operations(_PROBED) == operations:
+            return 0
+        # a part of a block takes as many operations as a whole one
+        block = next(block for block in _BLOCKS if loss_of.operations(2 * _PROBED - block) < operations)
+        # no dimension of a weight, so that tokens × tokens tensors are known
+        dimensions = {size for weight in model.parameters() for size in weight.shape}
+        shorts = range(block, sys.maxsize, block)
+        return next(short for short in shorts if short >= loss_of.constant_from and not {short, 2 * short} & dimensions)
 
 
-def _run(config: Any, layers: list[int], recipe: Recipe, length: int, dtype: torch.dtype, shards: int) -> FakeStep:
-    """Run the step of a model with only some of its layers."""
+def _run_layers(
+    config: Any, kinds: list[list[int]], recipe: Recipe, lengths: list[int], dtype: torch.dtype, **options: int
+) -> list[FakeStep]:
+    """Run the step with a few layers, and extrapolate to all layers. One result for each length; options: of _run."""
+    every = sorted(chain(*kinds))
+    if len(every) <= 2 * (len(kinds) + 1):  # all layers at once are as fast
+        return _run(config, every, recipe, lengths, dtype, **options)
+    first = [layers[0] for layers in kinds]
+    totals = bases = _run(config, first, recipe, lengths, dtype, **options)
+    for layers in kinds:
+        if len(layers) > 1:
+            more = _run(config, sorted([*first, layers[1]]), recipe, lengths, dtype, **options)
+            times = len(layers) - 1
+            totals = [_add(*steps, times=times) for steps in zip(totals, more, bases, strict=True)]
+    return totals
+
+
+def _add(total: FakeStep, more: FakeStep, base: FakeStep, times: int) -> FakeStep:
+    """Add the difference of two steps to the total, some times."""
+    return _combine(lambda sum_, with_more, without: sum_ + times * (with_more - without), total, more, base)
+
+
+def _combine(of_numbers: Callable[..., int], *steps: FakeStep) -> FakeStep:
+    return tree_map(lambda value, *more: value if isinstance(value, Largest) else of_numbers(value, *more), *steps)
+
+
+def _run(
+    config: Any, layers: list[int], recipe: Recipe, lengths: list[int], dtype: torch.dtype, *, shards: int, counted: int
+) -> list[FakeStep]:
+    """Run the steps of a model with only some of its layers. counted: the length for which memory is counted."""
+    with _fake_model(config, layers, recipe, dtype) as model:
+        if recipe.gradient_checkpointing:
+            enable_checkpointing(model)
+        return list(_count_steps(model, recipe, lengths, shards, counted))
+
+
+@contextmanager
+def _fake_model(config: Any, layers: list[int], recipe: Recipe, dtype: torch.dtype) -> Iterator["PreTrainedModel"]:
+    """A model with only some of its layers, on fake tensors, and their mode."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with quiet_transformers(), torch.device("meta"):
@@ -106,60 +187,81 @@ def _run(config: Any, layers: list[int], recipe: Recipe, length: int, dtype: tor
         model.tie_weights()
         _set_attention(model, recipe)
         model.train()
-        if recipe.gradient_checkpointing:
-            enable_checkpointing(model)
-        return _count_step(model, recipe, length, shards)
+        yield model
 
 
-def _count_step(model: "PreTrainedModel", recipe: Recipe, length: int, shards: int) -> FakeStep:
-    ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
+def _count_steps(
+    model: "PreTrainedModel", recipe: Recipe, lengths: list[int], shards: int, counted: int
+) -> Iterator[FakeStep]:
     trained = [parameter for _, parameter in trainable(model)]
-    counter = AllocationCounter([*model.parameters(), *model.buffers(), ids])
-    loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
-    loss_of.watch(counter)
-    _watch_gradients(trained, counter, shards, accumulates=recipe.gradient_accumulation > 1)
-    with counter:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
-            loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
-        counter.phase = "head"
-        loss.backward(inputs=trained)
     layers = layers_of(model)[2]
     in_layers = {id(parameter) for parameter in layers.parameters()}
     matrices = [module.weight for module in layers.modules() if isinstance(module, torch.nn.Linear)]
-    return FakeStep(
-        peaks=counter.peaks,
-        host=loss_of.moved,
-        trained=sum(one.numel() for one in trained),
-        quantizable=sum(one.numel() for one in matrices if not one.requires_grad),
-        layer=max(sum(one.numel() for one in layer.parameters()) for layer in layers),
-        outside=sum(one.numel() for one in model.parameters() if id(one) not in in_layers),
-    )
+    loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
+    _watch_gradients(trained, loss_of, shards, accumulates=recipe.gradient_accumulation > 1)
+    for length in lengths:
+        ids = torch.zeros(recipe.batch_size, length, dtype=torch.long)
+        counter = loss_of.watch(ids, counted)
+        if recipe.gradient_accumulation > 1:  # an earlier pass has already left the gradients
+            counter.add("gradients", sum(4 * parameter.numel() // shards for parameter in trained))
+        with counter, _named_modules(counter):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.mixed_precision == "bf16"):
+                loss = loss_of(ids, ids, document_labels=ids if recipe.loss_weighting == "documents" else None)
+            counter.phase = "head"
+            loss.backward(inputs=trained)
+        yield FakeStep(
+            peaks=counter.peaks,
+            host=loss_of.moved,
+            trained=sum(one.numel() for one in trained),
+            quantizable=sum(one.numel() for one in matrices if not one.requires_grad),
+            layer=max(sum(one.numel() for one in layer.parameters()) for layer in layers),
+            outside=sum(one.numel() for one in model.parameters() if id(one) not in in_layers),
+            largest=counter.largest,
+        )
 
 
 def _watch_gradients(
-    trained: list[torch.nn.Parameter], counter: "AllocationCounter", shards: int, *, accumulates: bool
+    trained: list[torch.nn.Parameter], loss_of: "_WatchedLoss", shards: int, *, accumulates: bool
 ) -> None:
     """Replace each gradient by this process's share in float32. accumulates: an earlier pass has already left it."""
 
     def count_share(parameter: Tensor) -> None:
-        counter.add("gradients", 4 * parameter.numel() // shards)
+        loss_of.counter.add("gradients", 4 * parameter.numel() // shards)
 
     def drop(parameter: Tensor) -> None:
         parameter.grad = None
 
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(drop)
-        if accumulates:
-            count_share(parameter)
-        else:
+        if not accumulates:
             parameter.register_post_accumulate_grad_hook(count_share)
+
+
+@contextmanager
+def _named_modules(counter: "AllocationCounter") -> Iterator[None]:
+    """Tell the counter which module runs."""
+
+    def enter(module: torch.nn.Module, given: Any) -> None:
+        counter.modules.append(type(module).__name__)
+
+    def leave(module: torch.nn.Module, given: Any, output: Any) -> None:
+        counter.modules.pop()
+
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class AllocationCounter(TorchDispatchMode):
     """Counts the bytes of storages allocated inside its context.
 
     before: tensors that already exist, which are not counted. peaks: the most live bytes in each phase after the
-    decoder's forward pass.
+    decoder's forward pass. operations: their number. modules: the classes of those that run now. tokens, counted: the
+    lengths of the run, and for which bytes are counted. constant: sizes of dimensions, sorted, of tensors that do not
+    depend on the length.
     """
 
     def __init__(self, before: Iterable[Tensor] = ()) -> None:
@@ -168,7 +270,23 @@ class AllocationCounter(TorchDispatchMode):
         self.phase = "decoder"
         self.alive = Peak()
         self.peaks: dict[str, Peak] = {}
+        self.largest = Largest()
+        self.modules: list[str] = [""]
+        self.operations = 0
+        self.tokens = self.counted = 1
+        self.constant: set[tuple[int, ...]] = set()
         self._known = {tensor.untyped_storage()._cdata for tensor in before}
+
+    def size_of(self, tensor: Tensor) -> int:
+        """Bytes of the tensor's storage at the counted length."""
+        size = tensor.untyped_storage().nbytes()
+        if self.tokens == self.counted or _dimensions(tensor) in self.constant:
+            return size
+        return round(size * (self.counted / self.tokens) ** (2 if self._has_pairs(tensor) else 1))
+
+    def _has_pairs(self, tensor: Tensor) -> bool:
+        # gpt-oss' scores have a column more, for its sinks
+        return sum(self.tokens <= size <= self.tokens + 1 for size in tensor.shape) > 1
 
     def add(self, part: str, size: int) -> None:
         self.alive = self.alive._replace(**{part: getattr(self.alive, part) + size})
@@ -178,19 +296,24 @@ class AllocationCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self.operations += 1
         if func is torch.ops.aten._grouped_mm.default:
             result: Any = _grouped_product(*args)
         else:
             result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else (result,):
             if isinstance(tensor, Tensor):
-                self._note(tensor.untyped_storage())
+                self._note(tensor)
         return result
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
         if key in self._known:
             return
+        size = self.size_of(tensor)
+        if size > self.largest.size:
+            self.largest = Largest(size, self._has_pairs(tensor), self.modules[-1])
         part = "activations" if self.phase == "decoder" else "working"
         self._known.add(key)
         self.made += size
@@ -200,6 +323,10 @@ class AllocationCounter(TorchDispatchMode):
     def _forget(self, key: int, part: str, size: int) -> None:
         self._known.remove(key)
         self.add(part, -size)
+
+
+def _dimensions(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(sorted(size for size in tensor.shape if size > 1))
 
 
 def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any) -> Tensor:
@@ -225,11 +352,30 @@ class _WatchedLoss(NextTokenLoss):
 
     split_model = _FakeSplit
 
-    def watch(self, counter: AllocationCounter) -> None:
-        self.counter = counter
-        self.moved = 0
-        embeddings: Any = self.model.get_input_embeddings()
+    def __init__(self, model: "PreTrainedModel", *, offload: bool) -> None:
+        super().__init__(model, offload=offload)
+        embeddings: Any = model.get_input_embeddings()
         embeddings.register_forward_hook(lambda module, given, output: self._enter_at(output, "embeddings"))
+
+    def watch(self, ids: Tensor, counted: int) -> AllocationCounter:
+        """Start to count. ids: of the step. counted: the length for which memory is counted."""
+        weights = list(self.model.parameters())
+        self.moved = 0
+        self.counter = AllocationCounter([*weights, *self.model.buffers(), ids])
+        self.counter.constant = {_dimensions(weight) for weight in weights}
+        self.counter.tokens, self.counter.counted = ids.shape[1], counted
+        return self.counter
+
+    def operations(self, tokens: int) -> int:
+        """Number of operations of the decoder's forward pass."""
+        with AllocationCounter() as counter:
+            self._split.decode(torch.zeros(1, tokens, dtype=torch.long))
+        return counter.operations
+
+    @property
+    def constant_from(self) -> int:
+        """Tokens from which on the head takes the same memory."""
+        return self._chunk * (1 if self._split.plain_head else _CHUNKS)
 
     def hidden(self, ids: Tensor, positions: Tensor | None, packed: bool) -> Any:
         outputs = super().hidden(ids, positions, packed)
@@ -244,7 +390,7 @@ class _WatchedLoss(NextTokenLoss):
 
     def _kept_elsewhere(self, device: torch.device) -> AbstractContextManager:
         def move(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-            self.moved += tensor.nbytes
+            self.moved += self.counter.size_of(tensor)
             return tensor.shape, tensor.dtype
 
         def bring_back(moved: tuple[torch.Size, torch.dtype]) -> Tensor:
@@ -269,8 +415,8 @@ class _WatchedLoss(NextTokenLoss):
         return loss
 
     def _chunks(self, hidden: Tensor) -> list[slice]:
-        """Run only three chunks, since further ones take the same memory."""
-        return super()._chunks(hidden)[:3]
+        """Run only a few chunks, since further ones take the same memory."""
+        return super()._chunks(hidden)[:_CHUNKS]
 
 
 def _independent_of_length(config: Any) -> Any:
@@ -299,13 +445,32 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe) -> None:
         model.set_attn_implementation("eager")
         return
     packed = any(source.sequences == "packed" for source in recipe.sources)
+    # DeepSeek's sparse attention also reads the mask to choose keys
+    needed = packed or getattr(model.config.get_text_config(), "index_topk", None) is not None
 
     def mask(**arguments: Any) -> Any:
-        return sdpa_mask(**{**arguments, "allow_is_causal_skip": not packed}) if attention == "sdpa" else None
+        return sdpa_mask(**{**arguments, "allow_is_causal_skip": not needed}) if attention == "sdpa" else None
 
-    AttentionInterface.register(_ATTENTION, _last_block(own) if method_of(own) else sdpa_attention_forward)
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **others: Any) -> tuple[Tensor, None]:
+        if query.shape[-1] == value.shape[-1]:
+            return sdpa_attention_forward(module, query, key, value, mask, **others)
+        return _memory_efficient(query, key, value, mask, others.get("scaling"))
+
+    AttentionInterface.register(_ATTENTION, _last_block(own) if method_of(own) else attend)
     AttentionMaskInterface.register(_ATTENTION, mask)
     model.set_attn_implementation(_ATTENTION)
+
+
+def _memory_efficient(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, None]:
+    """The kernel of GPUs for values narrower than queries (DeepSeek): the CPU's stores tokens × tokens scores."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (one.repeat_interleave(groups, dim=1) if groups > 1 else one for one in (key, value))
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    bias = None if mask is None else mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+    output = kernel(query, key, value, bias, True, 0.0, mask is None, scale=scale)[0]
+    return output.transpose(1, 2).contiguous(), None
 
 
 def _last_block(name: str) -> Callable[..., Any]:

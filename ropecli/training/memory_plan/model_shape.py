@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,13 +36,14 @@ class ModelShape:
     """Numbers of values. total: parameters, tied ones once. active: parameters used per token.
 
     matmul: in the matrices that a token is multiplied by, with the head but without the embeddings. attention: for each
-    attention layer, heads × (query width + value width), and the window in tokens or None.
+    attention layer, heads × (query width + value width), the values that it caches per token, and the window in tokens
+    or None.
     """
 
     total: int
     active: int
     matmul: int
-    attention: tuple[tuple[int, int | None], ...]
+    attention: tuple[tuple[int, int, int | None], ...]
 
 
 def model_shape(model: "PreTrainedModel") -> ModelShape:
@@ -95,23 +97,32 @@ def keep_layers(model: "PreTrainedModel", kept: list[int]) -> None:
     config.num_hidden_layers = len(kept)
 
 
-def _attention(config: Any) -> Iterator[tuple[int, int | None]]:
-    heads = getattr(config, "num_attention_heads", 0) or 0
-    queries = values = _head_width(config)
-    if getattr(config, "kv_lora_rank", None):
-        queries, values = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+def _attention(config: Any) -> Iterator[tuple[int, int, int | None]]:
     window = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
     if not isinstance(window, int | None):
         raise CheckpointError(f"sliding_window in config.json is {shown(window)}; expected a number of tokens.")
-    for label in getattr(config, "layer_types", None) or ["sliding" if window else "full"] * config.num_hidden_layers:
+    labels = getattr(config, "layer_types", None) or ["sliding" if window else "full"] * config.num_hidden_layers
+    # the configs of the layers, which may differ; before transformers 5.23 they do not
+    for label, layer in zip(labels, getattr(config, "per_layer_config", None) or repeat(config), strict=False):
         if not any(word in label for word in _NO_ATTENTION):
-            yield heads * (queries + values), window if "sliding" in label else chunk if "chunked" in label else None
+            seen = window if "sliding" in label else chunk if "chunked" in label else None
+            yield *_widths(layer), seen
 
 
-def _head_width(config: Any) -> int:
+def _widths(config: Any) -> tuple[int, int]:
+    """heads × (query width + value width), and the values cached per token.
+
+    Multi-head latent attention is counted as designed, with the latent and the rotary part (DeepSeek-V2,
+    arXiv:2405.04434, section 2.1); transformers 5 keeps full keys and values.
+    """
     heads = getattr(config, "num_attention_heads", None) or 1
-    return getattr(config, "head_dim", None) or config.hidden_size // heads
+    if rank := getattr(config, "kv_lora_rank", None):
+        queries = config.qk_nope_head_dim + config.qk_rope_head_dim
+        return heads * (queries + config.v_head_dim), rank + config.qk_rope_head_dim
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    groups = getattr(config, "num_key_value_heads", None) or (1 if getattr(config, "multi_query", False) else heads)
+    return heads * 2 * width, 2 * groups * width
 
 
 def _share_of_experts(config: Any) -> float:
@@ -121,17 +132,6 @@ def _share_of_experts(config: Any) -> float:
     return chosen / experts if experts and chosen else 1.0
 
 
-def kv_cache(config: Any, shape: ModelShape, length: int) -> int:
-    """Bytes for one sequence of `length` tokens. Layers with a sliding window keep only the window.
-
-    Multi-head latent attention is counted as designed, with the latent and the rotary part (DeepSeek-V2,
-    arXiv:2405.04434, section 2.1); transformers 5 keeps full keys and values.
-    """
-    text = config.get_text_config()
-    if rank := getattr(text, "kv_lora_rank", None):
-        values = rank + text.qk_rope_head_dim
-    else:
-        heads = getattr(text, "num_attention_heads", None) or 1
-        groups = getattr(text, "num_key_value_heads", None) or (1 if getattr(text, "multi_query", False) else heads)
-        values = 2 * groups * _head_width(text)
-    return sum(_ITEM * values * min(length, window or length) for _, window in shape.attention)
+def kv_cache(shape: ModelShape, length: int) -> int:
+    """Bytes for one sequence of `length` tokens. Layers with a sliding window keep only the window."""
+    return sum(_ITEM * values * min(length, window or length) for _, values, window in shape.attention)

@@ -82,21 +82,31 @@ def _smallest_change(
     own = recipe.model_copy(update={"adapter": adapter})
     if refused := next(refusals(estimator, own, length, engine, gpus), ""):
         return Setup(engine, gpus, {}, own, MemoryEstimate(), HostMemory(), False, refused)
-    own = estimator.resolve_checkpointing(own, length, engine, gpus, memory)
-    tried = []
-    for change in _CHANGES:
-        if any(refusals(estimator, own.model_copy(update=change), length, engine, gpus)):
-            continue
+
+    def setup(own: Recipe, change: dict[str, Any]) -> Setup:
         changes = {} if adapter == recipe.adapter else {"adapter": adapter}
         changes |= {key: value for key, value in change.items() if getattr(own, key) != value}
         changed = own.model_copy(update=change)
         estimate = estimator.estimate(changed, length, engine, gpus)
         needed = estimate_host(estimator, estimate, changed, engine, gpus)
         fits = estimate.total <= memory and needed.most <= host
-        setup = Setup(engine, gpus, changes, changed, estimate, needed, fits)
-        if setup.fits:
-            return setup
-        tried.append(setup)
+        return Setup(engine, gpus, changes, changed, estimate, needed, fits)
+
+    possible = [
+        change
+        for change in _CHANGES
+        if not any(refusals(estimator, own.model_copy(update=change), length, engine, gpus))
+    ]
+    recomputed = recipe.gradient_checkpointing == "auto"
+    least = setup(own.model_copy(update={"gradient_checkpointing": True}) if recomputed else own, possible[-1])
+    if least.estimate.total > memory:  # then so does every other
+        return least
+    own = estimator.resolve_checkpointing(own, length, engine, gpus, memory)
+    tried = []
+    for change in possible:
+        tried.append(setup(own, change))
+        if tried[-1].fits:
+            return tried[-1]
     return min(tried, key=lambda one: one.estimate.total)
 
 
