@@ -43,7 +43,7 @@ LATER_COMPOSITES = {
 # Whose unpatched config.json, as transformers 5 saves it, is not built either.
 UNREADABLE = {
     "bamba": "incompatible tensor type",  # of the runner's making: its parameters hold nothing
-    "dbrx": "Found unknown kwargs",
+    "dbrx": "Found unknown kwargs",  # as transformers 4 saves it, it is built, and no scaling is read
     "gemma3n": "requires the PIL library",
     "granitemoehybrid": "layer_types must be a list",
     "perception_lm": "requires the PIL library",
