@@ -9,10 +9,24 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+)
 from transformers.utils import logging
 
 logging.set_verbosity_error()
+BUILDERS = (  # multimodal first: some have a causal LM of the text part as well
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+)
 
 
 def without_storage(module, name, parameter):
@@ -25,12 +39,14 @@ def without_storage(module, name, parameter):
 
 def tables(folder: Path) -> dict:
     config = AutoConfig.from_pretrained(folder)
-    text = config.get_text_config()
-    # some composite types have a causal LM of their own, and some give theirs the text part alone
-    model = AutoModelForCausalLM.from_config(text if type(text) in AutoModelForCausalLM._model_mapping else config)
+    # the text part of those that only AutoModel builds
+    parts = (config, config.get_text_config())
+    model = next(
+        builder.from_config(part) for part in parts for builder in BUILDERS if type(part) in builder._model_mapping
+    )
     found = {}
     for name, module in model.named_modules():
-        if any(part in name for part in ("vision", "visual", "audio")):
+        if any(part in name for part in ("vision", "visual", "audio", "codec")):
             continue
         for key, buffer in module.named_buffers(recurse=False):
             if key.endswith("inv_freq") and "original" not in key:

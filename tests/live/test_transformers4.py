@@ -1,6 +1,6 @@
 """The older dialect, against its reader: transformers 4 builds the plan's rotary tables from what is written.
 
-What that release cannot express is listed here, type by type: there it fails aloud or, in three types, reads no
+What that release cannot express is listed here, type by type: there it fails aloud or, in five types, reads no
 scaling or only the base. It runs in an environment of its own, which pytest's cache keeps.
 """
 
@@ -18,6 +18,7 @@ import scripts_by_path
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.config.families import family_of
 from ropecli.errors import RopecliError
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.scaling.spec import ScaledRope
@@ -28,45 +29,45 @@ RELEASE = "4.57.3"
 PINNED = ["torch==2.13.0", f"transformers=={RELEASE}", "numpy", "safetensors"]
 RUNNER = Path(__file__).with_name("run_transformers4.py")
 METHODS = ("yarn", "linear", "ntk", "llama3", "longrope", "ntk-by-parts", "p-rope", "nope")
-AGREEING = 499
+AGREEING = 710
 """Folders in which every table is the plan's."""
 
-# Types that came later.
 # fmt: off
-UNKNOWN = {
-    "afmoe", "axk1", "axk2", "bailing_hybrid", "cohere2_moe", "cohere_compass_text", "cwm", "deepseek_v32",
-    "deepseek_v4", "dots3_note", "dots3_note_text", "exaone_moe", "flint", "gemma4", "gemma4_assistant", "gemma4_text",
-    "gemma4_unified", "gemma4_unified_assistant", "gemma4_unified_text", "glm4_moe_lite", "glm_moe_dsa", "granite_swa",
-    "granitemoe_swa", "hrm_text", "hy_v3", "hy_v4", "hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1",
-    "laguna", "lfm2_moe", "lfm3", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "minimax_m3_vl_text",
-    "ministral3", "moss_transcribe_diarize", "nanochat", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
-    "qwen3_5_text", "qwen4_exp", "qwen4_exp_text", "solar_open", "youtu", "zaya",
+# Later multimodal types whose language model it knows. families.json marks all other later types as new.
+LATER_COMPOSITES = {
+    "cosmos3_omni", "fast_vlm", "fun_asr_nano", "glm46v", "glmasr", "glmga", "granite_speech_plus", "kimi_k25",
+    "lighton_ocr", "modernvbert", "moss_transcribe_diarize", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni_thinker",
+    "qwen3_asr", "qwen3_omni_moe_thinker", "vibevoice_asr", "video_llama_3",
 }
 # fmt: on
 # Whose unpatched config.json, as transformers 5 saves it, is not built either.
 UNREADABLE = {
     "bamba": "incompatible tensor type",  # of the runner's making: its parameters hold nothing
-    "dbrx": "Found unknown kwargs",
-    "emu3": "has no attribute 'vocab_size'",
+    "dbrx": "Found unknown kwargs",  # as transformers 4 saves it, it is built, and no scaling is read
+    "gemma3n": "requires the PIL library",
     "granitemoehybrid": "layer_types must be a list",
+    "perception_lm": "requires the PIL library",
     "zamba2": "StopIteration",
 }
 NOT_NATIVE = ("yarn", "llama3", "longrope", "ntk-by-parts", "p-rope", "nope")
-NOT_LLAMA3 = ("yarn", "linear", "longrope", "ntk-by-parts", "p-rope", "nope")
 NOT_BARE = ("yarn", "linear", "llama3", "ntk-by-parts", "p-rope", "nope")
 # type -> (methods, part of the error)
 ALOUD = {
-    "llama4": (NOT_LLAMA3, "low_freq_factor"),  # takes every scaling for llama3
-    "llama4_text": (NOT_LLAMA3, "low_freq_factor"),
-    "mllama": (("ntk",), "'NoneType' object is not subscriptable"),  # is never without a scaling
+    "chameleon": ((*NOT_NATIVE, "linear"), "must be a dictionary with with two fields"),
+    "mllama": (("ntk",), "'NoneType' object is not subscriptable"),
     "olmo": (NOT_NATIVE, "must be a dictionary with two fields"),
     "olmo2": (NOT_NATIVE, "must be a dictionary with two fields"),
     "phi3": (NOT_BARE, "must be a dictionary with three fields"),  # has no attention factor but longrope's own
     "phi4_multimodal": (NOT_BARE, "must be a dictionary with three fields"),
+    "qwen3_vl": (("ntk",), "'NoneType' object has no attribute 'get'"),
+    "qwen3_vl_moe": (("ntk",), "'NoneType' object has no attribute 'get'"),
 }
+NEVER_UNSCALED = {"mllama", "qwen3_vl", "qwen3_vl_moe"}  # cannot be built without rope_scaling
 # type -> methods
 IN_SILENCE = {
-    "modernbert-decoder": METHODS,  # its bases have names of their own, and it knows no scaling
+    "idefics": METHODS,  # knows neither a base nor a scaling
+    "modernbert": METHODS,  # its bases have names of their own, and it knows no scaling
+    "modernbert-decoder": METHODS,  # likewise
     "nemotron": tuple(method for method in METHODS if method != "ntk"),  # knows a base and no scaling
     "olmo3": ("ntk",),  # knows one base for all layers
 }
@@ -98,6 +99,8 @@ def folders(tmp_path_factory) -> tuple[Path, dict[str, PatchPlan]]:
     home, plans = tmp_path_factory.mktemp("transformers4"), {}
     with quiet_transformers():
         for model_type in coverage.all_types():
+            if model_type == "evolla":  # has no auto class in transformers 5: the proof, skipped here, refuses it
+                continue
             source = open_checkpoint(with_few_experts(coverage.write_checkpoint(model_type, home / model_type)))
             for method in METHODS:
                 try:
@@ -119,6 +122,13 @@ def outcomes(python, folders) -> dict[str, Any]:
     result = subprocess.run([python, RUNNER, home], capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
     return json.loads((home / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def unknown(folders) -> set[str]:
+    """The types that came later."""
+    _, plans = folders
+    return LATER_COMPOSITES | {name.split("--")[0] for name, plan in plans.items() if family_of(plan.source.config).new}
 
 
 def agrees(table: dict[str, Any], rope: ScaledRope) -> bool:
@@ -153,12 +163,12 @@ def test_every_table_is_the_plans_or_is_listed(folders, outcomes):
     assert agreeing == AGREEING
 
 
-def test_what_fails_does_so_aloud_and_is_listed(folders, outcomes):
+def test_what_fails_does_so_aloud_and_is_listed(folders, outcomes, unknown):
     _, plans = folders
     failing = defaultdict(list)
     for name in plans:
         model_type, method = name.split("--")
-        if "error" in outcomes[name] and model_type not in UNKNOWN | set(UNREADABLE):
+        if "error" in outcomes[name] and model_type not in unknown | set(UNREADABLE):
             assert ALOUD[model_type][1] in outcomes[name]["error"]
             failing[model_type].append(method)
     assert failing == {
@@ -166,12 +176,11 @@ def test_what_fails_does_so_aloud_and_is_listed(folders, outcomes):
     }
 
 
-def test_types_that_it_does_not_know_or_does_not_build_unpatched(folders, outcomes):
+def test_types_that_it_does_not_know_or_does_not_build_unpatched(folders, outcomes, unknown):
     _, plans = folders
     types = {name.split("--")[0] for name in plans}
     errors = {name: outcomes[name]["error"] for name in types if "error" in outcomes[name]}
-    unknown = {name for name, error in errors.items() if "does not recognize this architecture" in error}
-    assert unknown == UNKNOWN
-    assert set(errors) - unknown == set(UNREADABLE) | {"mllama"}
+    assert {name for name, error in errors.items() if "does not recognize this architecture" in error} == unknown
+    assert set(errors) - unknown == set(UNREADABLE) | NEVER_UNSCALED
     assert all(part in errors[name] for name, part in UNREADABLE.items())
     assert {name for name in types if outcomes[name].get("tables") == {}} == WITHOUT_TABLES
