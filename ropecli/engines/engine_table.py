@@ -58,7 +58,13 @@ DROPS_SECTIONS = Case(
     "Patch with yarn, ntk or abf.",
 )
 LATENT = Case(
-    lambda p: p.latent and bool(p.scaled) and not p.scales_softmax and p.text_type not in _LATENT_AS_OTHERS,
+    lambda p: (
+        p.latent
+        and bool(p.scaled)
+        and not p.scales_softmax
+        and p.text_type not in _LATENT_AS_OTHERS
+        and (p.patched or p.text_type != "deepseek_v4")  # has classes of its own, for its config.json as released
+    ),
     "with multi-head latent attention it reads a scaling without mscale_all_dim differently from transformers. Patch "
     "with ntk or abf, which only change the base.",
 )

@@ -92,6 +92,14 @@ def test_a_released_scaling_that_the_engine_reads_gets_the_plain_command(model, 
     assert export.command == WITHOUT_OPTIONS[engine].format(checkpoint.name).replace("1024", length)
 
 
+@pytest.mark.transformers("5.14", "knows deepseek_v4")
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_deepseek_v4_as_released_gets_the_plain_command(engine, config_only):
+    fields = {"model_type": "deepseek_v4", "qk_rope_head_dim": 16, "head_dim": 32, "compress_rope_theta": 160000}
+    checkpoint = config_only(**fields, rope_scaling=YARN, max_position_embeddings=TARGET)
+    assert export_checkpoint(checkpoint, engine).command == WITHOUT_OPTIONS[engine].format(checkpoint.name)
+
+
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_only_the_length_is_overridden_where_config_json_does_not_state_it(engine, config_only):
     export = export_checkpoint(config_only(**DEEPSEEK), engine)

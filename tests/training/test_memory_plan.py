@@ -115,15 +115,16 @@ def test_two_layers_of_a_kind_tell_what_all_take(config_of):
 @pytest.mark.parametrize("model_type", ["minimax", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_short_sequences_tell_what_a_long_one_takes(model_type, config_of):
     """Their layers loop over the tokens."""
-    small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "head_dim": 16, "num_hidden_layers": 4}
+    small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 500, "head_dim": 16, "num_hidden_layers": 4}
     config = config_of(model_type, **small)
     short, whole = MemoryEstimator(config), MemoryEstimator(config)
     whole.fake_steps._short = 0
-    length = 8192
+    length = 12288
     found, expected = (one.estimate(recipe(offload_activations=True), length, "one", 1) for one in (short, whole))
     assert 0 < short.fake_steps._short < length / 4
-    assert found.total == pytest.approx(expected.total, rel=0.02)
-    assert found.host == pytest.approx(expected.host, rel=0.02)
+    assert found.largest.size <= expected.largest.size
+    assert found.total - found.runtime == pytest.approx(expected.total - expected.runtime, rel=1e-4)
+    assert found.host == pytest.approx(expected.host, rel=1e-4)
 
 
 def test_the_smallest_change_that_fits_is_found(estimator):

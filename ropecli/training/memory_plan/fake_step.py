@@ -134,7 +134,8 @@ def _short_length(config: Any, layers: list[int], recipe: Recipe) -> int:
         # no dimension of a weight, so that tokens × tokens tensors are known
         dimensions = {size for weight in model.parameters() for size in weight.shape}
         shorts = range(block, sys.maxsize, block)
-        return next(short for short in shorts if short >= loss_of.constant_from and not {short, 2 * short} & dimensions)
+        least = max(loss_of.constant_from, block * block // 32)  # long against the block × block scores of a block
+        return next(short for short in shorts if short >= least and not {short, 2 * short} & dimensions)
 
 
 def _run_layers(
@@ -274,13 +275,15 @@ class AllocationCounter(TorchDispatchMode):
         self.modules: list[str] = [""]
         self.operations = 0
         self.tokens = self.counted = 1
+        self.vocabulary = 0
         self.constant: set[tuple[int, ...]] = set()
         self._known = {tensor.untyped_storage()._cdata for tensor in before}
 
     def size_of(self, tensor: Tensor) -> int:
         """Bytes of the tensor's storage at the counted length."""
         size = tensor.untyped_storage().nbytes()
-        if self.tokens == self.counted or _dimensions(tensor) in self.constant:
+        # logits exist for a number of tokens that does not depend on the length
+        if self.tokens == self.counted or self.vocabulary in tensor.shape or _dimensions(tensor) in self.constant:
             return size
         return round(size * (self.counted / self.tokens) ** (2 if self._has_pairs(tensor) else 1))
 
@@ -312,7 +315,8 @@ class AllocationCounter(TorchDispatchMode):
         if key in self._known:
             return
         size = self.size_of(tensor)
-        if size > self.largest.size:
+        # of a short run, tensors of a block of tokens count more often, but are no larger
+        if size > self.largest.size and (self.tokens == self.counted or self.tokens in tensor.shape):
             self.largest = Largest(size, self._has_pairs(tensor), self.modules[-1])
         part = "activations" if self.phase == "decoder" else "working"
         self._known.add(key)
@@ -363,6 +367,7 @@ class _WatchedLoss(NextTokenLoss):
         self.moved = 0
         self.counter = AllocationCounter([*weights, *self.model.buffers(), ids])
         self.counter.constant = {_dimensions(weight) for weight in weights}
+        self.counter.vocabulary = self._split.vocabulary
         self.counter.tokens, self.counter.counted = ids.shape[1], counted
         return self.counter
 
