@@ -24,6 +24,7 @@ from ropecli.config.fields import section_of
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping, write_saved_remapping
 from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
+from ropecli.scaling.none import LENGTH_ONLY
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor, label_of
@@ -161,7 +162,7 @@ def _labels_to_scale(
 ) -> tuple[str | None, ...]:
     present = [rope.geometry.layer_type for rope in settings.ropes]
     if layer_types is None:
-        if spec.method.name not in ("none", "unscaled") and not any(rope.far for rope in settings.ropes):
+        if spec.method.name not in LENGTH_ONLY and not any(rope.far for rope in settings.ropes):
             other = f" To scale other layers, use --layer-types {','.join(map(str, present))}."
             raise PatchError(
                 f"{name}: no layer that sees the whole context has rotary positions, so {spec.method} has no effect on "

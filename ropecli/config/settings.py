@@ -125,16 +125,17 @@ def _find_makers(
 ) -> Makers | None:
     """Look up the makers by the parameters of the layers that see the whole context."""
     far = [parameters for label, parameters in rotating.items() if family.sees_whole_context(label)]
-    for parameters in far or list(rotating.values())[:1]:
-        return find_makers(
-            section,
-            family.model_type,
-            scaling=_read_method(parameters, family),
-            factor=parameters.get("factor") or 1,
-            rope_theta=parameters["rope_theta"],
-            max_position_embeddings=max_positions,
-        )
-    return None
+    parameters = next(iter(far or rotating.values()), None)
+    if parameters is None:
+        return None
+    return find_makers(
+        section,
+        family.model_type,
+        scaling=_read_method(parameters, family),
+        factor=parameters.get("factor") or 1,
+        rope_theta=parameters["rope_theta"],
+        max_position_embeddings=max_positions,
+    )
 
 
 def _max_positions(section: dict[str, Any], family: Family) -> int:
