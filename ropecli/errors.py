@@ -15,6 +15,7 @@ RopecliError
 import difflib
 import shlex
 from collections.abc import Iterable
+from typing import Any
 
 
 class RopecliError(Exception):
@@ -79,3 +80,9 @@ def shown(value: object) -> str:
     """The value's repr for a message, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def first_fault(error: Any) -> str:
+    """The place and the message of the first fault of a pydantic ValidationError."""
+    fault = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, fault['loc'])) or 'file'}: {fault['msg']}"

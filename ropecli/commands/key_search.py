@@ -73,8 +73,8 @@ class KeySearch:
         load_model. Of several processes, only the first writes.
         """
         from ropecli.commands.measuring import interruptible
-        from ropecli.commands.subject import load, refuse_attention, weight_settings
-        from ropecli.evaluation.eval_report import write_report
+        from ropecli.commands.subject import load, refuse_attention
+        from ropecli.evaluation.eval_report import weight_settings, write_report
         from ropecli.evaluation.processes import join_workers
         from ropecli.evaluation.retrieval.haystack import PieceTokenizer
         from ropecli.live.loading import load_tokenizer

@@ -10,11 +10,11 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.commands.longppl import get_keys, read_marked, refuse_key_options
 from ropecli.commands.messages import progress_bar, say, warn
 from ropecli.commands.options import DocumentOptions, with_config
-from ropecli.commands.subject import Subject, base_report, weight_settings
+from ropecli.commands.subject import Subject, base_report
 from ropecli.data.documents import Documents, read_documents, special_tokens
 from ropecli.data.sources import HUB_DOCUMENTS, Texts, is_hub_dataset, read_texts
 from ropecli.errors import DataError
-from ropecli.evaluation.eval_report import EvalReport, loading_request
+from ropecli.evaluation.eval_report import EvalReport, loading_request, weight_settings
 from ropecli.evaluation.longppl import Keys
 from ropecli.evaluation.perplexity import count_passes
 from ropecli.evaluation.processes import Workers, among_processes

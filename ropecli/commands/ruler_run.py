@@ -104,8 +104,8 @@ class RulerRun:
     ) -> "RulerReport":
         """Ask the model. part: names the subject in `scores`. switching: whether frequencies depend on the length."""
         from ropecli.commands.measuring import chunk_size
-        from ropecli.commands.subject import base_report, weight_settings
-        from ropecli.evaluation.eval_report import RulerReport
+        from ropecli.commands.subject import base_report
+        from ropecli.evaluation.eval_report import RulerReport, weight_settings
         from ropecli.evaluation.ruler.answers import PUBLISHED, effective_length
         from ropecli.evaluation.ruler.measure import measure_ruler
 

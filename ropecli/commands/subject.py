@@ -1,7 +1,6 @@
 """A checkpoint to measure and its scaling: opened, planned, loaded, patched in memory. Imports torch."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,11 +129,6 @@ def load(
     if mismatch := vocabulary_mismatch(tokenizer, model):
         warn(mismatch)
     return model
-
-
-def weight_settings(loading: Mapping[str, Any]) -> dict[str, Any]:
-    """The setting of a report for weights that were quantized while loading."""
-    return {"bits": loading["bits"]} if "bits" in loading else {}
 
 
 def base_report(subject: Subject, source: str, model: "PreTrainedModel") -> dict[str, Any]:

@@ -35,9 +35,18 @@ def loading_request(loading: Mapping[str, Any]) -> dict[str, Any]:
     from ropecli.live.loading import settle
 
     dtype, device = settle(loading.get("dtype", "auto"), loading.get("device", "auto"))
-    bits = {"bits": loading["bits"]} if "bits" in loading else {}
-    attn = loading.get("attn", "auto")
-    return {"dtype": dtype, "device": device.partition(":")[0], "attn": attn, **bits, "versions": environment()}
+    return {
+        "dtype": dtype,
+        "device": device.partition(":")[0],
+        "attn": loading.get("attn", "auto"),
+        **weight_settings(loading),
+        "versions": environment(),
+    }
+
+
+def weight_settings(loading: Mapping[str, Any]) -> dict[str, Any]:
+    """The setting of a report for weights that were quantized while loading."""
+    return {"bits": loading["bits"]} if "bits" in loading else {}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from annotated_types import Interval, Len
 
 from ropecli.checkpoint.files import read_bounded
 from ropecli.data.documents import Document, Documents
-from ropecli.errors import DataError
+from ropecli.errors import DataError, first_fault
 from ropecli.evaluation.eval_report import write_report
 from ropecli.evaluation.perplexity import window_losses
 from ropecli.evaluation.protocols import ShortContext, Window
@@ -196,9 +196,7 @@ def read_keys(path: Path) -> Keys:
     try:
         keys = TypeAdapter(Keys).validate_python(json.loads(read_bounded(path, _LARGEST)))
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"])) or "file"
-        raise DataError(f"{path} is not a file of key tokens, {where}: {fault['msg']}.") from error
+        raise DataError(f"{path} is not a file of key tokens, {first_fault(error)}.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as a file of key tokens: {error}.") from error
     for document in keys.documents:

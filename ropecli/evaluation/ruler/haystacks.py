@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from ropecli.errors import DataError, shown
+from ropecli.errors import DataError, first_fault, shown
 from ropecli.evaluation.retrieval.haystack import PieceTokenizer, TokenIds
 from ropecli.evaluation.ruler.definitions import NOISE
 
@@ -175,9 +175,7 @@ def read_questions(path: Path, kind: str) -> QuestionSet:
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"])) or "file"
-        raise DataError(f"{path} is not a file of {kind} questions, {where}: {fault['msg']}.") from error
+        raise DataError(f"{path} is not a file of {kind} questions, {first_fault(error)}.") from error
     if not (read.questions and read.documents):
         raise DataError(f"{path} has no answerable questions.")
     for question in read.questions:
