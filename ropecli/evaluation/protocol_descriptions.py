@@ -58,3 +58,5 @@ PROTOCOLS = {
         "Comparable only with the same evaluator. Fang et al. 2025 (arXiv:2410.23771), section 3.",
     ),
 }
+SAME_TOKENS = ("tail", "sliding", "disjoint", "longppl")
+"""The protocols that score the same tokens at every length, so that lengths can be compared with each other."""

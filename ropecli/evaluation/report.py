@@ -1,0 +1,345 @@
+"""The report of a measurement, stored as JSON: everything that a table or figure needs."""
+
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Interval, Len
+
+from ropecli.atomic import new_file
+from ropecli.errors import RopecliError
+from ropecli.evaluation.protocol_descriptions import SAME_TOKENS
+from ropecli.evaluation.ruler.answers import PUBLISHED, effective_length
+from ropecli.evaluation.statistics import (
+    LARGEST_NLL,
+    Amount,
+    Bucket,
+    Count,
+    Fraction,
+    TokenCount,
+    bootstrap_interval,
+    score_difference,
+    wilson,
+)
+from ropecli.scaling.spec import label_of
+from ropecli.version import VERSION
+
+SCHEMA_VERSION = 3
+Factor = Annotated[float, Interval(gt=0, le=1e12)]
+
+
+def environment() -> dict[str, str]:
+    import torch
+    import transformers
+
+    versions = {"ropecli": VERSION, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {**versions, "python": platform.python_version()}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a task gave at one length, and at one depth of the key (0: start, 1: end).
+
+    sums, weights: shape (samples,), of each document or prompt. Σ sums / Σ weights is the mean loss in nats per token
+    (of the windows' means for the protocol `yarn`), or the mean score, 0 to 1. Cells of reports with the same
+    fingerprint can be paired. low, high: 95% interval of the perplexity (None for a single document) or of the score.
+
+    Of a loss: tokens scored, bits per byte of their text (None if its bytes are unknown), mean loss by the number of
+    tokens before the scored one; wall time of the passes, which may serve other lengths too, tokens read per second,
+    peak memory in bytes (of the process on a CPU, of torch on a GPU). Of a score: chance, the mean score of guessing;
+    if answers were ranked, the mean rank of the right one (1 is best), and its log-probability minus that of the best
+    other one, nats.
+    """
+
+    task: str
+    length: TokenCount
+    sums: Annotated[tuple[float, ...], Len(1, 10_000_000)]
+    weights: tuple[Amount, ...]
+    low: float | None = None
+    high: float | None = None
+    depth: Fraction | None = None
+    chance: Fraction | None = None
+    rank: float | None = None
+    margin: float | None = None
+    tokens: Count = 0
+    bits_per_byte: Amount | None = None
+    by_context: tuple[Bucket, ...] = ()
+    # cost of the run, not part of the measurement
+    seconds: Amount = field(default=0.0, compare=False)
+    tokens_per_second: Amount = field(default=0.0, compare=False)
+    peak_memory: Count = field(default=0, compare=False)
+
+    @property
+    def value(self) -> float:
+        """Mean loss in nats, or mean score."""
+        return math.fsum(self.sums) / math.fsum(self.weights)
+
+    @property
+    def ppl(self) -> float:
+        return math.exp(self.value)
+
+    @property
+    def samples(self) -> int:
+        """Number of documents or prompts."""
+        return len(self.sums)
+
+
+def score_cell(task: str, length: int, scores: Sequence[float], **others: Any) -> Cell:
+    """The cell of a task whose samples are scored from 0 to 1, with Wilson's interval."""
+    low, high = wilson(math.fsum(scores), len(scores))
+    return Cell(task, length, tuple(map(float, scores)), (1.0,) * len(scores), low, high, **others)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A paired difference, with its 95% interval: of perplexities, relative (0.05 is 5% higher); of scores, absolute.
+
+    low, high: None for a single document.
+    """
+
+    change: float
+    low: float | None
+    high: float | None
+
+
+def loss_change(cell: Cell, base: Cell) -> Change:
+    """The relative change of perplexity from `base` to `cell`. Raises RopecliError if their tokens differ."""
+    if cell.weights != base.weights:
+        raise RopecliError("Cannot compare perplexities of different tokens.")
+    weights, difference = np.array(cell.weights), np.array(cell.sums) - np.array(base.sums)
+    low, high = bootstrap_interval(difference, weights)
+    change = math.expm1(min(float(difference.sum() / weights.sum()), LARGEST_NLL))
+    return Change(change, None if low is None else low - 1, None if high is None else high - 1)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A change of perplexity relative to the baseline, paired by document: -0.07 is 7% lower.
+
+    length: the model's length. baseline_length: the baseline's length for the same target tokens.
+    """
+
+    name: str
+    length: TokenCount
+    baseline_length: TokenCount
+    change: Change
+
+
+@dataclass(frozen=True)
+class Report:
+    """One task, measured on one checkpoint with one scaling.
+
+    kind: perplexity (cells are losses) or scores. task: the protocol of a perplexity; passkey, needle, ruler. digest:
+    digest of the checkpoint. method, factor, params: the scaling in effect. in_memory: whether the model was patched in
+    memory. original_max_position_embeddings: the pretraining length, tokens. source: the data. command: the command
+    line, as a list of arguments. settings: of the task and of the passes. fingerprint: sha256 of the token ids of all
+    samples. too_short: documents skipped. baseline: the report of another checkpoint on the same samples. headlines:
+    comparisons with it.
+    """
+
+    kind: Literal["perplexity", "scores"]
+    task: str
+    checkpoint: str
+    digest: str
+    method: str
+    factor: Factor
+    params: dict[str, Any]
+    in_memory: bool
+    original_max_position_embeddings: TokenCount
+    source: str
+    dtype: str
+    device: str
+    command: list[str]
+    settings: dict[str, Any]
+    fingerprint: str
+    cells: Annotated[list[Cell], Len(1, 10_000)]
+    too_short: Count = 0
+    document_names: list[str] = field(default_factory=list)
+    baseline: "Report | None" = None
+    headlines: list[Headline] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=environment)
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def label(self) -> str:
+        return self.method if self.method == "none" else label_of(self.method, self.factor, self.params)
+
+    @property
+    def mode(self) -> str | None:
+        """Of scores: generate or rank."""
+        return self.settings.get("mode")
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({cell.length for cell in self.cells})
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks of its cells; RULER has several."""
+        return list(dict.fromkeys(cell.task for cell in self.cells))
+
+    def at(self, length: int) -> list[Cell]:
+        return [cell for cell in self.cells if cell.length == length]
+
+    def mean(self, length: int) -> tuple[float, int]:
+        """Mean score over tasks and depths at a length, and the number of samples."""
+        cells = self.at(length)
+        return sum(cell.value for cell in cells) / len(cells), sum(cell.samples for cell in cells)
+
+    def interval(self, length: int) -> tuple[float, float]:
+        """Wilson's 95% interval of the mean score."""
+        mean, samples = self.mean(length)
+        return wilson(mean * samples, samples)
+
+    def chance(self, length: int) -> float:
+        """Mean score of guessing at a length; 0 if it is unknown."""
+        chances = [cell.chance or 0.0 for cell in self.at(length)]
+        return sum(chances) / len(chances)
+
+    def above_chance(self) -> bool:
+        """Return whether the score at the shortest length is above that of guessing, by its 95% interval."""
+        shortest = self.lengths[0]
+        # without a hit, the interval's lower end is only 0 up to rounding
+        return self.mean(shortest)[0] > 0 and self.interval(shortest)[0] > self.chance(shortest)
+
+    def change_from(self, base: "Report", length: int) -> Change:
+        """The paired change from another report of the same samples. Raises RopecliError if they differ."""
+        own, other = self.at(length), base.at(length)
+        if self.kind == "perplexity":
+            return loss_change(own[0], other[0])
+        pairs = [(cell.task, cell.depth, cell.samples) for cell in own]
+        if self.fingerprint != base.fingerprint or pairs != [(cell.task, cell.depth, cell.samples) for cell in other]:
+            raise RopecliError("Cannot compare scores of different prompts.")
+        scores, base_scores = (np.concatenate([cell.sums for cell in cells]) for cells in (own, other))
+        return Change(*score_difference(scores - base_scores))
+
+    @property
+    def threshold(self) -> float:
+        """Mean score that the effective length requires; by default, a share of the score at the shortest length."""
+        given = self.settings.get("threshold")
+        return PUBLISHED * self.mean(self.lengths[0])[0] if given is None else float(given)
+
+    @property
+    def effective_length(self) -> int | None:
+        """Tokens; None if no length reaches the threshold, or the shortest one's score is not above that of guessing."""
+        means = {length: self.mean(length)[0] for length in self.lengths}
+        return effective_length(means, self.threshold) if self.above_chance() else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, and what follows from them: rows[] of a perplexity, and the effective length of RULER."""
+        value = asdict(self)
+        value["cells"] = [_without_empty(cell) for cell in value["cells"]]
+        value["baseline"] = self.baseline and self.baseline.as_json()
+        if self.kind == "perplexity":
+            value["rows"] = [_row(cell) for cell in self.cells]
+        if self.task == "ruler":
+            value |= {"threshold": self.threshold, "effective_length": self.effective_length}
+        return value
+
+
+def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
+    """The short-context cost and the long-context gain, as far as the lengths allow.
+
+    base: measured on the same samples. context_length: the baseline's, tokens. The cost compares both at the longest
+    length up to it. The gain compares the report at its longest length beyond it with the baseline at the longest length
+    up to it. This requires a protocol that scores the same tokens at every length; other protocols compare both at the
+    longest length.
+    """
+
+    def change(length: int, base_length: int) -> Change:
+        return loss_change(report.at(length)[0], base.at(base_length)[0])
+
+    lengths = report.lengths
+    inside, longest = max((length for length in lengths if length <= context_length), default=None), lengths[-1]
+    headlines = []
+    if inside is not None:
+        headlines.append(Headline("short-context cost", inside, inside, change(inside, inside)))
+    if longest > context_length and report.task not in SAME_TOKENS:
+        beyond = change(longest, longest)
+        headlines.append(Headline("change beyond the pretraining length", longest, longest, beyond))
+    elif longest > context_length and inside is not None:
+        headlines.append(Headline("long-context gain", longest, inside, change(longest, inside)))
+    return headlines
+
+
+EvalReport = RetrievalReport = RulerReport = Report
+"""The names of earlier releases, which had a class for each."""
+_KEPT = {"task", "length", "sums", "weights"}
+
+
+def _without_empty(cell: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in cell.items() if key in _KEPT or value not in (None, (), 0)}
+
+
+def _row(cell: Cell) -> dict[str, Any]:
+    names = ("tokens", "bits_per_byte", "seconds", "tokens_per_second", "peak_memory")
+    return {
+        "length": cell.length,
+        "ppl": cell.ppl,
+        "nll": cell.value,
+        "ppl_low": cell.low,
+        "ppl_high": cell.high,
+        "documents": cell.samples,
+        **{name: getattr(cell, name) for name in names},
+    }
+
+
+def of_schema_2(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A report of schema_version 2, as written by ropecli 0.1 and 0.2, in today's form. Values are not checked."""
+    of_kind = {"perplexity": _of_perplexity, "retrieval": _of_retrieval, "ruler": _of_ruler}[value["kind"]]
+    kept = {entry.name for entry in fields(Report)} - {"kind", "task", "cells", "schema_version"}
+    return {**{key: entry for key, entry in value.items() if key in kept}, "schema_version": 3, **of_kind(value)}
+
+
+def _of_perplexity(value: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"document_nll": "sums", "document_weights": "weights", "ppl_low": "low", "ppl_high": "high"}
+    dropped = {"ppl", "nll", "documents"}
+    cells = [
+        {"task": value["protocol"], **{names.get(key, key): entry for key, entry in row.items() if key not in dropped}}
+        for row in value["rows"]
+    ]
+    base = value.get("baseline")
+    return {
+        "kind": "perplexity",
+        "task": value["protocol"],
+        "cells": cells,
+        "baseline": base if base is None else of_schema_2(base),
+    }
+
+
+def _of_retrieval(value: Mapping[str, Any]) -> dict[str, Any]:
+    cells = []
+    for cell in value["cells"]:
+        found = cell.get("found") or [True] * cell["hits"] + [False] * (cell["trials"] - cell["hits"])
+        others = {key: cell.get(key) for key in ("depth", "rank", "margin")}
+        cells.append(_of_scores(value["task"], cell["length"], found, **others, chance=value["chance"]))
+    return {
+        "kind": "scores",
+        "task": value["task"],
+        "settings": {"mode": value["mode"], **value["settings"]},
+        "cells": cells,
+    }
+
+
+def _of_ruler(value: Mapping[str, Any]) -> dict[str, Any]:
+    cells = [
+        _of_scores(cell["task"], cell["length"], cell["scores"], chance=cell.get("chance")) for cell in value["cells"]
+    ]
+    threshold = None if value["relative"] else value["threshold"]
+    settings = {"mode": value["mode"], "threshold": threshold, **value["settings"]}
+    return {"kind": "scores", "task": "ruler", "settings": settings, "cells": cells}
+
+
+def _of_scores(task: str, length: int, scores: Sequence[float], **others: Any) -> dict[str, Any]:
+    return asdict(score_cell(task, length, scores, **others))
+
+
+def write_report(path: Path, value: Any) -> None:
+    """Write JSON atomically. Raises OutputError."""
+    with new_file(path) as partial:
+        partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
