@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from ropecli.commands.theory import theory as theory
     from ropecli.commands.tune import tune as tune
     from ropecli.errors import RopecliError as RopecliError
-    from ropecli.evaluation.eval_report import EvalReport as EvalReport
-    from ropecli.evaluation.eval_report import RetrievalReport as RetrievalReport
-    from ropecli.evaluation.eval_report import RulerReport as RulerReport
+    from ropecli.evaluation.report import EvalReport as EvalReport
+    from ropecli.evaluation.report import RetrievalReport as RetrievalReport
+    from ropecli.evaluation.report import RulerReport as RulerReport
     from ropecli.live.loading import load_tokenizer as load_tokenizer
     from ropecli.live.rotary import rotary_tables as rotary_tables
     from ropecli.live.rotary import unpatched_after as unpatched_after
@@ -58,7 +58,7 @@ _HOMES = {
     "ropecli.checkpoint.state": "CheckpointState read_state",
     "ropecli.checkpoint.patch_plan": "PatchPlan make_plan",
     "ropecli.errors": "RopecliError",
-    "ropecli.evaluation.eval_report": "EvalReport RetrievalReport RulerReport",
+    "ropecli.evaluation.report": "EvalReport RetrievalReport RulerReport",
     "ropecli.rope": "RopeGeometry",
     "ropecli.scaling.spec": "ScaledRope ScalingSpec make_spec",
     "ropecli.tuning.tune_report": "TuneReport",

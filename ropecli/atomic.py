@@ -1,6 +1,7 @@
 """Atomic writes of files and folders: write to a temporary sibling, then rename it."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import platform
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ropecli.errors import OutputError, RopecliError, quoted
+from ropecli.errors import OutputError, RopecliError, quoted, shown
 
 _LONGEST_NAME = 255
 """Bytes of a file name."""
@@ -39,6 +40,22 @@ def new_file(path: Path) -> Iterator[Path]:
         if partial:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+def as_path(path: str | Path) -> Path:
+    """Expand `~`: no shell does it in `--output=~/x`. Raises OutputError for a name that is too long."""
+    # Path.expanduser raises for an unknown user
+    expanded = Path(os.path.expanduser(path))  # noqa: PTH111
+    try:
+        expanded.stat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise OutputError(f"{shown(str(path))} is not a path: {error.strerror}.") from error
+    return expanded
+
+
+def optional_path(path: str | Path | None) -> Path | None:
+    return None if path is None else as_path(path)
 
 
 def sibling(path: Path, suffix: str) -> Path:

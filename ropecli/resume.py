@@ -7,7 +7,7 @@ Snapshots  folders named by step, written atomically and checked against a manif
 OUTPUT.state/            state of an evaluation or tuning run, removed once its output is written
     request              the request, as one record
     lock-0               lock held by the first process
-    documents-0.jsonl    records of the first process
+    samples-0.jsonl      records of the first process
     learned/000040/      snapshot after 40 steps; 000040.partial is left by a killed run
 OUTPUT/checkpoints/      snapshots of a training run; its request is OUTPUT/run.yaml
 """
@@ -28,6 +28,8 @@ from ropecli.hashing import sha256_of
 
 MANIFEST = "manifest.json"
 _REQUEST = "request"
+_FORMAT = 1
+"""Of the records. A state of another format cannot be resumed."""
 _ABSENT = object()
 
 
@@ -114,9 +116,7 @@ def refuse_interrupted(output: Path | None, resume: bool) -> None:
         if resume:
             raise OutputError("--resume needs --output, the output of the run to resume.")
         return
-    folder, earlier = state_folder(output), sibling(output, ".progress-0")
-    if earlier.exists():
-        raise OutputError(f"{earlier} was written by ropecli 0.1.0, which cannot be resumed. Delete it to start over.")
+    folder = state_folder(output)
     if not folder.exists():
         return
     if not _is_state(folder):
@@ -151,10 +151,15 @@ def open_state(output: Path, request: Mapping[str, Any], rank: int = 0) -> Itera
     another run uses the folder or an I/O error occurs.
     """
     refuse_interrupted(output, resume=True)
-    folder, request = state_folder(output), json.loads(json.dumps(request))
+    folder, request = state_folder(output), json.loads(json.dumps({"format": _FORMAT, **request}))
     with sole_use(folder / f"lock-{rank}", folder):
         try:
             for before in read_records(folder / _REQUEST):
+                if before.get("format") != _FORMAT:
+                    raise RecipeError(
+                        f"{folder} was written by another release of ropecli, which cannot be resumed. Delete it to "
+                        "start over."
+                    )
                 refuse_other_request(before, request, folder)
             if not (folder / _REQUEST).exists():
                 with new_file(folder / _REQUEST) as partial:

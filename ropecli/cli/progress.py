@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ropecli.cli.terminal import err, warn
-from ropecli.commands.messages import Step, command_line, progress_bars
+from ropecli.messages import Step, command_line, progress_bars
 
 
 class _Handler(logging.Handler):

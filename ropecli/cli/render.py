@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
-    from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
+    from ropecli.evaluation.report import EvalReport, RetrievalReport
 
 
 def show_patch(result: "PatchResult | RevertResult") -> None:
@@ -71,7 +71,7 @@ def show_perplexity(report: "EvalReport") -> None:
 
 
 def show_comparison(comparison: "Comparison") -> None:
-    from ropecli.evaluation.eval_report import EvalReport
+    from ropecli.evaluation.report import EvalReport
     from ropecli.reporting.tables import comparison_table, measure_table
 
     reports = [report for report in comparison.reports if isinstance(report, EvalReport)]

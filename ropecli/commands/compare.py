@@ -1,8 +1,6 @@
 """`ropecli compare`: compares methods, factors and checkpoints."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,40 +9,23 @@ from annotated_types import Ge, Gt, MinLen
 from typing_extensions import Unpack
 
 from ropecli.commands import options
-from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
-from ropecli.commands.outputs import refuse_outputs
 from ropecli.commands.signature import command
 from ropecli.errors import MethodError, did_you_mean
+from ropecli.messages import warn
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
     from ropecli.checkpoint.patch_plan import PatchPlan
-    from ropecli.commands.measuring import PerplexityRun
-    from ropecli.commands.ruler_run import RulerRun
-    from ropecli.commands.subject import Subject
-    from ropecli.evaluation.eval_report import EvalReport, RulerReport
-    from ropecli.evaluation.processes import Workers
-    from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.ruler.measure import RulerScores
-    from ropecli.evaluation.saved_progress import EvalProgress
+    from ropecli.evaluation.measure import Task
+    from ropecli.evaluation.subject import Subject
+    from ropecli.reporting.outputs import Reports
+    from ropecli.scaling.spec import ScalingSpec
 
-    Plans = Sequence[PatchPlan | None]
-LONGPPL, RULER = "longppl", "ruler"
-MEASURES = ("ppl", LONGPPL, RULER)
+    Made = Sequence[tuple[Task, Any]]
+    """The task and the tokenizer of each subject."""
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """reports: sorted by checkpoint and measure, then method and factor; those of ruler last. plot: the drawn file."""
-
-    reports: "list[EvalReport | RulerReport]"
-    plot: Path | None = None
-
-    def as_json(self) -> list[dict[str, Any]]:
-        return [report.as_json() for report in self.reports]
-
-
+MEASURES = ("ppl", "longppl", "needle", "ruler")
 Methods = Annotated[Sequence[str], Doc("Methods, separated by commas; as-is: no patch."), options.SCALING]
 Factors = Annotated[
     Sequence[Annotated[float, Gt(0)]],
@@ -57,8 +38,8 @@ Measures = Annotated[
     Sequence[str],
     Flag("--measure", metavar="MEASURE,..."),
     Doc(
-        "ppl: perplexity by --protocol. longppl: perplexity of key tokens, see --evaluator and --keys. ruler: the "
-        "mean score of RULER's tasks."
+        "ppl: perplexity by --protocol. longppl: perplexity of key tokens, see --evaluator and --keys. needle: keys "
+        "found in --data. ruler: the mean score of RULER's tasks."
     ),
 ]
 Tasks = Annotated[
@@ -81,208 +62,117 @@ def compare(
     settings: options.SeveralSettings = None,
     measure: Measures = ("ppl",),
     tasks: Tasks = None,
-    samples: Annotated[int, Ge(1), Doc("ruler: prompts per task and length.")] = 20,
-    mode: Annotated[str, Doc(f"ruler: rank, which works for base models, or generate. {options.MODE_RULE}")] = "rank",
+    samples: Annotated[int, Ge(1), Doc("needle, ruler: prompts per task, length and depth.")] = 20,
+    mode: Annotated[
+        str, Doc(f"needle, ruler: rank, which works for base models, or generate. {options.MODE_RULE}")
+    ] = "rank",
     plot: Plot = None,
     **shared: Unpack[CompareOptions],
-) -> Comparison:
+) -> "Reports":
     """Compare scaling methods by perplexity, without writing checkpoints.
 
     Loads each model once and patches it in memory. With several checkpoints, tries every method on each.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.commands.measuring import DataChoice, interruptible, prepare_run
-    from ropecli.commands.ruler_run import choose_ruler, prepare_ruler
-    from ropecli.commands.scalings import method_specs
-    from ropecli.commands.subject import reach_of, refuse_attention
-    from ropecli.evaluation.comparison import plan_comparison
-    from ropecli.evaluation.eval_report import RulerReport, write_report
+    from ropecli.checkpoint.scalings import method_specs
+    from ropecli.evaluation.measure import Job
+    from ropecli.evaluation.measure import measure as measure_jobs
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.protocols import Protocol
-    from ropecli.evaluation.ruler.measure import RulerScores
-    from ropecli.evaluation.saved_progress import EvalProgress
-    from ropecli.reporting.figures.style import refuse_unknown_ending
-    from ropecli.reporting.plot_kinds import draw_reports
-    from ropecli.resume import open_state, refuse_interrupted, remove_state
+    from ropecli.evaluation.subject import Subject, default_lengths, refuse_attention, refuse_several_revisions
+    from ropecli.evaluation.tasks.keys import refuse_key_options
+    from ropecli.evaluation.tasks.perplexity import make_perplexity
+    from ropecli.evaluation.tasks.retrieval import RetrievalChoice, needle_in
+    from ropecli.evaluation.tasks.ruler import RulerChoice, make_ruler
+    from ropecli.reporting.outputs import Outputs
 
-    report_file, picture, key_file = map(options.optional_path, (shared["output"], plot, shared["keys"]))
-    refuse_unknown_ending(picture)
-    refuse_outputs(report_file, picture, key_file)
-    refuse_interrupted(report_file, shared["resume"])
-    loading = options.loading_of(shared)
-    asked = Protocol(shared["protocol"], shared["stride"], shared["targets"])
-    measures = _measures(measure, picture)
-    choice, lengths = DataChoice.of(shared), shared["lengths"]
-    evaluator, keys, revision = shared["evaluator"], shared["keys"], shared["revision"]
-    ruler = choose_ruler(
-        choice.source,
-        lengths,
-        tasks,
-        samples=samples,
-        mode=mode,
-        chunk=shared["chunk"],
-        batch_size=shared["batch_size"],
-        text_column=choice.text_column,
-        split=choice.split,
-        loading=loading,
-        skip_short=True,
-    )
-    names = list(dict.fromkeys(options.listed(checkpoints)))
-    if revision and len(names) > 1:
-        raise MethodError("--revision works with one checkpoint only.")
-    opened = [open_checkpoint(name, weights=True, revision=revision, adapters=True) for name in names]
-    specs = method_specs(options.listed(methods), sorted(set(factors)), settings)
-    plans = [plan_comparison(one, specs) for one in opened]
-    for one, plan in ((one, plan) for one, own in zip(opened, plans, strict=True) for plan in own):
-        refuse_attention(one, plan, shared["attn"])
-    for warning in dict.fromkeys(text for one, own in zip(opened, plans, strict=True) for text in _warnings(one, own)):
-        warn(warning)
-    reaches = [reach_of(one, plan) for one, own in zip(opened, plans, strict=True) for plan in own]
-    reach = min(shortest for shortest, _ in reaches), max(longest for _, longest in reaches)
-    workers = join_workers()
-    runs: list[list[PerplexityRun]] = [[] for _ in opened]
-    for wanted in _protocols(measures, asked, evaluator, keys):
-        before: list[PerplexityRun] = []
-        of_keys: dict[str, Any] = {"evaluator": evaluator, "key_file": key_file} if wanted.name == LONGPPL else {}
-        for one, own in zip(opened, runs, strict=True):
-            run = prepare_run(
-                one,
-                choice,
-                lengths,
-                wanted,
-                reach=reach,
-                chunk=shared["chunk"],
-                batch_size=shared["batch_size"],
-                loading=loading,
-                workers=workers,
-                before=before,
-                **of_keys,
-            )
-            before.append(run)
-            own.append(run)
-    rulers = [prepare_ruler(one, reach, ruler) if RULER in measures else None for one in opened]
-    request = _request(opened, plans, runs, rulers)
-    state = open_state(report_file, request, workers.rank) if report_file else nullcontext()
-    reports: list[EvalReport | RulerReport] = []
-    with interruptible(report_file), state as folder:
-        progress, scores = EvalProgress(folder, workers.rank), RulerScores(folder, workers.rank)
-        for index, (one, own_plans) in enumerate(zip(opened, plans, strict=True)):
-            measurement = _Measurement(one, own_plans, runs[index], rulers[index], workers, f"{index}: ")
-            reports += measurement.reports(loading, progress, scores)
-    reports.sort(key=lambda report: isinstance(report, RulerReport))
-    if workers.first:
-        if picture:
-            draw_reports(reports, picture)
-        if report_file:
-            write_report(report_file, [report.as_json() for report in reports])
-        remove_state(report_file)
-    return Comparison(reports, picture)
-
-
-def _measures(names: Sequence[str], picture: Path | None) -> list[str]:
-    """Raises MethodError for an unknown measure, or a plot of several."""
-    found = list(dict.fromkeys(options.listed(names)))
-    for name in found:
+    outputs = Outputs(*map(options.optional_path, (shared["output"], plot, shared["keys"])))
+    outputs.refuse(shared["resume"])
+    readers, texts = options.readers_of(shared, shared["batch_size"]), options.texts_of(shared)
+    protocol = Protocol(shared["protocol"], shared["stride"], shared["targets"])
+    names, measures = list(dict.fromkeys(options.listed(checkpoints))), list(dict.fromkeys(options.listed(measure)))
+    for name in measures:
         if name not in MEASURES:
             raise MethodError(f"Unknown measure {name!r}. Known: {', '.join(MEASURES)}.{did_you_mean(name, MEASURES)}")
-    if picture and len(found) > 1:
+    if outputs.plot and len(measures) > 1:
         raise MethodError("--plot draws one measure. For several, write them with --output, and `ropecli report`.")
-    return found
+    refuse_several_revisions(names, shared["revision"])
+    evaluator = shared["evaluator"]
+    if "longppl" not in (*measures, *([protocol.name] if "ppl" in measures else [])):
+        refuse_key_options(protocol, evaluator, outputs.keys)
+
+    opened = [open_checkpoint(name, weights=True, revision=shared["revision"], adapters=True) for name in names]
+    specs = method_specs(options.listed(methods), sorted(set(factors)), settings)
+    subjects = [Subject(checkpoint, plan) for checkpoint in opened for plan in plan_comparison(checkpoint, specs)]
+    for subject in subjects:
+        refuse_attention(subject, shared["attn"])
+    for warning in dict.fromkeys(text for checkpoint in opened for text in _warnings(checkpoint, subjects)):
+        warn(warning)
+    workers = join_workers()
+
+    lengths = shared["lengths"] or default_lengths(subjects)
+    asking: dict[str, Any] = {"samples": samples, "mode": mode, "skip_short": True}
+    origin: dict[str, Any] = {"text_column": texts.text_column, "split": texts.split}
+    ruler = RulerChoice(texts.source, lengths, None if tasks is None else options.listed(tasks), **asking, **origin)
+    search = RetrievalChoice(lengths, **asking).checked()
+
+    def perplexity(protocol: Protocol) -> "Made":
+        keys: dict[str, Any] = {"evaluator": evaluator, "key_file": outputs.keys, "output": outputs.report}
+        keys = keys if protocol.name == "longppl" else {}
+        return make_perplexity(subjects, texts, shared["lengths"], protocol, readers, workers, **keys)
+
+    makers: dict[str, Callable[[], Made]] = {
+        "ppl": lambda: perplexity(protocol),
+        "longppl": lambda: perplexity(Protocol("longppl")),
+        "needle": lambda: _by_checkpoint(subjects, lambda subject: needle_in(subject, search, texts.source, **origin)),
+        "ruler": lambda: _by_checkpoint(subjects, lambda subject: make_ruler(subject, ruler)),
+    }
+    made = [makers[name]() for name in measures]
+    jobs = [
+        Job(subject, [task for task, _ in of_subject], of_subject[0][1])
+        for subject, of_subject in zip(subjects, zip(*made, strict=True), strict=True)
+    ]
+    reports = measure_jobs(jobs, readers, outputs.report, workers)
+    by_measure = [report for place in range(len(measures)) for report in reports[place :: len(measures)]]
+    return outputs.write(by_measure, workers)
 
 
-def _protocols(
-    measures: Sequence[str], asked: "Protocol", evaluator: str | None, keys: str | Path | None
-) -> "list[Protocol]":
-    """The protocols of the perplexities. Raises MethodError for key tokens that none of them takes."""
-    from ropecli.commands.longppl import refuse_key_options
-    from ropecli.evaluation.protocols import Protocol
+def plan_comparison(checkpoint: "Checkpoint", specs: "Iterable[ScalingSpec | None]") -> "list[PatchPlan | None]":
+    """One plan per distinct spec; None for the unchanged checkpoint.
 
-    found = [Protocol(LONGPPL) if name == LONGPPL else asked for name in measures if name != RULER]
-    if not any(one.name == LONGPPL for one in found):
-        refuse_key_options(asked, evaluator, keys)
-    return found
+    Methods that scale nothing appear once. Raises MethodError.
+    """
+    from ropecli.checkpoint.patch_plan import make_plan
+    from ropecli.scaling.none import LENGTH_ONLY
+    from ropecli.scaling.spec import make_spec
+
+    distinct: list[ScalingSpec | None] = []
+    for spec in specs:
+        spec = make_spec(spec.method.name) if spec and spec.method.name in LENGTH_ONLY else spec
+        if spec not in distinct:
+            distinct.append(spec)
+    return [make_plan(checkpoint, spec) if spec else None for spec in distinct]
 
 
-def _warnings(checkpoint: "Checkpoint", plans: "Plans") -> list[str]:
+def _by_checkpoint(subjects: "Sequence[Subject]", make: "Callable[[Subject], tuple[Task, Any]]") -> "Made":
+    """The scalings of a checkpoint share its task."""
+    made = {id(subject.checkpoint): subject for subject in subjects}
+    tasks = {key: make(subject) for key, subject in made.items()}
+    return [tasks[id(subject.checkpoint)] for subject in subjects]
+
+
+def _warnings(checkpoint: "Checkpoint", subjects: "Sequence[Subject]") -> list[str]:
     """Warnings of the plans, and of a shipped scaling that they replace."""
+    from ropecli.checkpoint.scalings import AS_IS
     from ropecli.checkpoint.state import read_state
-    from ropecli.commands.scalings import AS_IS
 
+    plans = [subject.plan for subject in subjects if subject.checkpoint is checkpoint]
     shipped = read_state(checkpoint).main.spec
-    own = [text for plan in plans if plan for text in plan.settings_warnings]
+    warnings = [text for plan in plans if plan for text in plan.settings_warnings]
     kept = any(plan is None or plan.spec.method == shipped.method for plan in plans)
     if shipped.method.name != "none" and not kept:
-        own.append(
+        warnings.append(
             f"{checkpoint.name} ships with {shipped.method} ×{shipped.factor:g}, which every method here replaces. To "
             f"measure it too, add {AS_IS} to --methods."
         )
-    return own
-
-
-@dataclass(frozen=True)
-class _Measurement:
-    """One checkpoint, which is loaded once. part: begins the names under which its results are saved."""
-
-    checkpoint: "Checkpoint"
-    plans: "Plans"
-    runs: "list[PerplexityRun]"
-    ruler: "RulerRun | None"
-    workers: "Workers"
-    part: str
-
-    def reports(
-        self, loading: dict[str, Any], progress: "EvalProgress", scores: "RulerScores"
-    ) -> "list[EvalReport | RulerReport]":
-        """Measure every plan, one measure after the other."""
-        from ropecli.commands.subject import Subject, load, subject_as_is
-        from ropecli.live.rotary import unpatched_after
-
-        tokenizer = self.runs[0].tokenizer if self.runs else self.ruler.maker.tokenizer.tokenizer  # type: ignore[union-attr]
-        model = load(self.checkpoint, tokenizer, **loading)
-        subjects = [
-            Subject(self.checkpoint, plan.spec, plan.ropes[plan.scaled[0]], plan, ())
-            if plan
-            else subject_as_is(self.checkpoint)
-            for plan in self.plans
-        ]
-        found: list[EvalReport | RulerReport] = []
-        for run in self.runs:
-            found += self._perplexity(run, model, subjects, progress)
-        if self.ruler:
-            for index, subject in enumerate(subjects):
-                with unpatched_after(model):
-                    switching = subject.patch(model)
-                    part = f"{self.part}{index}"
-                    found.append(self.ruler.measure(subject, model, scores, part, self.workers, switching=switching))
-        return found
-
-    def _perplexity(
-        self, run: "PerplexityRun", model: Any, subjects: "list[Subject]", progress: "EvalProgress"
-    ) -> "list[EvalReport]":
-        from ropecli.evaluation.comparison import compare_methods, plan_varies_with_length
-        from ropecli.live.rotary import follows_length
-
-        follows = [
-            plan_varies_with_length(plan) if plan else follows_length(model, run.lengths[-1]) for plan in self.plans
-        ]
-        part = self.part if run is self.runs[0] else f"{self.part}{run.protocol.name} "
-        with run.scoring(progress, follows) as scoring:
-            results = compare_methods(model, self.plans, run.documents, run.lengths, part=part, **scoring)
-        return [run.report(subject, model, rows) for subject, rows in zip(subjects, results, strict=True)]
-
-
-def _request(
-    opened: "Sequence[Checkpoint]",
-    plans: "Sequence[Plans]",
-    runs: "Sequence[list[PerplexityRun]]",
-    rulers: "Sequence[RulerRun | None]",
-) -> dict[str, Any]:
-    """Everything that the numbers depend on."""
-    from ropecli.commands.subject import fingerprint
-
-    return {
-        "checkpoints": [one.digest() for one in opened],
-        "scalings": [[fingerprint(plan) for plan in own] for own in plans],
-        "runs": [run.request() for own in runs for run in own],
-        "ruler": [run.request() for run in rulers if run],
-    }
+    return warnings

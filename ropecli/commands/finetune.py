@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Ge
 
-from ropecli.commands.messages import progress_bar, say, warn
 from ropecli.commands.options import (
     DATA,
     OUTPUT,
@@ -27,6 +26,7 @@ from ropecli.commands.options import (
 )
 from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
+from ropecli.messages import progress_bar, say, warn
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint as OpenedCheckpoint

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
-from ropecli.commands.messages import warn
 from ropecli.commands.options import OutputFolder, Revision, as_path
 from ropecli.commands.signature import command
+from ropecli.messages import warn
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint

@@ -1,20 +1,18 @@
 """`ropecli needle`: measures whether a model finds a key in a text."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 from annotated_types import Ge
 from typing_extensions import Unpack
 
 from ropecli.commands import options
-from ropecli.commands.key_search import make_search
-from ropecli.commands.messages import progress_bar, warn
 from ropecli.commands.signature import Flag, Renamed, command
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.eval_report import RetrievalReport
-    from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-    from ropecli.evaluation.retrieval.prompts import RetrievalTask
+    from ropecli.evaluation.subject import Subject
+    from ropecli.evaluation.tasks.retrieval import Retrieval
+    from ropecli.reporting.outputs import Reports
 
 
 SearchedText = Annotated[
@@ -53,7 +51,7 @@ class NeedleOptions(options.EvalTextOptions, options.SearchOptions, total=False)
 
 @command
 def needle(
-    checkpoint: options.Checkpoint,
+    checkpoints: options.Checkpoints,
     *,
     data: SearchedText = "demo",
     style: Style = None,
@@ -61,46 +59,29 @@ def needle(
     question: Question = None,
     num_needles: NumNeedles = 1,
     **shared: Unpack[NeedleOptions],
-) -> "RetrievalReport":
+) -> "Reports":
     """Measure whether a model finds a needle in a text of your choice, by length and depth.
 
     The key is a random number of five digits. A model that confuses several needles scores 1 ÷ --num-needles.
 
     Several processes, started by `accelerate launch -m ropecli needle ...`, share the prompts.
     """
-    from ropecli.commands.subject import open_subject
     from ropecli.data.sources import read_texts
-    from ropecli.evaluation.chat_frame import find_frame
-    from ropecli.evaluation.retrieval.haystack import read_haystack
-    from ropecli.evaluation.retrieval.prompts import RetrievalTask
     from ropecli.evaluation.retrieval.templates import choose_templates, default_style
+    from ropecli.evaluation.tasks.retrieval import make_needle
+    from ropecli.reporting.outputs import Outputs, measure_subjects
 
     data = options.with_config(data, shared["dataset_config"])
-    loading = options.loading_of(shared)
-    search = make_search(shared, num_needles)
+    choice = options.retrieval_of(shared, num_needles)
+    outputs = Outputs(options.optional_path(shared["output"]), options.optional_path(shared["plot"]))
     default = default_style(data)
     templates = choose_templates(style, needle, question, default)
     templates.check_keys(num_needles)
-    subject = open_subject(checkpoint, shared)
-    search = search.at(subject)
-    text_column, split = shared["text_column"], shared["split"]
-    texts = read_texts(data, text_column=text_column, split=split)
+    origin: dict[str, Any] = {"text_column": shared["text_column"], "split": shared["split"]}
+    settings = {"style": (style or default) if needle is None else None, **origin}
 
-    def make_task(pieces: "PieceTokenizer") -> "RetrievalTask":
-        with progress_bar("reading documents", None) as step:
-            haystack = read_haystack(texts, pieces, step)
-        if len(haystack.ids) < search.lengths[-1]:
-            warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {search.lengths[-1]}.")
-        return RetrievalTask(
-            "needle",
-            templates,
-            haystack,
-            pieces,
-            keys=num_needles,
-            candidates=search.candidates,
-            seed=search.seed,
-            frame=find_frame(pieces.tokenizer, shared["chat_template"]),
-        )
+    def make(subject: "Subject") -> "tuple[Retrieval, Any]":
+        return make_needle(subject, choice, read_texts(data, **origin), templates, data, num_needles, **settings)
 
-    own = {"style": (style or default) if needle is None else None, "text_column": text_column, "split": split}
-    return search.run(subject, data, make_task, own, **loading)
+    readers, scaling = options.readers_of(shared), options.scaling_of(shared)
+    return measure_subjects(options.listed(checkpoints), make, outputs, readers, shared, scaling, single=True)

@@ -3,20 +3,26 @@
 The option's name follows from the parameter's (max_documents: --max-documents), unless there is a Flag.
 """
 
-import errno
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 from annotated_types import Ge, Interval, Le, MinLen
 from typing_extensions import Required, TypedDict
 
+from ropecli.atomic import as_path as as_path
+from ropecli.atomic import optional_path as optional_path
 from ropecli.commands.signature import Default, Flag, Panel, Renamed, TokenCount
-from ropecli.errors import MethodError, OutputError, shown
+from ropecli.errors import MethodError
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+
+if TYPE_CHECKING:
+    from ropecli.evaluation.subject import LiveReaders
+    from ropecli.evaluation.tasks.retrieval import RetrievalChoice
+    from ropecli.evaluation.texts import TextChoice
 
 SCALING, DATA, LOADING, OUTPUT = Panel("Scaling"), Panel("Data"), Panel("Loading"), Panel("Output")
 TOKENS = TokenCount()
@@ -264,6 +270,8 @@ class PerplexityOptions(MeasuringOptions, total=False):
 class SearchOptions(InMemoryOptions, MeasuringOptions, total=False):
     """A search for a key in a prompt."""
 
+    resume: Annotated[Resume, Default(False)]
+
     lengths: Annotated[
         Sequence[Length] | None,
         Default(None),
@@ -321,6 +329,34 @@ def with_config(data: str, config: str | None) -> str:
     return f"{data}:{config}"
 
 
+def scaling_of(options: InMemoryOptions) -> dict[str, Any]:
+    """The arguments of open_subject, but for the revision."""
+    return {name: options.get(name) for name in InMemoryOptions.__annotations__}
+
+
+def readers_of(options: MeasuringOptions, batch_size: int = 1) -> "LiveReaders":
+    """Raises MethodError for options that exclude each other."""
+    from ropecli.evaluation.subject import LiveReaders
+
+    return LiveReaders(loading_of(options), chunk=options["chunk"], batch_size=batch_size)
+
+
+def texts_of(options: DocumentOptions) -> "TextChoice":
+    from ropecli.evaluation.texts import TextChoice
+
+    names = ("text_column", "split", "max_documents", "min_tokens", "max_tokens")
+    source = with_config(options["data"], options["dataset_config"])
+    return TextChoice(source, **{name: options[name] for name in names})  # type: ignore[literal-required]
+
+
+def retrieval_of(options: SearchOptions, keys: int = 1) -> "RetrievalChoice":
+    """keys: number of needles. Raises MethodError."""
+    from ropecli.evaluation.tasks.retrieval import RetrievalChoice
+
+    names = ("lengths", "depths", "samples", "mode", "candidates", "chat_template", "seed")
+    return RetrievalChoice(**{name: options[name] for name in names}).checked(keys)  # type: ignore[literal-required]
+
+
 def loading_of(options: LoadingOptions) -> dict[str, Any]:
     """The arguments of load_model. Raises MethodError for options that exclude each other."""
     device, device_map, max_memory = options["device"], options["device_map"], options["max_memory"]
@@ -349,22 +385,6 @@ def _sizes(max_memory: str | None) -> dict[int | str, str] | None:
             f"--max-memory is {max_memory!r}; expected sizes by GPU number or cpu, such as 0=20GB,cpu=60GB."
         )
     return {int(name) if name.isdigit() else name: size for name, size in found}
-
-
-def as_path(path: str | Path) -> Path:
-    """Expand `~`: no shell does it in `--output=~/x`. Raises OutputError for a name that is too long."""
-    # Path.expanduser raises for an unknown user
-    expanded = Path(os.path.expanduser(path))  # noqa: PTH111
-    try:
-        expanded.stat()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise OutputError(f"{shown(str(path))} is not a path: {error.strerror}.") from error
-    return expanded
-
-
-def optional_path(path: str | Path | None) -> Path | None:
-    return None if path is None else as_path(path)
 
 
 def is_link(weights: str) -> bool:

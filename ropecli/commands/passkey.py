@@ -5,42 +5,34 @@ from typing import TYPE_CHECKING
 from typing_extensions import Unpack
 
 from ropecli.commands import options
-from ropecli.commands.key_search import make_search
 from ropecli.commands.signature import command
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.eval_report import RetrievalReport
-    from ropecli.evaluation.retrieval.haystack import PieceTokenizer
-    from ropecli.evaluation.retrieval.prompts import RetrievalTask
+    from ropecli.reporting.outputs import Reports
 
 
 @command
 def passkey(
-    checkpoint: options.Checkpoint,
+    checkpoints: options.Checkpoints,
     **shared: Unpack[options.SearchOptions],
-) -> "RetrievalReport":
+) -> "Reports":
     """Measure whether a model finds a pass key in a long text, by length and depth.
 
     The task of Mohtashami and Jaggi (2023, arXiv:2305.16300): a key among repeated sentences.
 
     Several processes, started by `accelerate launch -m ropecli passkey ...`, share the prompts.
     """
-    from ropecli.commands.subject import open_subject
-    from ropecli.evaluation.chat_frame import find_frame
-    from ropecli.evaluation.retrieval.haystack import repeat_sentences
-    from ropecli.evaluation.retrieval.prompts import RetrievalTask
-    from ropecli.evaluation.retrieval.templates import PASSKEY, PASSKEY_FILLER
+    from ropecli.evaluation.tasks.retrieval import make_passkey
+    from ropecli.reporting.outputs import Outputs, measure_subjects
 
-    loading = options.loading_of(shared)
-    search = make_search(shared)
-    subject = open_subject(checkpoint, shared)
-    search = search.at(subject)
-
-    def make_task(pieces: "PieceTokenizer") -> "RetrievalTask":
-        haystack = repeat_sentences(PASSKEY_FILLER, pieces, search.lengths[-1])
-        frame = find_frame(pieces.tokenizer, shared["chat_template"])
-        picked = {"candidates": search.candidates, "seed": search.seed}
-        return RetrievalTask("passkey", PASSKEY, haystack, pieces, frame=frame, **picked)
-
-    filler = {"filler": PASSKEY_FILLER}
-    return search.run(subject, "repeated sentences", make_task, filler, **loading)
+    choice = options.retrieval_of(shared)
+    outputs = Outputs(options.optional_path(shared["output"]), options.optional_path(shared["plot"]))
+    return measure_subjects(
+        options.listed(checkpoints),
+        lambda subject: make_passkey(subject, choice),
+        outputs,
+        options.readers_of(shared),
+        shared,
+        options.scaling_of(shared),
+        single=True,
+    )

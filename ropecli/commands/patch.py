@@ -9,7 +9,6 @@ from annotated_doc import Doc
 from annotated_types import Ge
 
 from ropecli.atomic import refuse_existing
-from ropecli.commands.messages import warn
 from ropecli.commands.options import (
     OUTPUT,
     SCALING,
@@ -27,6 +26,7 @@ from ropecli.commands.options import (
 )
 from ropecli.commands.signature import command
 from ropecli.errors import MethodError, OutputError, PatchError
+from ropecli.messages import warn
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import PatchPlan
@@ -120,7 +120,7 @@ def patch(
     from ropecli.checkpoint.opening import open_checkpoint
     from ropecli.checkpoint.patch_plan import make_plan
     from ropecli.checkpoint.revert import plan_reversal
-    from ropecli.commands.scalings import method_parameters
+    from ropecli.checkpoint.scalings import method_parameters
     from ropecli.scaling.spec import make_spec
 
     link = is_link(weights)

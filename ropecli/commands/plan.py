@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 from annotated_types import Gt, Interval
 
-from ropecli.commands.messages import warn
 from ropecli.commands.options import TOKENS, Checkpoint, Flag, RecipeFile, Revision, optional_path
 from ropecli.commands.signature import command
 from ropecli.errors import RecipeError
+from ropecli.messages import warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,12 +9,12 @@ from typing_extensions import Unpack
 
 from ropecli import demo
 from ropecli.commands import options
-from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
-from ropecli.commands.outputs import refuse_outputs
 from ropecli.commands.report import DrawnFile
 from ropecli.commands.signature import command
 from ropecli.errors import DataError, MethodError, OutputError
+from ropecli.messages import warn
+from ropecli.reporting.outputs import refuse_outputs
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint
@@ -111,7 +111,7 @@ def _is_checkpoints(folder: Path) -> bool:
 
 
 def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, scaling: _ScalingOptions) -> Any:
-    from ropecli.evaluation.eval_report import EvalReport
+    from ropecli.evaluation.report import EvalReport
     from ropecli.reporting.lines import data_note, get_metric
     from ropecli.reporting.plot_kinds import STUDY_KINDS, choose_kind
     from ropecli.reporting.report_files import read_reports
@@ -137,7 +137,7 @@ def _draw_study(kind: str, subjects: list[str], metric: str | None, scaling: _Sc
     """Raises MethodError, CheckpointError, and DataError for more than one checkpoint."""
     from ropecli.checkpoint.inspection import make_study
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.commands.scalings import method_specs
+    from ropecli.checkpoint.scalings import method_specs
     from ropecli.reporting.plot_kinds import draw_study
 
     if metric is not None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.atomic import new_file, sibling
-from ropecli.commands.messages import say, warn
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
-from ropecli.commands.outputs import refuse_outputs
 from ropecli.commands.signature import command
 from ropecli.errors import CheckpointError, OutputError, quoted
+from ropecli.messages import say, warn
+from ropecli.reporting.outputs import refuse_outputs
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.opening import Checkpoint

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.commands.options import OUTPUT, Flag, as_path, listed
-from ropecli.commands.outputs import refuse_outputs
 from ropecli.commands.signature import command
 from ropecli.errors import OutputError
+from ropecli.reporting.outputs import refuse_outputs
 
 
 @dataclass(frozen=True)

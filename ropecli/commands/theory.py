@@ -8,9 +8,9 @@ from annotated_doc import Doc
 from typing_extensions import Unpack
 
 from ropecli.commands import options
-from ropecli.commands.messages import warn
 from ropecli.commands.options import Flag
 from ropecli.commands.signature import command
+from ropecli.messages import warn
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.inspection import Study
@@ -46,7 +46,7 @@ def theory(
     """
     from ropecli.checkpoint.inspection import make_study, study_report
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.commands.scalings import method_specs, refuse_without_method
+    from ropecli.checkpoint.scalings import method_specs, refuse_without_method
 
     factor, settings, factors_file = shared["factor"], shared["settings"], shared["factors_file"]
     original_length = shared["original_length"]

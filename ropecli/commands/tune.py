@@ -11,9 +11,9 @@ from typing_extensions import Unpack
 
 from ropecli.atomic import refuse_existing
 from ropecli.commands import options
-from ropecli.commands.messages import command_line, progress_bar, warn
 from ropecli.commands.signature import Flag, command
 from ropecli.errors import MethodError
+from ropecli.messages import command_line, progress_bar, warn
 
 if TYPE_CHECKING:
     from ropecli.tuning.procedure import Tuned
@@ -117,8 +117,9 @@ def tune(
     Trains on most documents of --data and scores on the rest.
     """
     from ropecli.checkpoint.opening import open_checkpoint
-    from ropecli.commands.measuring import count_documents, interruptible, reads_everything
-    from ropecli.commands.subject import refuse_attention
+    from ropecli.evaluation.measure import interruptible
+    from ropecli.evaluation.subject import Subject, refuse_attention
+    from ropecli.evaluation.texts import count_documents, reads_everything
     from ropecli.resume import open_state, refuse_interrupted, remove_state
     from ropecli.tuning.procedure import write_tuned
     from ropecli.tuning.task import make_task
@@ -169,7 +170,7 @@ def tune(
         )
     if short := task.calibration.evaluated.too_short:
         warn(f"Skipping {count_documents(short)} shorter than {task.target_length} tokens.")
-    refuse_attention(opened, task.baseline, shared["attn"])
+    refuse_attention(Subject(opened, task.baseline), shared["attn"])
     with interruptible(folder), open_state(folder, task.request()) as state:
         refuse_existing(folder)  # a run that was going on may have ended meanwhile
         result = _tune(task, state)
@@ -181,8 +182,8 @@ def tune(
 
 
 def _tune(task: "TuningTask", state: Path) -> "Tuned":
-    from ropecli.commands.subject import load
     from ropecli.commands.tune_progress import watching
+    from ropecli.evaluation.subject import load
     from ropecli.tuning.procedure import run_task
 
     model = load(task.checkpoint, task.tokenizer, **task.loading, whole=True)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ropecli.commands.messages import Step, progress_bar, say
+from ropecli.messages import Step, progress_bar, say
 from ropecli.reporting.cells import ppl_words
 from ropecli.tuning.tune_report import TRAINING, Point
 

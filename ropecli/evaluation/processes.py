@@ -34,7 +34,7 @@ class Workers:
         """Return this process's part of the items."""
         return list(items[self.rank :: self.count])
 
-    def gather(self, items: dict[int, Any]) -> dict[int, Any]:
+    def gather(self, items: dict[Any, Any]) -> dict[Any, Any]:
         """Return the items of all processes, in each process."""
         if self.count == 1:
             return items

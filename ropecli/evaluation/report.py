@@ -226,7 +226,7 @@ class Report:
 
     @property
     def effective_length(self) -> int | None:
-        """Tokens; None if no length reaches the threshold, or the shortest one's score is not above that of guessing."""
+        """Tokens; None if no length reaches the threshold, or the shortest one's score is not above guessing."""
         means = {length: self.mean(length)[0] for length in self.lengths}
         return effective_length(means, self.threshold) if self.above_chance() else None
 
@@ -246,9 +246,9 @@ def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
     """The short-context cost and the long-context gain, as far as the lengths allow.
 
     base: measured on the same samples. context_length: the baseline's, tokens. The cost compares both at the longest
-    length up to it. The gain compares the report at its longest length beyond it with the baseline at the longest length
-    up to it. This requires a protocol that scores the same tokens at every length; other protocols compare both at the
-    longest length.
+    length up to it. The gain compares the report at its longest length beyond it with the baseline at the longest
+    length up to it. This requires a protocol that scores the same tokens at every length; other protocols compare both
+    at the longest length.
     """
 
     def change(length: int, base_length: int) -> Change:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ropecli.evaluation.eval_report import EvalReport, RetrievalCell, RetrievalReport, RulerReport
+from ropecli.evaluation.report import EvalReport, RetrievalCell, RetrievalReport, RulerReport
 from ropecli.evaluation.results import LengthResult, wilson
 from ropecli.reporting.lines import (
     PPL,

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from ropecli.errors import DataError, did_you_mean
-from ropecli.evaluation.eval_report import BaseReport, EvalReport
+from ropecli.evaluation.report import BaseReport, EvalReport
 from ropecli.evaluation.results import LengthResult
 from ropecli.reporting.wording import clean, number, protocol_name
 

@@ -35,7 +35,7 @@ from ropecli.checkpoint.state import CheckpointState
 from ropecli.checkpoint.upload import Source
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
-from ropecli.evaluation.eval_report import EvalReport, RetrievalReport, RulerReport
+from ropecli.evaluation.report import EvalReport, RetrievalReport, RulerReport
 from ropecli.reporting import cells
 from ropecli.reporting.report_files import Report, read_reports
 from ropecli.reporting.wording import HEADLINES_NOTE, headline_sentence, protocol_name, ruler_mode, ruler_sentences

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli.atomic import new_file
 from ropecli.errors import DataError
-from ropecli.evaluation.eval_report import EvalReport, RetrievalReport, RulerReport
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.report import EvalReport, RetrievalReport, RulerReport
 from ropecli.reporting import cells
 from ropecli.reporting.lines import METRICS, PPL, data_note, named_lines
 from ropecli.reporting.plot_kinds import KINDS

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, did_you_mean
-from ropecli.evaluation.eval_report import EvalReport, RetrievalReport, RulerReport
+from ropecli.evaluation.report import EvalReport, RetrievalReport, RulerReport
 from ropecli.reporting.lines import PPL, Metric
 from ropecli.reporting.report_files import Report
 from ropecli.tuning.tune_report import TuneReport

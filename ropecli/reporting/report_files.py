@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, reason_of, shown
-from ropecli.evaluation.eval_report import SCHEMA_VERSION, EvalReport, RetrievalReport, RulerReport
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
+from ropecli.evaluation.report import SCHEMA_VERSION, EvalReport, RetrievalReport, RulerReport
 from ropecli.reporting.cells import OVERFLOW
 from ropecli.tuning.tune_report import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
 from ropecli.tuning.tune_report import LayerGains, TuneReport

@@ -8,7 +8,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ropecli.evaluation.eval_report import EvalReport, RetrievalReport, RulerReport
+from ropecli.evaluation.report import EvalReport, RetrievalReport, RulerReport
 from ropecli.reporting import cells
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,

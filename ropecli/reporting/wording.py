@@ -9,7 +9,7 @@ from ropecli.evaluation.protocol_descriptions import YARN_NOTE
 from ropecli.evaluation.results import wilson
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.eval_report import EvalReport, RulerReport
+    from ropecli.evaluation.report import EvalReport, RulerReport
     from ropecli.evaluation.results import Headline
 
 LONGEST_NAME = 80

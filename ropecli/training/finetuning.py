@@ -19,7 +19,7 @@ from ropecli.checkpoint.state import read_state
 from ropecli.data.stream import Batch, Stream, open_stream
 from ropecli.errors import RecipeError
 from ropecli.evaluation.protocols import short_context
-from ropecli.evaluation.scoring import refuse_unknown_ids
+from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.loading import load_tokenizer, settle
 from ropecli.training import adapters
 from ropecli.training.distributed import data_ranks, make_accelerator, prepare, shards_weights, state_to_save

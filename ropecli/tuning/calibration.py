@@ -21,13 +21,15 @@ from torch import Tensor
 from ropecli.data.documents import Document, Documents, read_documents
 from ropecli.data.sources import DEMO, TO_TRAIN, read_texts
 from ropecli.errors import DataError
-from ropecli.evaluation.longppl import key_positions
-from ropecli.evaluation.perplexity import evaluate_perplexity
+from ropecli.evaluation.measure import Store, read
 from ropecli.evaluation.protocols import Protocol, ShortContext
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.report import Cell
 from ropecli.evaluation.retrieval.haystack import Haystack, PieceTokenizer
-from ropecli.evaluation.retrieval.prompts import Prompt, RetrievalTask
+from ropecli.evaluation.retrieval.prompts import Prompt, RetrievalPrompts
 from ropecli.evaluation.retrieval.templates import Templates
-from ropecli.evaluation.saved_progress import EvalProgress
+from ropecli.evaluation.tasks.keys import FindKeys
+from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.tuning.tune_report import Score
 
 if TYPE_CHECKING:
@@ -108,8 +110,8 @@ def mark_keys(
             f"The target length is {length} tokens; longppl needs more than {context.first}, because the evaluator has "
             f"a short context of {context.tokens}. Use a larger factor."
         )
-    keys = key_positions(evaluator, documents, length, context)
-    kept = [replace(document, keys=own) for document, own in zip(documents.kept, keys, strict=True) if len(own)]
+    keys = read(FindKeys(documents, context, length), LiveReader(evaluator)).values()
+    kept = [replace(document, keys=np.array(own)) for document, own in zip(documents.kept, keys, strict=True) if own]
     if len(kept) < _LEAST_WITH_KEYS:
         raise DataError(
             f"{len(kept)} of {len(keys)} documents have key tokens; expected at least {_LEAST_WITH_KEYS}. Use a larger "
@@ -133,7 +135,7 @@ def hide_needles(
 
     def prompts(length: int) -> list[Prompt]:
         texts = [Haystack(documents.special.bare(document.ids), anywhere=False) for document in documents.kept]
-        tasks = [RetrievalTask("needle", templates, text, pieces, candidates=2, seed=seed) for text in texts]
+        tasks = [RetrievalPrompts("needle", templates, text, pieces, candidates=2, seed=seed) for text in texts]
         return [task.prompt(length, 0.0, index) for index, task in enumerate(tasks)]
 
     def with_keys(prompts: list[Prompt]) -> Documents:
@@ -154,7 +156,7 @@ class Evaluator:
     """Scores a model on documents.
 
     original_length, target_length: tokens. short_weight: weight of the loss at the pretraining length, relative to that
-    at the target length. targets: tokens scored per document; None: half the pretraining length. progress: where
+    at the target length. targets: tokens scored per document; None: half the pretraining length. store: where
     measurements are saved; saved ones are not repeated. short: documents to score at the pretraining length; None: the
     same.
     """
@@ -164,24 +166,25 @@ class Evaluator:
     target_length: int
     short_weight: float
     targets: int | None
-    progress: EvalProgress
+    store: Store
     short: Documents | None = None
 
     def score(self, model: "PreTrainedModel", part: str, count: int | None = None) -> tuple[Score, float]:
         """Score the first `count` documents (default: all). Returns the score and the seconds it took when measured.
 
-        part: name of the model's state in the progress. Raises RopecliError for a loss that is not finite.
+        part: name of the model's state in the store. Raises RopecliError for a loss that is not finite.
         """
         lengths = sorted({self.original_length, self.target_length})
         asked = [(self.documents, lengths, part)]
         if self.short is not None and len(lengths) == 2:
             asked = [(self.short, lengths[:1], f"{part}, short"), (self.documents, lengths[1:], part)]
-        rows = []
+        cells: list[Cell] = []
         for documents, at, name in asked:
             few = replace(documents, kept=documents.kept[:count])
             with_keys = few.kept[0].keys is not None
             protocol = Protocol("longppl") if with_keys else Protocol("tail", targets=self.targets)
-            rows += evaluate_perplexity(model, few, at, protocol=protocol, progress=self.progress, part=name)
-        short, target = rows[0].nll, rows[-1].nll
+            task = Perplexity(few, at, protocol)
+            cells += task.cells(read(task, LiveReader(model), self.store, name))
+        short, target = cells[0].value, cells[-1].value
         score = Score(target, short, target + self.short_weight * short, len(self.documents.kept[:count]))
-        return score, sum(row.seconds for row in rows)
+        return score, sum(cell.seconds for cell in cells)

@@ -20,9 +20,9 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.checkpoint.writing import write_json
 from ropecli.errors import NotFiniteError, PatchError
-from ropecli.evaluation.eval_report import environment
-from ropecli.evaluation.saved_progress import EvalProgress
-from ropecli.evaluation.scoring import refuse_unknown_ids
+from ropecli.evaluation.measure import Store
+from ropecli.evaluation.readers.live import refuse_unknown_ids
+from ropecli.evaluation.report import environment
 from ropecli.live.devices import device_names
 from ropecli.live.rotary import unpatched_after
 from ropecli.scaling.spec import ScalingSpec, label_of, make_spec
@@ -108,7 +108,7 @@ class _Run:
             task.target_length,
             task.settings.short_weight,
             task.targets,
-            EvalProgress(folder),
+            Store(folder),
             task.calibration.short,
         )
         refuse_unknown_ids(int(task.calibration.sequences.max()), model)  # the evaluator checks the others

@@ -10,9 +10,9 @@ from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.provenance import read_record, tuned_weights, untuned
 from ropecli.checkpoint.state import read_state
 from ropecli.errors import MethodError, PatchError
-from ropecli.evaluation.eval_report import loading_request
 from ropecli.evaluation.protocols import Protocol, short_context
 from ropecli.evaluation.retrieval.templates import STYLES, default_style
+from ropecli.evaluation.subject import loading_request
 from ropecli.live.loading import load_tokenizer
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.spec import ScalingSpec, make_spec

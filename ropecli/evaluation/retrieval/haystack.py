@@ -1,5 +1,6 @@
 """The text around the needles, as tokens: from a source or from repeated sentences."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,9 @@ class Haystack:
 
     ids: np.ndarray
     anywhere: bool
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest()
 
     def stretch(self, tokens: int, rng: np.random.Generator) -> np.ndarray:
         """Shape (tokens,), int64."""

@@ -30,7 +30,7 @@ _NUMBER = re.compile("(?=([1-9][0-9]{4}))")
 
 
 @dataclass(frozen=True)
-class RetrievalTask:
+class RetrievalPrompts:
     """name: passkey or needle. keys: number of needles in a prompt; the question asks for one. candidates: number of
     answers to rank, including the keys of all needles. frame: of the chat template, if the model is asked through one.
     """
@@ -104,15 +104,15 @@ class Prompt:
     answers: tuple[TokenIds, ...]
     needle: int
 
-    def fingerprint(self) -> bytes:
+    def digest(self) -> str:
         """sha256 of the prompt with the true key; the same for both modes."""
-        return hashlib.sha256(np.array([*self.ids, *self.answers[0]], dtype="<i8").tobytes()).digest()
+        return hashlib.sha256(np.array([*self.ids, *self.answers[0]], dtype="<i8").tobytes()).hexdigest()
 
 
 class _Draft:
     """A prompt under construction. words: number of tokens without the haystack, answer included."""
 
-    def __init__(self, task: RetrievalTask, rng: np.random.Generator, length: int, depth: float) -> None:
+    def __init__(self, task: RetrievalPrompts, rng: np.random.Generator, length: int, depth: float) -> None:
         self.task = task
         self.length = length
         self.depth = depth

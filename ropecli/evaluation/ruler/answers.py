@@ -3,8 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 PUBLISHED = 0.856
 """RULER's threshold: the score of Llama-2-7B at 4,096 tokens over thirteen tasks (arXiv:2404.06654, section 4)."""
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -15,21 +13,6 @@ def score_of(answer: str, references: Sequence[str], *, any_of: bool = False) ->
     text = _CONTROL.sub("\n", answer.strip()).strip().lower()
     found = [reference.lower() in text for reference in references]
     return float(any(found)) if any_of else sum(found) / len(found)
-
-
-def score_of_ranks(values: np.ndarray, true: int) -> float:
-    """Share of the true candidates among the `true` best ones. A tie counts against them.
-
-    values: shape (candidates,), the true ones first.
-    """
-    # a true candidate is among the best if fewer than `true` others are at least as good
-    others = np.sort(values[true:])[::-1]
-    best = sorted(values[:true], reverse=True)
-    found = 0
-    for rank, value in enumerate(best):
-        if rank + int((others >= value).sum()) < true:
-            found += 1
-    return found / true
 
 
 def effective_length(means: Mapping[int, float], threshold: float) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ropecli.errors import DataError
-from ropecli.evaluation.eval_report import EvalReport
+from ropecli.evaluation.report import EvalReport
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import (
     PPL,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ropecli.evaluation.eval_report import RetrievalReport, RulerReport
+from ropecli.evaluation.report import RetrievalReport, RulerReport
 from ropecli.reporting.cells import pivot
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import PPL, Metric, numbered, original_lengths_of

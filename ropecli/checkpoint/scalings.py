@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ropecli.atomic import as_path
 from ropecli.checkpoint.files import LARGEST_JSON, read_bounded
-from ropecli.commands.options import as_path
 from ropecli.config.settings import read_settings
 from ropecli.errors import MethodError
 from ropecli.scaling.none import LENGTH_ONLY

@@ -1,0 +1,229 @@
+"""Measure tasks on checkpoints: one driver, one store and one way to resume for all of them.
+
+A task has samples. A reader reads them, the task scores what was read, and each score is saved at once. The task then
+makes the cells of a report from all scores.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropecli.errors import NotFiniteError
+from ropecli.evaluation.processes import Workers, among_processes
+from ropecli.evaluation.readers.live import LiveReader, batches
+from ropecli.evaluation.report import Cell, Report
+from ropecli.evaluation.subject import LiveReaders, Subject
+from ropecli.messages import command_line, progress_bar, warn
+from ropecli.resume import append_record, open_state, read_records, state_folder
+from ropecli.signals import terminated_by_signals
+
+Key = tuple[Any, ...]
+"""Names a sample: strings and numbers. Samples share a batch only if their keys differ in the last place alone."""
+Values = dict[Key, Any]
+"""What a task keeps of each sample, as JSON has it."""
+_ABOUT: Key = ("about",)
+
+
+class Task:
+    """What is measured.
+
+    kind: of the report. name: of the task in the report. source: the data. answers: whether the reader continues
+    prompts. settings: for the report.
+    """
+
+    kind = "scores"
+    name: str
+    source: str
+    answers = True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def request(self) -> dict[str, Any]:
+        """Everything that the values depend on, next to the subject and the reader."""
+        raise NotImplementedError
+
+    def longest(self) -> tuple[np.ndarray, int, int]:
+        """The ids of the longest sample, its length with an answer, and the largest id of all samples that is known."""
+        raise NotImplementedError
+
+    def samples(self, *, one_pass: bool) -> list[Key]:
+        """one_pass: whether one pass may serve several lengths."""
+        raise NotImplementedError
+
+    def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
+        """One value per sample of a batch. Raises RopecliError if the model overflows or memory runs out."""
+        raise NotImplementedError
+
+    def cells(self, values: Values) -> list[Cell]:
+        """Raises NotFiniteError."""
+        raise NotImplementedError
+
+    def fingerprint(self, values: Values) -> str:
+        """sha256 of the token ids of all samples."""
+        raise NotImplementedError
+
+    def details(self) -> dict[str, Any]:
+        """Further fields of the report."""
+        return {}
+
+
+class Store:
+    """Values by part and sample. A part is one task on one subject.
+
+    folder: where they are saved, a file per process; None: only in memory.
+    """
+
+    def __init__(self, folder: Path | None = None, rank: int = 0) -> None:
+        self._values: dict[str, Values] = {}
+        self._file = folder / f"samples-{rank}.jsonl" if folder else None
+        for path in sorted(folder.glob("samples-*.jsonl")) if folder else []:
+            for part, key, value in read_records(path):
+                self._values.setdefault(part, {})[tuple(key)] = value
+
+    def of(self, part: str) -> Values:
+        return self._values.setdefault(part, {})
+
+    def add(self, part: str, key: Key, value: Any) -> None:
+        """Add and save a value, unless it has numbers that are not finite. Raises OutputError."""
+        self.of(part)[key] = value
+        if self._file:
+            with contextlib.suppress(ValueError):
+                json.dumps(value, allow_nan=False)
+                append_record(self._file, [part, key, value])
+
+
+@dataclass(frozen=True)
+class Job:
+    """The tasks to measure on one subject. optional: whether a loss that is not finite only gives a warning."""
+
+    subject: Subject
+    tasks: Sequence[Task]
+    tokenizer: Any
+    optional: bool = False
+
+
+def read(
+    task: Task,
+    reader: LiveReader,
+    store: Store | None = None,
+    part: str = "",
+    workers: Workers | None = None,
+    bar: str | None = None,
+) -> Values:
+    """Score all samples that the store does not have. Returns the values of all processes in the order of samples.
+
+    Batches are cut from all samples, so that a resumed run reads the same ones: a batch that was half finished is read
+    again. part: names them in the store. bar: description of a progress bar; None: no bar.
+    """
+    store, workers = store or Store(), workers or Workers()
+    longest, length, largest = task.longest()
+    reader.prepare(longest, length, largest, answers=task.answers)
+    samples, done = task.samples(one_pass=not reader.follows_length), store.of(part)
+    own = workers.share(samples)
+    with progress_bar(bar, len(own)) if bar else contextlib.nullcontext(lambda: None) as step:
+        for batch in batches(own, lambda key: key[:-1], reader.batch_size):
+            if not all(key in done for key in batch):
+                for key, value in zip(batch, task.score(reader, batch), strict=True):
+                    store.add(part, key, value)
+            for _ in batch:
+                step()
+    store.add(part, _ABOUT, reader.about())
+    values = workers.gather({key: done[key] for key in own})
+    return {key: values[key] for key in samples}
+
+
+def collect(
+    jobs: Sequence[Job], readers: LiveReaders, output: Path | None = None, workers: Workers | None = None
+) -> Iterator[tuple[Job, Task, Values, dict[str, Any]]]:
+    """Yield the values of each task of each job, with what the reader says of itself. One model in memory at a time.
+
+    output: where the result will be written; progress is saved next to it, and an earlier run of the same request is
+    resumed. Raises RecipeError for a different request, OutputError if another run uses it or it cannot be written.
+    """
+    workers = workers or Workers()
+    request = {
+        "jobs": [{**job.subject.request(), "tasks": [task.request() for task in job.tasks]} for job in jobs],
+        **readers.request(),
+    }
+    state = open_state(output, request, workers.rank) if output else contextlib.nullcontext()
+    with interruptible(output), state as folder:
+        store = Store(folder, workers.rank)
+        for number, job in enumerate(jobs):
+            alike = [other.subject for other in jobs if other.subject.checkpoint is job.subject.checkpoint]
+            with contextlib.ExitStack() as stack:
+                reader = None
+                for place, task in enumerate(job.tasks):
+                    part = f"{number}.{place}"
+                    if (values := _finished(task, store.of(part), workers)) is None:
+                        reader = reader or stack.enter_context(readers.open(job.subject, job.tokenizer, alike))
+                        values = read(task, reader, store, part, workers, f"{task.name}, {job.subject.label}")
+                    yield job, task, values, store.of(part)[_ABOUT]
+
+
+def _finished(task: Task, done: Values, workers: Workers) -> Values | None:
+    """All values, if an earlier run has saved them; then no model is loaded."""
+    samples = task.samples(one_pass=not done[_ABOUT]["follows_length"]) if _ABOUT in done else []
+    finished = bool(samples) and all(key in done for key in samples)
+    # another process may have seen the files earlier
+    return {key: done[key] for key in samples} if all(workers.gather({workers.rank: finished}).values()) else None
+
+
+def measure(
+    jobs: Sequence[Job], readers: LiveReaders, output: Path | None = None, workers: Workers | None = None
+) -> list[Report]:
+    """The reports of all jobs, by job and task. Arguments and errors: see `collect`; and NotFiniteError."""
+    workers, reports = workers or Workers(), []
+    for job, task, values, about in collect(jobs, readers, output, workers):
+        try:
+            cells = task.cells(values)
+        except NotFiniteError as error:
+            if not job.optional:
+                raise
+            warn(f"{job.subject.checkpoint.name} was not measured: {error}")
+            continue
+        settings = {
+            **task.settings,
+            "chunk": about["chunk"],
+            **readers.settings,
+            "processes": workers.count,
+            **({"prompts_read_once": about["continues"]} if task.answers else {}),
+        }
+        report = Report(
+            kind=task.kind,  # type: ignore[arg-type]
+            task=task.name,
+            **job.subject.report_fields(),
+            source=task.source,
+            dtype=about["dtype"],
+            device=about["device"],
+            command=list(command_line.get()),
+            settings=settings,
+            fingerprint=task.fingerprint(values),
+            cells=cells,
+            **task.details(),
+        )
+        reports.append(report)
+    return reports
+
+
+@contextlib.contextmanager
+def interruptible(output: Path | None) -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a run as Ctrl-C does, and print how to resume it.
+
+    output: the run saves its progress next to it; None if it saves none. Raises RopecliError if another process of the
+    run ended.
+    """
+    again = f"Progress is saved next to {output}. Run the same command with --resume to continue."
+    try:
+        with terminated_by_signals(), among_processes(again if output else "Start all processes again."):
+            yield
+    except (KeyboardInterrupt, SystemExit):
+        if output and state_folder(output).exists():
+            warn(f"Stopped. {again}")
+        raise

@@ -1,0 +1,242 @@
+"""A checkpoint to measure, with its scaling, and the models that read for it."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.attention import load_model
+from ropecli.attention.patching import live_patch
+from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
+from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.checkpoint.scalings import method_parameters, one_spec, refuse_without_method
+from ropecli.checkpoint.state import CheckpointState, read_state
+from ropecli.config.saved_remapping import read_saved_remapping
+from ropecli.errors import MethodError
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.report import environment
+from ropecli.live.loading import ATTENTION, DEVICE_MAPS, DTYPES, settle, vocabulary_mismatch
+from ropecli.live.rotary import unpatched_after
+from ropecli.messages import progress_bar, warn
+from ropecli.scaling.scale import varies_with_length
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, label_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_SHORTEST = 16
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint to measure. plan: the patch to apply in memory; None: as it is."""
+
+    checkpoint: Checkpoint
+    plan: PatchPlan | None = None
+
+    @cached_property
+    def _state(self) -> CheckpointState:
+        return read_state(self.checkpoint)
+
+    @property
+    def rope(self) -> ScaledRope:
+        """The frequencies that represent the model."""
+        return self.plan.ropes[self.plan.scaled[0]] if self.plan else self._state.main
+
+    @property
+    def spec(self) -> ScalingSpec:
+        """The scaling to report."""
+        return self.plan.spec if self.plan else self._state.main.spec
+
+    @property
+    def label(self) -> str:
+        name = self.spec.method.name
+        return name if name == "none" else label_of(name, self.spec.factor, self.spec.params)
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return self.plan.scaling_warnings if self.plan else self._state.warnings
+
+    @property
+    def pretraining_length(self) -> int:
+        """Tokens."""
+        return self.rope.geometry.original_max_position_embeddings if self.plan else self._state.pretraining_length
+
+    @property
+    def context_length(self) -> int:
+        """Tokens."""
+        return self.plan.target_length if self.plan else self._state.context_length
+
+    def patch(self, model: "PreTrainedModel") -> bool:
+        """Apply the plan, if any, in memory. Return whether the frequencies then follow the length."""
+        if self.plan is None:
+            return False
+        live_patch(model, self.plan.ropes)
+        return any(varies_with_length(rope) for rope in self.plan.ropes.values())
+
+    def request(self) -> dict[str, Any]:
+        """What the numbers depend on."""
+        return {"checkpoint": self.checkpoint.digest(), "scaling": self._fingerprint()}
+
+    def _fingerprint(self) -> str | None:
+        """Hash of the plan's ropes, to the bit. None for no plan."""
+        if self.plan is None:
+            return None
+        sha = hashlib.sha256()
+        for label, rope in self.plan.ropes.items():
+            sha.update(repr((label, rope.geometry, rope.spec, rope.attention_factor)).encode())
+            if rope.remapping is not None:
+                sha.update(repr((rope.remapping.params, rope.remapping.pretrained, rope.remapping.target)).encode())
+            sha.update(rope.inv_freq.tobytes())
+        return sha.hexdigest()
+
+    def report_fields(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint.name,
+            "digest": self.checkpoint.digest(),
+            "method": self.spec.method.name,
+            "factor": self.spec.factor,
+            "params": dict(self.spec.params),
+            "in_memory": self.plan is not None,
+            "original_max_position_embeddings": self.rope.geometry.original_max_position_embeddings,
+        }
+
+
+def open_subject(
+    name: str,
+    *,
+    method: str | None = None,
+    factor: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    factors_file: str | Path | None = None,
+    original_length: int | None = None,
+    revision: str | None = None,
+) -> Subject:
+    """Open a checkpoint, unpatched without a method. Raises MethodError, CheckpointError."""
+    if method is None:
+        params = method_parameters("none", settings, factors_file)
+        refuse_without_method(factor, params or None, original_length)
+        return Subject(open_checkpoint(name, weights=True, revision=revision, adapters=True))
+    spec = one_spec(method, factor, settings, factors_file)
+    checkpoint = open_checkpoint(name, weights=True, revision=revision, adapters=True)
+    return Subject(checkpoint, make_plan(checkpoint, spec, original_length=original_length))
+
+
+def open_subjects(
+    names: Sequence[str], *, revision: str | None, attn: str, prefix: str = "", **scaling: Any
+) -> list[Subject]:
+    """Open several checkpoints with the same scaling, and show their warnings. Raises MethodError, CheckpointError."""
+    names = list(dict.fromkeys(names))
+    refuse_several_revisions(names, revision)
+    subjects = [open_subject(name, revision=revision, **scaling) for name in names]
+    for subject in subjects:
+        refuse_attention(subject, attn)
+        for warning in subject.warnings:
+            warn(f"{prefix}{warning}")
+    return subjects
+
+
+def refuse_several_revisions(names: Sequence[str], revision: str | None) -> None:
+    if revision and len(names) > 1:
+        raise MethodError("--revision works with one checkpoint only.")
+
+
+def default_lengths(subjects: Sequence[Subject]) -> list[int]:
+    """Lengths to measure, in tokens: doubling from a quarter of the pretraining length to the context length."""
+    longest = max(subject.context_length for subject in subjects)
+    lengths = [max(_SHORTEST, min(subject.pretraining_length for subject in subjects) // 4)]
+    while 2 * lengths[-1] <= longest:
+        lengths.append(2 * lengths[-1])
+    return lengths if lengths[-1] >= longest else [*lengths, longest]
+
+
+def refuse_attention(subject: Subject, attn: str) -> None:
+    """Raises MethodError if --attn would replace the attention of a distance method.
+
+    Raises CheckpointError for an incomplete distance method in config.json.
+    """
+    saved = read_saved_remapping(subject.checkpoint.config)
+    method = subject.spec.method.name if subject.plan and subject.plan.remaps else None
+    if saved is not None and method is None:
+        method = f"{subject.checkpoint.name}, which is {saved.method}"
+    if attn != "auto" and method:
+        raise MethodError(f"--attn {attn} would replace the attention of {method}. Remove --attn.")
+
+
+def load(
+    checkpoint: Checkpoint,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    whole: bool = False,
+    **loading: Any,
+) -> "PreTrainedModel":
+    """Load the checkpoint's model. Warns about a tokenizer with another vocabulary and about unused weights.
+
+    whole: refuse unused weights. loading: see load_model. Raises MethodError for an unknown dtype, attention or device
+    map, CheckpointError.
+    """
+    for key, known in (("dtype", DTYPES), ("attn", ATTENTION), ("device_map", DEVICE_MAPS)):
+        if (value := loading.get(key)) is not None and value not in known:
+            raise MethodError(f"--{key.replace('_', '-')} is {value!r}; expected one of {', '.join(known)}.")
+    with progress_bar(f"loading {checkpoint.name}", None):
+        model = load_model(checkpoint, say=None if whole else warn, **loading)
+    if mismatch := vocabulary_mismatch(tokenizer, model):
+        warn(mismatch)
+    return model
+
+
+def loading_request(loading: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings on which numbers depend besides checkpoint, scaling and data.
+
+    loading: see load_model. Raises CheckpointError.
+    """
+    dtype, device = settle(loading.get("dtype", "auto"), loading.get("device", "auto"))
+    return {
+        "dtype": dtype,
+        "device": device.partition(":")[0],
+        "attn": loading.get("attn", "auto"),
+        **({"bits": loading["bits"]} if "bits" in loading else {}),
+        "versions": environment(),
+    }
+
+
+class LiveReaders:
+    """Opens a reader for each subject: one model in memory at a time, loaded once for the scalings of a checkpoint.
+
+    loading: see load_model. chunk, batch_size: see LiveReader.
+    """
+
+    def __init__(self, loading: Mapping[str, Any], *, chunk: int | None = None, batch_size: int = 1) -> None:
+        self.loading, self.chunk, self.batch_size = loading, chunk, batch_size
+        self._loaded: tuple[Checkpoint, PreTrainedModel] | None = None
+
+    def request(self) -> dict[str, Any]:
+        """What the numbers depend on."""
+        return loading_request(self.loading)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """For the report."""
+        bits = {"bits": self.loading["bits"]} if "bits" in self.loading else {}
+        return {"batch_size": self.batch_size, "attn": self.loading.get("attn", "auto"), **bits}
+
+    @contextlib.contextmanager
+    def open(self, subject: Subject, tokenizer: Any, alike: Sequence[Subject] = ()) -> Iterator[LiveReader]:
+        """Yield a reader; the model is unpatched afterwards.
+
+        alike: all subjects of this checkpoint, tried before the first is measured. Raises PatchError if the model does
+        not support one of them.
+        """
+        if self._loaded is None or self._loaded[0] is not subject.checkpoint:
+            self._loaded = None  # free its memory first
+            self._loaded = subject.checkpoint, load(subject.checkpoint, tokenizer, **self.loading)
+            for other in alike:
+                with unpatched_after(self._loaded[1]):
+                    other.patch(self._loaded[1])
+        model = self._loaded[1]
+        with unpatched_after(model):
+            follows = subject.patch(model)
+            yield LiveReader(model, chunk=self.chunk, batch_size=self.batch_size, follows_length=follows)

@@ -1,0 +1,119 @@
+"""Tasks that ask: a prompt of exact length, and the score of the answer.
+
+Mode rank: the right answers are ranked among wrong ones by their log-probability. The score is the share of them among
+the best; a tie counts against them. Works for every causal LM, including small base models.
+
+Mode generate: greedy decoding; the task scores the text.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ropecli.errors import MethodError, RopecliError, did_you_mean
+from ropecli.evaluation.measure import Key, Task, Values
+from ropecli.evaluation.readers.live import LiveReader, batches
+from ropecli.evaluation.report import Cell, score_cell
+from ropecli.evaluation.retrieval.haystack import TokenIds
+
+MODES = ("rank", "generate")
+
+
+def check_mode(mode: str) -> None:
+    """Raise MethodError for an unknown mode."""
+    if mode not in MODES:
+        raise MethodError(f"Unknown mode {mode!r}. Known: {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+
+
+@dataclass(frozen=True)
+class Question:
+    """ids: of the prompt, shape (tokens,). digest: sha256 of prompt and right answers, hexadecimal.
+
+    answers: token ids of the candidates, the right ones first; made only in the mode rank. right: number of right ones.
+    limit: tokens to generate. grade: the score of a generated answer, from its token ids, and whether more tokens
+    cannot change it.
+    """
+
+    ids: np.ndarray
+    digest: str
+    answers: Callable[[], Sequence[TokenIds]]
+    right: int
+    limit: int
+    grade: Callable[[Sequence[int]], tuple[float, bool]]
+
+
+class Asking(Task):
+    """Keys of samples: (task, length, depth or None, number). guess: score of guessing in the mode generate.
+
+    per_token: whether candidates of different numbers of tokens are ranked by log-probability per token.
+    """
+
+    mode: str
+    guess: float | None = None
+    per_token = False
+
+    def question(self, key: Key) -> Question:
+        """Raises DataError for a length that is too short."""
+        raise NotImplementedError
+
+    def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
+        """(score, digest of the prompt, share of right candidates, rank and margin of a single right one) of each."""
+        questions = [self.question(key) for key in batch]
+        if self.mode == "rank":
+            answers = [question.answers() for question in questions]
+            prompts = [question.ids for question in questions]
+            found = reader.log_probabilities(zip(prompts, answers, strict=True))
+            return [self._ranked(*asked) for asked in zip(batch, questions, answers, found, strict=True)]
+        limit = max(question.limit for question in questions)
+        texts = reader.generate(
+            [question.ids for question in questions],
+            limit,
+            lambda index, tokens: questions[index].grade(tokens)[1] or len(tokens) >= questions[index].limit,
+        )
+        return [
+            [question.grade(tokens[: question.limit])[0], question.digest, self.guess, None, None]
+            for question, tokens in zip(questions, texts, strict=True)
+        ]
+
+    def _ranked(self, key: Key, question: Question, answers: Sequence[TokenIds], values: np.ndarray) -> list[Any]:
+        if not np.isfinite(values).all():
+            raise RopecliError(
+                f"A log-probability is not finite at length {key[1]}: the model overflows. Try another --dtype."
+            )
+        if self.per_token:
+            values = values / [len(answer) for answer in answers]
+        right, others = values[: question.right], values[question.right :]
+        score, rank, margin = score_of_ranks(values, question.right), None, None
+        if question.right == 1 and not self.per_token:
+            rank, margin = 1 + int((others >= right).sum()), float(right[0] - others.max())
+        return [score, question.digest, question.right / len(values), rank, margin]
+
+    def cells(self, values: Values) -> list[Cell]:
+        cells = []
+        for keys in batches(values, lambda key: key[:-1], len(values)):
+            scores, _, chances, ranks, margins = zip(*(values[key] for key in keys), strict=True)
+            task, length, depth, _ = keys[0]
+            means = {name: _mean(of) for name, of in (("chance", chances), ("rank", ranks), ("margin", margins))}
+            cells.append(score_cell(task, length, scores, depth=depth, **means))
+        return cells
+
+    def fingerprint(self, values: Values) -> str:
+        return hashlib.sha256(b"".join(bytes.fromhex(value[1]) for value in values.values())).hexdigest()
+
+
+def _mean(numbers: Sequence[float | None]) -> float | None:
+    return None if numbers[0] is None else float(np.mean([number for number in numbers if number is not None]))
+
+
+def score_of_ranks(values: np.ndarray, right: int) -> float:
+    """Share of the right candidates among the `right` best ones. A tie counts against them.
+
+    values: shape (candidates,), the right ones first.
+    """
+    # a right candidate is among the best if fewer than `right` others are at least as good
+    others = np.sort(values[right:])[::-1]
+    best = sorted(values[:right], reverse=True)
+    return sum(rank + int((others >= value).sum()) < right for rank, value in enumerate(best)) / right

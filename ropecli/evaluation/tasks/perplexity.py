@@ -1,0 +1,272 @@
+"""Perplexity by a named protocol (see protocols.py). A sample is a document at one length, or at all of them."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import tee, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropecli.data.documents import Document, Documents
+from ropecli.errors import DataError, NotFiniteError
+from ropecli.evaluation.measure import Key, Task, Values
+from ropecli.evaluation.processes import Workers
+from ropecli.evaluation.protocols import YARN_STRIDE, Protocol, Window
+from ropecli.evaluation.readers.live import LiveReader
+from ropecli.evaluation.report import Cell
+from ropecli.evaluation.statistics import LARGEST_NLL, Bucket, bootstrap_interval
+from ropecli.evaluation.subject import LiveReaders, Subject, default_lengths
+from ropecli.evaluation.tasks.keys import Keys, get_keys, read_marked, refuse_key_options
+from ropecli.evaluation.texts import TextChoice
+from ropecli.live.loading import load_tokenizer
+from ropecli.messages import say
+
+_EDGES = np.array(sorted({2**power for power in range(40)} | {3 * 2**power for power in range(39)}))
+"""Edges of the context buckets, tokens: 1, 2, 3, 4, 6, 8, 12, 16, 24, …"""
+_ALL = "all"
+"""The length of samples that are read once for all lengths."""
+
+
+@dataclass
+class Tally:
+    """Sums over the scored tokens of one document at one length. Holds only numbers, so that it can be saved as JSON.
+
+    nll: nats. bytes: bytes of the scored text; None if unknown. window_means: sum of the windows' mean losses. windows:
+    number of windows. read: tokens the model read. seconds: wall time. peak_memory: bytes. context_nll, context_tokens:
+    losses and tokens by the number of tokens before them, in the buckets of _EDGES.
+    """
+
+    nll: float = 0.0
+    tokens: int = 0
+    bytes: int | None = 0
+    window_means: float = 0.0
+    windows: int = 0
+    read: int = 0
+    seconds: float = 0.0
+    peak_memory: int = 0
+    context_nll: list[float] = field(default_factory=list)
+    context_tokens: list[int] = field(default_factory=list)
+
+    def add(self, nll: np.ndarray, contexts: np.ndarray, scored_bytes: int | None) -> None:
+        """Add one window. nll: nats. contexts: number of tokens before each target. Both have shape (targets,)."""
+        if not len(nll):
+            return
+        self.nll += float(nll.sum())
+        self.tokens += len(nll)
+        self.bytes = None if self.bytes is None or scored_bytes is None else self.bytes + scored_bytes
+        self.window_means += float(nll.mean())
+        self.windows += 1
+        buckets = np.searchsorted(_EDGES, contexts, side="right") - 1
+        self.context_nll = _add(self.context_nll, np.bincount(buckets, weights=nll).tolist())
+        self.context_tokens = _add(self.context_tokens, np.bincount(buckets).tolist())
+
+
+def _add(one: list, other: list) -> list:
+    return [left + right for left, right in zip_longest(one, other, fillvalue=0)]
+
+
+class Perplexity(Task):
+    """Raises DataError for documents or settings that do not fit.
+
+    lengths: tokens; `prefix` and `tail` require the longest of each document. source, keys: for the report.
+    """
+
+    kind = "perplexity"
+    answers = False
+
+    def __init__(
+        self,
+        documents: Documents,
+        lengths: Iterable[int],
+        protocol: str | Protocol = "prefix",
+        source: str = "",
+        keys: Keys | None = None,
+    ) -> None:
+        self.documents, self.source, self.keys = documents, source, keys
+        self.lengths = sorted(set(lengths))
+        protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
+        self.protocol = protocol.settled(self.lengths, documents.special)
+        self.name = self.protocol.name
+        shortest = min(len(document.ids) for document in documents.kept)
+        self._whole = self.protocol.reads_whole_documents or self.name == "longppl"
+        if shortest < self.lengths[-1] and not self._whole:
+            raise DataError(f"A document has {shortest} tokens, but the longest length is {self.lengths[-1]}.")
+        if self.name == "yarn" and self.lengths[0] <= YARN_STRIDE:
+            say(f"At {self.lengths[0]} tokens the protocol yarn skips tokens between windows, as YaRN's script does.")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        keys = {"keys": self.keys.settings} if self.keys else {}
+        return {"stride": self.protocol.stride, "targets": self.protocol.targets, **keys}
+
+    def request(self) -> dict[str, Any]:
+        return {
+            "protocol": self.name,
+            "stride": self.protocol.stride,
+            "targets": self.protocol.targets,
+            "lengths": self.lengths,
+            "documents": len(self.documents.kept),
+            "data": self.documents.fingerprint(),
+        }
+
+    def longest(self) -> tuple[np.ndarray, int, int]:
+        cut = None if self._whole else self.lengths[-1]
+        largest = max(int(document.ids[:cut].max(initial=0)) for document in self.documents.kept)
+        longest = max(self.documents.kept, key=lambda document: len(document.ids))
+        inserted = self.protocol.inserted(self.documents.special) or 0
+        return longest.ids[: self.lengths[-1]], self.lengths[-1], max(largest, inserted)
+
+    def samples(self, *, one_pass: bool) -> list[Key]:
+        lengths: Sequence[Any] = (_ALL,) if one_pass and self.name == "prefix" else self.lengths
+        return [(length, index) for length in lengths for index in range(len(self.documents.kept))]
+
+    def score(self, reader: LiveReader, batch: Sequence[Key]) -> list[Any]:
+        """Tallies by length of each document."""
+        length = batch[0][0]
+        served = self.lengths if length == _ALL else [length]
+        documents = [self.documents.kept[index] for _, index in batch]
+        tallies = [{one: Tally() for one in served} for _ in documents]
+        windows, read = tee(
+            (index, window)
+            for index, document in enumerate(documents)
+            for window in self.protocol.windows(document, self.documents.special, served[-1], self.lengths[-1])
+            if window.targets
+        )
+        with reader.measured() as cost:
+            losses = reader.losses(window for _, window in read)
+            for (index, window), nll in zip(windows, losses, strict=True):
+                _enter(tallies[index], window, nll, documents[index])
+        for tally in (tally for own in tallies for tally in own.values()):
+            tally.seconds, tally.peak_memory = cost.seconds / len(documents), cost.peak_memory
+        return [{str(length): asdict(tally) for length, tally in own.items()} for own in tallies]
+
+    def cells(self, values: Values) -> list[Cell]:
+        """Raises NotFiniteError for a loss that is not finite, DataError if there are no tokens."""
+        names = [document.name for document in self.documents.kept]
+        cells = []
+        for length in self.lengths:
+            tallies = [Tally(**value[str(length)]) for value in values.values() if str(length) in value]
+            cells.append(_cell(self.name, length, tallies, names))
+        return cells
+
+    def fingerprint(self, values: Values) -> str:
+        return self.documents.fingerprint()
+
+    def details(self) -> dict[str, Any]:
+        names = [document.name for document in self.documents.kept]
+        return {"too_short": self.documents.too_short, "document_names": names}
+
+
+def _enter(tallies: dict[int, Tally], window: Window, nll: np.ndarray, document: Document) -> None:
+    """Add one window's losses to its document's tallies; a window may serve several lengths."""
+    first = len(window.ids) - window.targets
+    if window.picked is not None:
+        [tally] = tallies.values()
+        text = document.bytes_at(window.stop - window.targets + window.picked)
+        tally.add(nll[window.picked], first + window.picked, text)
+        tally.read += window.read
+        return
+    for length, tally in tallies.items():
+        # a window that serves several lengths begins at the document's beginning
+        own = nll if len(tallies) == 1 else nll[: length - first]
+        stop = window.stop if len(tallies) == 1 else length
+        tally.add(own, first + np.arange(len(own)), document.bytes_of(stop - len(own), stop))
+        tally.read += window.read
+
+
+def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[str]) -> Cell:
+    by_windows = protocol == "yarn"  # the unweighted mean over windows, like YaRN's script
+    sums = np.array([tally.window_means if by_windows else tally.nll for tally in tallies])
+    weights = np.array([tally.windows if by_windows else tally.tokens for tally in tallies], dtype=np.float64)
+    if not weights.sum():
+        raise DataError(f"No tokens to score at length {length}: the documents are too short.")
+    bad = np.flatnonzero(~np.isfinite(sums))
+    if len(bad):
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise NotFiniteError(
+            f"The loss is not finite at length {length} in {names[bad[0]]}{more}: the model overflows. Try another "
+            "--dtype."
+        )
+    nll = float(sums.sum() / weights.sum())
+    if nll > LARGEST_NLL:
+        raise NotFiniteError(f"The mean loss at length {length} is {nll:.4g} nats: perplexity overflows.")
+    low, high = bootstrap_interval(sums, weights)
+    seconds = sum(tally.seconds for tally in tallies)
+    text = [tally.bytes for tally in tallies if tally.bytes is not None]
+    known = len(text) == len(tallies) and sum(text) > 0
+    return Cell(
+        protocol,
+        length,
+        tuple(sums.tolist()),
+        tuple(weights.tolist()),
+        low and max(low, 1.0),  # no loss is below zero
+        high,
+        tokens=sum(tally.tokens for tally in tallies),
+        bits_per_byte=sum(tally.nll for tally in tallies) / math.log(2) / sum(text) if known else None,
+        by_context=_buckets(tallies),
+        seconds=seconds,
+        tokens_per_second=sum(tally.read for tally in tallies) / seconds if seconds else 0.0,
+        peak_memory=max(tally.peak_memory for tally in tallies),
+    )
+
+
+def _buckets(tallies: Sequence[Tally]) -> tuple[Bucket, ...]:
+    nll: list[float] = []
+    tokens: list[int] = []
+    for tally in tallies:
+        nll, tokens = _add(nll, tally.context_nll), _add(tokens, tally.context_tokens)
+    return tuple(
+        Bucket(int(_EDGES[i]), int(_EDGES[i + 1]), count, nll[i] / count) for i, count in enumerate(tokens) if count
+    )
+
+
+def make_perplexity(
+    subjects: Sequence[Subject],
+    texts: TextChoice,
+    lengths: Sequence[int] | None,
+    protocol: Protocol,
+    readers: LiveReaders,
+    workers: Workers,
+    *,
+    evaluator: str | None = None,
+    key_file: Path | None = None,
+    output: Path | None = None,
+) -> list[tuple[Perplexity, Any]]:
+    """A task and its tokenizer for each subject, on the documents of `texts` that its tokenizer reads.
+
+    lengths: None for the default lengths. Sizes of one model share a tokenizer, and so the task. evaluator, key_file,
+    output: of the protocol longppl, see get_keys. Raises DataError, MethodError, CheckpointError.
+    """
+    refuse_key_options(protocol, evaluator, key_file)
+    drop_rare = lengths is None
+    chosen = default_lengths(subjects) if lengths is None else sorted(set(lengths))
+    keys: Keys | None = None
+    if protocol.name == "longppl":
+        found = get_keys(evaluator, key_file, texts, chosen, readers, workers, drop_rare=drop_rare, output=output)
+        keys, chosen = found
+    made: dict[int, tuple[Perplexity, Any]] = {}
+    for checkpoint in (subject.checkpoint for subject in subjects):
+        if id(checkpoint) in made:
+            continue
+        tokenizer = load_tokenizer(checkpoint)
+        task = next((task for task, other in made.values() if _is_the_same(tokenizer, other)), None)
+        if task is None:
+            if keys:
+                documents = read_marked(texts, tokenizer, keys)
+            else:
+                documents, chosen = texts.read(tokenizer, chosen, protocol, drop_rare=drop_rare and not made)
+            task = Perplexity(documents, chosen, protocol, texts.source, keys)
+        made[id(checkpoint)] = task, tokenizer
+    return [made[id(subject.checkpoint)] for subject in subjects]
+
+
+def _is_the_same(tokenizer: Any, other: Any) -> bool:
+    if not (tokenizer.is_fast and other.is_fast):
+        return False
+    return tokenizer.backend_tokenizer.to_str() == other.backend_tokenizer.to_str() and (
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer("")["input_ids"],
+    ) == (other.bos_token_id, other.eos_token_id, other("")["input_ids"])

@@ -1,0 +1,176 @@
+"""RULER (Hsieh et al. 2024, arXiv:2404.06654): scores by task and length.
+
+In the mode generate, the score is the share of the references in the answer, as published. An answer ends early once it
+has all references, since more text cannot lower its score. In the mode rank, references and wrong candidates are ranked
+by log-probability per token.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropecli.data.sources import read_texts
+from ropecli.errors import DataError
+from ropecli.evaluation.chat_frame import find_frame
+from ropecli.evaluation.measure import Key, Values
+from ropecli.evaluation.retrieval.haystack import PieceTokenizer
+from ropecli.evaluation.ruler.answers import score_of
+from ropecli.evaluation.ruler.definitions import TASKS, Needles, Questions, RulerTask, choose_tasks
+from ropecli.evaluation.ruler.haystacks import Pieces, read_essay, read_questions
+from ropecli.evaluation.ruler.prompts import PromptMaker
+from ropecli.evaluation.subject import Subject, default_lengths
+from ropecli.evaluation.tasks.asking import Asking, Question, check_mode
+from ropecli.live.loading import load_tokenizer
+from ropecli.messages import progress_bar, warn
+
+
+class Ruler(Asking):
+    """maker: makes the prompts. lengths: tokens of the prompt and of what the model may generate.
+
+    samples: prompts for each task and length. others: further settings for the report.
+    """
+
+    name = "ruler"
+    per_token = True
+
+    def __init__(
+        self,
+        maker: PromptMaker,
+        tasks: Sequence[RulerTask],
+        lengths: Sequence[int],
+        *,
+        samples: int,
+        mode: str,
+        source: str = "",
+        **others: Any,
+    ) -> None:
+        self.maker, self.tasks, self.lengths, self.count = maker, tasks, sorted(lengths), samples
+        self.mode, self.source, self._others = mode, source, others
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "mode": self.mode,
+            "samples": self.count,
+            "seed": self.maker.seed,
+            "chat_template": self.maker.frame is not None,
+            **self._others,
+        }
+
+    def request(self) -> dict[str, Any]:
+        essay = self.maker.essay.read(self.lengths[-1]) if self.maker.essay else None
+        sha = hashlib.sha256(repr((essay, self.maker.questions)).encode())
+        for task in self.tasks:
+            sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
+        tasks = [task.name for task in self.tasks]
+        return {"prompts": sha.hexdigest(), "tasks": tasks, "lengths": self.lengths, **self.settings}
+
+    def longest(self) -> tuple[np.ndarray, int, int]:
+        return self.maker.make(self.tasks[0], self.lengths[-1], 0).ids, self.lengths[-1], 0
+
+    def samples(self, *, one_pass: bool) -> list[Key]:
+        names = [task.name for task in self.tasks]
+        return [(name, length, None, index) for name, length, index in product(names, self.lengths, range(self.count))]
+
+    def question(self, key: Key) -> Question:
+        task, length, _, index = key
+        prompt = self.maker.make(TASKS[task], length, index)
+
+        def answers() -> Sequence[Any]:
+            return self.maker.pieces.several([f" {text}" for text in (*prompt.references, *prompt.others)])
+
+        def grade(tokens: Sequence[int]) -> tuple[float, bool]:
+            any_of = isinstance(TASKS[task], Questions)
+            score = score_of(self.maker.tokenizer.text(tokens), prompt.references, any_of=any_of)
+            return score, score == 1
+
+        text = prompt.ids.astype("<i8").tobytes() + repr(prompt.references).encode()
+        digest = hashlib.sha256(text).hexdigest()
+        return Question(prompt.ids, digest, answers, len(prompt.references), TASKS[task].generated, grade)
+
+    def fingerprint(self, values: Values) -> str:
+        return hashlib.sha256("".join(value[1] for value in values.values()).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class RulerChoice:
+    """The options of a measurement. lengths, tasks: None for all that fit. questions: file by task.
+
+    skip_short: skip lengths that are too short for every task, as without `lengths`.
+    """
+
+    data: str
+    lengths: Sequence[int] | None
+    tasks: Sequence[str] | None
+    samples: int
+    mode: str
+    text_column: str = "text"
+    split: str | None = None
+    questions: Mapping[str, Path] = field(default_factory=dict)
+    chat_template: str = "auto"
+    threshold: float | None = None
+    seed: int = 0
+    skip_short: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises MethodError, before anything is loaded."""
+        check_mode(self.mode)
+        choose_tasks(self.tasks, self.mode, list(self.questions))
+
+
+def make_ruler(subject: Subject, choice: RulerChoice) -> tuple[Ruler, Any]:
+    """The task for a checkpoint, and its tokenizer."""
+    tokenizer = load_tokenizer(subject.checkpoint)
+    pieces = PieceTokenizer(tokenizer)
+    tasks = choose_tasks(choice.tasks, choice.mode, list(choice.questions))
+    lengths = sorted(set(choice.lengths or default_lengths([subject])))
+    essay = None
+    if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
+        with progress_bar("reading the essay", None):
+            texts = read_texts(choice.data, text_column=choice.text_column, split=choice.split)
+            essay = read_essay(texts, Pieces(pieces), lengths[-1])
+    asked = [task for task in tasks if isinstance(task, Questions)]
+    questions = {task.name: read_questions(choice.questions[task.name], task.source) for task in asked}
+    maker = PromptMaker(pieces, find_frame(tokenizer, choice.chat_template), essay, questions, choice.seed)
+    if choice.lengths is None or choice.skip_short:
+        lengths = [length for length in lengths if any(map(partial(_fits, maker, [length]), tasks))] or lengths[-1:]
+    fitting = [task for task in tasks if _fits(maker, lengths, task, required=choice.tasks is not None)]
+    if not fitting:
+        raise DataError(f"A prompt of {lengths[0]} tokens is too short for every task. Set --lengths to more.")
+    if missing := [task.name for task in tasks if task not in fitting]:
+        warn(f"Not measured, since {lengths[0]} tokens are too short for them: {', '.join(missing)}.")
+    files = {name: str(choice.questions.get(task) or "") or None for name, task in _FILES.items()}
+    ruler = Ruler(
+        maker,
+        fitting,
+        lengths,
+        samples=choice.samples,
+        mode=choice.mode,
+        source=choice.data,
+        threshold=choice.threshold,
+        **files,
+        text_column=choice.text_column,
+        split=choice.split,
+    )
+    return ruler, tokenizer
+
+
+_FILES = {"squad": "qa_1", "hotpotqa": "qa_2"}
+
+
+def _fits(maker: PromptMaker, lengths: Sequence[int], task: RulerTask, *, required: bool = False) -> bool:
+    """Return whether the task's prompts fit all lengths. required: raise DataError if they do not."""
+    try:
+        for length in lengths:
+            maker.make(task, length, 0)
+    except DataError:
+        if required:
+            raise
+        return False
+    return True

@@ -1,0 +1,104 @@
+"""The documents of a source that a protocol can score."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ropecli.data.documents import Documents, read_documents, special_tokens
+from ropecli.data.sources import HUB_DOCUMENTS, Texts, is_hub_dataset, read_texts
+from ropecli.errors import DataError
+from ropecli.evaluation.protocols import Protocol
+from ropecli.messages import progress_bar, say, warn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ENOUGH_DOCUMENTS = 8
+
+
+@dataclass(frozen=True)
+class TextChoice:
+    """Which documents to read from a source. min_tokens, max_tokens: for protocols that read whole documents."""
+
+    source: str
+    text_column: str = "text"
+    split: str | None = None
+    max_documents: int | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+
+    def texts(self, *, whole: bool | None = None) -> Texts:
+        """whole: read all of a Hub dataset; default: only with --max-documents."""
+        whole = reads_everything(self.source, self.max_documents) if whole is None else whole
+        return read_texts(self.source, text_column=self.text_column, split=self.split, whole=whole)
+
+    def read(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        lengths: list[int],
+        protocol: Protocol,
+        *,
+        drop_rare: bool = False,
+        texts: Iterator[tuple[str, str]] | None = None,
+        keep_spans: bool = False,
+    ) -> tuple[Documents, list[int]]:
+        """Read the documents that `protocol` can score at these lengths; warn about those that it skips.
+
+        drop_rare: drop the longest lengths that fewer than 8 documents have. texts: default: all. keep_spans: see
+        read_documents. Returns the remaining lengths too.
+        """
+        whole = protocol.reads_whole_documents
+        if not whole and (self.min_tokens or self.max_tokens):
+            raise DataError(
+                f"--min-tokens and --max-tokens apply to whole documents; {protocol.name} reads only what it scores."
+            )
+        special = special_tokens(tokenizer)
+        least = lengths[0] if drop_rare else lengths[-1]
+        if whole:
+            least = self.min_tokens or special.first_scored + 1 + len(special.suffix)
+        with progress_bar("reading documents", None) as step:
+            documents = read_documents(
+                texts or self.texts(),
+                tokenizer,
+                least,
+                most=self.max_documents,
+                cut=self.max_tokens if whole else lengths[-1],
+                count_bytes=True,
+                keep_spans=keep_spans,
+                advance=step,
+            )
+        if drop_rare:
+            lengths = _common_lengths(documents, lengths)
+            if not whole:
+                least = lengths[-1]
+                documents = documents.at_least(least)
+        if documents.too_short:
+            warn(f"Skipping {count_documents(documents.too_short)} shorter than {least} tokens.")
+        if shorter := sum(len(document.ids) < lengths[-1] for document in documents.kept):
+            warn(f"{count_documents(shorter)} shorter than {lengths[-1]} tokens: scored with less context.")
+        return documents, lengths
+
+
+def reads_everything(source: str, max_documents: int | None) -> bool:
+    """Return whether to read on until `max_documents` are found; if not, say how much of a Hub dataset is read."""
+    if max_documents is None and is_hub_dataset(source):
+        say(f"Reading at most {HUB_DOCUMENTS:,} documents of {source}. To read more, set --max-documents.")
+    return max_documents is not None
+
+
+def _common_lengths(documents: Documents, lengths: list[int]) -> list[int]:
+    """The lengths that 8 documents have, or all documents if there are fewer; says which were dropped."""
+    enough = min(_ENOUGH_DOCUMENTS, len(documents.kept))
+    tokens = sorted((len(document.ids) for document in documents.kept), reverse=True)
+    kept = [length for length in lengths if tokens[enough - 1] >= length] or lengths[:1]
+    if len(kept) < len(lengths):
+        having = sum(count >= lengths[len(kept)] for count in tokens)
+        say(
+            f"Measuring up to {kept[-1]} tokens: only {count_documents(having)} of {documents.count} have "
+            f"{lengths[len(kept)]}. Longer lengths: --lengths."
+        )
+    return kept
+
+
+def count_documents(count: int) -> str:
+    return f"{count} document{'s'[: count != 1]}"

@@ -1,0 +1,165 @@
+"""The outputs of a command: checked before it runs, written at its end.
+
+A command overwrites an earlier output of the same kind, and no other file.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropecli.atomic import refuse_unwritable, sibling
+from ropecli.errors import OutputError
+from ropecli.evaluation.report import Report, write_report
+from ropecli.reporting.figures.style import refuse_unknown_ending
+from ropecli.resume import refuse_interrupted, remove_state
+
+if TYPE_CHECKING:
+    from ropecli.evaluation.measure import Task
+    from ropecli.evaluation.processes import Workers
+    from ropecli.evaluation.subject import LiveReaders, Subject
+
+_REPORTS = ("perplexity", "scores", "retrieval", "ruler")
+"""Kinds of reports; the last two are of schema_version 2."""
+_LARGEST = 256 * 2**20
+_MARKS = {
+    ".png": b"Software\0ropecli ",
+    ".pdf": b"/Creator (ropecli ",
+    ".svg": b"<dc:title>ropecli ",
+    ".html": b'<meta name="generator" content="ropecli ',
+    ".htm": b'<meta name="generator" content="ropecli ',
+}
+"""The bytes with which a drawn file names the program that wrote it, by ending."""
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What a measuring command returns. plot: the drawn file. single: whether JSON has one report instead of a list."""
+
+    reports: Sequence[Report]
+    plot: Path | None = None
+    single: bool = False
+
+    def as_json(self) -> Any:
+        values = [report.as_json() for report in self.reports]
+        return values[0] if self.single else values
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """report: a JSON file. plot: a picture. keys: of key tokens, which are read if the file exists."""
+
+    report: Path | None = None
+    plot: Path | None = None
+    keys: Path | None = None
+
+    def refuse(self, resume: bool) -> None:
+        """Raise OutputError for outputs that cannot be written, and for the state of an interrupted run to resume."""
+        refuse_unknown_ending(self.plot)
+        refuse_outputs(self.report, self.plot, self.keys)
+        refuse_interrupted(self.report, resume and (self.report is not None or self.keys is None))
+        for search in filter(None, (self.keys, self.report and sibling(self.report, ".keys"))):
+            refuse_interrupted(search, resume)
+
+    def write(self, reports: Sequence[Report], workers: "Workers", *, single: bool = False) -> Reports:
+        """Write the reports and the plot, and remove the saved progress. Only the first process of a launch writes."""
+        result = Reports(reports, self.plot, single)
+        if not workers.first:
+            return result
+        if self.plot:
+            from ropecli.reporting.plot_kinds import draw_reports
+
+            draw_reports(reports, self.plot)
+        if self.report:
+            write_report(self.report, result.as_json())
+            remove_state(self.report)
+            remove_state(sibling(self.report, ".keys"))
+        return result
+
+
+def measure_subjects(
+    names: Sequence[str],
+    make_task: "Callable[[Subject], tuple[Task, Any]]",
+    outputs: Outputs,
+    readers: "LiveReaders",
+    options: Mapping[str, Any],
+    scaling: Mapping[str, Any],
+    *,
+    single: bool = False,
+) -> Reports:
+    """Measure a task on each checkpoint. make_task: returns the task and the tokenizer of a subject.
+
+    options: of the command: resume, revision, attn. scaling: see open_subject. single: whether JSON has no list for one
+    checkpoint.
+    """
+    from ropecli.evaluation.measure import Job, measure
+    from ropecli.evaluation.processes import join_workers
+    from ropecli.evaluation.subject import open_subjects
+
+    outputs.refuse(options["resume"])
+    subjects = open_subjects(names, revision=options["revision"], attn=options["attn"], **scaling)
+    made = [make_task(subject) for subject in subjects]
+    workers = join_workers()
+    jobs = [Job(subject, [task], tokenizer) for subject, (task, tokenizer) in zip(subjects, made, strict=True)]
+    reports = measure(jobs, readers, outputs.report, workers)
+    return outputs.write(reports, workers, single=single and len(reports) == 1)
+
+
+def refuse_outputs(
+    report: Path | None = None, drawn: Path | None = None, keys: Path | None = None, card: Path | None = None
+) -> None:
+    """Raises OutputError for outputs that cannot be written, exclude each other, or exist as another kind of file.
+
+    report: a JSON file. drawn: a picture or a page, with a known ending. keys: a file that is read if it exists. card:
+    a model card, which is not written through a link, since the user did not choose its name.
+    """
+    outputs = [path for path in (report, drawn, card, keys) if path and not (path is keys and path.exists())]
+    for output in outputs:
+        refuse_unwritable(output)
+    for first, second in permutations(outputs, 2):
+        if Path(os.path.realpath(second)).is_relative_to(os.path.realpath(first)):
+            raise OutputError(f"{first} and {second} cannot both be written. Give one of them another name.")
+    kinds = (report, _holds_reports, "report"), (drawn, _is_drawn, "plot or page"), (card, _is_card, "model card")
+    for path, is_earlier, kind in kinds:
+        exists = path and (path.exists() or (path == card and path.is_symlink()))
+        if path and exists and not _is_ours(path, is_earlier):
+            raise OutputError(
+                f"{path} exists and is not a {kind} of ropecli, so it is not overwritten. Give another name, or delete "
+                "it if an earlier release wrote it."
+            )
+
+
+def _is_ours(path: Path, is_earlier: Callable[[Path, bytes], bool]) -> bool:
+    """Whether the file is empty or an earlier output."""
+    try:
+        size = path.stat().st_size if path.is_file() else _LARGEST + 1
+        return size == 0 or (size <= _LARGEST and is_earlier(path, path.read_bytes()))
+    except OSError:
+        return False
+
+
+def _holds_reports(path: Path, content: bytes) -> bool:
+    """Whether all values are evaluation reports. (A tune.json belongs to its checkpoint.)"""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    reports = value if isinstance(value, list) else [value]
+    return bool(reports) and all(map(_is_report, reports))
+
+
+def _is_report(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("kind") in _REPORTS and {"schema_version", "digest"} <= value.keys()
+
+
+def _is_drawn(path: Path, content: bytes) -> bool:
+    return _MARKS[path.suffix.lower()] in content
+
+
+def _is_card(path: Path, content: bytes) -> bool:
+    from ropecli.checkpoint.card import without_section
+
+    return not path.is_symlink() and without_section(content) != content
