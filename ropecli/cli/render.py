@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ropecli import demo
-from ropecli.cli.terminal import err, out, print_json, show_changes, tell, warn
+from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
 from ropecli.errors import quoted
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def show_ruler(result: "RulerComparison") -> None:
 def show_theory(theory: "Theory") -> None:
     from ropecli.reporting.theory_tables import theory_tables
 
-    out.print(theory_tables(theory.report))
+    show_tables(theory_tables(theory.report))
 
 
 def show_file(drawn: "DrawnFile") -> None:

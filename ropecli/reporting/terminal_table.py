@@ -1,6 +1,7 @@
 """Prints a Table in the terminal."""
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
@@ -49,12 +50,15 @@ class TerminalTable:
         table = self.table
         block, shown = RichTable(show_header=any(table.heads)), [*range(table.names), *columns]
         widths = [max(len(row[index]) for row in (table.heads, *table.rows)) for index in range(table.names)]
-        longest = max(8, next((size for size in range(max(widths), 8, -1) if sum(min(width, size) for width in widths) <= names), 8))
+        longest = max([8, *widths])
+        while longest > 8 and sum(min(width, longest) for width in widths) > names:
+            longest -= 1
         for index in shown:
             cells = [row[index] for row in table.rows]
             words = index < table.names and not all(cell.replace(",", "").isdigit() for cell in cells)
             width = longest if index < table.names else max(head, *map(len, cells))
-            block.add_column(_text(table.heads[index]), "left" if words else "right", overflow="fold", max_width=width)
+            justify: Literal["left", "right"] = "left" if words else "right"
+            block.add_column(_text(table.heads[index]), justify=justify, overflow="fold", max_width=width)
         for number, row in enumerate(table.rows):
             if number in table.sections:
                 block.add_section()

@@ -5,8 +5,8 @@ rotations, are its beta_fast and beta_slow (section 3.2).
 """
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ropecli.analysis.score import LONGEST
@@ -15,7 +15,7 @@ from ropecli.scaling.registry import find_method
 from ropecli.table import Table
 
 Rope = dict[str, Any]
-"""One of the report's ropes: the summary of analysis/summary.py, with its name and form."""
+"""The summary of analysis/summary.py, with its name and form."""
 _BANDS = {"32 or more": (32, math.inf), "8 to 32": (8, 32), "1 to 8": (1, 8), "below 1": (0, 1)}
 _SAME = 1e-9
 _DECAY = {
@@ -30,30 +30,130 @@ _DECAY = {
 def theory_tables(report: dict[str, Any]) -> list[Table]:
     """report: of study_report."""
     pretrained, *methods = report["ropes"]
-    tables = [_quantities(report), _bands(pretrained, methods), *_decay([pretrained, *methods][-1])]
-    return [_forms(methods), *tables] if methods else tables
+    forms = [_forms(methods)] if methods else []
+    return [*forms, _quantities(report), _bands(pretrained, methods), *_decay(report["ropes"][-1])]
 
 
 def _forms(methods: Sequence[Rope]) -> Table:
-    """How each method changes a position m and a pair's frequency θ_d. Distance methods have neither g nor h."""
-    rows = [
-        [rope["name"], rope["g"], rope["h"] if rope["g"] else _DISTANCES, rope["interpolation"]] for rope in methods
-    ]
+    """How each method changes a position m and a pair's frequency θ_d; distance methods change neither."""
+    distances = "unchanged: the method changes distances"
+    rows = [[rope["name"], rope["g"], rope["h"] if rope["g"] else distances, rope["interpolation"]] for rope in methods]
     title = "scaling of a position m and of a pair's frequency θ_d: f(x, g(m), h(θ_d))"
     return Table(title, ["method", "g(m)", "h(θ_d)", "interpolation"], rows, names=4)
 
 
-_DISTANCES = "unchanged: the method changes distances"
-
-
 def _quantities(report: dict[str, Any]) -> Table:
     """A column for each rope."""
-    ropes, target, base = report["ropes"], report["target_length"], report["smallest_base"]
-    pretrained = ropes[0]
-    original_length, before = pretrained["original_max_position_embeddings"], pretrained["granularity"]
-    slow = [pair for pair, rotations in enumerate(pretrained["turns_in_window"]) if 0 < rotations < 1 - _SAME]
-    compared = {
-        "slow pairs at unseen angles": [f"{_unseen(rope, pretrained, slow)} of {len(slow)}" for rope in ropes],
-        "of the pretrained granularity": [f"{rope['granularity'] / before:.0%}" if before > 0 else "" for rope in ropes],
+    pretrained, length, target = report["ropes"][0], report["original_max_position_embeddings"], report["target_length"]
+    rotations, granularity = pretrained["turns_in_window"], pretrained["granularity"]
+    slow = [pair for pair, count in enumerate(rotations) if 0 < count < 1 - _SAME]
+    ropes = []
+    for rope in report["ropes"]:
+        farthest = rope["largest_distance"]
+        # turns_in_target counts one token more than the largest distance
+        reached = [rope["turns_in_target"][pair] * farthest / (farthest + 1) for pair in slow]
+        unseen = sum(turns > rotations[pair] * (1 + _SAME) for pair, turns in zip(slow, reached, strict=True))
+        followed = {
+            "farthest": None if farthest == target - 1 else farthest,
+            "critical": f"{rope['critical_dimension']} of {rope['rotary_dim']}",
+            "unseen": f"{unseen} of {len(slow)}",
+            "kept": rope["granularity"] / granularity if granularity > 0 else math.nan,
+        }
+        ropes.append({**rope, **followed})
+    layers = f" (layers of type {pretrained['layer_type']})" if pretrained["layer_type"] else ""
+    title = f"{report['checkpoint']}{layers}: pretraining length {length:,}, target {target:,} tokens"
+    notes = [
+        f"{len(slow)} of {len(rotations)} pairs are slow: they complete no rotation in the {length:,} tokens of "
+        "pretraining, and beyond that reach angles that the model has not seen.",
+        "A base supports the tokens before its first negative score (Men et al. 2024); "
+        f"{_smallest_base(report['smallest_base'])} for {target:,} tokens.",
+        "Less granularity makes nearby positions harder to distinguish. q and d: 0 is equal, 2 opposite.",
+    ]
+    if varying := [rope["name"] for rope in ropes if find_method(rope["method"]).depends_on_length]:
+        notes.append(
+            f"The frequencies of {' and '.join(varying)} depend on the length: these are for {target:,} tokens."
+        )
+    rows = [[name, *(show(rope[key]) for rope in ropes)] for name, (key, show) in _ROWS.items()]
+    return Table(title, ["", *(rope["name"] for rope in ropes)], rows, notes, sections=_SECTIONS)
+
+
+def _smallest_base(base: float | None) -> str:
+    if base is None or math.isnan(base):
+        return "none was computed"
+    return "no base is enough" if math.isinf(base) else f"it must be at least {base:,.0f}"
+
+
+def _digits(value: float | None, digits: int = 4) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.{digits}g}"
+
+
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.0%}"
+
+
+def _found(value: int | None) -> str:
+    return f"none by {LONGEST:,}" if value is None else tokens(value)
+
+
+_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "factor s": ("factor", partial(_digits, digits=6)),
+    "largest distance seen, tokens": ("farthest", tokens),
+    "attention factor": ("attention_factor", partial(_digits, digits=6)),
+    "base b (rope_theta)": ("rope_theta", tokens),
+    "longest wavelength, tokens": ("longest_wavelength", tokens),
+    "half wavelength, tokens": ("half_wavelength", tokens),
+    "effective range, tokens": ("effective_range", tokens),
+    "pairs fully rotated by then": ("share_turned_in_effective_range", _share),
+    "slowest pair unique": ("unique_by_slowest_pair", {True: "yes", False: "no", None: ""}.__getitem__),
+    "slow pairs at unseen angles": ("unseen", str),
+    "critical dimension": ("critical", str),
+    "first rise of the score, tokens": ("first_rise", _found),
+    "first negative score, tokens": ("first_negative_score", _found),
+    "granularity (mean sine)": ("granularity", _digits),
+    "its limit α/ln b": ("granularity_limit", _digits),
+    "its exact limit": ("granularity_exact_limit", _digits),
+    "granularity kept": ("kept", _share),
+    "closest images q": ("closest_images", _digits),
+    "their gap, tokens": ("closest_images_gap", tokens),
+    "distance d to pretrained images": ("distance_to_old_images", _digits),
+    "float32 angle error, rad": ("float32_angle_error", partial(_digits, digits=2)),
+}
+_SECTIONS = frozenset({4, 11, 13})
+
+
+def _bands(pretrained: Rope, methods: Sequence[Rope]) -> Table:
+    """Methods that keep all frequencies have no column."""
+    # NaN: a pair that rotates with neither
+    shares = {
+        rope["name"]: [1.0 if math.isnan(x) else x for x in rope["frequency_over_pretrained"]] for rope in methods
     }
-    ...
+    shares = {name: of for name, of in shares.items() if any(abs(share - 1) > _SAME for share in of)}
+    rows = []
+    for band, (low, high) in _BANDS.items():
+        if pairs := [pair for pair, r in enumerate(pretrained["turns_in_window"]) if low <= r < high]:
+            ends, wavelengths = (pairs[0], pairs[-1]), [pretrained["wavelength"][pair] for pair in pairs]
+            columns: list[Iterable[str]] = [map(str, ends), map(tokens, (min(wavelengths), max(wavelengths)))]
+            columns += [[f"{of[pair]:.3g}" for pair in ends] for of in shares.values()]
+            rows.append([band, *(" to ".join(dict.fromkeys(column)) for column in columns)])
+    title = "pairs by number of rotations in the pretraining length, r = L/λ"
+    title += "; per method, frequency relative to pretrained" if shares else ""
+    return Table(title, ["rotations r", "pairs", "wavelength, tokens", *shares], rows, names=3)
+
+
+def _decay(rope: Rope) -> list[Table]:
+    """Omits columns without values: the bound only applies to frequencies that are powers of a base.
+
+    Empty for a target of one token.
+    """
+    shown = {key: name for key, name in _DECAY.items() if any(row[key] is not None for row in rope["decay"])}
+    rows = [
+        [f"{row['distance']:,}", *("" if row[key] is None else f"{row[key]:.3f}" for key in shown)]
+        for row in rope["decay"]
+    ]
+    bound = "; O(1/t): its bound" if "bound" in shown else ""
+    note = (
+        f"|mean|: of the complex rotations, whose real part is the score; integral: its estimate{bound}; sinusoidal: "
+        "the score of sinusoidal embeddings with the pretrained base. Attention factors are not included."
+    )
+    title = f"{rope['name']}: inner product of an all-ones query and key, each with norm 1"
+    return [Table(title, ["distance", *shown.values()], rows, [note])] if rows else []
