@@ -70,11 +70,11 @@ def _measurements(path: Path, checkpoint: Checkpoint) -> list[Report]:
             "such as with ropecli eval-ppl."
         )
     if not any(_is_of(report, checkpoint) for report in measured):
-        first = measured[0]
+        first, name = measured[0], checkpoint.name
         what = f"{first.checkpoint} with {first.label} in memory" if first.in_memory else first.checkpoint
         raise DataError(
-            f"{path} is a report of {what}, not of {checkpoint.name} as it is now (digest {first.digest[:19]}, expected "
-            f"{checkpoint.digest()[:19]}). Measure {checkpoint.name} again."
+            f"{path} is a report of {what}, not of {name} as it is now (digest {first.digest[:19]}, expected "
+            f"{checkpoint.digest()[:19]}). Measure {name} again."
         )
     return measured
 
@@ -124,12 +124,7 @@ def _metadata(readme: bytes, state: CheckpointState, base: Source | None) -> dic
 
 
 def _parts(
-    state: CheckpointState,
-    repo: str,
-    measurements: Sequence[Sequence[Report]],
-    base: Source | None,
-    *,
-    has_more: bool,
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]], base: Source | None, *, has_more: bool
 ) -> Iterator[str]:
     """The Markdown of the section, in order."""
     yield f"# {escaped(repo.rpartition('/')[2])}"
