@@ -1,7 +1,6 @@
 """Prints a Table in the terminal."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
@@ -11,8 +10,8 @@ from rich.text import Text
 from ropecli.table import LONGEST_TEXT, Bold, Table, clean
 
 _UNBOUNDED = 10**4
-_NARROW_HEAD = 16
-"""Characters of a head before it is folded, if space is short."""
+_NARROW = 18
+"""Characters of a column before it is folded, if space is short."""
 
 
 class TerminalTable:
@@ -25,45 +24,46 @@ class TerminalTable:
         self.table = table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        def fits(columns: Sequence[int], names: int, head: int) -> bool:
-            width = Measurement.get(console, options.update(max_width=_UNBOUNDED), self._block(columns, names, head))
+        def fits(block: RichTable) -> bool:
+            width = Measurement.get(console, options.update(max_width=_UNBOUNDED), block)
             return width.maximum <= options.max_width
 
-        columns = range(self.table.names, len(self.table.heads))
         if self.table.title:
             yield _text(self.table.title)
-        if not columns or fits(columns, _UNBOUNDED, _UNBOUNDED):
-            yield self._block(columns, _UNBOUNDED, _UNBOUNDED)
+        columns = range(self.table.names, len(self.table.heads))
+        whole, names = self._block(columns, _UNBOUNDED, _UNBOUNDED), options.max_width * 9 // 20
+        if not columns or fits(whole):
+            yield whole
         else:
-            narrow = options.max_width * 9 // 20, _NARROW_HEAD
-            block = [columns[0]]
-            for column in columns[1:]:
-                if not fits([*block, column], *narrow):
-                    yield self._block(block, *narrow)
-                    block = []
-                block.append(column)
-            yield self._block(block, *narrow)
+            shown: list[int] = []
+            for column in columns:
+                if shown and not fits(self._block([*shown, column], names, _NARROW)):
+                    yield self._block(shown, names, _NARROW)
+                    shown = []
+                shown.append(column)
+            yield self._block(shown, names, _NARROW)
         yield from map(_text, self.table.notes)
 
-    def _block(self, columns: Sequence[int], names: int, head: int) -> RichTable:
-        """These columns, without empty rows. names, head: maximum characters of all names together, and of a head."""
-        table = self.table
-        block, shown = RichTable(show_header=any(table.heads)), [*range(table.names), *columns]
+    def _block(self, columns: Sequence[int], names: int, widest: int) -> RichTable:
+        """These columns, without empty rows. names, widest: characters of all names together, and of a column."""
+        table, block = self.table, RichTable(show_header=any(self.table.heads))
         widths = [max(len(row[index]) for row in (table.heads, *table.rows)) for index in range(table.names)]
         longest = max([8, *widths])
         while longest > 8 and sum(min(width, longest) for width in widths) > names:
             longest -= 1
-        for index in shown:
-            cells = [row[index] for row in table.rows]
-            words = index < table.names and not all(cell.replace(",", "").isdigit() for cell in cells)
-            width = longest if index < table.names else max(head, *map(len, cells))
-            justify: Literal["left", "right"] = "left" if words else "right"
-            block.add_column(_text(table.heads[index]), justify=justify, overflow="fold", max_width=width)
+        for index in (*range(table.names), *columns):
+            words = index < table.names and not all(row[index].replace(",", "").isdigit() for row in table.rows)
+            block.add_column(
+                _text(table.heads[index]),
+                justify="left" if words else "right",
+                overflow="fold",
+                max_width=longest if index < table.names else widest,
+            )
         for number, row in enumerate(table.rows):
             if number in table.sections:
                 block.add_section()
             if any(row[index] for index in columns) or not columns:
-                block.add_row(*(_text(row[index]) for index in shown))
+                block.add_row(*map(_text, row[: table.names]), *(_text(row[index]) for index in columns))
         return block
 
 
