@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge, Interval, Len
 
 from ropecli.checkpoint.files import FACTORS, TUNING
-from ropecli.evaluation.eval_report import Factor
-from ropecli.evaluation.results import Amount, Count, TokenCount
+from ropecli.evaluation.report import Factor
+from ropecli.evaluation.statistics import Amount, Count, TokenCount
 from ropecli.scaling.spec import label_of
 
 if TYPE_CHECKING:
