@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from ropecli import demo
-from ropecli.cli.terminal import err, out, print_json, show_changes, tell, warn
+from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
 from ropecli.errors import quoted
+from ropecli.table import Table
 
 if TYPE_CHECKING:
     from ropecli.commands.compare import Comparison
@@ -14,11 +15,10 @@ if TYPE_CHECKING:
     from ropecli.commands.push import PushResult
     from ropecli.commands.recipe import RecipeList
     from ropecli.commands.report import DrawnFile
-    from ropecli.commands.ruler import RulerComparison
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
-    from ropecli.evaluation.eval_report import EvalReport, RetrievalReport
+    from ropecli.evaluation.report import Report
 
 
 def show_patch(result: "PatchResult | RevertResult") -> None:
@@ -64,42 +64,24 @@ def _data_for(checkpoint: str) -> str:
     return "demo" if checkpoint == demo.NAME else "YOUR_TEXTS"
 
 
-def show_perplexity(report: "EvalReport") -> None:
-    from ropecli.reporting.tables import perplexity_table
+def show_report(report: "Report") -> None:
+    from ropecli.reporting.report_tables import report_tables
 
-    out.print(perplexity_table(report, verbose=out.verbose))
+    show_tables(report_tables(report, verbose=out.verbose))
 
 
 def show_comparison(comparison: "Comparison") -> None:
-    from ropecli.evaluation.eval_report import EvalReport
-    from ropecli.reporting.tables import comparison_table, measure_table
+    from ropecli.reporting.report_tables import comparison_tables
 
-    reports = [report for report in comparison.reports if isinstance(report, EvalReport)]
-    if len(reports) == len(comparison.reports) and len({report.protocol for report in reports}) == 1:
-        out.print(comparison_table(reports))
-    else:
-        out.print(measure_table(comparison.reports))
+    show_tables(comparison_tables(comparison.reports, verbose=out.verbose))
     if comparison.plot:
         tell(f"plot: {comparison.plot}")
-
-
-def show_retrieval(report: "RetrievalReport") -> None:
-    from ropecli.reporting.tables import retrieval_tables
-
-    out.print(retrieval_tables(report, verbose=out.verbose))
-
-
-def show_ruler(result: "RulerComparison") -> None:
-    from ropecli.reporting.tables import ruler_table
-
-    for report in result.reports:
-        out.print(ruler_table(report))
 
 
 def show_theory(theory: "Theory") -> None:
     from ropecli.reporting.theory_tables import theory_tables
 
-    out.print(theory_tables(theory.report))
+    show_tables(theory_tables(theory.report))
 
 
 def show_file(drawn: "DrawnFile") -> None:
@@ -124,8 +106,6 @@ def show_finetuned(result: "FinetuneResult") -> None:
 
 
 def show_recipes(listed: "RecipeList") -> None:
-    from rich.table import Table
-
     out.quiet = False  # a cluster may set RANK in every node's shell, and each needs the path
     if listed.schema is not None:
         print_json(listed.schema)
@@ -134,17 +114,15 @@ def show_recipes(listed: "RecipeList") -> None:
     elif listed.one:
         tell(listed.recipes[0].text.rstrip("\n"))
     else:
-        table = Table("name", "kind", "summary")
-        for file in listed.recipes:
-            table.add_row(file.name, file.kind, file.summary)
-        out.print(table)
+        rows = [[file.name, file.kind, file.summary] for file in listed.recipes]
+        show_tables([Table("", ["name", "kind", "summary"], rows, names=3)])
 
 
 def show_tuned(result: "TunedCheckpoint") -> None:
-    from ropecli.reporting.tables import tuning_table
+    from ropecli.reporting.tuning_tables import tuning_table
 
     report = result.tuned.report
-    out.print(tuning_table(report))
+    show_tables([tuning_table(report)])
     tell(f"{report.checkpoint} → {result.output}: {report.method} ×{report.factor:g}, {report.target_length} tokens")
     tell(f"Proved: {_tables(result.proved)}, and the logits are those of the tuned model.")
     tell("The scores above are of the documents that chose the result. Measure on others:")
@@ -164,14 +142,10 @@ def show_export(export: "Export") -> None:
     tell(export.file_text.rstrip() if unwritten else export.command)
     for sentence in export.cannot:
         warn(sentence)
-    for sentence in export.notes:
-        err.print(f"note: {sentence}", markup=False, soft_wrap=True)
-    if unwritten:
-        err.print(
-            f"Save this as {export.file_name} (or use --output), then run: {export.command}",
-            markup=False,
-            soft_wrap=True,
-        )
+    notes = [f"note: {sentence}" for sentence in export.notes]
+    save = f"Save this as {export.file_name} (or use --output), then run: {export.command}"
+    for sentence in [*notes, save] if unwritten else notes:
+        err.print(sentence, markup=False, soft_wrap=True)
 
 
 def show_pushed(result: "PushResult") -> None:

@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from ropecli.errors import DataError, did_you_mean
 from ropecli.evaluation.report import Change, Report
-from ropecli.reporting.wording import clean, number, reading, sample_count, task_name
+from ropecli.reporting.wording import number, reading, sample_count, task_name
+from ropecli.table import clean
 
 AS_GOOD = 1e-5
 """Relative difference below which two values count as equal; the precision of float32."""

@@ -23,7 +23,6 @@ from ropecli.reporting.report_tables import best_sentence, report_tables, set_ta
 from ropecli.reporting.tuning_tables import of_same_tokens, tuned_method, tuning_runs, tuning_states
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
-    clean,
     headline_sentence,
     protocol_name,
     reading,
@@ -32,7 +31,7 @@ from ropecli.reporting.wording import (
     score_words,
     task_name,
 )
-from ropecli.table import Bold, Table
+from ropecli.table import Bold, Table, clean
 from ropecli.tuning.tune_report import TuneReport
 from ropecli.version import GENERATOR
 

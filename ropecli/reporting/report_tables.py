@@ -19,7 +19,6 @@ from ropecli.reporting.lines import (
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     change_words,
-    clean,
     distinct,
     duration,
     headline_sentence,
@@ -32,7 +31,7 @@ from ropecli.reporting.wording import (
     size,
     task_name,
 )
-from ropecli.table import Bold, Table
+from ropecli.table import Bold, Table, clean
 
 _MOST_NAMES = 5
 """Listed in one sentence."""

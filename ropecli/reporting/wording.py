@@ -1,34 +1,14 @@
-"""Formats parts of reports as text: names without control characters, protocols, changes, times, sizes."""
+"""Formats parts of reports as text: protocols, changes, times, sizes."""
 
 import math
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ropecli.evaluation.protocol_descriptions import YARN_NOTE
+from ropecli.table import clean
 
 if TYPE_CHECKING:
     from ropecli.evaluation.report import Change, Headline, Report
-
-LONGEST_NAME = 80
-
-_FORGED = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029\ufffe\uffff")
-"""Characters that change text direction, end a line, or are invalid in XML."""
-
-
-def clean(text: str, longest: int = LONGEST_NAME) -> str:
-    """Replace control characters, and shorten to `longest` characters.
-
-    Longer names are cut in the middle, because names often differ only at the end.
-    """
-    if len(text) > longest:
-        head = longest // 3
-        text = f"{text[:head]}…{text[head + 1 - longest :]}"
-    return "".join("\N{REPLACEMENT CHARACTER}" if _is_forged(character) else character for character in text)
-
-
-def _is_forged(character: str) -> bool:
-    return character in _FORGED or unicodedata.category(character) in ("Cc", "Cs")
 
 
 def task_name(report: "Report") -> str:

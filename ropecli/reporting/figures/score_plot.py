@@ -8,7 +8,8 @@ from ropecli.evaluation.report import Report
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import numbered, original_lengths_of
 from ropecli.reporting.report_tables import score_rows
-from ropecli.reporting.wording import clean, reading, ruler_sentences, task_name
+from ropecli.reporting.wording import reading, ruler_sentences, task_name
+from ropecli.table import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
