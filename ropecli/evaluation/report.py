@@ -269,6 +269,7 @@ def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
 
 EvalReport = RetrievalReport = RulerReport = Report
 """The names of earlier releases, which had a class for each."""
+_MOST_TRIALS = 1_000_000
 _KEPT = {"task", "length", "sums", "weights"}
 
 
@@ -315,6 +316,8 @@ def _of_perplexity(value: Mapping[str, Any]) -> dict[str, Any]:
 def _of_retrieval(value: Mapping[str, Any]) -> dict[str, Any]:
     cells = []
     for cell in value["cells"]:
+        if not 0 <= cell["hits"] <= cell["trials"] <= _MOST_TRIALS:
+            raise ValueError(f"{cell['hits']} hits of {cell['trials']} trials")
         found = cell.get("found") or [True] * cell["hits"] + [False] * (cell["trials"] - cell["hits"])
         others = {key: cell.get(key) for key in ("depth", "rank", "margin")}
         cells.append(_of_scores(value["task"], cell["length"], found, **others, chance=value["chance"]))
