@@ -1,5 +1,10 @@
-"""A table of text, for the terminal, the HTML page and the model card."""
+"""A table of text, for the terminal, the HTML page and the model card, where it is Markdown.
 
+The renderers clean every cell, so a table may hold names from strangers as they are.
+"""
+
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,3 +36,39 @@ class Table:
             rows=[[row[index] for index in kept] for row in self.rows],
             names=sum(index < self.names for index in kept),
         )
+
+
+LONGEST_NAME, LONGEST_TEXT = 80, 10_000
+"""Characters of a name, and of anything else."""
+_FORGED = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029\ufffe\uffff")
+"""Characters that change text direction, end a line, or are invalid in XML."""
+
+
+def clean(text: str, longest: int = LONGEST_NAME) -> str:
+    """Replace control characters, and shorten to `longest` characters.
+
+    Longer names are cut in the middle, because names often differ only at the end.
+    """
+    if len(text) > longest:
+        head = longest // 3
+        text = f"{text[:head]}…{text[head + 1 - longest :]}"
+    return "".join("\N{REPLACEMENT CHARACTER}" if _is_forged(character) else character for character in text)
+
+
+def _is_forged(character: str) -> bool:
+    return character in _FORGED or unicodedata.category(character) in ("Cc", "Cs")
+
+
+def markdown(table: Table) -> str:
+    """The title as a heading, the rows, and the notes as a list."""
+    heads, *rows = ([escaped(cell) for cell in cells] for cells in (table.heads, *table.rows))
+    rule = ["---"] * table.names + ["---:"] * (len(heads) - table.names)
+    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+    title, notes = f"### {escaped(table.title)}" * bool(table.title), [f"- {escaped(note)}" for note in table.notes]
+    return "\n\n".join(filter(None, [title, lines, "\n".join(notes)]))
+
+
+def escaped(value: object) -> str:
+    """A value in Markdown text or in a cell of a table."""
+    text = re.sub(r"([\\`*|<\[\]])", r"\\\1", clean(str(value), LONGEST_TEXT))
+    return f"**{text}**" if isinstance(value, Bold) else text

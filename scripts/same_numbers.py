@@ -140,7 +140,8 @@ def distances(method: str) -> Any:
 
 def cells_of(report: dict[str, Any]) -> dict[tuple[str, int | None, float | None, str], Any]:
     """A report's values by task, length, depth and statistic. The task of perplexity is the protocol."""
-    # schema 2; a schema with one list of cells (task, length, depth, statistics) for all reports needs one more branch
+    if report["schema_version"] == 3:
+        return cells_of_schema_3(report)
     kind = report["kind"]
     task = kind if kind == "ruler" else report["protocol" if kind == "perplexity" else "task"]
     found = {(task, None, None, name): report[name] for name in OF_REPORT if name in report}
@@ -149,6 +150,36 @@ def cells_of(report: dict[str, Any]) -> dict[tuple[str, int | None, float | None
         names = cell.keys() - {"task", "length", "depth"} - UNCOMPARED
         found |= {(*place, name): cell[name] for name in names}
     for headline in report.get("headlines", ()):
+        statistics = {"baseline_length": headline["baseline_length"], **headline["change"]}
+        found |= {(headline["name"], headline["length"], None, name): value for name, value in statistics.items()}
+    return found
+
+
+def cells_of_schema_3(report: dict[str, Any]) -> dict[tuple[str, int | None, float | None, str], Any]:
+    """The same of a schema with one list of cells for all tasks, under the names of schema 2."""
+    task = report["task"]
+    found = {(task, None, None, name): report[name] for name in OF_REPORT if name in report}
+    if report["kind"] == "perplexity":
+        for cell, row in zip(report["cells"], report["rows"], strict=True):
+            names = {"document_nll": "sums", "document_weights": "weights"}
+            values = {**row, "by_context": cell["by_context"], **{name: cell[key] for name, key in names.items()}}
+            found |= {
+                (task, cell["length"], None, name): values[name] for name in values.keys() - {"length", *UNCOMPARED}
+            }
+    else:
+        del found[task, None, None, "too_short"]
+        if task == "ruler":
+            found[task, None, None, "relative"] = report["settings"]["threshold"] is None
+        else:
+            found[task, None, None, "chance"] = report["cells"][0]["chance"]
+        for cell in report["cells"]:
+            values = {"scores": cell["sums"], "chance": cell.get("chance")}
+            if task != "ruler":
+                values = {name: cell.get(name) for name in ("rank", "margin")}
+                values |= {"trials": len(cell["sums"]), "hits": int(sum(cell["sums"]))}
+                values["found"] = [score == 1 for score in cell["sums"]]
+            found |= {(cell["task"], cell["length"], cell.get("depth"), name): value for name, value in values.items()}
+    for headline in report["headlines"]:
         statistics = {"baseline_length": headline["baseline_length"], **headline["change"]}
         found |= {(headline["name"], headline["length"], None, name): value for name, value in statistics.items()}
     return found

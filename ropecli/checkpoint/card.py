@@ -7,8 +7,6 @@ byte for byte, so a revert can take the section out again.
 import contextlib
 import re
 import shlex
-import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +18,7 @@ from ropecli.checkpoint.state import CheckpointState, far_layers, read_state
 from ropecli.config.settings import read_settings
 from ropecli.scaling.registry import find_method
 from ropecli.scaling.spec import ScaledRope, label_of
+from ropecli.table import LONGEST_TEXT, Table, clean, escaped, markdown
 from ropecli.yaml12 import read_yaml
 
 README = "README.md"
@@ -104,8 +103,8 @@ def _scaling(scaling: dict[str, Any], record: dict[str, Any]) -> str:
     label = label_of(scaling["method"], float(scaling["factor"]), scaling["params"])
     lengths = record["original_max_position_embeddings"], record["target_length"]
     return (
-        f"ropecli {text(record['ropecli'])} patched {_source(record['source'])} with {text(label)} "
-        f"({text(find_method(scaling['method']).source)}): the context length is {lengths[1]:,} tokens, the "
+        f"ropecli {escaped(record['ropecli'])} patched {_source(record['source'])} with {escaped(label)} "
+        f"({escaped(find_method(scaling['method']).source)}): the context length is {lengths[1]:,} tokens, the "
         f"pretraining length {lengths[0]:,}."
     )
 
@@ -157,14 +156,14 @@ def _source(origin: dict[str, Any]) -> str:
     name, commit = str(origin["checkpoint"]), origin.get("commit")
     if commit is None or not HUB_ID.fullmatch(name):
         stage = Path(name).parent.name == "stages"
-        return f"the result of stage {text(Path(name).name)}" if stage else code(public_name(name))
+        return f"the result of stage {escaped(Path(name).name)}" if stage else code(public_name(name))
     return hub_link(name, str(commit))
 
 
 def hub_link(name: str, revision: str | None) -> str:
     """A link to a model on the Hub."""
     tree = f"/tree/{quote(revision, errors='replace')}" if revision else ""
-    return f"[{text(name)}](https://huggingface.co/{quote(name)}{tree})"
+    return f"[{escaped(name)}](https://huggingface.co/{quote(name)}{tree})"
 
 
 def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
@@ -184,16 +183,15 @@ def _patch_command(note: Provenance, record: dict[str, Any]) -> str:
     words += ["--factors-file", CONFIG] if lists else []
     for key, value in note.params.items():
         words += [] if key in lists else ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
-    return _one_line(shlex.join([*words, "--output", "DIR"]))
+    return clean(shlex.join([*words, "--output", "DIR"]), LONGEST_TEXT)
 
 
 def rope_table(state: CheckpointState) -> str:
     """The rotary embeddings in effect, one column per layer type."""
     ropes = state.ropes
-    heads = [text(label or "") for label in ropes]
     rows = [["context length", f"{state.context_length:,} tokens", *[""] * (len(ropes) - 1)]]
     rows += [[name, *(show(rope) for rope in ropes.values())] for name, show in _ROPE_ROWS.items()]
-    return table(["", *heads], rows)
+    return markdown(Table("", ["", *(label or "" for label in ropes)], rows))
 
 
 def _wavelengths(rope: ScaledRope) -> str:
@@ -203,7 +201,7 @@ def _wavelengths(rope: ScaledRope) -> str:
 
 _ROPE_ROWS = {
     "pretraining length": lambda rope: f"{rope.geometry.original_max_position_embeddings:,} tokens",
-    "method": lambda rope: text(label_of(rope.spec.method.name, rope.spec.factor, rope.spec.params)),
+    "method": lambda rope: label_of(rope.spec.method.name, rope.spec.factor, rope.spec.params),
     "rope_theta": lambda rope: f"{rope.rope_theta:,.10g}",
     "attention factor": lambda rope: f"{rope.attention_factor:.6g}",
     "rotated dimensions": lambda rope: f"{rope.geometry.rotary_dim} of {rope.geometry.head_dim}",
@@ -211,25 +209,9 @@ _ROPE_ROWS = {
 }
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first are aligned right."""
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
-
-
-def text(value: object) -> str:
-    """Escape a value for Markdown text and table cells."""
-    return re.sub(r"([\\`*|<\[\]])", r"\\\1", _one_line(str(value)))
-
-
 def code(value: object) -> str:
     """A value as a code span, also in table cells."""
-    return f"`{_one_line(str(value)).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
-
-
-def _one_line(value: str) -> str:
-    """Replace control characters."""
-    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(one)[0] == "C" else one for one in value)
+    return f"`{clean(str(value), LONGEST_TEXT).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
 def public_name(value: object) -> str:

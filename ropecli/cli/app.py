@@ -39,11 +39,11 @@ _COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
         (commands.push, render.show_pushed),
     ],
     "Measure": [
-        (commands.eval_ppl, render.show_perplexity),
+        (commands.eval_ppl, render.show_measured),
         (commands.compare, render.show_comparison),
-        (commands.passkey, render.show_retrieval),
-        (commands.needle, render.show_retrieval),
-        (commands.ruler, render.show_ruler),
+        (commands.passkey, render.show_measured),
+        (commands.needle, render.show_measured),
+        (commands.ruler, render.show_measured),
     ],
     "Train": [
         (commands.recipe, render.show_recipes),

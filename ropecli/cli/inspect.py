@@ -1,56 +1,41 @@
 """Prints `ropecli inspect`: one or two checkpoints side by side, what the makers advise, and problems."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-
-from ropecli.cli.terminal import out
+from ropecli.cli.terminal import out, show_tables, tell
+from ropecli.table import Bold, Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ropecli.commands.inspect import Inspection
 
 
 def render(inspection: "Inspection") -> None:
-    out.print(_table(inspection.reports, inspection.differences))
+    show_tables([_table(inspection.reports, inspection.differences)])
     several = len(inspection.reports) > 1
     for report in inspection.reports:
         _print_extension(report, named=several)
         _print_findings(report, named=several)
 
 
-def _table(reports: "tuple[dict[str, Any], ...]", differing: "tuple[str, ...]") -> "Table":
-    from rich.table import Table
-
+def _table(reports: Sequence[dict[str, Any]], differing: Sequence[str]) -> Table:
+    """One column per rope; what holds for the whole checkpoint is in the first of its columns."""
     names = [f"{report['checkpoint']} ({report['model_type']})" for report in reports]
-    title = escape(names[0]) if len(names) == 1 else None
-    table = Table(title=title, title_justify="left", show_header=len(names) > 1)
-    table.add_column(style="bold", overflow="fold")
-    for name, report in zip(names, reports, strict=True):
-        for _rope in report["ropes"]:
-            table.add_column(escape(name), justify="right", overflow="fold")
-    for name, (key, show) in _ROPE_ROWS.items():
-        cells = [show(rope[key]) for report in reports for rope in report["ropes"]]
-        if key == _ORIGINAL and all(rope[key] == one["pretraining_length"] for one in reports for rope in one["ropes"]):
-            continue  # the row "pretraining length" says it
-        if any(cells):
-            table.add_row(_marked(name, key in differing), *cells)
-    table.add_section()
-    for name, (key, show) in _CHECKPOINT_ROWS.items():
-        cells = [cell for report in reports for cell in _once(show(report[key]), len(report["ropes"]))]
-        if any(cells):
-            table.add_row(_marked(name, key in differing), *cells)
-    return table
-
-
-def _marked(name: str, differs: bool) -> str:
-    return f"[yellow]≠ {name}[/]" if differs else name
-
-
-def _once(cell: str, columns: int) -> list[str]:
-    """A value of the whole checkpoint, in the first of its columns."""
-    return [cell, *[""] * (columns - 1)]
+    ropes = [(report, rope) for report in reports for rope in report["ropes"]]
+    rows = []
+    for name, (key, show) in _ROWS.items():
+        cells = [
+            show(rope[key]) if key in rope else show(report[key]) if rope is report["ropes"][0] else ""
+            for report, rope in ropes
+        ]
+        if key == _ORIGINAL and all(rope[key] == report["pretraining_length"] for report, rope in ropes):
+            cells = [""] * len(ropes)  # the row "pretraining length" says it
+        rows.append([Bold(f"≠ {name}") if key in differing else name, *cells])
+    several = len(names) > 1
+    heads = [name * several for name, report in zip(names, reports, strict=True) for _ in report["ropes"]]
+    return Table(
+        "" if several else names[0], ["", *heads], rows, sections=frozenset({list(_ROWS).index("pretraining length")})
+    )
 
 
 def _print_extension(report: dict[str, Any], named: bool) -> None:
@@ -80,9 +65,9 @@ def _print_findings(report: dict[str, Any], named: bool) -> None:
     for fix, own in fixes.items():
         for finding in own:
             out.print(f"[yellow]{finding['rule']}[/]:", end=" ")
-            out.print(finding["message"], markup=False, soft_wrap=True)
+            tell(finding["message"])
         if fix:
-            out.print(f"  fix: {fix}", markup=False, soft_wrap=True)
+            tell(f"  fix: {fix}")
 
 
 def _parameters(params: dict[str, Any]) -> str:
@@ -96,20 +81,19 @@ def _wavelength(value: float | None) -> str:
     return "no pair rotates" if value is None else f"{tokens(value)} tokens"
 
 
-def _name(value: Any) -> str:
-    return escape(value or "")
+def _name(value: str | None) -> str:
+    return value or ""
 
 
 def _tokens(value: Any) -> str:
     if value is None:
         return ""
-    endless = isinstance(value, int | float) and value > 1e9
-    return "no limit" if endless else escape(f"{value} tokens")
+    return "no limit" if isinstance(value, int | float) and value > 1e9 else f"{value} tokens"
 
 
 _ORIGINAL = "original_max_position_embeddings"
-_ROPE_ROWS: dict[str, tuple[str, Any]] = {
-    "layer type": ("layer_type", lambda value: value or ""),
+_ROWS: dict[str, tuple[str, Any]] = {
+    "layer type": ("layer_type", _name),
     "head_dim": ("head_dim", str),
     "rotary_dim": ("rotary_dim", str),
     "rope_theta": ("rope_theta", lambda value: f"{value:,.10g}"),
@@ -123,8 +107,6 @@ _ROPE_ROWS: dict[str, tuple[str, Any]] = {
     "pairs": ("pairs", str),
     "pairs with a full rotation in pretraining": ("pairs_turning_in_original_window", str),
     "float32 angle error at the end": ("float32_angle_error", lambda value: f"{value:.1e} rad"),
-}
-_CHECKPOINT_ROWS: dict[str, tuple[str, Any]] = {
     "pretraining length": ("pretraining_length", _tokens),
     "pretraining length from": ("pretraining_length_source", _name),
     "context length": ("context_length", _tokens),

@@ -1,53 +1,47 @@
 """Prints what the commands return; inspect, methods and plan have files of their own."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ropecli import demo
-from ropecli.cli.terminal import err, out, print_json, show_changes, tell, warn
+from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
 from ropecli.errors import quoted
+from ropecli.table import Table
 
 if TYPE_CHECKING:
-    from ropecli.commands.compare import Comparison
     from ropecli.commands.finetune import FinetuneResult
     from ropecli.commands.merge import MergeResult
     from ropecli.commands.patch import PatchResult, RevertResult
     from ropecli.commands.push import PushResult
     from ropecli.commands.recipe import RecipeList
     from ropecli.commands.report import DrawnFile
-    from ropecli.commands.ruler import RulerComparison
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
-    from ropecli.evaluation.report import EvalReport, RetrievalReport
+    from ropecli.reporting.outputs import Reports
 
 
 def show_patch(result: "PatchResult | RevertResult") -> None:
     from ropecli.commands.patch import RevertResult
 
     if isinstance(result, RevertResult):
-        _show_revert(result)
+        if result.output is not None:
+            tell(f"{result.reversal.source.name} → {result.output}: all patches undone")
+            return
+        show_changes("config.json", result.reversal.changes)
+        if result.reversal.tokenizer_changes:
+            show_changes("tokenizer_config.json", result.reversal.tokenizer_changes)
         return
     plan, output = result.plan, result.output
-    factor = f"{plan.spec.method} ×{plan.spec.factor:g}"
+    arrow = "" if output is None else f" → {output}"
+    tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.target_length} tokens")
     if output is None:
-        tell(f"{plan.source.name}: {factor}, {plan.target_length} tokens")
         show_changes("config.json", plan.changes)
         return
-    tell(f"{plan.source.name} → {output}: {factor}, {plan.target_length} tokens")
     tell(f"Proved: {_tables(result.proved)}." if result.proved else "Not proved (--no-verify).")
     if plan.remaps:
         tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
-    _next("eval-ppl", output, "--baseline", plan.source.name, "--data", _data_for(plan.source.name))
-
-
-def _show_revert(result: "RevertResult") -> None:
-    reversal = result.reversal
-    if result.output is not None:
-        tell(f"{reversal.source.name} → {result.output}: all patches undone")
-        return
-    show_changes("config.json", reversal.changes)
-    if reversal.tokenizer_changes:
-        show_changes("tokenizer_config.json", reversal.tokenizer_changes)
+    _suggest_measuring(output, plan.source.name)
 
 
 def _tables(proved: int) -> str:
@@ -55,51 +49,33 @@ def _tables(proved: int) -> str:
     return f"in stock transformers, {proved} {tables} the formulas"
 
 
-def _next(*words: object) -> None:
+def _suggest_measuring(output: Path, base: str, *options: str) -> None:
     """The next sensible command, ready to paste."""
-    tell("Next: " + quoted("ropecli", *words))
+    data = "demo" if base == demo.NAME else "YOUR_TEXTS"
+    tell("Next: " + quoted("ropecli", "eval-ppl", output, "--baseline", base, "--data", data, *options))
 
 
-def _data_for(checkpoint: str) -> str:
-    return "demo" if checkpoint == demo.NAME else "YOUR_TEXTS"
+def show_measured(result: Any) -> None:
+    """A report, or the `reports` of a result: the tables of each, then a comparison of several."""
+    from ropecli.reporting.report_tables import comparison_tables, report_tables
+
+    reports = getattr(result, "reports", [result])
+    tables = [table for report in reports for table in report_tables(report, verbose=out.verbose)]
+    show_tables([*tables, *(comparison_tables(reports, verbose=out.verbose) if len(reports) > 1 else [])])
 
 
-def show_perplexity(report: "EvalReport") -> None:
-    from ropecli.reporting.tables import perplexity_table
+def show_comparison(comparison: "Reports") -> None:
+    from ropecli.reporting.report_tables import comparison_tables
 
-    out.print(perplexity_table(report, verbose=out.verbose))
-
-
-def show_comparison(comparison: "Comparison") -> None:
-    from ropecli.evaluation.report import EvalReport
-    from ropecli.reporting.tables import comparison_table, measure_table
-
-    reports = [report for report in comparison.reports if isinstance(report, EvalReport)]
-    if len(reports) == len(comparison.reports) and len({report.protocol for report in reports}) == 1:
-        out.print(comparison_table(reports))
-    else:
-        out.print(measure_table(comparison.reports))
+    show_tables(comparison_tables(comparison.reports, verbose=out.verbose))
     if comparison.plot:
         tell(f"plot: {comparison.plot}")
-
-
-def show_retrieval(report: "RetrievalReport") -> None:
-    from ropecli.reporting.tables import retrieval_tables
-
-    out.print(retrieval_tables(report, verbose=out.verbose))
-
-
-def show_ruler(result: "RulerComparison") -> None:
-    from ropecli.reporting.tables import ruler_table
-
-    for report in result.reports:
-        out.print(ruler_table(report))
 
 
 def show_theory(theory: "Theory") -> None:
     from ropecli.reporting.theory_tables import theory_tables
 
-    out.print(theory_tables(theory.report))
+    show_tables(theory_tables(theory.report))
 
 
 def show_file(drawn: "DrawnFile") -> None:
@@ -119,13 +95,10 @@ def show_finetuned(result: "FinetuneResult") -> None:
         done += f", loss {result.first_loss:.3f} → {result.last_loss:.3f}"
     tell(f"{result.checkpoint} → {result.output}: {done}")
     if (result.output / "config.json").is_file():
-        data = _data_for(result.checkpoint)
-        _next("eval-ppl", result.output, "--baseline", result.checkpoint, "--data", data, "--protocol", "tail")
+        _suggest_measuring(result.output, result.checkpoint, "--protocol", "tail")
 
 
 def show_recipes(listed: "RecipeList") -> None:
-    from rich.table import Table
-
     out.quiet = False  # a cluster may set RANK in every node's shell, and each needs the path
     if listed.schema is not None:
         print_json(listed.schema)
@@ -134,24 +107,20 @@ def show_recipes(listed: "RecipeList") -> None:
     elif listed.one:
         tell(listed.recipes[0].text.rstrip("\n"))
     else:
-        table = Table("name", "kind", "summary")
-        for file in listed.recipes:
-            table.add_row(file.name, file.kind, file.summary)
-        out.print(table)
+        rows = [[file.name, file.kind, file.summary] for file in listed.recipes]
+        show_tables([Table("", ["name", "kind", "summary"], rows, names=3)])
 
 
 def show_tuned(result: "TunedCheckpoint") -> None:
-    from ropecli.reporting.tables import tuning_table
+    from ropecli.reporting.tuning_tables import tuning_table
 
     report = result.tuned.report
-    out.print(tuning_table(report))
+    show_tables([tuning_table(report)])
     tell(f"{report.checkpoint} → {result.output}: {report.method} ×{report.factor:g}, {report.target_length} tokens")
     tell(f"Proved: {_tables(result.proved)}, and the logits are those of the tuned model.")
     tell("The scores above are of the documents that chose the result. Measure on others:")
     lengths = ",".join(map(str, sorted({report.original_max_position_embeddings, report.target_length})))
-    data = _data_for(report.checkpoint)
-    options = ("--data", data, "--protocol", "tail", "--lengths", lengths)
-    _next("eval-ppl", result.output, "--baseline", report.checkpoint, *options)
+    _suggest_measuring(result.output, report.checkpoint, "--protocol", "tail", "--lengths", lengths)
 
 
 def show_merged(result: "MergeResult") -> None:
@@ -164,14 +133,10 @@ def show_export(export: "Export") -> None:
     tell(export.file_text.rstrip() if unwritten else export.command)
     for sentence in export.cannot:
         warn(sentence)
-    for sentence in export.notes:
-        err.print(f"note: {sentence}", markup=False, soft_wrap=True)
-    if unwritten:
-        err.print(
-            f"Save this as {export.file_name} (or use --output), then run: {export.command}",
-            markup=False,
-            soft_wrap=True,
-        )
+    notes = [f"note: {sentence}" for sentence in export.notes]
+    save = f"Save this as {export.file_name} (or use --output), then run: {export.command}"
+    for sentence in [*notes, save] if unwritten else notes:
+        err.print(sentence, markup=False, soft_wrap=True)
 
 
 def show_pushed(result: "PushResult") -> None:

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,6 +13,9 @@ from rich.text import Text
 
 from ropecli.errors import MethodError, shortened, shown
 from ropecli.yaml12 import read_yaml, token_count
+
+if TYPE_CHECKING:
+    from ropecli.table import Table
 
 # Control characters in names or configs from strangers must not reach the terminal.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
@@ -60,6 +63,14 @@ def fail(message: str) -> None:
 def tell(text: str) -> None:
     """Print a line of the result."""
     out.print(text, markup=False, soft_wrap=True)
+
+
+def show_tables(tables: "Iterable[Table]") -> None:
+    """Print tables, each after an empty line but the first."""
+    from ropecli.reporting.terminal_table import TerminalTable
+
+    for number, table in enumerate(tables):
+        out.print(*[""] * bool(number), TerminalTable(table), sep="\n")
 
 
 def warn(message: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ropecli.messages import Step, progress_bar, say
-from ropecli.reporting.cells import ppl_words
+from ropecli.reporting.tuning_tables import ppl_words
 from ropecli.tuning.tune_report import TRAINING, Point
 
 if TYPE_CHECKING:

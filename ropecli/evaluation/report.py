@@ -171,7 +171,7 @@ class Report:
 
     @property
     def mode(self) -> str | None:
-        """Of scores: generate or rank."""
+        """generate or rank, for scores."""
         return self.settings.get("mode")
 
     @property
@@ -233,7 +233,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The fields, and what follows from them: rows[] of a perplexity, and the effective length of RULER."""
         value = asdict(self)
-        value["cells"] = [_without_empty(cell) for cell in value["cells"]]
+        value["cells"] = [_without_defaults(cell) for cell in value["cells"]]
         value["baseline"] = self.baseline and self.baseline.as_json()
         if self.kind == "perplexity":
             value["rows"] = [_row(cell) for cell in self.cells]
@@ -269,11 +269,12 @@ def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
 
 EvalReport = RetrievalReport = RulerReport = Report
 """The names of earlier releases, which had a class for each."""
-_KEPT = {"task", "length", "sums", "weights"}
+_MOST_TRIALS = 1_000_000
+_DEFAULTS = {entry.name: entry.default for entry in fields(Cell)}
 
 
-def _without_empty(cell: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in cell.items() if key in _KEPT or value not in (None, (), 0)}
+def _without_defaults(cell: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in cell.items() if value != _DEFAULTS[key]}
 
 
 def _row(cell: Cell) -> dict[str, Any]:
@@ -315,6 +316,8 @@ def _of_perplexity(value: Mapping[str, Any]) -> dict[str, Any]:
 def _of_retrieval(value: Mapping[str, Any]) -> dict[str, Any]:
     cells = []
     for cell in value["cells"]:
+        if not 0 <= cell["hits"] <= cell["trials"] <= _MOST_TRIALS:
+            raise ValueError(f"{cell['hits']} hits of {cell['trials']} trials")
         found = cell.get("found") or [True] * cell["hits"] + [False] * (cell["trials"] - cell["hits"])
         others = {key: cell.get(key) for key in ("depth", "rank", "margin")}
         cells.append(_of_scores(value["task"], cell["length"], found, **others, chance=value["chance"]))

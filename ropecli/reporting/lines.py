@@ -1,37 +1,36 @@
-"""The lines of a chart of perplexity reports: one per report and per distinct baseline, with names and a metric.
+"""The lines of a table or chart: one per report and distinct baseline, in sets of the same data.
 
-The metric is perplexity, or bits per byte, which is comparable between tokenizers. Different protocols in one chart
-are refused, because their numbers are not comparable.
+The lines of a set were measured on the same tokens or prompts in the same way, so their differences are paired. A table
+or a pair of axes shows one set.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from ropecli.errors import DataError, did_you_mean
-from ropecli.evaluation.report import BaseReport, EvalReport
-from ropecli.evaluation.results import LengthResult
-from ropecli.reporting.wording import clean, number, protocol_name
+from ropecli.evaluation.report import Change, Report
+from ropecli.reporting.wording import number, reading, sample_count, task_name
+from ropecli.table import clean
 
-AS_GOOD = 1 + 1e-5
-"""Ratio below which two values count as equal; the precision of float32."""
+AS_GOOD = 1e-5
+"""Relative difference below which two values count as equal; the precision of float32."""
 _MORE_PLACES = 2
+BEST_NOTE = "best, or not worse by the paired 95% interval"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """name: on the command line. axis: label with the unit. of: the value of a row, or None.
+    """name: on the command line. axis: label with the unit. of: the value of a report at a length, or None.
 
-    interval: the row's 95% interval, or None. logarithmic: whether its axis is. places: decimal places.
+    logarithmic: whether its axis is. places: decimal places.
     """
 
     name: str
     axis: str
-    of: Callable[[LengthResult], float | None]
-    interval: Callable[[LengthResult], tuple[float, float] | None]
-    logarithmic: bool
-    places: int
+    of: Callable[[Report, int], float | None]
+    logarithmic: bool = False
+    places: int = 2
 
     @property
     def title(self) -> str:
@@ -46,21 +45,22 @@ class Metric:
         known = sorted(value for value in values if value is not None)
         for places in range(self.places, self.places + _MORE_PLACES + 1):
             if not any(
-                number(low, places) == number(high, places) for low, high in pairwise(known) if high > low * AS_GOOD
+                number(low, places) == number(high, places)
+                for low, high in pairwise(known)
+                if high > low * (1 + AS_GOOD)
             ):
                 break
         return lambda value: number(value, places)
 
 
-def _ppl_interval(row: LengthResult) -> tuple[float, float] | None:
-    return None if row.ppl_low is None or row.ppl_high is None else (row.ppl_low, row.ppl_high)
-
-
-PPL = Metric("ppl", "perplexity (lower is better)", lambda row: row.ppl, _ppl_interval, True, 2)
-# no interval: it would need the bytes of each document, which reports do not contain
+PPL = Metric("ppl", "perplexity (lower is better)", lambda report, length: report.at(length)[0].ppl, logarithmic=True)
 BITS_PER_BYTE = Metric(
-    "bits-per-byte", "bits per byte (lower is better)", lambda row: row.bits_per_byte, lambda row: None, False, 4
+    "bits-per-byte",
+    "bits per byte (lower is better)",
+    lambda report, length: report.at(length)[0].bits_per_byte,
+    places=4,
 )
+SCORE = Metric("score", "score (%, higher is better)", lambda report, length: 100 * report.mean(length)[0], places=1)
 METRICS = {metric.name: metric for metric in (PPL, BITS_PER_BYTE)}
 
 
@@ -73,46 +73,140 @@ def get_metric(name: str) -> Metric:
 
 @dataclass(frozen=True)
 class Line:
-    """name: unique among the lines. baseline: whether it is a baseline.
+    """name: unique in its set. baseline: whether it is a baseline.
 
     method: the report's label, plus "as shipped" where another line has the same method patched in memory.
     """
 
     name: str
-    report: EvalReport
-    baseline: bool = False
-    method: str = ""
+    method: str
+    report: Report
+    baseline: bool
 
     def points(self, metric: Metric) -> list[tuple[int, float]]:
-        """(length, value) of the rows that have a value."""
-        return [(row.length, value) for row in self.report.rows if (value := metric.of(row)) is not None]
+        """(length, value) of the lengths that have a value."""
+        return [(length, value) for length in self.report.lengths if (value := self.at(length, metric)) is not None]
 
     def at(self, length: int, metric: Metric) -> float | None:
-        return next((metric.of(row) for row in self.report.rows if row.length == length), None)
+        return metric.of(self.report, length) if length in self.report.lengths else None
+
+    def change_from(self, base: "Line", length: int) -> Change | None:
+        """The paired change; None if one of them lacks the length, or they cannot be paired."""
+        both = length in self.report.lengths and length in base.report.lengths
+        return self.report.change_from(base.report, length) if both and comparable(self.report, base.report) else None
+
+    def span(self, base: "Line", length: int, metric: Metric) -> tuple[float, float] | None:
+        """The paired 95% interval of the difference from `base`, around the base's value; None if it is unknown."""
+        value, change = base.at(length, metric), self.change_from(base, length)
+        if self is base or metric is BITS_PER_BYTE or value is None or change is None:
+            return None
+        if change.low is None or change.high is None:
+            return None
+        if metric is SCORE:
+            return value + 100 * change.low, value + 100 * change.high
+        return value * (1 + change.low), value * (1 + change.high)
 
 
-def lines_of(reports: Sequence[EvalReport]) -> list[Line]:
-    """One line per report, then one per distinct baseline. Raises DataError for different protocols."""
-    protocols = list(dict.fromkeys(report.protocol for report in reports))
-    if len(protocols) > 1:
-        raise DataError(
-            f"The reports use different protocols ({', '.join(map(clean, protocols))}), so their perplexities are not "
-            "comparable. Plot the reports of one protocol at a time."
-        )
-    return named_lines(reports)
+def comparable(one: Report, other: Report) -> bool:
+    """Return whether both scored the same tokens or prompts in the same way."""
+    keys = [(report.kind, task_name(report), reading(report), report.fingerprint) for report in (one, other)]
+    return keys[0] == keys[1] and all(
+        [(cell.task, cell.depth, cell.weights) for cell in one.at(length)]
+        == [(cell.task, cell.depth, cell.weights) for cell in other.at(length)]
+        for length in set(one.lengths) & set(other.lengths)
+    )
 
 
-def named_lines(reports: Sequence[EvalReport]) -> list[Line]:
-    """Like lines_of, also for different protocols."""
-    own = [Line("", report) for report in reports]
-    lines = _with_methods(own + [Line("", base, baseline=True) for base in _baselines(reports)])
-    return [replace(line, name=name) for line, name in zip(lines, _names(lines), strict=True)]
+def _of_same_text(one: Report, other: Report) -> bool:
+    return (reading(one), one.source, one.document_names) == (reading(other), other.source, other.document_names)
 
 
-def by_checkpoint(lines: Sequence[Line]) -> list[Line]:
-    """Group the lines by checkpoint, in order of first appearance; baselines first."""
-    order = {digest: place for place, digest in enumerate(dict.fromkeys(line.report.digest for line in lines))}
-    return sorted(lines, key=lambda line: (not line.baseline, order[line.report.digest]))
+def sets_of(reports: Iterable[Report], metric: Metric = PPL) -> list[list[Line]]:
+    """The lines of each set of comparable reports: baselines first, then by checkpoint in order of appearance.
+
+    metric: bits per byte puts reports of the same text in one set, whatever their tokenizers.
+    """
+    measured = [(report, False) for report in reports]
+    for report, _ in list(measured):
+        if report.baseline and not any(_is_the_same(report.baseline, other) for other, _ in measured):
+            measured.append((report.baseline, True))
+    same = _of_same_text if metric is BITS_PER_BYTE else comparable
+    sets: list[list[tuple[Report, bool]]] = []
+    for report, baseline in measured:
+        members = next((members for members in sets if all(same(report, other) for other, _ in members)), None)
+        if members is None:
+            sets.append(members := [])
+        members.append((report, baseline))
+    return [_lines(members) for members in sets]
+
+
+def _is_the_same(one: Report, other: Report) -> bool:
+    return (one.digest, one.label, one.cells) == (other.digest, other.label, other.cells) and comparable(one, other)
+
+
+def _lines(members: Sequence[tuple[Report, bool]]) -> list[Line]:
+    reports = [report for report, _ in members]
+    order = list(dict.fromkeys(report.digest for report in reports))
+    patched = {(report.digest, report.label) for report in reports if report.in_memory}
+    several = len({report.checkpoint for report in reports}) > 1
+    labels = len({report.label for report in reports}) > 1
+    methods, names = [], []
+    for report, baseline in members:
+        shipped = not report.in_memory and (report.digest, report.label) in patched
+        method = clean(report.label) + (", as shipped" if shipped else "")
+        parts = [clean(report.checkpoint, 40)] * several + [method] * (labels or not several)
+        methods.append("baseline: " * baseline + method)
+        names.append(clean("baseline: " * baseline + ", ".join(parts)))
+    lines = [
+        Line(name, method, report, baseline)
+        for name, method, (report, baseline) in zip(numbered(names), methods, members, strict=True)
+    ]
+    return sorted(lines, key=lambda line: (not line.baseline, order.index(line.report.digest)))
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Append a number to repeated names."""
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return unique
+
+
+def metric_of(lines: Sequence[Line], metric: Metric = PPL) -> Metric:
+    """The metric of a set: the given one for perplexities, the score for scores."""
+    return metric if lines[0].report.kind == "perplexity" else SCORE
+
+
+def lengths_of(lines: Iterable[Line]) -> list[int]:
+    return sorted({length for line in lines for length in line.report.lengths})
+
+
+def leading(lines: Sequence[Line], length: int, metric: Metric) -> list[int]:
+    """Indices of the lines with a value at a length, best first."""
+    values = {index: value for index, line in enumerate(lines) if (value := line.at(length, metric)) is not None}
+    return sorted(values, key=lambda index: values[index], reverse=metric is SCORE)
+
+
+def best_of(lines: Sequence[Line], length: int, metric: Metric) -> set[int]:
+    """Indices of the best line and of those that are not worse by the paired 95% interval.
+
+    Empty for a single line, and if there is no interval.
+    """
+    ranked = leading(lines, length, metric)
+    changes = [lines[index].change_from(lines[ranked[0]], length) for index in ranked[1:]]
+    if not changes or any(change is None or change.low is None for change in changes):
+        return set()
+    return {ranked[0]} | {
+        index for index, change in zip(ranked[1:], changes, strict=True) if change and not _is_worse(change, metric)
+    }
+
+
+def _is_worse(change: Change, metric: Metric) -> bool:
+    if change.low is None or change.high is None:
+        return False
+    return change.high < 0 if metric is SCORE else change.low > AS_GOOD
 
 
 def refuse_without(lines: Iterable[Line], metric: Metric) -> None:
@@ -125,51 +219,21 @@ def refuse_without(lines: Iterable[Line], metric: Metric) -> None:
             )
 
 
-def data_note(reports: Sequence[EvalReport], metric: Metric) -> str | None:
-    """A warning if the reports were not computed on the same tokens, else None."""
-    if len({report.fingerprint for report in reports}) == 1:
+def data_note(reports: Sequence[Report]) -> str | None:
+    """A warning if the reports are of several sets of data, else None."""
+    if len(sets_of(reports)) == 1:
         return None
-    if metric.name == "ppl":
-        step = "to compare tokenizers on the same text, use bits per byte (ropecli plot --metric bits-per-byte)"
-        known = all(row.bits_per_byte is not None for report in reports for row in report.rows)
-        return "different data: the perplexities are not comparable" + (f"; {step}" if known else "")
-    return "different data: the lines do not use the same text"
+    note = "different data: the numbers of different tables and panels are not comparable"
+    known = all(cell.bits_per_byte for report in reports for cell in report.cells)
+    return note + "; compare tokenizers on the same text by bits per byte (ropecli plot --metric bits-per-byte)" * known
 
 
-def comparable(report: EvalReport) -> tuple[str, str]:
-    """Equal for reports whose perplexities are comparable: same tokens, same protocol."""
-    return report.fingerprint, protocol_name(report)
-
-
-def best_note(reports: Sequence[EvalReport]) -> str:
-    """Explains the mark of the best value in a column."""
-    several = len({comparable(report) for report in reports}) > 1
-    return "best among the same tokens and protocol" if several else "best"
-
-
-def best_of(reports: Sequence[EvalReport], length: int, metric: Metric) -> set[int]:
-    """Indices of the best reports at a length, within each group of two or more comparable reports."""
-    values: dict[tuple[str, str], dict[int, float]] = {}
-    for index, report in enumerate(reports):
-        for row in report.rows:
-            value = metric.of(row)
-            if row.length == length and value is not None:
-                values.setdefault(comparable(report), {})[index] = value
-    return {
-        index
-        for group in values.values()
-        if len(group) > 1
-        for index, value in group.items()
-        if value <= min(group.values()) * AS_GOOD
-    }
-
-
-def original_lengths_of(reports: Iterable[BaseReport]) -> list[int]:
+def original_lengths_of(reports: Iterable[Report]) -> list[int]:
     """The pretraining lengths, tokens, ascending."""
     return sorted({report.original_max_position_embeddings for report in reports})
 
 
-def original_length_marks(reports: Iterable[BaseReport], lengths: Sequence[float]) -> tuple[list[int], list[str]]:
+def original_length_marks(reports: Iterable[Report], lengths: Sequence[float]) -> tuple[list[int], list[str]]:
     """(pretraining lengths to mark, notes on the others): a distant mark would squeeze the data."""
     originals = original_lengths_of(reports)
     near = [original for original in originals if min(lengths) <= 2 * original and original <= 2 * max(lengths)]
@@ -181,70 +245,14 @@ def original_length_marks(reports: Iterable[BaseReport], lengths: Sequence[float
     return near, notes
 
 
-def title_of(reports: Sequence[EvalReport], what: str = "") -> str:
-    """Checkpoint, `what`, protocol and data of the reports, or how many there are."""
+def title_of(lines: Sequence[Line], what: str = "") -> str:
+    """Checkpoint, `what`, protocol, data and number of documents of one set."""
+    reports = [line.report for line in lines]
     checkpoint = _one_or_count([report.checkpoint for report in reports], "checkpoints")
-    protocol = _one_or_count([protocol_name(report) for report in reports], "protocols")
     source = _one_or_count([report.source for report in reports], "sources")
-    return f"{checkpoint}{what}, protocol {protocol}, data {source}"
+    return f"{checkpoint}{what}, {reading(reports[0])}, data {source}, {sample_count(reports[0])}"
 
 
 def _one_or_count(names: Sequence[str], what: str) -> str:
     different = set(names)
     return clean(names[0], 120) if len(different) == 1 else f"{len(different)} {what}"
-
-
-def _baselines(reports: Sequence[EvalReport]) -> list[EvalReport]:
-    found: list[EvalReport] = []
-    for report in reports:
-        base = report.baseline
-        if base is not None and not any(_is_the_same(base, other) for other in (*reports, *found)):
-            found.append(base)
-    return found
-
-
-def _is_the_same(one: EvalReport, other: EvalReport) -> bool:
-    return (one.digest, one.label, *comparable(one)) == (other.digest, other.label, *comparable(other)) and (
-        one.rows == other.rows
-    )
-
-
-def _with_methods(lines: Sequence[Line]) -> list[Line]:
-    patched = {(line.report.digest, line.report.label) for line in lines if line.report.in_memory}
-    methods = []
-    for line in lines:
-        shipped = not line.report.in_memory and (line.report.digest, line.report.label) in patched
-        methods.append(f"{line.report.label}, as shipped" if shipped else line.report.label)
-    return [replace(line, method=method) for line, method in zip(lines, methods, strict=True)]
-
-
-_DIFFERENCES: dict[str, Callable[[Any], str]] = {
-    "checkpoint": lambda report: clean(report.checkpoint, 40),
-    "label": lambda report: report.label,
-    "protocol": protocol_name,
-    "data": lambda report: f"data {clean(report.source, 30)} {report.fingerprint[:6]}",
-}
-
-
-def _names(lines: Sequence[Line]) -> list[str]:
-    """Name lines by method and factor, plus whatever else differs between them."""
-    reports = [line.report for line in lines]
-    several = {what: len({of(report) for report in reports}) > 1 for what, of in _DIFFERENCES.items()}
-    names = []
-    for line in lines:
-        parts = [_DIFFERENCES["checkpoint"](line.report)] if several["checkpoint"] else []
-        if several["label"] or not several["checkpoint"]:
-            parts.append(line.method)
-        parts += [_DIFFERENCES[what](line.report) for what in ("protocol", "data") if several[what]]
-        names.append(clean(("baseline: " if line.baseline else "") + ", ".join(parts)))
-    return numbered(names)
-
-
-def numbered(names: Iterable[str]) -> list[str]:
-    """Append a number to repeated names."""
-    seen: dict[str, int] = {}
-    unique = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return unique

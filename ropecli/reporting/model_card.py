@@ -5,7 +5,7 @@ The numbers come from reports of this checkpoint, and the licence from the folde
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ from ropecli.checkpoint.card import (
     read_run,
     rope_table,
     split_metadata,
-    table,
-    text,
     trained,
     with_section,
     without_section,
@@ -35,21 +33,20 @@ from ropecli.checkpoint.state import CheckpointState
 from ropecli.checkpoint.upload import Source
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import CheckpointError, DataError, PatchError, reason_of
-from ropecli.evaluation.report import EvalReport, RetrievalReport, RulerReport
-from ropecli.reporting import cells
-from ropecli.reporting.report_files import Report, read_reports
-from ropecli.reporting.wording import HEADLINES_NOTE, headline_sentence, protocol_name, ruler_mode, ruler_sentences
+from ropecli.evaluation.report import Report
+from ropecli.reporting.report_files import read_reports
+from ropecli.reporting.report_tables import comparison_tables, report_tables
 from ropecli.scaling.scale import varies_with_length
+from ropecli.table import escaped, markdown
 from ropecli.yaml12 import read_yaml
 
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "mlx": "mlx-lm"}
 _LARGEST_README = 2**21
 """Bytes. PyYAML parses 150 KB per second."""
-_ROWS = 20
-"""Maximum rows of a table."""
 _OF_ANOTHER = ("base_model", "base_model_relation", "model-index", "model_name", "new_version")
 """Metadata of the copied README.md that are not true of the changed checkpoint."""
-Measured = EvalReport | RetrievalReport | RulerReport
+_KINDS = {"perplexity": ("perplexity",), "key retrieval": ("passkey", "needle"), "RULER": ("ruler",)}
+"""By name, the kind or the tasks of a report."""
 
 
 @dataclass(frozen=True)
@@ -60,34 +57,34 @@ class ModelCard:
     license: str | None
 
 
-def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[list[Measured]]:
+def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[list[Report]]:
     """Read the reports of each file. Raises DataError for a file without a measurement of this checkpoint."""
-    return [_measurements(path, read_reports([path]), checkpoint) for path in paths]
+    return [_measurements(path, checkpoint) for path in paths]
 
 
-def _measurements(path: Path, reports: list[Report], checkpoint: Checkpoint) -> list[Measured]:
-    measured = [report for report in reports if isinstance(report, Measured)]
+def _measurements(path: Path, checkpoint: Checkpoint) -> list[Report]:
+    measured = [report for report in read_reports([path]) if isinstance(report, Report)]
     if not measured:
         raise DataError(
             f"{path} is of `ropecli tune`, whose scores chose the result. Measure {checkpoint.name} on other data, "
             "such as with ropecli eval-ppl."
         )
     if not any(_is_of(report, checkpoint) for report in measured):
-        one = measured[0]
-        what = f"{one.checkpoint} with {one.label} in memory" if one.in_memory else one.checkpoint
+        first, name = measured[0], checkpoint.name
+        what = f"{first.checkpoint} with {first.label} in memory" if first.in_memory else first.checkpoint
         raise DataError(
-            f"{path} is a report of {what}, not of {checkpoint.name} as it is now (digest {one.digest[:19]}, expected "
-            f"{checkpoint.digest()[:19]}). Measure {checkpoint.name} again."
+            f"{path} is a report of {what}, not of {name} as it is now (digest {first.digest[:19]}, expected "
+            f"{checkpoint.digest()[:19]}). Measure {name} again."
         )
     return measured
 
 
-def _is_of(report: Measured, checkpoint: Checkpoint) -> bool:
+def _is_of(report: Report, checkpoint: Checkpoint) -> bool:
     return not report.in_memory and checkpoint.matches(report.digest)
 
 
 def make_card(
-    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Measured]] = (), base: Source | None = None
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]] = (), base: Source | None = None
 ) -> ModelCard:
     """Make the card of a checkpoint folder for the Hub repository `repo`.
 
@@ -127,15 +124,10 @@ def _metadata(readme: bytes, state: CheckpointState, base: Source | None) -> dic
 
 
 def _parts(
-    state: CheckpointState,
-    repo: str,
-    measurements: Sequence[Sequence[Measured]],
-    base: Source | None,
-    *,
-    has_more: bool,
+    state: CheckpointState, repo: str, measurements: Sequence[Sequence[Report]], base: Source | None, *, has_more: bool
 ) -> Iterator[str]:
     """The Markdown of the section, in order."""
-    yield f"# {text(repo.rpartition('/')[2])}"
+    yield f"# {escaped(repo.rpartition('/')[2])}"
     if base:
         yield f"Base model: {hub_link(*base)}."
     yield from describe_changes(state)
@@ -184,63 +176,25 @@ def _folded(title: str, body: str, language: str) -> str:
     return f"<details><summary>{title}</summary>\n\n```{language}\n{body.rstrip()}\n```\n\n</details>"
 
 
-def _of_file(reports: Sequence[Measured], checkpoint: Checkpoint, repo: str) -> Iterator[str]:
+def _of_file(reports: Sequence[Report], checkpoint: Checkpoint, repo: str) -> Iterator[str]:
     """The tables of one file, the command, and the versions."""
-    own = [report for report in reports if _is_of(report, checkpoint)]
-    named = [_named(report, repo if _is_of(report, checkpoint) else None) for report in reports]
-    perplexities = [report for report in named if isinstance(report, EvalReport)]
-    if len(perplexities) > 1 and len({report.protocol for report in perplexities}) == 1:
-        yield from _compared(perplexities)
+    own = [_named(report, repo) for report in reports if _is_of(report, checkpoint)]
+    if len(reports) > 1:
+        named = [_named(report, repo if _is_of(report, checkpoint) else None) for report in reports]
+        yield from map(markdown, comparison_tables(named, verbose=False))
     for report in own:
-        yield from _table_of(report)
-    one = own[0]
-    versions = ", ".join(f"{name} {version}" for name, version in one.environment.items())
-    yield f"Data: {code(public_name(one.source))}; {text(one.dtype)} on {text(one.device)}; {text(versions)}."
-    yield f"```\n{_command(one.command)}\n```"
+        yield from map(markdown, report_tables(report, verbose=False))
+    first = own[0]
+    versions = ", ".join(f"{name} {version}" for name, version in first.environment.items())
+    yield f"Data: {code(first.source)}; {escaped(first.dtype)} on {escaped(first.device)}; {escaped(versions)}."
+    yield f"```\n{_command(first.command)}\n```"
 
 
-def _named(report: Measured, name: str | None) -> Measured:
+def _named(report: Report, name: str | None = None) -> Report:
     """The report under the name of the repository, or without the path of a local folder."""
-    named = replace(report, checkpoint=name or public_name(report.checkpoint), source=public_name(report.source))
-    if isinstance(named, EvalReport) and (base := named.baseline):
-        return replace(named, baseline=replace(base, checkpoint=public_name(base.checkpoint)))
-    return named
-
-
-def _compared(reports: Sequence[EvalReport]) -> Iterator[str]:
-    compared = cells.compare(reports)
-    heads = [*compared.heads, *(str(length) for length in compared.lengths)]
-    rows = [[*line.names, *(number for number, _ in line.cells)] for line in compared.lines]
-    yield f"### {text(compared.title)}"
-    yield _markdown(cells.TextTable(heads, rows))
-    yield from map(text, (note for note in compared.notes if not note.startswith("bold")))
-
-
-def _table_of(report: Measured) -> Iterator[str]:
-    if isinstance(report, EvalReport):
-        columns = ("length", "ppl", "baseline ppl", "95% interval", "tokens", "documents")
-        yield f"### Perplexity by length, protocol {text(protocol_name(report))}"
-        yield _markdown(cells.measured_rows(report).only(*columns))
-        if report.baseline:
-            yield f"Baseline: {code(public_name(report.baseline.checkpoint))}, {text(report.baseline.label)}."
-        if report.headlines:
-            sentences = [f"- {text(headline_sentence(headline))}" for headline in report.headlines]
-            yield "\n".join(sentences) + f"\n\n{HEADLINES_NOTE}"
-    elif isinstance(report, RetrievalReport):
-        asked = "ranked among candidates" if report.mode == "rank" else "generated"
-        yield f"### Keys found: {text(report.task)}, {asked}"
-        yield _markdown(cells.length_summary(report).only("length", "found", "95% (Wilson)", "prompts"))
-        yield f"Random guessing finds {100 * report.chance:.3g}%."
-    else:
-        yield f"### RULER in percent, {ruler_mode(report)}"
-        yield _markdown(cells.ruler_scores(report))
-        yield text(" ".join(ruler_sentences(report)))
-
-
-def _markdown(found: cells.TextTable) -> str:
-    rows = [list(map(text, row)) for row in found.rows]
-    shown = table(list(map(text, found.heads)), rows[:_ROWS])
-    return shown if len(rows) <= _ROWS else f"{shown}\n\n{len(rows) - _ROWS} more rows are in the report."
+    base = report.baseline and _named(report.baseline)
+    name, source = name or public_name(report.checkpoint), public_name(report.source)
+    return replace(report, checkpoint=name, source=source, baseline=base)
 
 
 def _loading(state: CheckpointState, repo: str) -> Iterator[str]:
@@ -267,11 +221,11 @@ def _serving(state: CheckpointState, repo: str) -> Iterator[str]:
             continue
         yield f"## Serve with {name}"
         yield f"```\n{found.command}\n```"
-        if notes := [f"- {text(note)}" for note in (*found.cannot, *found.notes)]:
+        if notes := [f"- {escaped(note)}" for note in (*found.cannot, *found.notes)]:
             yield "\n".join(notes)
 
 
-def _limits(state: CheckpointState, measurements: Sequence[Sequence[Measured]]) -> Iterator[str]:
+def _limits(state: CheckpointState, measurements: Sequence[Sequence[Report]]) -> Iterator[str]:
     record, method = read_record(state.checkpoint.folder), state.main.spec.method
     if not trained(record):
         needs = {"needed": " This method needs training.", "advised": " Training is advised with this method."}
@@ -282,15 +236,10 @@ def _limits(state: CheckpointState, measurements: Sequence[Sequence[Measured]]) 
         yield "Distance methods run only in transformers with ropecli; other engines would run standard attention."
     elif method.name != "none":
         yield "The scaling also applies to short inputs, where the base model can be better."
-    kinds: Mapping[str, type] = {"perplexity": EvalReport, "key retrieval": RetrievalReport, "RULER": RulerReport}
     found = [report for reports in measurements for report in reports if _is_of(report, state.checkpoint)]
-    if missing := [name for name, kind in kinds.items() if not any(isinstance(one, kind) for one in found)]:
+    measured = {name for report in found for name in (report.kind, report.task)}
+    if missing := [name for name, tasks in _KINDS.items() if measured.isdisjoint(tasks)]:
         yield f"Not measured: {', '.join(missing)}, and short-context benchmarks."
-    longest = max((_longest(report) for report in found), default=None)
+    longest = max((report.lengths[-1] for report in found), default=None)
     if longest and longest < state.context_length:
         yield f"Measured up to {longest:,} of {state.context_length:,} tokens."
-
-
-def _longest(report: Measured) -> int:
-    rows = report.rows if isinstance(report, EvalReport) else report.cells
-    return max(row.length for row in rows)

@@ -6,7 +6,7 @@ The template escapes everything that comes from a report; pictures are embedded 
 import base64
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,12 +15,23 @@ from typing import TYPE_CHECKING, Any
 from ropecli.atomic import new_file
 from ropecli.errors import DataError
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
-from ropecli.evaluation.report import EvalReport, RetrievalReport, RulerReport
-from ropecli.reporting import cells
-from ropecli.reporting.lines import METRICS, PPL, data_note, named_lines
+from ropecli.evaluation.report import Report
+from ropecli.reporting.lines import BITS_PER_BYTE, METRICS, Line, sets_of
 from ropecli.reporting.plot_kinds import KINDS
-from ropecli.reporting.report_files import Report
-from ropecli.reporting.wording import HEADLINES_NOTE, clean, headline_sentence, protocol_name, ruler_sentences
+from ropecli.reporting.report_files import AnyReport
+from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
+from ropecli.reporting.tuning_tables import of_same_tokens, tuned_method, tuning_runs, tuning_states
+from ropecli.reporting.wording import (
+    HEADLINES_NOTE,
+    headline_sentence,
+    protocol_name,
+    reading,
+    ruler_sentences,
+    sample_count,
+    score_words,
+    task_name,
+)
+from ropecli.table import Bold, Table, clean
 from ropecli.tuning.tune_report import TuneReport
 from ropecli.version import GENERATOR
 
@@ -41,55 +52,48 @@ class Picture:
 
 @dataclass(frozen=True)
 class PageSection:
-    """A section on several reports or one tuning run. notes: include skipped plots. reports: shown with details."""
+    """The results of one set of data or tuning, or how one report was measured. notes: include skipped plots."""
 
     title: str
-    words: str
-    comparison: cells.ComparisonTable | None
-    table: cells.TextTable | None
-    pictures: list[Picture]
-    notes: list[str]
-    reports: Sequence[Report] = ()
+    tables: Sequence[Table]
+    pictures: Sequence[Picture] = ()
+    notes: Sequence[str] = ()
+    details: Sequence[tuple[str, str]] = ()
 
 
-def write_page(path: Path, reports: Sequence[Report]) -> None:
+def write_page(path: Path, reports: Sequence[AnyReport]) -> None:
     """Write the page. Raises OutputError."""
     page = render_page(reports)
     with new_file(path) as partial:
         partial.write_text(page, encoding="utf-8")
 
 
-def render_page(reports: Sequence[Report]) -> str:
+def render_page(reports: Sequence[AnyReport]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, trim_blocks=True)
-    environment.globals.update(sentence=headline_sentence, headlines_note=HEADLINES_NOTE, details=_details)
-    environment.globals.update(
-        measured_rows=cells.measured_rows, pivot=cells.pivot, length_summary=cells.length_summary
-    )
-    environment.globals.update(ruler_scores=cells.ruler_scores, ruler_sentences=ruler_sentences)
     template = environment.from_string(resources.files("ropecli.reporting").joinpath("page.html").read_text("utf-8"))
-    measured = [report for report in reports if isinstance(report, EvalReport)]
-    retrieved = [report for report in reports if isinstance(report, RetrievalReport)]
-    ruled = [report for report in reports if isinstance(report, RulerReport)]
+    measured = [report for report in reports if isinstance(report, Report)]
     tuned = [report for report in reports if isinstance(report, TuneReport)]
-    tasks = dict.fromkeys((report.task, report.mode) for report in retrieved)
+    sets = sets_of(measured)
+    protocols = dict.fromkeys(report.task for report in measured if report.kind == "perplexity")
     return template.render(
         title=_title(reports),
         generator=GENERATOR,
-        protocols=[
-            _protocol([report for report in measured if report.protocol == name])
-            for name in dict.fromkeys(report.protocol for report in measured)
+        headlines=[sentence for lines in sets for sentence in _headlines(lines)],
+        headlines_note=HEADLINES_NOTE if any(report.headlines for report in measured) else "",
+        results=[
+            *map(_results, sets),
+            *_of_same_text(measured),
+            *([_tuning_runs(tuned)] if len(tuned) > 1 else []),
+            *map(_tuning, tuned),
         ],
-        measured=measured,
-        retrieved=retrieved,
-        grids=[
-            _picture(KINDS["retrieval"].figure([one for one in retrieved if (one.task, one.mode) == task]))
-            for task in tasks
+        scored=any(report.kind == "scores" for report in measured),
+        protocols=[(name, PROTOCOLS[name].definition) for name in protocols],
+        measured=[
+            _measured(member) for report in reports for member in (report, getattr(report, "baseline", None)) if member
         ],
-        ruled=ruled,
-        rulers=[_picture(KINDS["ruler"].figure(ruled))] if ruled else [],
-        tunings=[*([_tuning_runs(tuned)] if len(tuned) > 1 else []), *map(_tuning, tuned)],
+        bold=lambda cell: isinstance(cell, Bold),
     )
 
 
@@ -99,45 +103,85 @@ def _finalize(value: Any) -> Any:
     return clean(value, _LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _title(reports: Sequence[Report]) -> str:
+def _title(reports: Sequence[AnyReport]) -> str:
     names = list(dict.fromkeys(report.checkpoint for report in reports))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     what = "Tuning of " if all(isinstance(report, TuneReport) for report in reports) else "Evaluation of "
     return what + ", ".join(clean(name, 60) for name in names[:3]) + more
 
 
-def _protocol(reports: list[EvalReport]) -> PageSection:
-    """Section of one protocol: its definition, and a comparison of its reports."""
-    name = reports[0].protocol
-    metrics = ["ppl"]
-    if data_note(reports, PPL) and all(row.bits_per_byte for report in reports for row in report.rows):
-        metrics.append("bits-per-byte")
-    kinds = ["perplexity", "comparison"] if len(named_lines(reports)) > 1 else ["perplexity"]
-    wanted = [(kind, metric) for metric in metrics for kind in kinds]
-    pictures, skipped = _drawn([*wanted, ("context", "ppl")], reports)
-    compared = cells.compare(reports)
-    title = f"Perplexity, protocol {name}"
-    return PageSection(title, PROTOCOLS[name].definition, compared, None, pictures, skipped)
+def _headlines(lines: Sequence[Line]) -> Iterator[str]:
+    """What the measurements of one set say first."""
+    report = lines[0].report
+    what = f"{task_name(report)}, {reading(report)}, {sample_count(report)}"
+    costs = [(line, headline) for line in lines for headline in line.report.headlines]
+    yield from (f"{_name(line.report)}: {headline_sentence(headline)}" for line, headline in costs)
+    if len(lines) > 1 and not costs:
+        yield f"{what}: {best_sentence(lines)}"
+    for line in lines if report.kind == "scores" else ():
+        length = line.report.lengths[-1]
+        score = f"{score_words(line.report, length)} at {length} tokens"
+        effective = f" {ruler_sentences(line.report)[0]}" if report.task == "ruler" else ""
+        yield f"{_name(line.report)}: {task_name(report)}, {score}.{effective}"
+
+
+def _name(report: AnyReport) -> str:
+    label = tuned_method(report) if isinstance(report, TuneReport) else report.label
+    return f"{clean(report.checkpoint, 60)}, {clean(label)}"
+
+
+def _results(lines: Sequence[Line]) -> PageSection:
+    """The tables and plots of one set of data."""
+    report, compared = lines[0].report, len(lines) > 1
+    tables = set_tables(lines) if compared else []
+    kinds = ["comparison"] * compared
+    if report.kind == "scores":
+        tables += [table for line in lines for table in report_tables(line.report)]
+        kinds += ["scores"]
+    else:
+        tables = tables or report_tables(report, verbose=False)
+        kinds += ["perplexity", "context"]
+    title = f"{task_name(report)}, {reading(report)}, {sample_count(report)} of {clean(report.source)}"
+    # baselines come with their reports
+    reports = [line.report for line in lines if not line.baseline] or [report]
+    return PageSection(title[0].upper() + title[1:], tables, *_drawn([(kind, "ppl") for kind in kinds], reports))
+
+
+def _of_same_text(reports: Sequence[Report]) -> Iterator[PageSection]:
+    """Bits per byte of the same text in different tokens."""
+    known = [report for report in reports if all(cell.bits_per_byte for cell in report.cells)]
+    for lines in sets_of(known, BITS_PER_BYTE):
+        if len({line.report.fingerprint for line in lines}) > 1:
+            drawn = _drawn([(kind, BITS_PER_BYTE.name) for kind in ("perplexity", "comparison")], known)
+            yield PageSection(f"Bits per byte of {clean(lines[0].report.source)}", [], *drawn)
 
 
 def _tuning_runs(reports: Sequence[TuneReport]) -> PageSection:
     pictures, skipped = _drawn([("tuning", "ppl"), ("tuned-frequencies", "ppl")], reports)
     other = "Different checkpoints, data or lengths: the perplexities are not comparable."
-    notes = skipped if cells.of_same_tokens(reports) else [other, *skipped]
-    return PageSection("Comparison of tuning runs", "", None, cells.tuning_runs(reports), pictures, notes)
+    notes = skipped if of_same_tokens(reports) else [other, *skipped]
+    return PageSection("Comparison of tuning runs", [tuning_runs(reports)], pictures, notes)
 
 
 def _tuning(report: TuneReport) -> PageSection:
     kinds = ["tuning", *(["gains"] if report.gains else []), "tuned-frequencies"]
     pictures, skipped = _drawn([(kind, "ppl") for kind in kinds], [report])
-    title = f"{report.checkpoint}, {cells.tuned_method(report)}: tuning ({report.level})"
-    return PageSection(title, "", None, cells.tuning_states(report), pictures, skipped, [report])
+    title = f"{report.checkpoint}, {tuned_method(report)}: tuning ({report.level})"
+    return PageSection(title, [tuning_states(report)], pictures, skipped)
 
 
-def _drawn(wanted: Iterable[tuple[str, str]], reports: Sequence[Report]) -> tuple[list[Picture], list[str]]:
-    """(pictures, reasons for skipped ones). wanted: (kind, metric) of each."""
+def _measured(report: AnyReport) -> PageSection:
+    """How a report was measured, with all its numbers."""
+    if isinstance(report, TuneReport):
+        return PageSection(f"{_name(report)}: tuning ({report.level})", [], details=_details(report))
+    tables = report_tables(report) if report.kind == "perplexity" else []
+    return PageSection(f"{_name(report)}: {task_name(report)}, {reading(report)}", tables, details=_details(report))
+
+
+def _drawn(kinds: Iterable[tuple[str, str]], reports: Sequence[AnyReport]) -> tuple[list[Picture], list[str]]:
+    """(pictures, reasons for skipped ones). kinds: (kind, metric) of each."""
     drawn, skipped = [], []
-    for kind, metric in wanted:
+    for kind, metric in kinds:
         try:
             drawn.append(_picture(KINDS[kind].figure(reports, METRICS[metric])))
         except DataError as error:
@@ -151,7 +195,7 @@ def _picture(figure: "Figure") -> Picture:
     return Picture(figure.get_suptitle().replace("\n", " "), base64.b64encode(as_png(figure)).decode())
 
 
-def _details(report: Report) -> list[tuple[str, str]]:
+def _details(report: AnyReport) -> list[tuple[str, str]]:
     """(name, value) of everything needed to judge the numbers or reproduce them."""
     patched = ", patched in memory" if not isinstance(report, TuneReport) and report.in_memory else ""
     details = [
@@ -171,22 +215,20 @@ def _details(report: Report) -> list[tuple[str, str]]:
     return [*details, ("command", shlex.join(report.command))]
 
 
-def _kind_details(report: Report) -> list[tuple[str, str]]:
+def _kind_details(report: AnyReport) -> list[tuple[str, str]]:
     """Details of one kind of report."""
-    if isinstance(report, EvalReport):
+    if isinstance(report, TuneReport):
         return [
-            ("documents", f"{len(report.document_names)} evaluated, {report.too_short} skipped as too short"),
-            ("protocol", protocol_name(report)),
+            ("target", f"{report.target_length} tokens"),
+            ("attention factor", f"{report.attention_factor:.6g}"),
+            ("measurements", f"{len(report.points):,}"),
+            ("effect of rounding the weights", f"{report.rounding:.2g} of the largest logit"),
         ]
-    if isinstance(report, RetrievalReport):
-        return [("task", f"{report.task} ({report.mode})"), ("chance level", f"{100 * report.chance:.3g}%")]
-    if isinstance(report, RulerReport):
-        return [("mode", report.mode)]
+    if report.kind == "scores":
+        return [("task", f"{task_name(report)}, {reading(report)}"), ("prompts", sample_count(report))]
     return [
-        ("target", f"{report.target_length} tokens"),
-        ("attention factor", f"{report.attention_factor:.6g}"),
-        ("measurements", f"{len(report.points):,}"),
-        ("effect of rounding the weights", f"{report.rounding:.2g} of the largest logit"),
+        ("documents", f"{sample_count(report)} evaluated, {report.too_short} skipped as too short"),
+        ("protocol", protocol_name(report)),
     ]
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, did_you_mean
-from ropecli.evaluation.report import EvalReport, RetrievalReport, RulerReport
 from ropecli.reporting.lines import PPL, Metric
-from ropecli.reporting.report_files import Report
-from ropecli.tuning.tune_report import TuneReport
+from ropecli.reporting.report_files import AnyReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,9 +21,9 @@ _MOST_LINES = 8
 
 @dataclass(frozen=True)
 class PlotKind:
-    """wants: class of report. module, function: in reporting.figures. metrics: whether it supports --metric."""
+    """wants: kinds of report. module, function: in reporting.figures. metrics: whether it supports --metric."""
 
-    wants: type
+    wants: tuple[str, ...]
     module: str
     function: str
     metrics: bool = False
@@ -35,15 +33,17 @@ class PlotKind:
         return draw(reports, metric) if self.metrics else draw(reports)
 
 
+_SCORES = PlotKind(("scores",), "score_plot", "draw_scores")
 KINDS = {
-    "perplexity": PlotKind(EvalReport, "perplexity_plot", "draw_perplexity", metrics=True),
-    "context": PlotKind(EvalReport, "perplexity_plot", "draw_context"),
-    "comparison": PlotKind(EvalReport, "perplexity_plot", "draw_comparison", metrics=True),
-    "retrieval": PlotKind(RetrievalReport, "retrieval_plot", "draw_retrieval"),
-    "ruler": PlotKind(RulerReport, "retrieval_plot", "draw_ruler"),
-    "tuning": PlotKind(TuneReport, "tuning_plot", "draw_tuning"),
-    "gains": PlotKind(TuneReport, "tuning_plot", "draw_gains"),
-    "tuned-frequencies": PlotKind(TuneReport, "frequencies_plot", "draw_tuned_frequencies"),
+    "perplexity": PlotKind(("perplexity",), "perplexity_plot", "draw_perplexity", metrics=True),
+    "context": PlotKind(("perplexity",), "perplexity_plot", "draw_context"),
+    "comparison": PlotKind(("perplexity", "scores"), "perplexity_plot", "draw_comparison", metrics=True),
+    "scores": _SCORES,
+    "retrieval": _SCORES,  # the names of earlier releases
+    "ruler": _SCORES,
+    "tuning": PlotKind(("tune",), "tuning_plot", "draw_tuning"),
+    "gains": PlotKind(("tune",), "tuning_plot", "draw_gains"),
+    "tuned-frequencies": PlotKind(("tune",), "frequencies_plot", "draw_tuned_frequencies"),
 }
 _ABF = {"abf": {"beta": 50.0}}
 _STUDY_MODULES = {
@@ -73,7 +73,7 @@ def draw_study(kind: str, study: "Study") -> "Figure":
     return getattr(module, f"draw_{kind}")(study)
 
 
-def draw_reports(reports: Sequence[Report], path: Path) -> None:
+def draw_reports(reports: Sequence[AnyReport], path: Path) -> None:
     """Draw the default kind for these reports. Raises OutputError."""
     from ropecli.reporting.figures.style import save
 
@@ -89,7 +89,7 @@ def refuse_unknown_kind(name: str | None) -> None:
         )
 
 
-def choose_kind(reports: Sequence[Report], name: str | None = None) -> PlotKind:
+def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> PlotKind:
     """The given kind, or the default for the reports. Raises DataError for reports that it cannot draw."""
     found = {report.kind for report in reports}
     if name is None and len(found) > 1:
@@ -100,20 +100,16 @@ def choose_kind(reports: Sequence[Report], name: str | None = None) -> PlotKind:
     name = name or _default_kind(reports)
     kind = KINDS[name]
     for report in reports:
-        if not isinstance(report, kind.wants):
+        if report.kind not in kind.wants:
             raise DataError(
                 f"--kind {name} cannot draw a {report.kind} report, such as the one of {report.checkpoint!r}."
             )
     return kind
 
 
-def _default_kind(reports: Sequence[Report]) -> str:
-    if isinstance(reports[0], RetrievalReport):
-        return "retrieval"
-    if isinstance(reports[0], RulerReport):
-        return "ruler"
-    if isinstance(reports[0], TuneReport):
-        return "tuning"
+def _default_kind(reports: Sequence[AnyReport]) -> str:
+    if reports[0].kind != "perplexity":
+        return {"scores": "scores", "tune": "tuning"}[reports[0].kind]
     checkpoints = {report.digest for report in reports}
     many = len(reports) > _MOST_LINES or (len(checkpoints) > 1 and len(reports) > 2)
     return "comparison" if many else "perplexity"

@@ -9,30 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli.errors import DataError, reason_of, shown
 from ropecli.evaluation.protocol_descriptions import PROTOCOLS
-from ropecli.evaluation.report import SCHEMA_VERSION, EvalReport, RetrievalReport, RulerReport
-from ropecli.reporting.cells import OVERFLOW
+from ropecli.evaluation.report import SCHEMA_VERSION, Cell, Report, of_schema_2
+from ropecli.evaluation.statistics import LARGEST_NLL
 from ropecli.tuning.tune_report import SCHEMA_VERSION as TUNE_SCHEMA_VERSION
 from ropecli.tuning.tune_report import LayerGains, TuneReport
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-Report = EvalReport | RetrievalReport | RulerReport | TuneReport
+AnyReport = Report | TuneReport
 
-_KINDS: dict[str, tuple[type, int]] = {
-    "perplexity": (EvalReport, SCHEMA_VERSION),
-    "retrieval": (RetrievalReport, SCHEMA_VERSION),
-    "ruler": (RulerReport, SCHEMA_VERSION),
-    "tune": (TuneReport, TUNE_SCHEMA_VERSION),
+_VERSIONS = {
+    "perplexity": (2, SCHEMA_VERSION),
+    "scores": (SCHEMA_VERSION,),
+    "retrieval": (2,),
+    "ruler": (2,),
+    "tune": (TUNE_SCHEMA_VERSION,),
 }
-"""Class and supported schema version of each kind."""
+"""Supported schema versions of each kind."""
 _LARGEST_FILE = 256 * 2**20
 _MOST_FAULTS = 5
 """Listed in one message."""
+_LARGEST_SUM, _LARGEST_PPL = 1e15, 1e305
 _SCORE = {"target", "window", "objective", "documents"}
 
 
-def read_reports(paths: Iterable[Path]) -> list[Report]:
+def read_reports(paths: Iterable[Path]) -> list[AnyReport]:
     """Read the reports of all files, in order. A file contains one report, or a list as `compare` writes it.
 
     Raises DataError, which names the file and what was expected.
@@ -43,7 +45,7 @@ def read_reports(paths: Iterable[Path]) -> list[Report]:
     return reports
 
 
-def _read_file(path: Path) -> list[Report]:
+def _read_file(path: Path) -> list[AnyReport]:
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise DataError(
@@ -71,32 +73,38 @@ def _with_infinities(value: dict[str, Any]) -> dict[str, Any]:
     return {key: math.inf if one is None else one for key, one in value.items()}
 
 
-def _read_one(where: str, value: Any) -> Report:
+def _read_one(where: str, value: Any) -> AnyReport:
     """where: names the file and the report in it, for messages."""
     from pydantic import ValidationError
 
     about = value if isinstance(value, dict) else {}
     kind, version = about.get("kind"), about.get("schema_version")
     # the first release wrote no kind
-    known = _KINDS[kind][1] if isinstance(kind, str) and kind in _KINDS else SCHEMA_VERSION
-    if type(version) is int and version != known:
-        step = "update ropecli" if version > known else "run the measurement again"
-        raise DataError(f"{where} has schema_version {shown(version)}, but this release reads {known}; {step}.")
-    if not isinstance(kind, str) or kind not in _KINDS or version is None:
+    known = _VERSIONS.get(kind, (SCHEMA_VERSION,)) if isinstance(kind, str) else (SCHEMA_VERSION,)
+    if type(version) is int and version not in known:
+        step = "update ropecli" if version > max(known) else "run the measurement again"
+        expected = " and ".join(map(str, known))
+        raise DataError(f"{where} has schema_version {shown(version)}, but this release reads {expected}; {step}.")
+    if kind not in list(_VERSIONS) or version is None:
         raise DataError(
             f"{where} is not a report: its kind is {shown(kind)} and its schema_version {shown(version)}. "
             "Reports are written by `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle`, `ruler`, `tune`."
         )
-    for one in (about, about.get("baseline")):
+    for report in (about, about.get("baseline")):
         # the default would be this machine's versions
-        if isinstance(one, dict) and "environment" not in one:
+        if isinstance(report, dict) and "environment" not in report:
             raise DataError(f"{where} has no 'environment', the versions that it was computed with.")
     try:
-        report = _adapter(kind).validate_python(value)
+        current = of_schema_2(about) if version == 2 else about
+        report = _adapter(TuneReport if kind == "tune" else Report).validate_python(current)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}"[:160] for one in error.errors(include_url=False)]
+        faults = [
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"[:160] for fault in error.errors(include_url=False)
+        ]
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
+        faults = [f"{type(error).__name__}: {reason_of(error)}"[:160]]
     else:
-        faults = list(_faults(report))
+        faults = list(_tuning_faults(report) if isinstance(report, TuneReport) else _faults(report))
     if faults:
         more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
         raise DataError(f"{where} is invalid: {'; '.join(faults[:_MOST_FAULTS])}{more}.")
@@ -104,35 +112,53 @@ def _read_one(where: str, value: Any) -> Report:
 
 
 @cache
-def _adapter(kind: str) -> "TypeAdapter[Any]":
+def _adapter(form: type) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter
 
-    return TypeAdapter(_KINDS[kind][0])
+    return TypeAdapter(form)
 
 
 def _faults(report: Report) -> Iterator[str]:
     """Inconsistencies between fields."""
-    if isinstance(report, EvalReport):
-        for one in (report, report.baseline) if report.baseline else (report,):
-            lengths = [row.length for row in one.rows]
-            if sorted(set(lengths)) != lengths:
-                yield "rows: the lengths are not in ascending order"
-            if one.protocol not in PROTOCOLS or one.protocol != report.protocol:
-                yield f"protocol: {shown(one.protocol)} is unknown, or differs from the baseline's"
-    elif isinstance(report, RetrievalReport):
-        if any(cell.hits > cell.trials for cell in report.cells):
-            yield "cells: more hits than trials"
-    elif isinstance(report, RulerReport):
-        if len({(cell.task, cell.length) for cell in report.cells}) < len(report.cells):
-            yield "cells: a task appears twice at one length"
+    scores, lengths = report.kind == "scores", [cell.length for cell in report.cells]
+    if scores:
+        if len({(cell.task, cell.depth, cell.length) for cell in report.cells}) < len(report.cells):
+            yield "cells: a task appears twice at one length and depth"
+        if not isinstance(report.settings.get("threshold", 0.0), int | float | None):
+            yield "settings.threshold: not a number"
     else:
-        if max(report.score.target, report.score.window, report.score.objective) >= OVERFLOW:
-            yield "score: the result overflowed"
-        if len(report.inv_freq) != len(report.pretrained_inv_freq):
-            yield "inv_freq: length differs from pretrained_inv_freq"
-        yield from (
-            f"gains: {shown(layer.name)} has heads of different lengths" for layer in report.gains if _uneven(layer)
-        )
+        if sorted(set(lengths)) != lengths:
+            yield "cells: the lengths are not in ascending order"
+        if report.task not in PROTOCOLS:
+            yield f"task: {shown(report.task)} is not a protocol"
+    for index, cell in enumerate(report.cells):
+        yield from (f"cells.{index}: {fault}" for fault in _cell_faults(cell, scores=scores))
+    if base := report.baseline:
+        if (base.kind, base.task) != (report.kind, report.task) or base.baseline:
+            yield f"baseline: its protocol, {shown(base.task)}, differs from the report's, or it has a baseline"
+        else:
+            yield from (f"baseline.{fault}" for fault in _faults(base))
+
+
+def _cell_faults(cell: Cell, *, scores: bool) -> Iterator[str]:
+    if len(cell.sums) != len(cell.weights) or not sum(cell.weights) > 0:
+        yield "sums and weights have different lengths, or the weights are all 0"
+    elif scores and not all(0 <= score <= 1 == weight for score, weight in zip(cell.sums, cell.weights, strict=True)):
+        yield "a score is not from 0 to 1, or its weight is not 1"
+    elif not scores and not (all(abs(loss) <= _LARGEST_SUM for loss in cell.sums) and -1 < cell.value < LARGEST_NLL):
+        yield "the loss overflowed"
+    elif not scores and not all(0.1 <= end <= _LARGEST_PPL for end in (cell.low, cell.high) if end is not None):
+        yield "an end of the interval is not a perplexity"
+
+
+def _tuning_faults(report: TuneReport) -> Iterator[str]:
+    if max(report.score.target, report.score.window, report.score.objective) >= LARGEST_NLL:
+        yield "score: the result overflowed"
+    if len(report.inv_freq) != len(report.pretrained_inv_freq):
+        yield "inv_freq: length differs from pretrained_inv_freq"
+    yield from (
+        f"gains: {shown(layer.name)} has heads of different lengths" for layer in report.gains if _uneven(layer)
+    )
 
 
 def _uneven(layer: LayerGains) -> bool:

@@ -1,23 +1,21 @@
-"""Terminal output of `ropecli theory`: tables and sentences, from the report of checkpoint/inspection.py.
+"""The tables of `ropecli theory`, from the report of checkpoint/inspection.py.
 
 Methods are shown in YaRN's general form f(x, g(m), h(θ_d)) (arXiv:2309.00071, eq. 12). The band limits, 32 and 1
 rotations, are its beta_fast and beta_slow (section 3.2).
 """
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from ropecli.analysis.score import LONGEST
-from ropecli.reporting.tables import FittingTable
-from ropecli.reporting.theory_sentences import Rope, theory_sentences
-from ropecli.reporting.wording import clean, tokens
+from ropecli.reporting.wording import tokens
+from ropecli.scaling.registry import find_method
+from ropecli.table import Table
 
+Rope = dict[str, Any]
+"""The summary of analysis/summary.py, with its name and form."""
 _BANDS = {"32 or more": (32, math.inf), "8 to 32": (8, 32), "1 to 8": (1, 8), "below 1": (0, 1)}
 _SAME = 1e-9
 _DECAY = {
@@ -29,146 +27,133 @@ _DECAY = {
 }
 
 
-def theory_tables(report: dict[str, Any]) -> Group:
+def theory_tables(report: dict[str, Any]) -> list[Table]:
     """report: of study_report."""
-    ropes = report["ropes"]
-    layers = f" (layers of type {clean(ropes[0]['layer_type'])})" if ropes[0]["layer_type"] else ""
-    original_length, target = report["original_max_position_embeddings"], report["target_length"]
-    title = f"{clean(report['checkpoint'])}{layers}: pretraining length {original_length:,}, target {target:,} tokens"
-    parts: list[RenderableType] = [Text(title, "bold")]
-    if len(ropes) > 1:
-        parts += _forms_table(ropes[1:])
-    parts += [Text("\nquantities"), _quantities_table(ropes), *_bands_table(ropes), *_decay_table(ropes[-1])]
-    for sentence in theory_sentences(report):
-        parts += [Text(), Text(sentence)]
-    return Group(*parts)
+    pretrained, *methods = report["ropes"]
+    forms = [_forms(methods)] if methods else []
+    return [*forms, _quantities(report), _bands(pretrained, methods), *_decay(report["ropes"][-1])]
 
 
-def _forms_table(ropes: Sequence[Rope]) -> list[RenderableType]:
-    """How each method changes a position m and a pair's frequency θ_d."""
-    table = Table()
-    table.add_column(overflow="fold")
-    table.add_column("g(m)", no_wrap=True)
-    table.add_column("h(θ_d)", overflow="fold")
-    table.add_column("interpolation", no_wrap=True)
-    for rope in ropes:
-        # distance methods have neither g nor h
-        h = rope["h"] if rope["g"] else "unchanged: the method changes distances"
-        cells = (clean(rope["name"]), rope["g"], h, rope["interpolation"])
-        table.add_row(*map(Text, cells))
-    return [Text("scaling of a position m and of a pair's frequency θ_d: f(x, g(m), h(θ_d))"), table]
+def _forms(methods: Sequence[Rope]) -> Table:
+    """How each method changes a position m and a pair's frequency θ_d; distance methods change neither."""
+    distances = "unchanged: the method changes distances"
+    rows = [[rope["name"], rope["g"], rope["h"] if rope["g"] else distances, rope["interpolation"]] for rope in methods]
+    title = "scaling of a position m and of a pair's frequency θ_d: f(x, g(m), h(θ_d))"
+    return Table(title, ["method", "g(m)", "h(θ_d)", "interpolation"], rows, names=4)
 
 
-def _quantities_table(ropes: Sequence[Rope]) -> FittingTable:
+def _quantities(report: dict[str, Any]) -> Table:
     """A column for each rope."""
-    rows = [[name, *(show(rope) for rope in ropes)] for group in _ROWS for name, show in group]
-    sections = list(accumulate(map(len, _ROWS[:-1])))
-    return FittingTable([""], [clean(rope["name"]) for rope in ropes], rows, sections)
+    pretrained, length, target = report["ropes"][0], report["original_max_position_embeddings"], report["target_length"]
+    rotations, granularity = pretrained["turns_in_window"], pretrained["granularity"]
+    slow = [pair for pair, count in enumerate(rotations) if 0 < count < 1 - _SAME]
+    ropes = []
+    for rope in report["ropes"]:
+        farthest = rope["largest_distance"]
+        # turns_in_target counts one token more than the largest distance
+        reached = [rope["turns_in_target"][pair] * farthest / (farthest + 1) for pair in slow]
+        unseen = sum(turns > rotations[pair] * (1 + _SAME) for pair, turns in zip(slow, reached, strict=True))
+        followed = {
+            "farthest": None if farthest == target - 1 else farthest,
+            "critical": f"{rope['critical_dimension']} of {rope['rotary_dim']}",
+            "unseen": f"{unseen} of {len(slow)}",
+            "kept": rope["granularity"] / granularity if granularity > 0 else math.nan,
+        }
+        ropes.append({**rope, **followed})
+    layers = f" (layers of type {pretrained['layer_type']})" if pretrained["layer_type"] else ""
+    title = f"{report['checkpoint']}{layers}: pretraining length {length:,}, target {target:,} tokens"
+    notes = [
+        f"{len(slow)} of {len(rotations)} pairs are slow: they complete no rotation in the {length:,} tokens of "
+        "pretraining, and beyond that reach angles that the model has not seen.",
+        "A base supports the tokens before its first negative score (Men et al. 2024); "
+        f"{_smallest_base(report['smallest_base'])} for {target:,} tokens.",
+        "Less granularity makes nearby positions harder to distinguish. q and d: 0 is equal, 2 opposite.",
+    ]
+    if varying := [rope["name"] for rope in ropes if find_method(rope["method"]).depends_on_length]:
+        notes.append(
+            f"The frequencies of {' and '.join(varying)} depend on the length: these are for {target:,} tokens."
+        )
+    rows = [[name, *(show(rope[key]) for rope in ropes)] for name, (key, show) in _ROWS.items()]
+    return Table(title, ["", *(rope["name"] for rope in ropes)], rows, notes, sections=_SECTIONS)
 
 
-def _tokens(key: str) -> Callable[[Rope], str]:
-    return lambda rope: tokens(rope[key])
+def _smallest_base(base: float | None) -> str:
+    if base is None or math.isnan(base):
+        return "none was computed"
+    return "no base is enough" if math.isinf(base) else f"it must be at least {base:,.0f}"
 
 
-def _digits(key: str, digits: int = 4) -> Callable[[Rope], str]:
-    return lambda rope: "" if rope[key] is None or math.isnan(rope[key]) else f"{rope[key]:.{digits}g}"
+def _digits(value: float | None, digits: int = 4) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
-def _found(key: str) -> Callable[[Rope], str]:
-    return lambda rope: f"none by {LONGEST:,}" if rope[key] is None else tokens(rope[key])
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.0%}"
 
 
-def _base(rope: Rope) -> str:
-    theta = rope["rope_theta"]
-    return f"{theta:,.0f}" if theta >= 1e4 or theta == int(theta) else f"{theta:,.6g}"
+def _found(value: int | None) -> str:
+    return f"none by {LONGEST:,}" if value is None else tokens(value)
 
 
-def _farthest(rope: Rope) -> str:
-    """Empty if it is the distance of the target's last token."""
-    return tokens(rope["largest_distance"]) if rope["largest_distance"] != rope["target_length"] - 1 else ""
+_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "factor s": ("factor", partial(_digits, digits=6)),
+    "largest distance seen, tokens": ("farthest", tokens),
+    "attention factor": ("attention_factor", partial(_digits, digits=6)),
+    "base b (rope_theta)": ("rope_theta", tokens),
+    "longest wavelength, tokens": ("longest_wavelength", tokens),
+    "half wavelength, tokens": ("half_wavelength", tokens),
+    "effective range, tokens": ("effective_range", tokens),
+    "pairs fully rotated by then": ("share_turned_in_effective_range", _share),
+    "slowest pair unique": ("unique_by_slowest_pair", {True: "yes", False: "no", None: ""}.__getitem__),
+    "slow pairs at unseen angles": ("unseen", str),
+    "critical dimension": ("critical", str),
+    "first rise of the score, tokens": ("first_rise", _found),
+    "first negative score, tokens": ("first_negative_score", _found),
+    "granularity (mean sine)": ("granularity", _digits),
+    "its limit α/ln b": ("granularity_limit", _digits),
+    "its exact limit": ("granularity_exact_limit", _digits),
+    "granularity kept": ("kept", _share),
+    "closest images q": ("closest_images", _digits),
+    "their gap, tokens": ("closest_images_gap", tokens),
+    "distance d to pretrained images": ("distance_to_old_images", _digits),
+    "float32 angle error, rad": ("float32_angle_error", partial(_digits, digits=2)),
+}
+_SECTIONS = frozenset({4, 11, 13})
 
 
-def _share(rope: Rope) -> str:
-    share = rope["share_turned_in_effective_range"]
-    return "" if math.isnan(share) else f"{share:.0%}"
-
-
-def _unique(rope: Rope) -> str:
-    return {True: "yes", False: "no", None: ""}[rope["unique_by_slowest_pair"]]
-
-
-_ROWS: tuple[tuple[tuple[str, Callable[[Rope], str]], ...], ...] = (
-    (
-        ("factor s", _digits("factor", 6)),
-        ("largest distance seen, tokens", _farthest),
-        ("attention factor", _digits("attention_factor", 6)),
-        ("base b (rope_theta)", _base),
-    ),
-    (
-        ("longest wavelength, tokens", _tokens("longest_wavelength")),
-        ("half wavelength, tokens", _tokens("half_wavelength")),
-        ("effective range, tokens", _tokens("effective_range")),
-        ("pairs fully rotated by then", _share),
-        ("slowest pair unique", _unique),
-        ("critical dimension", lambda rope: f"{rope['critical_dimension']} of {rope['rotary_dim']}"),
-    ),
-    (
-        ("first rise of the score, tokens", _found("first_rise")),
-        ("first negative score, tokens", _found("first_negative_score")),
-    ),
-    (
-        ("granularity (mean sine)", _digits("granularity")),
-        ("its limit α/ln b", _digits("granularity_limit")),
-        ("its exact limit", _digits("granularity_exact_limit")),
-        ("closest images q", _digits("closest_images")),
-        ("their gap, tokens", _tokens("closest_images_gap")),
-        ("distance d to pretrained images", _digits("distance_to_old_images")),
-        ("float32 angle error, rad", _digits("float32_angle_error", 2)),
-    ),
-)
-
-
-def _bands_table(ropes: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """ropes: the pretrained one first. Methods that keep all frequencies have no column."""
-    pretrained, *methods = ropes
-    methods = [rope for rope in methods if any(abs(one - 1) > _SAME for one in _known(rope))]
+def _bands(pretrained: Rope, methods: Sequence[Rope]) -> Table:
+    """Methods that keep all frequencies have no column."""
+    # NaN: a pair that rotates with neither
+    shares = {
+        rope["name"]: [1.0 if math.isnan(x) else x for x in rope["frequency_over_pretrained"]] for rope in methods
+    }
+    shares = {name: of for name, of in shares.items() if any(abs(share - 1) > _SAME for share in of)}
     rows = []
     for band, (low, high) in _BANDS.items():
-        pairs = [pair for pair, r in enumerate(pretrained["turns_in_window"]) if low <= r < high]
-        if pairs:
-            wavelengths = [tokens(of(pretrained["wavelength"][pair] for pair in pairs)) for of in (min, max)]
-            ratios = [[f"{_known(rope)[pair]:.3g}" for pair in (pairs[0], pairs[-1])] for rope in methods]
-            ends = [f"{pairs[0]}", f"{pairs[-1]}"]
-            rows.append([band, *(" to ".join(dict.fromkeys(each)) for each in (ends, wavelengths, *ratios))])
-    title = "\npairs by number of rotations in the pretraining length, r = L/λ"
-    title += "; per method, frequency relative to pretrained" if methods else ""
-    names = ["rotations r", "pairs", "wavelength, tokens"]
-    return [Text(title), FittingTable(names, [clean(rope["name"]) for rope in methods], rows)]
+        if pairs := [pair for pair, r in enumerate(pretrained["turns_in_window"]) if low <= r < high]:
+            ends, wavelengths = (pairs[0], pairs[-1]), [pretrained["wavelength"][pair] for pair in pairs]
+            columns: list[Iterable[str]] = [map(str, ends), map(tokens, (min(wavelengths), max(wavelengths)))]
+            columns += [[f"{of[pair]:.3g}" for pair in ends] for of in shares.values()]
+            rows.append([band, *(" to ".join(dict.fromkeys(column)) for column in columns)])
+    title = "pairs by number of rotations in the pretraining length, r = L/λ"
+    title += "; per method, frequency relative to pretrained" if shares else ""
+    return Table(title, ["rotations r", "pairs", "wavelength, tokens", *shares], rows, names=3)
 
 
-def _known(rope: dict[str, Any]) -> list[float]:
-    """Frequency of each pair relative to the pretrained one; 1 if both are 0."""
-    return [1.0 if math.isnan(one) else one for one in rope["frequency_over_pretrained"]]
-
-
-def _decay_table(rope: dict[str, Any]) -> list[RenderableType]:
+def _decay(rope: Rope) -> list[Table]:
     """Omits columns without values: the bound only applies to frequencies that are powers of a base.
 
     Empty for a target of one token.
     """
-    rows = rope["decay"]
-    if not rows:
-        return []
-    shown = {key: name for key, name in _DECAY.items() if any(row[key] is not None for row in rows)}
-    table = Table()
-    for name in ("distance", *shown.values()):
-        table.add_column(name, justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(f"{row['distance']:,}", *("" if row[key] is None else f"{row[key]:.3f}" for key in shown))
-    title = f"\n{clean(rope['name'])}: inner product of an all-ones query and key, each with norm 1"
+    shown = {key: name for key, name in _DECAY.items() if any(row[key] is not None for row in rope["decay"])}
+    rows = [
+        [f"{row['distance']:,}", *("" if row[key] is None else f"{row[key]:.3f}" for key in shown)]
+        for row in rope["decay"]
+    ]
     bound = "; O(1/t): its bound" if "bound" in shown else ""
     note = (
         f"|mean|: of the complex rotations, whose real part is the score; integral: its estimate{bound}; sinusoidal: "
         "the score of sinusoidal embeddings with the pretrained base. Attention factors are not included."
     )
-    return [Text(title), table, Text(note, "dim")]
+    title = f"{rope['name']}: inner product of an all-ones query and key, each with norm 1"
+    return [Table(title, ["distance", *shown.values()], rows, [note])] if rows else []

@@ -1,44 +1,43 @@
-"""Formats parts of reports as text: names without control characters, protocols, changes, times, sizes."""
+"""Formats parts of reports as text: protocols, changes, times, sizes."""
 
 import math
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ropecli.evaluation.protocol_descriptions import YARN_NOTE
-from ropecli.evaluation.results import wilson
+from ropecli.table import clean
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.report import EvalReport, RulerReport
-    from ropecli.evaluation.results import Headline
-
-LONGEST_NAME = 80
-
-_FORGED = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029\ufffe\uffff")
-"""Characters that change text direction, end a line, or are invalid in XML."""
+    from ropecli.evaluation.report import Change, Headline, Report
 
 
-def clean(text: str, longest: int = LONGEST_NAME) -> str:
-    """Replace control characters, and shorten to `longest` characters.
-
-    Longer names are cut in the middle, because names often differ only at the end.
-    """
-    if len(text) > longest:
-        head = longest // 3
-        text = f"{text[:head]}…{text[head + 1 - longest :]}"
-    return "".join("\N{REPLACEMENT CHARACTER}" if _is_forged(character) else character for character in text)
+def task_name(report: "Report") -> str:
+    if report.kind == "perplexity":
+        return "perplexity"
+    return "RULER" if report.task == "ruler" else clean(report.task, 40)
 
 
-def _is_forged(character: str) -> bool:
-    return character in _FORGED or unicodedata.category(character) in ("Cc", "Cs")
-
-
-def protocol_name(report: "EvalReport") -> str:
-    """The protocol with its settings, and the warning for `yarn`."""
+def protocol_name(report: "Report") -> str:
+    """The protocol of a perplexity with its settings, and the warning for `yarn`."""
     own = [f"{key} {report.settings[key]}" for key in ("stride", "targets") if report.settings.get(key) is not None]
-    if report.protocol == "yarn":
+    if report.task == "yarn":
         own.append(YARN_NOTE)
-    return clean(report.protocol + (f" ({', '.join(own)})" if own else ""), 120)
+    return clean(report.task + (f" ({', '.join(own)})" if own else ""), 120)
+
+
+def reading(report: "Report") -> str:
+    """How the task was measured: the protocol, or how answers were found."""
+    if report.kind == "perplexity":
+        return f"protocol {protocol_name(report)}"
+    return "answers generated" if report.mode == "generate" else "answers ranked among candidates"
+
+
+def sample_count(report: "Report") -> str:
+    if report.kind == "perplexity":
+        count, what = max(cell.samples for cell in report.cells), "document"
+    else:
+        count, what = sum(cell.samples for cell in report.cells), "prompt"
+    return f"{count} {what}{'s'[: count != 1]}"
 
 
 HEADLINES_NOTE = "Percentages: change of perplexity, negative is better. In brackets: 95% interval, paired by document."
@@ -46,46 +45,49 @@ HEADLINES_NOTE = "Percentages: change of perplexity, negative is better. In brac
 
 def headline_sentence(headline: "Headline") -> str:
     """A change of perplexity, like "short-context cost: +1.2% (0.3 to 2.0) at 256 tokens"; negative is lower."""
-    change = headline.change
-    interval = f" ({_percent(change.low)} to {_percent(change.high)})" if change.low is not None else ""
     if headline.length == headline.baseline_length:
         where = f" at {headline.length} tokens"
     else:
         where = f": {headline.length} tokens against the baseline's {headline.baseline_length}"
-    return f"{clean(headline.name)}: {_percent(change.change, sign='+')}%{interval}{where}"
+    return f"{clean(headline.name)}: {change_words(headline.change, '%')}{where}"
 
 
-def ruler_mode(report: "RulerReport") -> str:
-    return "answers generated" if report.mode == "generate" else "answers ranked among candidates"
+def change_words(change: "Change", unit: str = "", *, bare: bool = False) -> str:
+    """A change in percent or points, with its interval unless `bare`: "+1.2% (0.3 to 2.0)"."""
+    interval = "" if bare or change.low is None else f" ({_percent(change.low)} to {_percent(change.high)})"
+    return f"{_percent(change.change, sign='+')}{unit}{interval}"
 
 
-def ruler_sentences(report: "RulerReport") -> list[str]:
+def score_words(report: "Report", length: int) -> str:
+    """Mean score at a length with Wilson's 95% interval: "58.3% (32 to 81)"."""
+    low, high = (100 * end for end in report.interval(length))
+    return f"{100 * report.mean(length)[0]:.1f}% ({low:.0f} to {high:.0f})"
+
+
+def ruler_sentences(report: "Report") -> list[str]:
     """The effective length, and why the scores are not those of published tables."""
+    shortest, longest, effective = report.lengths[0], report.lengths[-1], report.effective_length
     needed = f"{100 * report.threshold:.1f}% on average"
-    if report.relative:
-        needed += f", 85.6% of the score at {report.lengths[0]} tokens"
-    found = f"{report.effective_length} tokens" if report.effective_length else f"below {report.lengths[0]} tokens"
-    if report.effective_length == report.lengths[-1]:
-        found = f"at least {report.effective_length} tokens, the longest length"
+    if report.settings.get("threshold") is None:
+        needed += f", 85.6% of the score at {shortest} tokens"
+    found = f"{effective} tokens" if effective else f"below {shortest} tokens"
+    if effective == longest:
+        found = f"at least {longest} tokens, the longest length"
     reasons = [
         *(["the essay is the demo's text"] if report.source == "demo" else []),
         *(["answers were ranked"] if report.mode == "rank" else []),
         *([f"{len(report.tasks)} of 13 tasks"] if len(report.tasks) < 13 else []),
     ]
     sentences = [f"Effective length: {found} (required: {needed})."]
-    if not any(map(any, (cell.scores for cell in report.cells))):
+    if not any(map(any, (cell.sums for cell in report.cells))):
         sentences = ["Effective length: none, because no answer was right."]
         sentences += ["For a base model, use --mode rank."] if report.mode == "generate" else []
     elif not report.above_chance():
-        shortest = report.lengths[0]
-        mean, samples = report.mean(shortest)
-        low, high = wilson(mean * samples, samples)
         sentences = [
-            f"Effective length: none, because the score at {shortest} tokens, {100 * mean:.1f}% ({100 * low:.0f} to "
-            f"{100 * high:.0f}), is not above that of guessing, {100 * report.chance(shortest):.0f}%."
+            f"Effective length: none, because the score at {shortest} tokens, {score_words(report, shortest)}, "
+            f"is not above that of guessing, {100 * report.chance(shortest):.0f}%."
         ]
     if report.mode == "rank":
-        longest = report.lengths[-1]
         sentences.append(f"Guessing scores {100 * report.chance(longest):.0f}% at {longest} tokens.")
     if reasons:
         sentences.append(f"Not comparable with published tables: {'; '.join(reasons)}.")

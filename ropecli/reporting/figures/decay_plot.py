@@ -15,8 +15,8 @@ from ropecli.analysis.wavelengths import effective_range, longest_wavelength
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.frequencies_plot import study_subject
-from ropecli.reporting.wording import clean
 from ropecli.scaling.spec import ScaledRope
+from ropecli.table import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

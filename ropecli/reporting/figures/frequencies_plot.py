@@ -14,12 +14,12 @@ import numpy as np
 from ropecli.analysis.wavelengths import critical_dimension, rotations
 from ropecli.checkpoint.inspection import PRETRAINED, Study
 from ropecli.errors import DataError, MethodError
-from ropecli.reporting.cells import tuned_method, tuning_names, tuning_subject
 from ropecli.reporting.figures import style
-from ropecli.reporting.wording import clean
+from ropecli.reporting.tuning_tables import tuned_method, tuning_names, tuning_subject
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.scale import scale
 from ropecli.scaling.spec import make_spec
+from ropecli.table import clean
 from ropecli.tuning.tune_report import TuneReport
 
 if TYPE_CHECKING:

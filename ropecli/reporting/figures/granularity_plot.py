@@ -13,8 +13,8 @@ from ropecli.checkpoint.inspection import Study
 from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.frequencies_plot import remapping_notes, study_subject
-from ropecli.reporting.wording import clean
 from ropecli.scaling.spec import ScaledRope
+from ropecli.table import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

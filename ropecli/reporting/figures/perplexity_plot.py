@@ -1,30 +1,38 @@
-"""Draws perplexity evaluations: by length, by tokens of context, and many methods side by side."""
+"""Draws evaluations: perplexity by length and by tokens of context, and many methods side by side.
+
+Each set of data has a part of the figure to itself.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ropecli.errors import DataError
-from ropecli.evaluation.report import EvalReport
+from ropecli.evaluation.report import Report
 from ropecli.reporting.figures import style
 from ropecli.reporting.lines import (
+    BEST_NOTE,
+    BITS_PER_BYTE,
     PPL,
+    SCORE,
     Line,
     Metric,
-    best_note,
     best_of,
-    by_checkpoint,
-    data_note,
-    lines_of,
+    lengths_of,
+    metric_of,
     original_length_marks,
     original_lengths_of,
     refuse_without,
+    sets_of,
     title_of,
 )
+from ropecli.reporting.wording import change_words, task_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
+
+    Part = Figure | SubFigure
 
 _MAX_WHISKERS = 6
 """Maximum lines with whiskers; more would hide each other."""
@@ -32,138 +40,188 @@ _FEWEST_POINTS = 3
 _MOST_LENGTHS, _MOST_ROWS = 12, 150
 """Limits of a comparison."""
 _LONGEST_NAME = 50
+_PAIRED = "paired 95% interval of the difference from"
 
 
-def draw_perplexity(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
-    """A metric against context length: one line per report with its 95% interval, sorted by the last value."""
-    lines = lines_of(reports)
-    refuse_without(lines, metric)
-    lines.sort(key=lambda line: -line.points(metric)[-1][1])
-    ends = [end for line in lines for row in line.report.rows for end in metric.interval(row) or ()]
-    whiskers = bool(ends) and len(lines) <= _MAX_WHISKERS
-    lengths = sorted({length for line in lines for length, _ in line.points(metric)})
-    originals, notes = original_length_marks(reports, lengths)
-    with style.drawing():
-        figure, (axes,) = style.line_figure([line.name for line in lines])
-        for index, line in enumerate(lines):
-            look = style.BASELINE_LOOK if line.baseline else style.look(index)
-            axes.plot(*zip(*line.points(metric), strict=True), label=line.name, **look)
-            if whiskers:
-                _draw_whiskers(axes, line, look["color"], 2 ** (0.03 * (index - (len(lines) - 1) / 2)), metric)
-        style.length_axis(axes, lengths)
-        if metric.logarithmic:
-            values = [value for line in lines for _, value in line.points(metric)]
-            style.log_axis(axes.yaxis, values + (ends if whiskers else []))
-        style.mark_original_lengths(axes, originals)
-        axes.set_xlabel("context length (tokens), logarithmic")
-        axes.set_ylabel(metric.axis_label)
-        style.legend(axes)
-        if ends:
-            notes.append(
-                "whiskers: 95% interval over documents"
-                if whiskers
-                else f"95% intervals are not drawn for more than {_MAX_WHISKERS} lines; --kind comparison shows them"
-            )
-        title = title_of(reports, f": {metric.title} by context length")
-        style.title(figure, title, [data_note(reports, metric), *notes])
-    return figure
+def draw_perplexity(reports: Sequence[Report], metric: Metric) -> "Figure":
+    """A metric against context length: one line per report, sorted by the last value.
+
+    Whiskers: the paired interval of the difference from the first line; of a single line, its interval over documents.
+    """
+    sets = _sets(reports, metric)
+    return _stacked(sets, [_line_size(lines) for lines in sets], lambda part, lines: _perplexity(part, lines, metric))
 
 
-def _draw_whiskers(axes: "Axes", line: Line, color: str, aside: float, metric: Metric) -> None:
-    """aside: factor on the length, so that the whiskers of several lines do not overlap."""
-    for row in line.report.rows:
-        if interval := metric.interval(row):
-            at = row.length * aside
-            axes.plot([at, at], interval, color=color, linewidth=0.9, marker="_", markersize=4, alpha=0.8)
-
-
-def draw_context(reports: Sequence[EvalReport], metric: Metric = PPL) -> "Figure":
+def draw_context(reports: Sequence[Report]) -> "Figure":
     """Mean loss against the number of tokens before the scored one, at each report's longest length."""
-    lines = lines_of(reports)
-    for line in lines:
-        if len(line.report.rows[-1].by_context) < _FEWEST_POINTS:
+    sets = _sets(reports, PPL)
+    for line in (line for lines in sets for line in lines):
+        if len(line.report.cells[-1].by_context) < _FEWEST_POINTS:
             raise DataError(
                 f"The report of {line.name} has fewer than {_FEWEST_POINTS} points of loss by context. "
                 "Use --kind perplexity."
             )
-    # each bucket at the geometric middle of its contexts
-    points = [
-        [(math.sqrt(one.start * (one.stop - 1)), one.nll) for one in line.report.rows[-1].by_context] for line in lines
-    ]
-    contexts = [context for own in points for context, _ in own]
-    originals, notes = original_length_marks(reports, contexts)
-    lengths = sorted({report.rows[-1].length for report in reports})
-    with style.drawing():
-        figure, (axes,) = style.line_figure([line.name for line in lines])
-        for index, (line, own) in enumerate(zip(lines, points, strict=True)):
-            look = style.BASELINE_LOOK if line.baseline else style.look(index)
-            # offset the markers, so that overlapping lines are visible
-            axes.plot(*zip(*own, strict=True), label=line.name, markevery=(index % 3, 3), **look)
-        style.length_axis(axes, [2**power for power in range(math.ceil(math.log2(max(contexts))) + 1)])
-        style.mark_original_lengths(axes, originals)
-        axes.set_xlabel("tokens of context, logarithmic")
-        axes.set_ylabel("mean loss (nats per token, lower is better)")
-        style.legend(axes)
-        read = f"length {lengths[0]} tokens" if len(lengths) == 1 else "at each report's longest length"
-        title = title_of(reports, ": loss by tokens of context")
-        style.title(figure, title, [read, *notes, data_note(reports, PPL)])
-    return figure
+    return _stacked(sets, [_line_size(lines) for lines in sets], _context)
 
 
-def draw_comparison(reports: Sequence[EvalReport], metric: Metric) -> "Figure":
-    """One row per line and one panel per length, with a dot at the value; the best dot of each panel is filled."""
-    lines = by_checkpoint(lines_of(reports))
-    refuse_without(lines, metric)
-    lengths = sorted({row.length for line in lines for row in line.report.rows})
-    if len(lengths) > _MOST_LENGTHS or len(lines) > _MOST_ROWS:
+def draw_comparison(reports: Sequence[Report], metric: Metric) -> "Figure":
+    """One row per line and one panel per length, with a dot at the value.
+
+    Filled dots: the best line, and those that are not worse. Bars: the paired interval of the difference from the first
+    line.
+    """
+    sets = _sets(reports, metric)
+    columns, rows = max(len(lengths_of(lines)) for lines in sets), sum(map(len, sets))
+    if columns > _MOST_LENGTHS or rows > _MOST_ROWS:
         raise DataError(
-            f"{len(lines)} lines at {len(lengths)} lengths are too many for one plot; the limit is {_MOST_ROWS} lines "
+            f"{rows} lines at {columns} lengths are too many for one plot; the limit is {_MOST_ROWS} lines "
             f"at {_MOST_LENGTHS} lengths. Give fewer, or use --kind perplexity."
         )
-    names = [style.wrap(line.name, _LONGEST_NAME) for line in lines]
+    names = [style.wrap(line.name, _LONGEST_NAME) for lines in sets for line in lines]
     widest = max(len(part) for name in names for part in name.split("\n"))
-    deepest = max(name.count("\n") + 1 for name in names)
-    originals = original_lengths_of(line.report for line in lines)
+    row = 0.1 + 0.16 * max(name.count("\n") + 1 for name in names)
+    width = max(5.0, 0.6 + 0.075 * widest + 2.3 * columns)
+    sizes = [(width, 1.8 + row * len(lines)) for lines in sets]
+    return _stacked(sets, sizes, lambda part, lines: _comparison(part, lines, metric_of(lines, metric)))
+
+
+def _sets(reports: Sequence[Report], metric: Metric) -> list[list[Line]]:
+    """Raises DataError for a line without any value of the metric."""
+    sets = sets_of(reports, metric)
+    for lines in sets:
+        refuse_without(lines, metric_of(lines, metric))
+    return sets
+
+
+def _line_size(lines: Sequence[Line]) -> tuple[float, float]:
+    return style.line_size([line.name for line in lines])
+
+
+def _stacked(
+    sets: Sequence[Sequence[Line]],
+    sizes: Sequence[tuple[float, float]],
+    draw: "Callable[[Part, Sequence[Line]], None]",
+) -> "Figure":
+    """One part of the figure for each set. sizes: inches."""
     with style.drawing():
-        figure = style.new_figure(
-            max(5.0, 0.6 + 0.075 * widest + 2.1 * len(lengths)), 1.8 + (0.1 + 0.16 * deepest) * len(lines)
-        )
-        panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
-        for axes, length in zip(panels, lengths, strict=True):
-            _draw_panel(axes, lines, length, metric)
-            beyond = "\nbeyond the pretraining length" if len(originals) == 1 and length > originals[0] else ""
-            axes.set_title(f"{length} tokens{beyond}", fontsize=9)
-        panels[0].set_yticks(range(len(lines)), names)
-        panels[0].set_ylim(len(lines) - 0.5, -0.5)
-        bars = any(metric.interval(row) for line in lines for row in line.report.rows)
-        words = (
-            f"{metric.axis_label}; filled: {best_note(reports)}{'; bars: 95% interval over documents' if bars else ''}"
-        )
-        differ = f"pretraining lengths differ ({originals[0]} to {originals[-1]} tokens) and are not marked"
-        style.title(
-            figure,
-            title_of(reports, f": {metric.title} by method and length"),
-            [words, differ if len(originals) > 1 else None, data_note(reports, metric)],
-        )
+        figure = style.new_figure(max(width for width, _ in sizes), sum(height for _, height in sizes))
+        heights = [height for _, height in sizes]
+        parts: Sequence[Part] = [figure]
+        if len(sets) > 1:
+            parts = figure.subfigures(len(sets), 1, height_ratios=heights)
+        for part, lines in zip(parts, sets, strict=True):
+            draw(part, lines)
     return figure
 
 
-def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric) -> None:
-    best = best_of([line.report for line in lines], length, metric)
+def _perplexity(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
+    lengths, axes = lengths_of(lines), figure.subplots()
+    spans = {line.name: _spans(line, lines, metric) for line in lines}
+    ends = [end for found in spans.values() for _, span in found for end in span]
+    whiskers = bool(ends) and len(lines) <= _MAX_WHISKERS
+    for index, line in enumerate(sorted(lines, key=lambda line: -line.points(metric)[-1][1])):
+        look = style.BASELINE_LOOK if line.baseline else style.look(index)
+        axes.plot(*zip(*line.points(metric), strict=True), label=line.name, **look)
+        aside = 2 ** (0.03 * (index - (len(lines) - 1) / 2))  # whiskers of several lines do not overlap
+        for length, span in spans[line.name] if whiskers else ():
+            at = [length * aside] * 2
+            axes.plot(at, span, color=look["color"], linewidth=0.9, marker="_", markersize=4, alpha=0.8)
+    style.length_axis(axes, lengths)
+    if metric.logarithmic:
+        style.log_axis(axes.yaxis, [value for line in lines for _, value in line.points(metric)] + ends * whiskers)
+    notes = _finish(axes, lines, lengths)
+    axes.set(xlabel="context length (tokens), logarithmic", ylabel=metric.axis_label)
+    if whiskers:
+        what = "95% interval over documents" if len(lines) == 1 else f"{_PAIRED} {lines[0].name}"
+        notes.append(f"whiskers: {what}")
+    elif ends:
+        notes.append(f"intervals are not drawn for more than {_MAX_WHISKERS} lines; --kind comparison shows them")
+    style.title(figure, title_of(lines, f": {metric.title} by context length"), [*notes, _token_note(lines)])
+
+
+def _finish(axes: "Axes", lines: Sequence[Line], lengths: Sequence[float]) -> list[str]:
+    """Mark the pretraining lengths, and add the legend. Returns notes."""
+    originals, notes = original_length_marks([line.report for line in lines], lengths)
+    style.mark_original_lengths(axes, originals)
+    style.legend(axes)
+    return notes
+
+
+def _spans(line: Line, lines: Sequence[Line], metric: Metric) -> list[tuple[int, tuple[float, float]]]:
+    """(length, interval) of each length with an interval."""
+    if len(lines) > 1:
+        spans = [(length, line.span(lines[0], length, metric)) for length in line.report.lengths]
+        return [(length, span) for length, span in spans if span]
+    cells = line.report.cells if metric is PPL else []
+    return [(cell.length, (cell.low, cell.high)) for cell in cells if cell.low is not None and cell.high is not None]
+
+
+def _token_note(lines: Sequence[Line]) -> str | None:
+    same = len({line.report.fingerprint for line in lines}) == 1
+    return None if same else "different tokenizers: the lines do not score exactly the same part of the text"
+
+
+def _context(figure: "Part", lines: Sequence[Line]) -> None:
+    axes, contexts = figure.subplots(), []
+    for index, line in enumerate(lines):
+        buckets = line.report.cells[-1].by_context
+        # each bucket at the geometric middle of its contexts
+        middles = [math.sqrt(bucket.start * (bucket.stop - 1)) for bucket in buckets]
+        look = style.BASELINE_LOOK if line.baseline else style.look(index)
+        # offset the markers, so that overlapping lines are visible
+        axes.plot(middles, [bucket.nll for bucket in buckets], label=line.name, markevery=(index % 3, 3), **look)
+        contexts += middles
+    style.length_axis(axes, [2**power for power in range(math.ceil(math.log2(max(contexts))) + 1)])
+    notes = _finish(axes, lines, contexts)
+    axes.set(xlabel="tokens of context, logarithmic", ylabel="mean loss (nats per token, lower is better)")
+    lengths = sorted({line.report.lengths[-1] for line in lines})
+    read = f"length {lengths[0]} tokens" if len(lengths) == 1 else "at each report's longest length"
+    style.title(figure, title_of(lines, ": loss by tokens of context"), [read, *notes])
+
+
+def _comparison(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
+    lengths, originals = lengths_of(lines), original_lengths_of(line.report for line in lines)
+    panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
+    bars = [_draw_panel(axes, lines, length, metric) for axes, length in zip(panels, lengths, strict=True)]
+    for axes, length in zip(panels, lengths, strict=True):
+        beyond = "\nbeyond the pretraining length" if len(originals) == 1 and length > originals[0] else ""
+        axes.set_title(f"{length} tokens{beyond}", fontsize=9)
+    panels[0].set_yticks(range(len(lines)), [style.wrap(line.name, _LONGEST_NAME) for line in lines])
+    panels[0].set_ylim(len(lines) - 0.5, -0.5)
+    words = [metric.axis_label]
+    if any(best_of(lines, length, metric) for length in lengths):
+        words.append(f"filled: {BEST_NOTE}")
+    if any(bars):
+        words.append(f"bars: {_PAIRED} {lines[0].name} (dashed)")
+    differ = f"pretraining lengths differ ({originals[0]} to {originals[-1]} tokens) and are not marked"
+    title = title_of(lines, f": {task_name(lines[0].report)} by method and length")
+    style.title(figure, title, ["; ".join(words), differ if len(originals) > 1 else None, _token_note(lines)])
+
+
+def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric) -> bool:
+    """Returns whether there are bars."""
+    best = best_of(lines, length, metric)
     shown = metric.shown_among(line.at(length, metric) for line in lines)
+    spans = [line.span(lines[0], length, metric) for line in lines]
     ends = []
-    for place, line in enumerate(lines):
-        row = next((row for row in line.report.rows if row.length == length), None)
-        value = None if row is None else metric.of(row)
-        if row is None or value is None:
+    for place, (line, span) in enumerate(zip(lines, spans, strict=True)):
+        value = line.at(length, metric)
+        if value is None:
             continue
-        interval = metric.interval(row) or (value, value)
-        ends += [value, *interval]
-        axes.hlines(place, *interval, color="#555555", linewidth=1)
+        low, high = span or (value, value)
+        ends += [value, low, high]
+        axes.hlines(place, low, high, color="#555555", linewidth=1)
         axes.plot([value], [place], "o", color="#0072B2", markerfacecolor="#0072B2" if place in best else "white")
+        change = line.change_from(lines[0], length) if place and metric is not BITS_PER_BYTE else None
+        words = shown(value) + (
+            f" ({change_words(change, '' if metric is SCORE else '%', bare=True)})" if change else ""
+        )
         weight = "bold" if place in best else "normal"
-        words = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5, "fontweight": weight}
-        axes.annotate(shown(value), (max(*interval, value), place), **words)  # type: ignore[arg-type]
+        look = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5, "fontweight": weight}
+        axes.annotate(words, (max(low, value, high), place), **look)  # type: ignore[arg-type]
+    first = lines[0].at(length, metric)
+    if any(spans) and first is not None:
+        axes.axvline(first, color=style.GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     # room for the labels right of the dots
     if metric.logarithmic and ends:
         style.log_axis(axes.xaxis, ends, most=5, room=0.5)
@@ -175,3 +233,4 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
     for place in range(1, len(lines)):
         if lines[place].report.digest != lines[place - 1].report.digest:
             axes.axhline(place - 0.5, color=style.GREY, linewidth=0.8)
+    return any(spans)

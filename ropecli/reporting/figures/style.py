@@ -20,7 +20,7 @@ from ropecli.version import GENERATOR
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 _ENDINGS = (".png", ".svg", ".pdf")
 _MARKERS = "os^Dv<>PX*p"
@@ -85,8 +85,8 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def line_figure(names: Sequence[str], others: Sequence[str] = (), panels: int = 1) -> "tuple[Figure, list[Axes]]":
-    """Stacked axes, with room on the right for a legend of these lines and of `others`.
+def line_size(names: Sequence[str], others: Sequence[str] = (), panels: int = 1) -> tuple[float, float]:
+    """Inches of stacked axes, with room on the right for a legend of these lines and of `others`.
 
     Raises DataError for more lines than can look different.
     """
@@ -98,7 +98,12 @@ def line_figure(names: Sequence[str], others: Sequence[str] = (), panels: int = 
     labels = [wrap(name) for name in (*names, *others)]
     widest = max(len(line) for label in labels for line in label.split("\n"))
     lines = sum(label.count("\n") + 1 for label in labels)
-    figure = new_figure(7.6 + widest * _LETTER, panels * max(5.0 - 0.7 * panels, 1.4 + 0.19 * lines) + 0.7)
+    return 7.6 + widest * _LETTER, panels * max(5.0 - 0.7 * panels, 1.4 + 0.19 * lines) + 0.7
+
+
+def line_figure(names: Sequence[str], others: Sequence[str] = (), panels: int = 1) -> "tuple[Figure, list[Axes]]":
+    """Stacked axes of the size above."""
+    figure = new_figure(*line_size(names, others, panels))
     return figure, list(figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0])
 
 
@@ -180,9 +185,9 @@ def mark_original_lengths(axes: "Axes", lengths: Sequence[int]) -> None:
         axes.axvline(length, color=GREY, linewidth=1, linestyle=(0, (6, 3)), label=f"pretraining length ({length})")
 
 
-def title(figure: "Figure", text: str, notes: Sequence[str | None] = ()) -> None:
+def title(figure: "Figure | SubFigure", text: str, notes: Sequence[str | None] = ()) -> None:
     """Set the title, wrapped, and the notes in smaller type below the axes."""
-    width = int(figure.get_size_inches()[0] * 11)
+    width = int(figure.figure.get_size_inches()[0] * 11)  # the parts of a figure are as wide as it is
     figure.suptitle(wrap(text, width), fontsize=10)
     kept = [textwrap.fill(note, int(width * 1.2)) for note in notes if note]
     if kept:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropecli.errors import DataError
-from ropecli.reporting.cells import OVERFLOW, of_same_tokens, ppl_of, ppl_words, tuning_names, tuning_subject
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.frequencies_plot import X_LABEL
-from ropecli.reporting.wording import clean, number
+from ropecli.reporting.tuning_tables import OVERFLOW, of_same_tokens, ppl_of, ppl_words, tuning_names, tuning_subject
+from ropecli.reporting.wording import number
+from ropecli.table import clean
 from ropecli.tuning.tune_report import TRAINING, LayerGains, Score, TuneReport
 
 if TYPE_CHECKING:

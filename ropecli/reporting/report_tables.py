@@ -1,0 +1,230 @@
+"""Reports as tables: one report in detail, and the reports of each set of data side by side."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ropecli.evaluation.report import Cell, Report
+from ropecli.reporting.lines import (
+    BEST_NOTE,
+    SCORE,
+    Line,
+    best_of,
+    data_note,
+    leading,
+    lengths_of,
+    metric_of,
+    sets_of,
+    title_of,
+)
+from ropecli.reporting.wording import (
+    HEADLINES_NOTE,
+    change_words,
+    distinct,
+    duration,
+    headline_sentence,
+    number,
+    protocol_name,
+    reading,
+    ruler_sentences,
+    sample_count,
+    score_words,
+    size,
+    task_name,
+)
+from ropecli.table import Bold, Table, clean
+
+_MOST_NAMES = 5
+"""Listed in one sentence."""
+_COLUMNS: dict[str, Callable[[Cell], str]] = {
+    "length": lambda cell: f"{cell.length}",
+    "ppl": lambda cell: number(cell.ppl),
+    "95% interval": lambda cell: _interval(cell) or "one document",
+    "nll (nats)": lambda cell: f"{cell.value:.4f}",
+    "bits/byte": lambda cell: "unknown" if cell.bits_per_byte is None else f"{cell.bits_per_byte:.4f}",
+    "tokens": lambda cell: f"{cell.tokens}",
+    "documents": lambda cell: f"{cell.samples}",
+    "time": lambda cell: duration(cell.seconds),
+    "tokens/s": lambda cell: f"{cell.tokens_per_second:.0f}",
+    "peak memory": lambda cell: size(cell.peak_memory),
+}
+
+
+def _interval(cell: Cell) -> str:
+    return "" if cell.low is None or cell.high is None else f"{number(cell.low)} to {number(cell.high)}"
+
+
+def report_tables(report: Report, *, verbose: bool = True) -> list[Table]:
+    """The table of one report. verbose: show all columns and rows."""
+    return [(_scores if report.kind == "scores" else _perplexity)(report, verbose=verbose)]
+
+
+def _perplexity(report: Report, *, verbose: bool) -> Table:
+    """One row per length, with the baseline's perplexity; cost and gain below."""
+    columns, notes = dict(_COLUMNS), []
+    if base := report.baseline:
+        of_base = {cell.length: number(cell.ppl) for cell in base.cells}
+        columns = {
+            "length": columns.pop("length"),
+            "ppl": columns.pop("ppl"),
+            "baseline ppl": lambda cell: of_base.get(cell.length, "–"),
+            **columns,
+        }
+        notes.append(f"baseline: {clean(base.checkpoint)}, {clean(base.label)}")
+        notes += map(headline_sentence, report.headlines)
+        notes += [HEADLINES_NOTE] if report.headlines else []
+    title = f"{_subject(report)}: perplexity by length, {reading(report)}, data {clean(report.source)}"
+    table = Table(title, list(columns), [[of(cell) for of in columns.values()] for cell in report.cells], notes)
+    if verbose:
+        return table
+    few = ["tokens"] if report.task == "longppl" else []  # the number of key tokens
+    return table.only("length", "ppl", "baseline ppl", "95% interval", "bits/byte", *few, "documents")
+
+
+def _subject(report: Report) -> str:
+    return clean(report.checkpoint) + (f", {clean(report.label)} in memory" if report.in_memory else "")
+
+
+def score_rows(report: Report) -> tuple[list[str], list[list[float | None]]]:
+    """(names of the rows, scores by length): depths, or tasks of cells without a depth."""
+    keys = list(dict.fromkeys((cell.task, cell.depth) for cell in report.cells))
+    if any(depth is not None for _, depth in keys):
+        keys.sort(key=lambda key: (key[0], key[1] or 0.0))
+    depths = dict(zip((depth for _, depth in keys), distinct([depth or 0.0 for _, depth in keys], 2), strict=True))
+    several = len(report.tasks) > 1
+    names = [
+        ", ".join([clean(task)] * (several or depth is None) + [depths[depth]] * (depth is not None))
+        for task, depth in keys
+    ]
+    values = {(cell.task, cell.depth, cell.length): cell.value for cell in report.cells}
+    return names, [[values.get((*key, length)) for length in report.lengths] for key in keys]
+
+
+def _scores(report: Report, *, verbose: bool) -> Table:
+    """Scores in percent by depth or task, and their mean; columns are lengths."""
+    names, scores = score_rows(report)
+    cells = [report.at(length) for length in report.lengths]
+    rows = [
+        [name, *("–" if score is None else f"{100 * score:.0f}" for score in row)]
+        for name, row in zip(names, scores, strict=True)
+    ]
+    rows.append(["mean", *(f"{100 * report.mean(length)[0]:.1f}" for length in report.lengths)])
+    ends = [report.interval(length) for length in report.lengths]
+    rows.append(["95% (Wilson)", *(f"{100 * low:.0f} to {100 * high:.0f}" for low, high in ends)])
+    rows.append(["prompts", *(f"{sum(cell.samples for cell in at)}" for at in cells)])
+    if verbose and any(cell.rank is not None for cell in report.cells):
+        rows.append(["mean rank", *(_mean(at, "rank", ".1f") for at in cells)])
+        rows.append(["margin (nats)", *(_mean(at, "margin", "+.2f") for at in cells)])
+    chance = report.chance(report.lengths[-1])
+    if report.task == "ruler":
+        notes = ruler_sentences(report)
+    else:
+        notes = [f"Guessing scores {100 * chance:.3g}%."] if chance else []
+    notes.append(f"Pretraining length: {report.original_max_position_embeddings} tokens.")
+    title = f"{_subject(report)}: {task_name(report)}, score in percent, {reading(report)}, data {clean(report.source)}"
+    head = "task" if all(cell.depth is None for cell in report.cells) else "depth"
+    return Table(title, [head, *map(str, report.lengths)], rows, notes, sections=frozenset({len(names)}))
+
+
+def _mean(cells: Sequence[Cell], name: str, form: str) -> str:
+    """Mean over the prompts of the cells."""
+    values = [(getattr(cell, name), cell.samples) for cell in cells if getattr(cell, name) is not None]
+    if not values:
+        return "–"
+    return format(sum(value * samples for value, samples in values) / sum(samples for _, samples in values), form)
+
+
+def comparison_tables(reports: Sequence[Report], *, verbose: bool = False) -> list[Table]:
+    """One table per set of data, by method and length; or measures side by side if there are several.
+
+    verbose: also each line's paired difference from the first line.
+    """
+    several = len({(task_name(report), reading(report)) for report in reports}) > 1
+    tables = [_measures(reports)] if several else []
+    if verbose or not several:
+        tables += [table for lines in sets_of(reports) for table in set_tables(lines, verbose=verbose)]
+    note = None if several else data_note(reports)
+    return [*tables[:-1], replace(tables[-1], notes=[*tables[-1].notes, note])] if note else tables
+
+
+def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
+    """The lines of one set by method and length; if verbose, also their differences from the first line."""
+    metric, lengths = metric_of(lines), lengths_of(lines)
+    several = len({line.report.checkpoint for line in lines}) > 1
+    heads = ["checkpoint", "method"] if several else ["method"]
+    names = [[clean(line.report.checkpoint, 40), line.method][-len(heads) :] for line in lines]
+    columns = []
+    for length in lengths:
+        values, best = [line.at(length, metric) for line in lines], best_of(lines, length, metric)
+        shown = metric.shown_among(values)
+        texts = ["–" if value is None else shown(value) for value in values]
+        columns.append([Bold(text) if index in best else text for index, text in enumerate(texts)])
+    digests = [line.report.digest for line in lines]
+    sections = frozenset(index for index in range(1, len(lines)) if digests[index] != digests[index - 1])
+    what, by = task_name(lines[0].report), " and ".join([", ".join(heads), "length"])
+    rows = [[*row, *cells] for row, cells in zip(names, zip(*columns, strict=True), strict=True)]
+    notes = [best_sentence(lines), f"bold: {BEST_NOTE}"] if len(lines) > 1 else []
+    heads += map(str, lengths)
+    table = Table(title_of(lines, f": {what} by {by}"), heads, rows, notes, names=len(names[0]), sections=sections)
+    if len(lines) == 1 or not verbose:
+        return [table]
+    rows = [
+        [*row, *("–" if change is None else change_words(change) for change in changes)]
+        for row, line in zip(names[1:], lines[1:], strict=True)
+        for changes in [[line.change_from(lines[0], length) for length in lengths]]
+    ]
+    unit, sign = ("percentage points", "positive") if metric is SCORE else ("percent", "negative")
+    note = f"{sign} is better; in brackets: 95% interval, paired by {'prompt' if metric is SCORE else 'document'}"
+    title = title_of(lines, f": change of {what} in {unit} from {lines[0].name}")
+    return [table, replace(table, title=title, rows=rows, notes=[note], sections=frozenset())]
+
+
+def best_sentence(lines: Sequence[Line]) -> str:
+    """The best line at the longest length, and whether that is certain."""
+    metric = metric_of(lines)
+    length = max(length for length in lengths_of(lines) if len(leading(lines, length, metric)) > 1)
+    ranked, best = leading(lines, length, metric), best_of(lines, length, metric)
+    first, value = lines[ranked[0]], metric.of(lines[ranked[0]].report, length)
+    what = "highest score" if metric is SCORE else "lowest perplexity"
+    shown = f"{number(value or 0.0, metric.places)}{'%' if metric is SCORE else ''}"
+    names = [lines[index].name for index in ranked[1:] if index in best]
+    if not best:
+        certain = "this is not certain, since one document gives no interval"
+    elif not names:
+        certain = "by the paired 95% intervals, this is certain"
+    elif len(names) == len(ranked) - 1:
+        certain = "by the paired 95% intervals, no other is worse"
+    else:
+        more = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
+        certain = f"by the paired 95% intervals, not worse: {', '.join(names[:_MOST_NAMES])}{more}"
+    return f"At {length} tokens, {first.name} has the {what}, {shown}; {certain}."
+
+
+def _measures(reports: Sequence[Report]) -> Table:
+    """Measures at the longest length of each report, with 95% intervals; each set of data has columns of its own."""
+    sets = [[line.report for line in lines if not line.baseline] for lines in sets_of(reports)]
+    names = list(dict.fromkeys((clean(report.checkpoint, 40), clean(report.label)) for report in reports))
+    columns: dict[str, dict[tuple[str, str], str]] = {}
+    for members in filter(None, sets):
+        length = members[0].lengths[-1]
+        what = task_name(members[0]) + " (%)" if members[0].kind == "scores" else protocol_name(members[0])
+        head = f"{what} at {length}"
+        head += f", {sample_count(members[0])} of {members[0].fingerprint[:6]}" if head in columns else ""
+        columns[head] = {
+            (clean(report.checkpoint, 40), clean(report.label)): _summary(report, length) for report in members
+        }
+    rows = [[*name, *(column.get(name, "–") for column in columns.values())] for name in names]
+    sources = " and ".join(dict.fromkeys(clean(report.source, 40) for report in reports))
+    rulers = [report for report in reports if report.task == "ruler"]
+    notes = ["Perplexity: lower is better. Scores: higher. In brackets: 95% intervals."]
+    notes += [f"RULER: {' '.join(ruler_sentences(rulers[0])[1:])}"] if rulers else []
+    heads = ["checkpoint", "method", *columns]
+    return Table(f"measures by method, data {sources}", heads, rows, notes, names=2)
+
+
+def _summary(report: Report, length: int) -> str:
+    if length not in report.lengths:
+        return "–"
+    if report.kind == "scores":
+        return score_words(report, length)
+    cell = report.at(length)[0]
+    return number(cell.ppl) + (f" ({_interval(cell)})" if _interval(cell) else "")
