@@ -69,7 +69,8 @@ class Ruler(Asking):
         for task in self.tasks:
             sha.update(self.maker.make(task, self.lengths[-1], 0).ids.astype("<i8").tobytes())
         tasks = [task.name for task in self.tasks]
-        return {"prompts": sha.hexdigest(), "tasks": tasks, "lengths": self.lengths, **self.settings}
+        chosen = {"lengths": self.lengths, "samples": self.count, "mode": self.mode, "seed": self.maker.seed}
+        return {"prompts": sha.hexdigest(), "tasks": tasks, **chosen}
 
     def longest(self) -> tuple[np.ndarray, int, int]:
         return self.maker.make(self.tasks[0], self.lengths[-1], 0).ids, self.lengths[-1], 0
