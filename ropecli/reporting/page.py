@@ -20,7 +20,7 @@ from ropecli.reporting.lines import BITS_PER_BYTE, METRICS, Line, sets_of
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
-from ropecli.reporting.tuning_tables import of_same_tokens, tuned_method, tuning_runs, tuning_states
+from ropecli.reporting.tuning_tables import of_same_tokens, tuned_method, tuning_runs, tuning_table
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     headline_sentence,
@@ -167,7 +167,7 @@ def _tuning(report: TuneReport) -> PageSection:
     kinds = ["tuning", *(["gains"] if report.gains else []), "tuned-frequencies"]
     pictures, skipped = _drawn([(kind, "ppl") for kind in kinds], [report])
     title = f"{report.checkpoint}, {tuned_method(report)}: tuning ({report.level})"
-    return PageSection(title, [tuning_states(report)], pictures, skipped)
+    return PageSection(title, [tuning_table(report)], pictures, skipped)
 
 
 def _measured(report: AnyReport) -> PageSection:
