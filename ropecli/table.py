@@ -59,15 +59,13 @@ def _is_forged(character: str) -> bool:
     return character in _FORGED or unicodedata.category(character) in ("Cc", "Cs")
 
 
-def markdown(table: Table, most_rows: int = 20) -> str:
-    """The table in Markdown: the title as a heading, the rows, and the notes as a list."""
-    rule = ["---"] * table.names + ["---:"] * (len(table.heads) - table.names)
-    rows = [[escaped(cell) for cell in cells] for cells in (table.heads, *table.rows[:most_rows])]
-    lines = [f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:])]
-    more = len(table.rows) - most_rows
-    notes = [*table.notes, *([f"{more} more rows are in the report."] if more > 0 else [])]
-    parts = [f"### {escaped(table.title)}" * bool(table.title), "\n".join(lines)]
-    return "\n\n".join(filter(None, [*parts, "\n".join(f"- {escaped(note)}" for note in notes)]))
+def markdown(table: Table) -> str:
+    """The title as a heading, the rows, and the notes as a list."""
+    heads, *rows = ([escaped(cell) for cell in cells] for cells in (table.heads, *table.rows))
+    rule = ["---"] * table.names + ["---:"] * (len(heads) - table.names)
+    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+    title, notes = f"### {escaped(table.title)}" * bool(table.title), [f"- {escaped(note)}" for note in table.notes]
+    return "\n\n".join(filter(None, [title, lines, "\n".join(notes)]))
 
 
 def escaped(value: object) -> str:

@@ -233,7 +233,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The fields, and what follows from them: rows[] of a perplexity, and the effective length of RULER."""
         value = asdict(self)
-        value["cells"] = [_without_empty(cell) for cell in value["cells"]]
+        value["cells"] = [_without_defaults(cell) for cell in value["cells"]]
         value["baseline"] = self.baseline and self.baseline.as_json()
         if self.kind == "perplexity":
             value["rows"] = [_row(cell) for cell in self.cells]
@@ -270,11 +270,11 @@ def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
 EvalReport = RetrievalReport = RulerReport = Report
 """The names of earlier releases, which had a class for each."""
 _MOST_TRIALS = 1_000_000
-_KEPT = {"task", "length", "sums", "weights"}
+_DEFAULTS = {entry.name: entry.default for entry in fields(Cell)}
 
 
-def _without_empty(cell: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in cell.items() if key in _KEPT or value not in (None, (), 0)}
+def _without_defaults(cell: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in cell.items() if value != _DEFAULTS[key]}
 
 
 def _row(cell: Cell) -> dict[str, Any]:

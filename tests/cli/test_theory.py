@@ -54,6 +54,11 @@ def text(outcome) -> str:
     return " ".join(outcome.out.split())
 
 
+def rows_of(outcome) -> dict[str, list[str]]:
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in outcome.out.splitlines() if "│" in line]
+    return {cell[0]: cell[1:] for cell in cells}
+
+
 def as_json(value):
     """What becomes of infinities, NaN and tuples."""
     if isinstance(value, dict):
@@ -105,8 +110,7 @@ def test_nothing_is_cut_off(width, methods, ropecli, monkeypatch):
 def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
     monkeypatch.setattr(terminal.out, "width", 80)
     outcome = ropecli("theory", "demo", "--methods", "yarn", "--factor", 8)
-    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in outcome.out.splitlines() if "│" in line]
-    rows = {cell[0]: cell[1:] for cell in cells}
+    rows = rows_of(outcome)
     pretrained, yarn = theory("demo", "--methods", "yarn", "--factor", 8)["ropes"]
     assert rows["factor s"] == ["1", "8"]
     assert rows["attention factor"] == ["1", f"{1 + 0.1 * math.log(8):.6g}"]
@@ -131,25 +135,21 @@ def test_the_numbers_stand_beside_their_names(ropecli, theory, monkeypatch):
     assert rows["2,047"] == [f"{last[key]:.3f}" for key in ("score", "magnitude", "estimate", "sinusoidal")]
 
 
-def test_the_sentences_say_what_is_there(ropecli, theory, folder):
+def test_what_follows_from_the_numbers_is_said(ropecli, theory, folder, monkeypatch):
+    monkeypatch.setattr(terminal.out, "width", 200)
     checkpoint = folder()
+    outcome = ropecli("theory", checkpoint, "--methods", "linear,ntk,rerope", "--factor", 2)
     report = theory(checkpoint, "--methods", "linear,ntk,rerope", "--factor", 2)
-    said = text(ropecli("theory", checkpoint, "--methods", "linear,ntk,rerope", "--factor", 2))
-    pretrained, linear, ntk, rerope = report["ropes"]
-    assert f"rope_theta 10,000 supports about {report['supported_length']:,} tokens by the bound of Men et al." in said
-    assert f"8,192 tokens need at least {report['smallest_base']:,.0f}." in said
-    assert f"linear ×2 supports about {linear['first_negative_score'] - 1:,} tokens and ntk ×2 about" in said
-    assert f"the distances that attention sees to {rerope['largest_distance']:,} tokens" in said
+    pretrained, _, _, rerope = report["ropes"]
+    rows = rows_of(outcome)
     # λ = 2π·10,000^(i/64) is above 4,096 tokens from pair 46 on
-    assert "36 of 128 rotary dimensions (28%) complete no rotation in the 4,096 tokens" in said
-    assert "Of these 18 pairs, linear ×2 keeps 18, ntk ×2 1 and rerope ×2 18 within the seen angles" in said
-    shares = [f"{rope['granularity'] / pretrained['granularity']:.0%}" for rope in (linear, ntk)]
-    assert f"linear ×2 keeps {shares[0]} and ntk ×2 {shares[1]}" in said
-    distances = [f"{rope['distance_to_old_images']:.3f}" for rope in (pretrained, linear, ntk)]
-    assert (
-        f"are up to {distances[0]} from the nearest pretrained one; linear ×2 brings this to {distances[1]} and ntk"
-        in said
-    )
+    assert "18 of 64 pairs are slow: they complete no rotation in the 4,096 tokens of pretraining" in text(outcome)
+    assert rows["slow pairs at unseen angles"] == ["18 of 18", "0 of 18", "17 of 18", "0 of 18"]
+    assert rows["largest distance seen, tokens"] == ["", "", "", f"{rerope['largest_distance']:,}"]
+    shares = [f"{rope['granularity'] / pretrained['granularity']:.0%}" for rope in report["ropes"]]
+    assert rows["granularity kept"] == shares
+    assert report["supported_length"] == pretrained["first_negative_score"] - 1
+    assert f"it must be at least {report['smallest_base']:,.0f} for 8,192 tokens" in text(outcome)
 
 
 LISTS = ("short_factor", "long_factor")

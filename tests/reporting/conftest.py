@@ -3,25 +3,23 @@ import pytest
 
 @pytest.fixture
 def report():
-    """report(ppl at 256, at 512, at 1024, method=..., ...) -> an EvalReport with these numbers."""
-    from ropecli.evaluation.eval_report import EvalReport
-    from ropecli.evaluation.results import Bucket, LengthResult
+    """report(ppl at 256, at 512, at 1024, method=..., ...) -> a Report of perplexities."""
+    import math
 
-    def make(*ppls, method="none", factor=1.0, params=None, checkpoint="folder", source="demo"):
-        import math
+    from ropecli.evaluation.report import Cell, Report
+    from ropecli.evaluation.statistics import Bucket
 
-        rows = [
-            LengthResult(
+    def make(*ppls, method="none", factor=1.0, params=None, checkpoint="folder", source="demo", **others):
+        cells = [
+            Cell(
+                task="prefix",
                 length=length,
-                ppl=ppl,
-                nll=math.log(ppl),
-                ppl_low=ppl * 0.9,
-                ppl_high=ppl * 1.1,
-                bits_per_byte=math.log2(ppl) / 3,
+                sums=tuple(math.log(ppl) * (length - 1) * share for share in (0.8, 0.9, 1.1, 1.2)),
+                weights=(length - 1.0,) * 4,
+                low=ppl * 0.9,
+                high=ppl * 1.1,
                 tokens=4 * (length - 1),
-                documents=4,
-                document_nll=tuple(math.log(ppl) * (length - 1) * share for share in (0.8, 0.9, 1.1, 1.2)),
-                document_weights=(length - 1.0,) * 4,
+                bits_per_byte=math.log2(ppl) / 3,
                 by_context=(Bucket(1, 2, 4, 6.0), Bucket(2, 3, 4, 5.0), Bucket(64, 96, 128, math.log(ppl))),
                 seconds=2.0,
                 tokens_per_second=2.0 * length,
@@ -29,67 +27,64 @@ def report():
             )
             for length, ppl in zip((256, 512, 1024), ppls, strict=True)
         ]
-        return EvalReport(
-            checkpoint=checkpoint,
-            digest="0" * 64,
-            method=method,
-            factor=factor,
-            params=params or {},
-            in_memory=False,
-            original_max_position_embeddings=256,
-            protocol="prefix",
-            settings={"stride": None, "targets": None, "chunk": None, "batch_size": 1, "attn": "sdpa", "processes": 1},
-            source=source,
-            command=["ropecli", "eval-ppl", checkpoint, "--data", source],
-            fingerprint="1" * 64,
-            too_short=0,
-            dtype="float32",
-            device="cpu",
-            rows=rows,
-            document_names=["a", "b", "c", "d"],
-        )
+        values = {
+            "kind": "perplexity",
+            "task": "prefix",
+            "checkpoint": checkpoint,
+            "digest": "0" * 64,
+            "method": method,
+            "factor": factor,
+            "params": params or {},
+            "in_memory": False,
+            "original_max_position_embeddings": 256,
+            "source": source,
+            "dtype": "float32",
+            "device": "cpu",
+            "command": ["ropecli", "eval-ppl", checkpoint, "--data", source],
+            "settings": {"stride": None, "chunk": None, "batch_size": 1, "attn": "sdpa", "processes": 1},
+            "fingerprint": "1" * 64,
+            "cells": cells,
+            "document_names": ["a", "b", "c", "d"],
+        }
+        return Report(**{**values, **others})
 
     return make
 
 
 @pytest.fixture
 def with_baseline(report):
-    """A report with a baseline, a cost of 0% to 2% and a gain, as EvalReports hold them."""
-    from dataclasses import replace
+    """A report with a baseline, a cost of 0% to 2% and a gain."""
+    from ropecli.evaluation.report import Change, Headline
 
-    from ropecli.evaluation.results import Headline, PerplexityChange
-
-    cost = Headline("short-context cost", 256, 256, PerplexityChange(0.012, 0.003, 0.02))
-    gain = Headline("long-context gain", 1024, 256, PerplexityChange(-0.072, -0.114, -0.037))
-    own = report(20.0, 19.0, 18.5, method="yarn", factor=4.0, checkpoint="extended")
-    return replace(own, baseline=report(18.0, 25.0, 47.0, checkpoint="base"), headlines=[cost, gain])
+    cost = Headline("short-context cost", 256, 256, Change(0.012, 0.003, 0.02))
+    gain = Headline("long-context gain", 1024, 256, Change(-0.072, -0.114, -0.037))
+    base = report(18.0, 25.0, 47.0, checkpoint="base")
+    own = {"method": "yarn", "factor": 4.0, "checkpoint": "extended"}
+    return report(20.0, 19.0, 18.5, **own, baseline=base, headlines=[cost, gain])
 
 
 @pytest.fixture
-def retrieval():
-    """retrieval({(length, depth): hits of 4, ...}, method=..., ...) -> a RetrievalReport."""
-    from ropecli.evaluation.eval_report import RetrievalCell, RetrievalReport
+def retrieval(report):
+    """retrieval({(length, depth): hits of 4, ...}, method=..., ...) -> a Report of scores."""
+    from ropecli.evaluation.report import score_cell
 
-    def make(hits, method="none", factor=1.0, checkpoint="folder", source="demo", window=256, task="passkey"):
-        return RetrievalReport(
-            checkpoint=checkpoint,
-            digest="0" * 64,
-            method=method,
-            factor=factor,
-            params={},
-            in_memory=False,
-            original_max_position_embeddings=window,
-            source=source,
-            dtype="float32",
-            device="cpu",
-            command=["ropecli", task, checkpoint],
-            task=task,
-            mode="generate",
-            settings={"seed": 0},
-            fingerprint="2" * 64,
-            chance=0.1,
-            cells=[RetrievalCell(length, depth, 4, count) for (length, depth), count in hits.items()],
-        )
+    def make(hits, checkpoint="folder", window=256, task="passkey", **others):
+        cells = [
+            score_cell(task, length, [True] * count + [False] * (4 - count), depth=depth, chance=0.1)
+            for (length, depth), count in hits.items()
+        ]
+        values = {
+            "kind": "scores",
+            "task": task,
+            "checkpoint": checkpoint,
+            "original_max_position_embeddings": window,
+            "command": ["ropecli", task, checkpoint],
+            "settings": {"mode": "generate", "seed": 0},
+            "fingerprint": "2" * 64,
+            "cells": cells,
+            "document_names": [],
+        }
+        return report(1.0, 1.0, 1.0, **{**values, **others})
 
     return make
 
@@ -97,7 +92,7 @@ def retrieval():
 @pytest.fixture
 def written(tmp_path):
     """written(report or list of them, name=...) -> the JSON file that holds it."""
-    from ropecli.evaluation.eval_report import write_report
+    from ropecli.evaluation.report import write_report
 
     def write(reports, name="report.json"):
         value = [one.as_json() for one in reports] if isinstance(reports, list) else reports.as_json()

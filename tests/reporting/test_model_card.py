@@ -43,65 +43,44 @@ def card(folder):
     return make
 
 
-def rows_of(card, heading):
-    """The cells of the table below a heading."""
-    _, _, below = card.text.partition(f"### {heading}")
-    lines = below.partition("\n### ")[0].partition("\n## ")[0].splitlines()
+def rows_of(card, title):
+    """The cells of the table whose title has these words."""
+    _, _, below = card.text.partition(title)
+    lines = below.partition("\n### ")[0].partition("\n## ")[0].replace("**", "").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
     return cells[2:]
 
 
 def test_every_perplexity_is_the_reports(card, of, with_baseline, written):
     report = of(with_baseline)
-    rows = rows_of(card(written(report)), "Perplexity by length, protocol prefix")
+    made = card(written(report))
+    rows = rows_of(made, f"### {REPO}: perplexity by length, protocol prefix")
     assert [[float(cell) for cell in row[:3]] for row in rows] == [
-        [row.length, row.ppl, base.ppl] for row, base in zip(report.rows, report.baseline.rows, strict=True)
+        [cell.length, pytest.approx(cell.ppl), pytest.approx(base.ppl)]
+        for cell, base in zip(report.cells, report.baseline.cells, strict=True)
     ]
-    for row, given in zip(rows, report.rows, strict=True):
-        assert [float(end) for end in row[3].split(" to ")] == pytest.approx([given.ppl_low, given.ppl_high], abs=0.005)
-        assert [int(cell) for cell in row[4:]] == [given.tokens, given.documents]
-    text = card(written(report)).text
-    assert "- long-context gain: -7.2% (-11.4 to -3.7): 1024 tokens against the baseline's 256" in text
-    assert "Baseline: `base`, none." in text
-    assert all(f"{name} {version}" in text for name, version in report.environment.items())
+    for row, cell in zip(rows, report.cells, strict=True):
+        assert [float(end) for end in row[3].split(" to ")] == pytest.approx([cell.low, cell.high], abs=0.005)
+        assert int(row[-1]) == cell.samples
+    assert "- long-context gain: -7.2% (-11.4 to -3.7): 1024 tokens against the baseline's 256" in made.text
+    assert "- baseline: base, none" in made.text
+    assert all(f"{name} {version}" in made.text for name, version in report.environment.items())
 
 
-def test_every_share_of_found_keys_is_the_reports(card, of, retrieval, written):
+def test_every_score_is_the_reports(card, of, retrieval, written):
     hits = {(256, 0.0): 4, (256, 1.0): 3, (512, 0.0): 1, (512, 1.0): 0}
-    rows = rows_of(card(written(of(retrieval(hits)))), "Keys found: passkey, generated")
-    assert [(row[0], row[1], row[3]) for row in rows] == [("256", "88%", "8"), ("512", "12%", "8")]
-
-
-def test_rulers_scores_are_the_reports(card, of, retrieval, written):
-    from ropecli.evaluation.eval_report import RulerCell, RulerReport
-
-    base = {
-        key: value for key, value in vars(retrieval({(256, 0.0): 1})).items() if key not in ("task", "chance", "kind")
-    }
-    cells = [
-        RulerCell(task, length, (1.0, share)) for task in ("vt", "cwe") for length, share in ((256, 1.0), (512, 0.5))
-    ]
-    ruler = RulerReport(**{**base, "cells": cells, "threshold": 0.8, "relative": False, "effective_length": 256})
-    rows = rows_of(card(written(of(ruler))), "RULER in percent, answers generated")
-    assert rows[:3] == [["vt", "100", "75"], ["cwe", "100", "75"], ["mean", "100.0", "75.0"]]
+    rows = rows_of(card(written(of(retrieval(hits)))), f"### {REPO}: passkey")
+    assert rows[:3] == [["0", "100", "25"], ["1", "75", "0"], ["mean", "87.5", "12.5"]]
 
 
 def test_a_comparison_shows_its_other_checkpoints_without_their_paths(card, of, report, written):
     own = of(report(20.0, 19.0, 18.5, method="yarn", factor=4.0))
     other = report(18.0, 25.0, 47.0, checkpoint="/home/someone/base")
     made = card(written([own, other]))
-    rows = rows_of(made, "")
-    assert [row[-3:] for row in rows[:2]] == [["20.00", "19.00", "18.50"], ["18.00", "25.00", "47.00"]]
-    assert [row[0] for row in rows[:2]] == [REPO, "base"]
+    rows = {row[0]: row for row in rows_of(made, "by checkpoint, method and length")}
+    assert rows[REPO][-3:] == ["20.00", "19.00", "18.50"]
+    assert rows["base"][-3:] == ["18.00", "25.00", "47.00"]
     assert "/home" not in made.text
-
-
-def test_a_long_table_is_cut(card, of, report, written):
-    long = of(report(20.0, 19.0, 18.5))
-    rows = [replace(long.rows[0], length=256 + index) for index in range(30)]
-    made = card(written(replace(long, rows=rows)))
-    assert len(rows_of(made, "Perplexity")) == 20
-    assert "10 more rows are in the report." in made.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""A Table in the terminal and in Markdown: all of it at any width, and no control characters."""
+
+import pytest
+from rich.console import Console
+
+from ropecli.reporting.terminal_table import TerminalTable
+from ropecli.reporting.tuning_tables import tuning_runs, tuning_table
+from ropecli.table import Bold, Table, markdown
+
+WIDE = Table(
+    "title",
+    ["method", *(f"{256 << power}" for power in range(8))],
+    [["none", *["12.50"] * 8], ["yarn ×4 (beta_fast 8)", *["–"] * 7, Bold("9.25")]],
+    ["a note"],
+)
+
+
+def printed(table, width=200, **options):
+    console = Console(width=width, **options)
+    with console.capture() as capture:
+        console.print(TerminalTable(table))
+    return capture.get()
+
+
+@pytest.mark.parametrize("width", [30, 60, 100])
+def test_a_wide_table_is_split_into_blocks_that_repeat_the_names(width):
+    lines = printed(WIDE, width).splitlines()
+    assert max(map(len, lines)) <= width
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
+    assert [number for name, *numbers in cells if name == "none" for number in numbers] == ["12.50"] * 8
+    assert (lines[0].strip(), lines[-1].strip()) == ("title", "a note")
+
+
+def test_bold_in_both():
+    text = printed(WIDE, force_terminal=True, color_system="standard")
+    assert "\x1b[1m 9.25\x1b[0m" in text
+    assert "\x1b[1m12.50" not in text
+    assert "| **9.25** |" in markdown(WIDE)
+
+
+@pytest.mark.parametrize("show", [printed, markdown])
+def test_names_are_shown_as_they_are_and_control_nothing(show):
+    text = show(Table("a[/red]b 100%", ["a\x1b[2Jb\x07\n"], [["c\x9b31m"], ["d\u202e"]], ["e\u2028"]))
+    assert not {"\x1b", "\x07", "\x9b", "\u202e", "\u2028"} & set(text)
+    assert text.replace("\\", "").count("a[/red]b 100%") == 1
+
+
+def test_markdown_of_a_name_ends_no_cell():
+    assert "| a\\|b \\<!-- |" in markdown(Table("", ["name"], [["a|b <!--"]]))
+
+
+def test_a_tuning_run_by_state_and_several_by_result(tuning):
+    heads = tuning("heads")
+    table = tuning_table(heads)
+    assert [row[:4] for row in table.rows] == [
+        ["as pretrained", "13.55", "47.03", "–"],
+        ["yarn ×4, nothing tuned", "15.47", "14.91", "–"],
+        ["yarn ×4, best constants", "14.43", "14.31", "0"],
+        ["yarn ×4, tuned (heads, step 100)", "13.94", "13.24", "513"],
+    ]
+    assert "Rounding the weights" in table.notes[0]
+    runs = tuning_runs([heads, tuning("grid", source="other", fingerprint="4" * 64)])
+    assert [row[0] for row in runs.rows] == ["heads, yarn ×4, 513 learned parameters", "grid, yarn ×4"]
+    assert runs.notes == ["Different checkpoints, data or lengths: the perplexities are not comparable."]
+    assert len(tuning_table(tuning("grid", target_length=256)).heads) == 4  # factor 1
