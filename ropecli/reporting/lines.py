@@ -103,7 +103,7 @@ class Line:
         if change.low is None or change.high is None:
             return None
         if metric is SCORE:
-            return value + 100 * change.low, value + 100 * change.high
+            return max(0.0, value + 100 * change.low), min(100.0, value + 100 * change.high)
         return value * (1 + change.low), value * (1 + change.high)
 
 

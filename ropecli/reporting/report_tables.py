@@ -188,9 +188,9 @@ def best_sentence(lines: Sequence[Line]) -> str:
     shown = f"{number(value or 0.0, metric.places)}{'%' if metric is SCORE else ''}"
     names = [lines[index].name for index in ranked[1:] if index in best]
     if not best:
-        certain = "this is not certain, since one document gives no interval"
+        certain = "one document gives no interval, so this may be chance"
     elif not names:
-        certain = "by the paired 95% intervals, this is certain"
+        certain = "by the paired 95% intervals, every other is worse"
     elif len(names) == len(ranked) - 1:
         certain = "by the paired 95% intervals, no other is worse"
     else:
@@ -206,8 +206,10 @@ def _measures(reports: Sequence[Report]) -> Table:
     columns: dict[str, dict[tuple[str, str], str]] = {}
     for members in filter(None, sets):
         length = members[0].lengths[-1]
-        what = task_name(members[0]) + " (%)" if members[0].kind == "scores" else protocol_name(members[0])
-        head = f"{what} at {length}"
+        if members[0].kind == "scores":
+            head = f"{task_name(members[0])} ({clean(str(members[0].mode), 20)}, %) at {length}"
+        else:
+            head = f"{protocol_name(members[0])} at {length}"
         head += f", {sample_count(members[0])} of {members[0].fingerprint[:6]}" if head in columns else ""
         columns[head] = {
             (clean(report.checkpoint, 40), clean(report.label)): _summary(report, length) for report in members
