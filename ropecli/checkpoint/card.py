@@ -34,7 +34,8 @@ _METADATA = re.compile(
 def with_section(readme: bytes, section: str) -> bytes:
     """Put the section, Markdown, between the metadata and the text of a README.md. Replaces an earlier section."""
     readme = without_section(readme)
-    start = _text_start(readme)
+    metadata = _METADATA.match(readme)
+    start = metadata.end() if metadata else 0
     section = section.strip().replace("<!--", "<! --")  # a name in it could end it
     block = f"\n{_BEGIN}\n\n{section}\n\n{_END}\n"
     return readme[:start] + block.encode() + readme[start:]
@@ -50,12 +51,7 @@ def without_section(readme: bytes) -> bytes:
 def split_metadata(readme: bytes) -> tuple[str, bytes]:
     """The YAML of the metadata block, empty if there is none, and the text after the block. Raises ValueError."""
     found = _METADATA.match(readme)
-    return (found[1].decode() if found else ""), readme[_text_start(readme) :]
-
-
-def _text_start(readme: bytes) -> int:
-    found = _METADATA.match(readme)
-    return found.end() if found else 0
+    return (found[1].decode(), readme[found.end() :]) if found else ("", readme)
 
 
 def add_section(readme: Path, checkpoint: Checkpoint) -> None:
