@@ -26,7 +26,7 @@ from ropecli.reporting.lines import (
     sets_of,
     title_of,
 )
-from ropecli.reporting.wording import change_words, task_name
+from ropecli.reporting.wording import percent, task_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -202,7 +202,6 @@ def _comparison(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
 def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric) -> bool:
     """Returns whether there are bars."""
     best = best_of(lines, length, metric)
-    shown = metric.shown_among(line.at(length, metric) for line in lines)
     spans = [line.span(lines[0], length, metric) for line in lines]
     ends = []
     for place, (line, span) in enumerate(zip(lines, spans, strict=True)):
@@ -214,9 +213,8 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
         axes.hlines(place, low, high, color="#555555", linewidth=1)
         axes.plot([value], [place], "o", color="#0072B2", markerfacecolor="#0072B2" if place in best else "white")
         change = line.change_from(lines[0], length) if place and metric is not BITS_PER_BYTE else None
-        words = shown(value) + (
-            f" ({change_words(change, '' if metric is SCORE else '%', bare=True)})" if change else ""
-        )
+        unit = "" if metric is SCORE else "%"
+        words = metric.shown(value) + (f" ({percent(change.change, '+')}{unit})" if change else "")
         weight = "bold" if place in best else "normal"
         look = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5, "fontweight": weight}
         axes.annotate(words, (max(low, value, high), place), **look)  # type: ignore[arg-type]
