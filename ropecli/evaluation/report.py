@@ -171,7 +171,7 @@ class Report:
 
     @property
     def mode(self) -> str | None:
-        """Of scores: generate or rank."""
+        """How answers are scored: generate or rank."""
         return self.settings.get("mode")
 
     @property
