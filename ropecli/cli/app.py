@@ -39,11 +39,11 @@ _COMMANDS: dict[str, list[tuple[Callable[..., Any], Callable[[Any], None]]]] = {
         (commands.push, render.show_pushed),
     ],
     "Measure": [
-        (commands.eval_ppl, render.show_report),
+        (commands.eval_ppl, render.show_measured),
         (commands.compare, render.show_comparison),
-        (commands.passkey, render.show_report),
-        (commands.needle, render.show_report),
-        (commands.ruler, render.show_comparison),
+        (commands.passkey, render.show_measured),
+        (commands.needle, render.show_measured),
+        (commands.ruler, render.show_measured),
     ],
     "Train": [
         (commands.recipe, render.show_recipes),

@@ -1,14 +1,14 @@
 """Prints `ropecli methods`: a table of all, or one method in full."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ropecli.cli.terminal import out, tell
+from ropecli.cli.terminal import out, show_tables, tell
 from ropecli.commands.methods import example, written_as
+from ropecli.table import Table
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
     from ropecli.commands.methods import MethodList
     from ropecli.scaling.method import Parameter, ScalingMethod
@@ -19,17 +19,17 @@ def render(listed: "MethodList") -> None:
         out.print(overview(listed.methods))
         return
     (method,) = listed.methods
-    out.print(explanation(method))
+    show_tables(explanation(method))
     tell(f"\n{example(method)}")
 
 
-def overview(methods: "Iterable[ScalingMethod]") -> "Table":
+def overview(methods: "Iterable[ScalingMethod]") -> "RichTable":
     """A table of methods that fits 80 columns."""
     from rich.console import Group
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = Table()
+    table = RichTable()
     table.add_column("method", no_wrap=True, style="bold")
     table.add_column("summary; parameters; source", ratio=1)
     table.add_column("written as", no_wrap=True)
@@ -43,30 +43,16 @@ def overview(methods: "Iterable[ScalingMethod]") -> "Table":
     return table
 
 
-def explanation(method: "ScalingMethod") -> "Group":
+def explanation(method: "ScalingMethod") -> list[Table]:
     """One method: description, facts and parameters."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     paragraphs = [" ".join(paragraph.split("\n")) for paragraph in method.description.split("\n\n")]
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold", no_wrap=True)
-    facts.add_column()
-    for name, fact in _details(method).items():
-        if fact:
-            facts.add_row(name, Text(fact))
-    parts: list[Any] = [Text(method.name, style="bold"), Text("\n\n".join(paragraphs)), Text(), facts]
-    if method.parameters:
-        table = Table("parameter", "type", "default")
-        for parameter in method.parameters:
-            table.add_row(
-                parameter.name,
-                parameter.kind,
-                "required" if parameter.required else _default(parameter) or "not set",
-            )
-        parts += [Text(), table]
-    return Group(*parts)
+    facts = [[name, fact] for name, fact in _details(method).items() if fact]
+    rows = [
+        [knob.name, knob.kind, "required" if knob.required else _default(knob) or "not set"]
+        for knob in method.parameters
+    ]
+    tables = [Table(method.name, ["", ""], facts, paragraphs, names=2)]
+    return [*tables, Table("", ["parameter", "type", "default"], rows, names=3)] if rows else tables
 
 
 def _details(method: "ScalingMethod") -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Prints what the commands return; inspect, methods and plan have files of their own."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ropecli import demo
 from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
@@ -18,36 +19,29 @@ if TYPE_CHECKING:
     from ropecli.commands.theory import Theory
     from ropecli.commands.tune import TunedCheckpoint
     from ropecli.engines.engine_export import Export
-    from ropecli.evaluation.report import Report
 
 
 def show_patch(result: "PatchResult | RevertResult") -> None:
     from ropecli.commands.patch import RevertResult
 
     if isinstance(result, RevertResult):
-        _show_revert(result)
+        if result.output is not None:
+            tell(f"{result.reversal.source.name} → {result.output}: all patches undone")
+            return
+        show_changes("config.json", result.reversal.changes)
+        if result.reversal.tokenizer_changes:
+            show_changes("tokenizer_config.json", result.reversal.tokenizer_changes)
         return
     plan, output = result.plan, result.output
-    factor = f"{plan.spec.method} ×{plan.spec.factor:g}"
+    arrow = "" if output is None else f" → {output}"
+    tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.target_length} tokens")
     if output is None:
-        tell(f"{plan.source.name}: {factor}, {plan.target_length} tokens")
         show_changes("config.json", plan.changes)
         return
-    tell(f"{plan.source.name} → {output}: {factor}, {plan.target_length} tokens")
     tell(f"Proved: {_tables(result.proved)}." if result.proved else "Not proved (--no-verify).")
     if plan.remaps:
         tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
-    _next("eval-ppl", output, "--baseline", plan.source.name, "--data", _data_for(plan.source.name))
-
-
-def _show_revert(result: "RevertResult") -> None:
-    reversal = result.reversal
-    if result.output is not None:
-        tell(f"{reversal.source.name} → {result.output}: all patches undone")
-        return
-    show_changes("config.json", reversal.changes)
-    if reversal.tokenizer_changes:
-        show_changes("tokenizer_config.json", reversal.tokenizer_changes)
+    _suggest_measuring(output, plan.source.name)
 
 
 def _tables(proved: int) -> str:
@@ -55,19 +49,19 @@ def _tables(proved: int) -> str:
     return f"in stock transformers, {proved} {tables} the formulas"
 
 
-def _next(*words: object) -> None:
+def _suggest_measuring(output: Path, base: str, *options: str) -> None:
     """The next sensible command, ready to paste."""
-    tell("Next: " + quoted("ropecli", *words))
+    data = "demo" if base == demo.NAME else "YOUR_TEXTS"
+    tell("Next: " + quoted("ropecli", "eval-ppl", output, "--baseline", base, "--data", data, *options))
 
 
-def _data_for(checkpoint: str) -> str:
-    return "demo" if checkpoint == demo.NAME else "YOUR_TEXTS"
+def show_measured(result: Any) -> None:
+    """A report, or the `reports` of a result: the tables of each, then a comparison of several."""
+    from ropecli.reporting.report_tables import comparison_tables, report_tables
 
-
-def show_report(report: "Report") -> None:
-    from ropecli.reporting.report_tables import report_tables
-
-    show_tables(report_tables(report, verbose=out.verbose))
+    reports = getattr(result, "reports", [result])
+    tables = [table for report in reports for table in report_tables(report, verbose=out.verbose)]
+    show_tables([*tables, *(comparison_tables(reports, verbose=out.verbose) if len(reports) > 1 else [])])
 
 
 def show_comparison(comparison: "Comparison") -> None:
@@ -101,8 +95,7 @@ def show_finetuned(result: "FinetuneResult") -> None:
         done += f", loss {result.first_loss:.3f} → {result.last_loss:.3f}"
     tell(f"{result.checkpoint} → {result.output}: {done}")
     if (result.output / "config.json").is_file():
-        data = _data_for(result.checkpoint)
-        _next("eval-ppl", result.output, "--baseline", result.checkpoint, "--data", data, "--protocol", "tail")
+        _suggest_measuring(result.output, result.checkpoint, "--protocol", "tail")
 
 
 def show_recipes(listed: "RecipeList") -> None:
@@ -127,9 +120,7 @@ def show_tuned(result: "TunedCheckpoint") -> None:
     tell(f"Proved: {_tables(result.proved)}, and the logits are those of the tuned model.")
     tell("The scores above are of the documents that chose the result. Measure on others:")
     lengths = ",".join(map(str, sorted({report.original_max_position_embeddings, report.target_length})))
-    data = _data_for(report.checkpoint)
-    options = ("--data", data, "--protocol", "tail", "--lengths", lengths)
-    _next("eval-ppl", result.output, "--baseline", report.checkpoint, *options)
+    _suggest_measuring(result.output, report.checkpoint, "--protocol", "tail", "--lengths", lengths)
 
 
 def show_merged(result: "MergeResult") -> None:

@@ -171,7 +171,7 @@ class Report:
 
     @property
     def mode(self) -> str | None:
-        """How answers are scored: generate or rank."""
+        """generate or rank, for scores."""
         return self.settings.get("mode")
 
     @property
