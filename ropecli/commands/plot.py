@@ -53,9 +53,8 @@ def plot(
         str | None,
         Flag("--kind", "-k"),
         Doc(
-            "For reports: perplexity, context (loss by position), comparison, retrieval; for tune.json: tuning, gains, "
-            "tuned-frequencies. Default: what fits the reports. For a checkpoint: wavelengths, decay (score by "
-            "distance), helix, frequencies, tradeoff (granularity against distance from the pretrained positions)."
+            "For reports: perplexity, comparison, scores; for tune.json: tuning. Default: what fits the reports. For a "
+            "checkpoint: frequencies, decay (score by distance)."
         ),
     ] = None,
     metric: Annotated[str | None, Doc("ppl, or bits-per-byte, which is comparable across tokenizers.")] = None,
