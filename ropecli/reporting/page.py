@@ -160,8 +160,8 @@ def _reports(lines: Sequence[Line]) -> list[Report]:
 
 def _tuning_runs(reports: Sequence[TuneReport]) -> PageSection:
     pictures, skipped = _drawn([("tuning", "ppl")], reports)
-    other = "Different checkpoints, data or lengths: the perplexities are not comparable."
-    notes = skipped if of_same_tokens(reports) else [other, *skipped]
+    warning = "Different checkpoints, data or lengths: the perplexities are not comparable."
+    notes = skipped if of_same_tokens(reports) else [warning, *skipped]
     return PageSection("Comparison of tuning runs", [tuning_runs(reports)], pictures, notes)
 
 

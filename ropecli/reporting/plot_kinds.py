@@ -74,10 +74,10 @@ def refuse_unknown_kind(name: str | None) -> None:
 
 def choose_kind(reports: Sequence[AnyReport], name: str | None = None) -> PlotKind:
     """The given kind, or the default for the reports. Raises DataError for reports that it cannot draw."""
-    found = {report.kind for report in reports}
-    if name is None and len(found) > 1:
+    kinds = {report.kind for report in reports}
+    if name is None and len(kinds) > 1:
         raise DataError(
-            f"One plot cannot show reports of different kinds ({', '.join(sorted(found))}). Give reports of one kind, "
+            f"One plot cannot show reports of different kinds ({', '.join(sorted(kinds))}). Give reports of one kind, "
             "or write a page of all of them with `ropecli report`."
         )
     name = name or _default_kind(reports)

@@ -103,7 +103,7 @@ def _stacked(
 def _perplexity(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
     lengths, axes = lengths_of(lines), figure.subplots()
     spans = {line.name: _spans(line, lines, metric) for line in lines}
-    ends = [end for found in spans.values() for _, span in found for end in span]
+    ends = [end for of_line in spans.values() for _, span in of_line for end in span]
     whiskers = bool(ends) and len(lines) <= _MAX_WHISKERS
     for index, line in enumerate(sorted(lines, key=lambda line: -line.points(metric)[-1][1])):
         look = style.BASELINE_LOOK if line.baseline else style.look(index)

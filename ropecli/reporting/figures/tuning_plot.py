@@ -125,7 +125,7 @@ def _levels(reports: Sequence[TuneReport], at: str) -> dict[str, float]:
             states.append(("result" + f", after {report.step:,} steps" * trained, getattr(report.score, at)))
         of_each.append({f"{name}: {ppl_words(nll)}": ppl_of(nll) for name, nll in states})
     shared = of_same_tokens(reports)
-    return {name: value for name, value in of_each[0].items() if shared and all(name in one for one in of_each)}
+    return {name: value for name, value in of_each[0].items() if shared and all(name in known for known in of_each)}
 
 
 def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
@@ -148,7 +148,9 @@ def _notes(reports: Sequence[TuneReport], above: bool) -> list[str]:
 
 
 def _length(reports: Sequence[TuneReport], at: str) -> str:
-    lengths = {one.target_length if at == "target" else one.original_max_position_embeddings for one in reports}
+    lengths = {
+        report.target_length if at == "target" else report.original_max_position_embeddings for report in reports
+    }
     return f"{lengths.pop()} tokens" if len(lengths) == 1 else f"the {at}"
 
 
