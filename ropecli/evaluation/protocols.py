@@ -60,11 +60,6 @@ class Protocol:
     def reads_whole_documents(self) -> bool:
         return self.name in ("sliding", "disjoint", "yarn")
 
-    @property
-    def scores_the_same_tokens(self) -> bool:
-        """Whether every length scores the same tokens, so that lengths can be compared with each other."""
-        return self.name in ("tail", "sliding", "disjoint", "longppl")
-
     def inserted(self, special: SpecialTokens) -> int | None:
         """The token that the protocol puts before a text; None if it adds none or the tokenizer has none."""
         if self.name == "yarn":
