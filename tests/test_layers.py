@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "ropecli"
 
 # From the ground up. A room imports from lower lines; on its own line only what NEIGHBOURS lists.
 LAYERS = [
-    {"errors", "version", "rope", "demo", "atomic", "hashing", "resume", "signals", "yaml12"},
+    {"errors", "version", "rope", "demo", "atomic", "hashing", "resume", "signals", "table", "yaml12"},
     {"scaling"},
     {"remapping", "analysis"},
     {"config"},

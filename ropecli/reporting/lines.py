@@ -6,7 +6,6 @@ or a pair of axes shows one set.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ropecli.errors import DataError, did_you_mean
 from ropecli.evaluation.report import Change, Report
@@ -14,8 +13,7 @@ from ropecli.reporting.wording import number, reading, sample_count, task_name
 from ropecli.table import clean
 
 AS_GOOD = 1e-5
-"""Relative difference below which two values count as equal; the precision of float32."""
-_MORE_PLACES = 2
+"""Relative difference of equal perplexities; the precision of float32."""
 BEST_NOTE = "best, or not worse by the paired 95% interval"
 
 
@@ -40,17 +38,8 @@ class Metric:
     def axis_label(self) -> str:
         return self.axis + (", logarithmic" if self.logarithmic else "")
 
-    def shown_among(self, values: Iterable[float | None]) -> Callable[[float], str]:
-        """Return a formatter with `places` decimals, or up to two more if distinct values would look equal."""
-        known = sorted(value for value in values if value is not None)
-        for places in range(self.places, self.places + _MORE_PLACES + 1):
-            if not any(
-                number(low, places) == number(high, places)
-                for low, high in pairwise(known)
-                if high > low * (1 + AS_GOOD)
-            ):
-                break
-        return lambda value: number(value, places)
+    def shown(self, value: float | None) -> str:
+        return "–" if value is None else number(value, self.places)
 
 
 PPL = Metric("ppl", "perplexity (lower is better)", lambda report, length: report.at(length)[0].ppl, logarithmic=True)
@@ -100,10 +89,10 @@ class Line:
         value, change = base.at(length, metric), self.change_from(base, length)
         if self is base or metric is BITS_PER_BYTE or value is None or change is None:
             return None
-        if change.low is None or change.high is None:
+        if change.low is None or change.high is None or change.low == -1:  # -1: by more than float64 holds
             return None
         if metric is SCORE:
-            return value + 100 * change.low, value + 100 * change.high
+            return max(0.0, value + 100 * change.low), min(100.0, value + 100 * change.high)
         return value * (1 + change.low), value * (1 + change.high)
 
 

@@ -59,24 +59,23 @@ class ModelCard:
 
 def read_measurements(paths: Sequence[Path], checkpoint: Checkpoint) -> list[list[Report]]:
     """Read the reports of each file. Raises DataError for a file without a measurement of this checkpoint."""
-    return [_measurements(path, checkpoint) for path in paths]
-
-
-def _measurements(path: Path, checkpoint: Checkpoint) -> list[Report]:
-    measured = [report for report in read_reports([path]) if isinstance(report, Report)]
-    if not measured:
-        raise DataError(
-            f"{path} is of `ropecli tune`, whose scores chose the result. Measure {checkpoint.name} on other data, "
-            "such as with ropecli eval-ppl."
-        )
-    if not any(_is_of(report, checkpoint) for report in measured):
-        first, name = measured[0], checkpoint.name
-        what = f"{first.checkpoint} with {first.label} in memory" if first.in_memory else first.checkpoint
-        raise DataError(
-            f"{path} is a report of {what}, not of {name} as it is now (digest {first.digest[:19]}, expected "
-            f"{checkpoint.digest()[:19]}). Measure {name} again."
-        )
-    return measured
+    files, name = [], checkpoint.name
+    for path in paths:
+        measured = [report for report in read_reports([path]) if isinstance(report, Report)]
+        if not measured:
+            raise DataError(
+                f"{path} is of `ropecli tune`, whose scores chose the result. Measure {name} on other data, "
+                "such as with ropecli eval-ppl."
+            )
+        if not any(_is_of(report, checkpoint) for report in measured):
+            first = measured[0]
+            what = f"{first.checkpoint} with {first.label} in memory" if first.in_memory else first.checkpoint
+            raise DataError(
+                f"{path} is a report of {what}, not of {name} as it is now (digest {first.digest[:19]}, expected "
+                f"{checkpoint.digest()[:19]}). Measure {name} again."
+            )
+        files.append(measured)
+    return files
 
 
 def _is_of(report: Report, checkpoint: Checkpoint) -> bool:

@@ -20,7 +20,7 @@ from ropecli.reporting.lines import BITS_PER_BYTE, METRICS, Line, sets_of
 from ropecli.reporting.plot_kinds import KINDS
 from ropecli.reporting.report_files import AnyReport
 from ropecli.reporting.report_tables import best_sentence, report_tables, set_tables
-from ropecli.reporting.tuning_tables import of_same_tokens, tuned_method, tuning_runs, tuning_states
+from ropecli.reporting.tuning_tables import of_same_tokens, tuned_method, tuning_runs, tuning_table
 from ropecli.reporting.wording import (
     HEADLINES_NOTE,
     headline_sentence,
@@ -113,16 +113,17 @@ def _title(reports: Sequence[AnyReport]) -> str:
 def _headlines(lines: Sequence[Line]) -> Iterator[str]:
     """What the measurements of one set say first."""
     report = lines[0].report
-    what = f"{task_name(report)}, {reading(report)}, {sample_count(report)}"
+    what = task_name(report)
+    how = f"{reading(report)}, {sample_count(report)}"
     costs = [(line, headline) for line in lines for headline in line.report.headlines]
-    yield from (f"{_name(line.report)}: {headline_sentence(headline)}" for line, headline in costs)
+    yield from (f"{_name(line.report)}, {how}: {headline_sentence(headline)}" for line, headline in costs)
     if len(lines) > 1 and not costs:
-        yield f"{what}: {best_sentence(lines)}"
+        yield f"{what[:1].upper()}{what[1:]}, {how}: {best_sentence(lines)}"
     for line in lines if report.kind == "scores" else ():
         length = line.report.lengths[-1]
         score = f"{score_words(line.report, length)} at {length} tokens"
         effective = f" {ruler_sentences(line.report)[0]}" if report.task == "ruler" else ""
-        yield f"{_name(line.report)}: {task_name(report)}, {score}.{effective}"
+        yield f"{_name(line.report)}: {what}, {score}.{effective}"
 
 
 def _name(report: AnyReport) -> str:
@@ -144,7 +145,7 @@ def _results(lines: Sequence[Line]) -> PageSection:
     title = f"{task_name(report)}, {reading(report)}, {sample_count(report)} of {clean(report.source)}"
     # baselines come with their reports
     reports = [line.report for line in lines if not line.baseline] or [report]
-    return PageSection(title[0].upper() + title[1:], tables, *_drawn([(kind, "ppl") for kind in kinds], reports))
+    return PageSection(title[:1].upper() + title[1:], tables, *_drawn([(kind, "ppl") for kind in kinds], reports))
 
 
 def _of_same_text(reports: Sequence[Report]) -> Iterator[PageSection]:
@@ -167,7 +168,7 @@ def _tuning(report: TuneReport) -> PageSection:
     kinds = ["tuning", *(["gains"] if report.gains else []), "tuned-frequencies"]
     pictures, skipped = _drawn([(kind, "ppl") for kind in kinds], [report])
     title = f"{report.checkpoint}, {tuned_method(report)}: tuning ({report.level})"
-    return PageSection(title, [tuning_states(report)], pictures, skipped)
+    return PageSection(title, [tuning_table(report)], pictures, skipped)
 
 
 def _measured(report: AnyReport) -> PageSection:

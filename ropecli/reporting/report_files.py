@@ -90,13 +90,13 @@ def _read_one(where: str, value: Any) -> AnyReport:
             f"{where} is not a report: its kind is {shown(kind)} and its schema_version {shown(version)}. "
             "Reports are written by `ropecli eval-ppl --output FILE`, `compare`, `passkey`, `needle`, `ruler`, `tune`."
         )
-    for report in (about, about.get("baseline")):
+    for part in (about, about.get("baseline")):
         # the default would be this machine's versions
-        if isinstance(report, dict) and "environment" not in report:
+        if isinstance(part, dict) and "environment" not in part:
             raise DataError(f"{where} has no 'environment', the versions that it was computed with.")
     try:
         current = of_schema_2(about) if version == 2 else about
-        report = _adapter(TuneReport if kind == "tune" else Report).validate_python(current)
+        report: AnyReport = _adapter(TuneReport if kind == "tune" else Report).validate_python(current)
     except ValidationError as error:
         faults = [
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"[:160] for fault in error.errors(include_url=False)

@@ -87,16 +87,13 @@ def _subject(report: Report) -> str:
 def score_rows(report: Report) -> tuple[list[str], list[list[float | None]]]:
     """(names of the rows, scores by length): depths, or tasks of cells without a depth."""
     keys = list(dict.fromkeys((cell.task, cell.depth) for cell in report.cells))
-    if any(depth is not None for _, depth in keys):
-        keys.sort(key=lambda key: (key[0], key[1] or 0.0))
-    depths = dict(zip((depth for _, depth in keys), distinct([depth or 0.0 for _, depth in keys], 2), strict=True))
-    several = len(report.tasks) > 1
-    names = [
-        ", ".join([clean(task)] * (several or depth is None) + [depths[depth]] * (depth is not None))
-        for task, depth in keys
-    ]
+    keys.sort(key=lambda key: key[1] or 0.0)
+    names = distinct([depth or 0.0 for _, depth in keys], 2)
     values = {(cell.task, cell.depth, cell.length): cell.value for cell in report.cells}
-    return names, [[values.get((*key, length)) for length in report.lengths] for key in keys]
+    return (
+        [clean(task) if depth is None else name for name, (task, depth) in zip(names, keys, strict=True)],
+        [[values.get((*key, length)) for length in report.lengths] for key in keys],
+    )
 
 
 def _scores(report: Report, *, verbose: bool) -> Table:
@@ -154,9 +151,7 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     names = [[clean(line.report.checkpoint, 40), line.method][-len(heads) :] for line in lines]
     columns = []
     for length in lengths:
-        values, best = [line.at(length, metric) for line in lines], best_of(lines, length, metric)
-        shown = metric.shown_among(values)
-        texts = ["–" if value is None else shown(value) for value in values]
+        best, texts = best_of(lines, length, metric), [metric.shown(line.at(length, metric)) for line in lines]
         columns.append([Bold(text) if index in best else text for index, text in enumerate(texts)])
     digests = [line.report.digest for line in lines]
     sections = frozenset(index for index in range(1, len(lines)) if digests[index] != digests[index - 1])
@@ -183,20 +178,20 @@ def best_sentence(lines: Sequence[Line]) -> str:
     metric = metric_of(lines)
     length = max(length for length in lengths_of(lines) if len(leading(lines, length, metric)) > 1)
     ranked, best = leading(lines, length, metric), best_of(lines, length, metric)
-    first, value = lines[ranked[0]], metric.of(lines[ranked[0]].report, length)
-    what = "highest score" if metric is SCORE else "lowest perplexity"
-    shown = f"{number(value or 0.0, metric.places)}{'%' if metric is SCORE else ''}"
+    first = lines[ranked[0]]
+    what, unit = ("highest score", "%") if metric is SCORE else ("lowest perplexity", "")
+    value = metric.shown(first.at(length, metric)) + unit
     names = [lines[index].name for index in ranked[1:] if index in best]
     if not best:
-        certain = "this is not certain, since one document gives no interval"
+        certain = "one document gives no interval, so this may be chance"
     elif not names:
-        certain = "by the paired 95% intervals, this is certain"
+        certain = "by the paired 95% intervals, every other is worse"
     elif len(names) == len(ranked) - 1:
         certain = "by the paired 95% intervals, no other is worse"
     else:
         more = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
         certain = f"by the paired 95% intervals, not worse: {', '.join(names[:_MOST_NAMES])}{more}"
-    return f"At {length} tokens, {first.name} has the {what}, {shown}; {certain}."
+    return f"At {length} tokens, {first.name} has the {what}, {value}; {certain}."
 
 
 def _measures(reports: Sequence[Report]) -> Table:
@@ -206,8 +201,10 @@ def _measures(reports: Sequence[Report]) -> Table:
     columns: dict[str, dict[tuple[str, str], str]] = {}
     for members in filter(None, sets):
         length = members[0].lengths[-1]
-        what = task_name(members[0]) + " (%)" if members[0].kind == "scores" else protocol_name(members[0])
-        head = f"{what} at {length}"
+        if members[0].kind == "scores":
+            head = f"{task_name(members[0])} ({clean(str(members[0].mode), 20)}, %) at {length}"
+        else:
+            head = f"{protocol_name(members[0])} at {length}"
         head += f", {sample_count(members[0])} of {members[0].fingerprint[:6]}" if head in columns else ""
         columns[head] = {
             (clean(report.checkpoint, 40), clean(report.label)): _summary(report, length) for report in members

@@ -52,10 +52,10 @@ def headline_sentence(headline: "Headline") -> str:
     return f"{clean(headline.name)}: {change_words(headline.change, '%')}{where}"
 
 
-def change_words(change: "Change", unit: str = "", *, bare: bool = False) -> str:
-    """A change in percent or points, with its interval unless `bare`: "+1.2% (0.3 to 2.0)"."""
-    interval = "" if bare or change.low is None else f" ({_percent(change.low)} to {_percent(change.high)})"
-    return f"{_percent(change.change, sign='+')}{unit}{interval}"
+def change_words(change: "Change", unit: str = "") -> str:
+    """A change in percent or points with its interval: "+1.2% (0.3 to 2.0)"."""
+    interval = "" if change.low is None else f" ({percent(change.low)} to {percent(change.high)})"
+    return f"{percent(change.change, sign='+')}{unit}{interval}"
 
 
 def score_words(report: "Report", length: int) -> str:
@@ -94,9 +94,9 @@ def ruler_sentences(report: "Report") -> list[str]:
     return sentences
 
 
-def _percent(share: float | None, sign: str = "") -> str:
-    percent = 100 * (math.nan if share is None else share)
-    return f"{percent:{sign}.1f}" if abs(percent) < 1e5 else f"{percent:{sign}.3g}"
+def percent(share: float | None, sign: str = "") -> str:
+    value = 100 * (math.nan if share is None else share)
+    return f"{value:{sign}.1f}" if abs(value) < 1e5 else f"{value:{sign}.3g}"
 
 
 def number(value: float, places: int = 2) -> str:

@@ -125,15 +125,14 @@ def shown_numbers(name: str) -> set[tuple[str, ...]]:
             for report in (values, values["baseline"])
             for row in report["rows"]
         }
-    if name in ("passkey", "needle"):
-        hits: dict[float, list[str]] = {}
-        for cell in values["cells"]:
-            hits.setdefault(cell["depth"], []).append(f"{cell['hits']}/{cell['trials']}")
-        return {(f"{depth:g}", *row) for depth, row in hits.items()}
     scores: dict[str, list[float]] = {}
-    for cell in values[0]["cells"]:
-        scores.setdefault(cell["task"], []).append(sum(cell["scores"]) / len(cell["scores"]))
-    return {(task, *(f"{100 * score:.0f}" for score in row)) for task, row in scores.items()}
+    if name in ("passkey", "needle"):
+        for cell in values["cells"]:
+            scores.setdefault(f"{cell['depth']:g}", []).append(cell["hits"] / cell["trials"])
+    else:
+        for cell in values[0]["cells"]:
+            scores.setdefault(cell["task"], []).append(sum(cell["scores"]) / len(cell["scores"]))
+    return {(row, *(f"{100 * score:.0f}" for score in shares)) for row, shares in scores.items()}
 
 
 @pytest.mark.parametrize("name", ["longppl", "ruler", "ruler-generate", "passkey", "needle"])

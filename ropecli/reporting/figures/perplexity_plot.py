@@ -26,7 +26,7 @@ from ropecli.reporting.lines import (
     sets_of,
     title_of,
 )
-from ropecli.reporting.wording import change_words, task_name
+from ropecli.reporting.wording import percent, task_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +108,7 @@ def _stacked(
         heights = [height for _, height in sizes]
         parts: Sequence[Part] = [figure]
         if len(sets) > 1:
-            parts = figure.subfigures(len(sets), 1, height_ratios=heights)
+            parts = list(figure.subfigures(len(sets), 1, squeeze=False, height_ratios=heights)[:, 0])
         for part, lines in zip(parts, sets, strict=True):
             draw(part, lines)
     return figure
@@ -194,14 +194,14 @@ def _comparison(figure: "Part", lines: Sequence[Line], metric: Metric) -> None:
     if any(bars):
         words.append(f"bars: {_PAIRED} {lines[0].name} (dashed)")
     differ = f"pretraining lengths differ ({originals[0]} to {originals[-1]} tokens) and are not marked"
-    title = title_of(lines, f": {task_name(lines[0].report)} by method and length")
+    what = task_name(lines[0].report) if metric is SCORE else metric.title
+    title = title_of(lines, f": {what} by method and length")
     style.title(figure, title, ["; ".join(words), differ if len(originals) > 1 else None, _token_note(lines)])
 
 
 def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric) -> bool:
     """Returns whether there are bars."""
     best = best_of(lines, length, metric)
-    shown = metric.shown_among(line.at(length, metric) for line in lines)
     spans = [line.span(lines[0], length, metric) for line in lines]
     ends = []
     for place, (line, span) in enumerate(zip(lines, spans, strict=True)):
@@ -213,9 +213,8 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
         axes.hlines(place, low, high, color="#555555", linewidth=1)
         axes.plot([value], [place], "o", color="#0072B2", markerfacecolor="#0072B2" if place in best else "white")
         change = line.change_from(lines[0], length) if place and metric is not BITS_PER_BYTE else None
-        words = shown(value) + (
-            f" ({change_words(change, '' if metric is SCORE else '%', bare=True)})" if change else ""
-        )
+        unit = "" if metric is SCORE else "%"
+        words = metric.shown(value) + (f" ({percent(change.change, '+')}{unit})" if change else "")
         weight = "bold" if place in best else "normal"
         look = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5, "fontweight": weight}
         axes.annotate(words, (max(low, value, high), place), **look)  # type: ignore[arg-type]
@@ -225,8 +224,9 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
     # room for the labels right of the dots
     if metric.logarithmic and ends:
         style.log_axis(axes.xaxis, ends, most=5, room=0.5)
-    else:
-        axes.margins(x=0.2)
+    elif ends:
+        width = max(0.01, max(ends) - min(ends))
+        axes.set_xlim(min(ends) - 0.05 * width, max(ends) + 0.5 * width)
         axes.locator_params(axis="x", nbins=4)
     axes.tick_params(axis="x", labelsize=7.5)
     axes.tick_params(axis="y", length=0)
