@@ -111,7 +111,7 @@ def _is_checkpoints(folder: Path) -> bool:
 
 
 def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, scaling: _ScalingOptions) -> Any:
-    from ropecli.evaluation.report import EvalReport
+    from ropecli.evaluation.report import Report
     from ropecli.reporting.lines import data_note, get_metric
     from ropecli.reporting.plot_kinds import STUDY_KINDS, choose_kind
     from ropecli.reporting.report_files import read_reports
@@ -127,8 +127,8 @@ def _draw_reports(kind: str | None, subjects: list[str], metric: str | None, sca
     chosen = choose_kind(reports, kind)
     if wanted.name != "ppl" and not chosen.metrics:
         raise DataError(f"--metric {metric} works only for plots of perplexity.")
-    measured = [report for report in reports if isinstance(report, EvalReport)]
-    if measured and (note := data_note(measured, wanted)):
+    measured = [report for report in reports if isinstance(report, Report)]
+    if measured and (note := data_note(measured)):
         warn(f"{note}.")
     return chosen.figure(reports, wanted)
 

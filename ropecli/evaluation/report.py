@@ -267,8 +267,10 @@ def pair(report: Report, base: Report, context_length: int) -> list[Headline]:
     return headlines
 
 
-EvalReport = RetrievalReport = RulerReport = Report
-"""The names of earlier releases, which had a class for each."""
+EvalReport = Report
+RetrievalReport = Report
+RulerReport = Report
+# the names of earlier releases, which had a class for each
 _MOST_TRIALS = 1_000_000
 _DEFAULTS = {entry.name: entry.default for entry in fields(Cell)}
 

@@ -210,11 +210,13 @@ def refuse_without(lines: Iterable[Line], metric: Metric) -> None:
 
 def data_note(reports: Sequence[Report]) -> str | None:
     """A warning if the reports are of several sets of data, else None."""
-    if len(sets_of(reports)) == 1:
+    sets, known = len(sets_of(reports)), all(cell.bits_per_byte for report in reports for cell in report.cells)
+    if sets == 1:
         return None
     note = "different data: the numbers of different tables and panels are not comparable"
-    known = all(cell.bits_per_byte for report in reports for cell in report.cells)
-    return note + "; compare tokenizers on the same text by bits per byte (ropecli plot --metric bits-per-byte)" * known
+    if known and len(sets_of(reports, BITS_PER_BYTE)) < sets:
+        note += "; compare tokenizers on the same text by bits per byte (ropecli plot --metric bits-per-byte)"
+    return note
 
 
 def original_lengths_of(reports: Iterable[Report]) -> list[int]:

@@ -157,7 +157,8 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
     sections = frozenset(index for index in range(1, len(lines)) if digests[index] != digests[index - 1])
     what, by = task_name(lines[0].report), " and ".join([", ".join(heads), "length"])
     rows = [[*row, *cells] for row, cells in zip(names, zip(*columns, strict=True), strict=True)]
-    notes = [best_sentence(lines), f"bold: {BEST_NOTE}"] if len(lines) > 1 else []
+    emphasized = any(isinstance(cell, Bold) for column in columns for cell in column)
+    notes = list(filter(None, [best_sentence(lines), f"bold: {BEST_NOTE}" * emphasized]))
     heads += map(str, lengths)
     table = Table(title_of(lines, f": {what} by {by}"), heads, rows, notes, names=len(names[0]), sections=sections)
     if len(lines) == 1 or not verbose:
@@ -174,9 +175,12 @@ def set_tables(lines: Sequence[Line], *, verbose: bool = True) -> list[Table]:
 
 
 def best_sentence(lines: Sequence[Line]) -> str:
-    """The best line at the longest length, and whether that is certain."""
+    """The best line at the longest length of several, and whether that is certain; empty if there is none."""
     metric = metric_of(lines)
-    length = max(length for length in lengths_of(lines) if len(leading(lines, length, metric)) > 1)
+    shared = [length for length in lengths_of(lines) if len(leading(lines, length, metric)) > 1]
+    if not shared:
+        return ""
+    length = shared[-1]
     ranked, best = leading(lines, length, metric), best_of(lines, length, metric)
     first = lines[ranked[0]]
     what, unit = ("highest score", "%") if metric is SCORE else ("lowest perplexity", "")

@@ -105,6 +105,20 @@ def test_what_cannot_be_compared_is_in_another_table(report, change):
     assert not any(map(any, map(bold, tables)))
 
 
+def test_other_tokens_of_the_same_text_are_compared_by_bits_per_byte(report):
+    tables = comparison_tables([report(18.0, 25.0, 47.0), report(1.1, 1.1, 1.1, fingerprint="9" * 64)])
+    assert "ropecli plot --metric bits-per-byte" in tables[1].notes[-1]
+    tables = comparison_tables([report(18.0, 25.0, 47.0), report(1.1, 1.1, 1.1, fingerprint="9" * 64, source="books")])
+    assert tables[1].notes[-1] == "different data: the numbers of different tables and panels are not comparable"
+
+
+def test_reports_without_a_common_length_have_no_best(report):
+    whole = report(18.0, 25.0, 47.0)
+    table = compared(replace(whole, cells=whole.cells[:1]), replace(whole, method="yarn", cells=whole.cells[1:]))
+    assert table.rows == [["none", "18.00", "–", "–"], ["yarn ×1", "–", "25.00", "47.00"]]
+    assert not table.notes
+
+
 def test_scores_are_compared_by_prompt(retrieval):
     few = retrieval({(256, 0.0): 10, (512, 0.0): 10}, trials=40)
     many = retrieval({(256, 0.0): 35, (512, 0.0): 11}, trials=40, method="yarn", factor=4.0)

@@ -49,7 +49,11 @@ def draw_perplexity(reports: Sequence[Report], metric: Metric) -> "Figure":
     Whiskers: the paired interval of the difference from the first line; of a single line, its interval over documents.
     """
     sets = _sets(reports, metric)
-    return _stacked(sets, [_line_size(lines) for lines in sets], lambda part, lines: _perplexity(part, lines, metric))
+    return _stacked(
+        sets,
+        [style.line_size([line.name for line in lines]) for lines in sets],
+        lambda part, lines: _perplexity(part, lines, metric),
+    )
 
 
 def draw_context(reports: Sequence[Report]) -> "Figure":
@@ -61,7 +65,7 @@ def draw_context(reports: Sequence[Report]) -> "Figure":
                 f"The report of {line.name} has fewer than {_FEWEST_POINTS} points of loss by context. "
                 "Use --kind perplexity."
             )
-    return _stacked(sets, [_line_size(lines) for lines in sets], _context)
+    return _stacked(sets, [style.line_size([line.name for line in lines]) for lines in sets], _context)
 
 
 def draw_comparison(reports: Sequence[Report], metric: Metric) -> "Figure":
@@ -91,10 +95,6 @@ def _sets(reports: Sequence[Report], metric: Metric) -> list[list[Line]]:
     for lines in sets:
         refuse_without(lines, metric_of(lines, metric))
     return sets
-
-
-def _line_size(lines: Sequence[Line]) -> tuple[float, float]:
-    return style.line_size([line.name for line in lines])
 
 
 def _stacked(
@@ -223,10 +223,10 @@ def _draw_panel(axes: "Axes", lines: Sequence[Line], length: int, metric: Metric
         axes.axvline(first, color=style.GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     # room for the labels right of the dots
     if metric.logarithmic and ends:
-        style.log_axis(axes.xaxis, ends, most=5, room=0.5)
+        style.log_axis(axes.xaxis, ends, most=5, room=0.65)
     elif ends:
         width = max(0.01, max(ends) - min(ends))
-        axes.set_xlim(min(ends) - 0.05 * width, max(ends) + 0.5 * width)
+        axes.set_xlim(min(ends) - 0.05 * width, max(ends) + 0.65 * width)
         axes.locator_params(axis="x", nbins=4)
     axes.tick_params(axis="x", labelsize=7.5)
     axes.tick_params(axis="y", length=0)
