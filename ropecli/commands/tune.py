@@ -182,7 +182,7 @@ def tune(
 
 
 def _tune(task: "TuningTask", state: Path) -> "Tuned":
-    from ropecli.commands.tune_progress import watching
+    from ropecli.reporting.tuning_progress import watching
     from ropecli.evaluation.subject import load
     from ropecli.tuning.procedure import run_task
 

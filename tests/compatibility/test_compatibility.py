@@ -147,7 +147,7 @@ def test_a_page_shows_the_numbers_of_its_report(ropecli, written, name):
 
 
 def test_saved_key_tokens_are_those_of_their_report(written):
-    from ropecli.evaluation.longppl import read_keys
+    from ropecli.evaluation.tasks.keys import read_keys
 
     keys, report = read_keys(Path("keys.json")), json.loads(Path("reports/longppl.json").read_text())
     assert keys.settings == report["settings"]["keys"]
